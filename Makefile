@@ -1,0 +1,60 @@
+# Every target does all of its own set-up. `make demo` and `make test` are the two to know.
+#   PYTHON=/path/to/python   the Python to make .venv with (3.11 or 3.12; found when not given)
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+
+find_python = { \
+  for p in $(PYTHON) python3.11 python3.12 python3 python; do \
+    if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
+    then echo "$$p"; exit 0; fi; \
+  done; \
+  echo "error: no Python >= 3.11 on the PATH." >&2; \
+  echo "remedy: install CPython 3.11 or 3.12 (Debian: apt install python3.11 python3.11-venv)," >&2; \
+  echo "        or name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+
+.PHONY: help venv lint format proto proto-check test demo coverage bench lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
+
+venv: ## make or update .venv (nothing to do: 0.1 s)
+	@python=$$($(find_python)) && "$$python" tools/setup_venv.py
+
+lint: venv ## linter, formatter, types, import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv ## let the formatter and the safe fixes rewrite the sources
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+proto: venv ## generate shared/tierlog/proto from shared/proto
+	$(BIN)/python tools/generate_proto.py
+
+proto-check: venv ## fail when the committed generated code is not what `make proto` writes
+	$(BIN)/python tools/generate_proto.py --check
+
+test: venv ## all tests, on real servers that are started and stopped
+	$(BIN)/pytest
+
+demo: venv ## the main job, end to end, on this machine
+	$(BIN)/tierlog demo
+
+coverage: venv ## how many rows of the checklist are shown by tests
+	$(BIN)/python tools/coverage_map.py
+
+bench: venv ## the benchmarks, each printing its ratios
+	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python "$$b" || exit 1; done
+
+LOCK := uv --no-config pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-header --no-annotate
+lock: venv ## write the hashed locks anew from requirements*.in
+	$(BIN)/$(LOCK) requirements-boot.in -o requirements-boot.lock
+	$(BIN)/$(LOCK) requirements.in -o requirements.lock
+
+clean: ## remove what the targets made
+	rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

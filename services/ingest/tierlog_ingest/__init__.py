@@ -1,0 +1,1 @@
+"""Owner of streams and storage node of ledgers."""

@@ -1,0 +1,1 @@
+"""Copies sealed ledgers to the object store."""

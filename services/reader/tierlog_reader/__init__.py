@@ -1,0 +1,1 @@
+"""Serves any position of a stream from whichever tier holds it."""

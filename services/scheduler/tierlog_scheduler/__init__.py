@@ -1,0 +1,1 @@
+"""Decides what is offloaded, trimmed and cleaned; moves no data."""

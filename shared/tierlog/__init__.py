@@ -1,0 +1,1 @@
+"""Tiered log storage: formats, client and command line."""

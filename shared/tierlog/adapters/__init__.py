@@ -1,0 +1,1 @@
+"""One folder per outer system, and nobody else imports its library."""

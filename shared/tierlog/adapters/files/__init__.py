@@ -1,0 +1,1 @@
+"""The files port over the local file system."""

@@ -1,0 +1,1 @@
+"""The events port over Kafka."""

@@ -1,0 +1,1 @@
+"""Memory twins of every port, for tests and simulation."""

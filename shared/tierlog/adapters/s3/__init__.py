@@ -1,0 +1,1 @@
+"""The objects port over S3."""

@@ -1,0 +1,1 @@
+"""The metadata and sessions ports over ZooKeeper."""

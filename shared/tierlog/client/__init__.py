@@ -1,0 +1,1 @@
+"""The public API, sync and async: writer, reader, admin."""

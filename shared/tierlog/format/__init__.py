@@ -1,0 +1,1 @@
+"""Pure codecs of everything that is kept on disk or in the object store."""

@@ -1,0 +1,1 @@
+"""The replicated ledger's client: placement, quorum writer, reader, recovery."""

@@ -1,0 +1,1 @@
+"""The vocabulary every room shares: pure values, their checks, and their transition tables."""

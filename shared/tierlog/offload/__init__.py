@@ -1,0 +1,1 @@
+"""Ledgers to objects and back: offloader, verification, cleaning rules."""

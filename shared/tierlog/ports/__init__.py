@@ -1,0 +1,1 @@
+"""Protocols only: what the rooms ask of clocks, disks, networks and servers."""

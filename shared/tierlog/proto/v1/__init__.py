@@ -1,0 +1,1 @@
+"""Generated from shared/proto/tierlog/v1; not edited by hand."""

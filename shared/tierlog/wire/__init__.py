@@ -1,0 +1,1 @@
+"""What producers and replicas write: length-prefixed frames beside a header."""

@@ -1,0 +1,1 @@
+"""Builds adapters from settings; the only room that chooses them."""
