@@ -35,7 +35,8 @@ def main() -> None:
 
 def generate(sources: list[Path], output: Path) -> dict[str, str]:
     """Run protoc with the Python, gRPC and mypy plugins; file names to rewritten texts."""
-    options = [f"--{kind}_out={output}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    plugins = ("python_out=", "grpc_python_out=", "mypy_out=quiet:", "mypy_grpc_out=quiet:")
+    options = [f"--{plugin}{output}" for plugin in plugins]
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{SOURCE}", *options]
     scripts = str(Path(sys.executable).parent)  # where the mypy plugins are
     search = os.pathsep.join([scripts, os.environ.get("PATH", "")])
@@ -44,14 +45,18 @@ def generate(sources: list[Path], output: Path) -> dict[str, str]:
     if subprocess.run([*command, *arguments], env=environment, check=False).returncode != 0:
         sys.exit("error: protoc refused the sources above; mend shared/proto/tierlog/v1.")
     folder = output / "tierlog" / "v1"
-    return {path.name: rewrite(path.read_text()) for path in sorted(folder.iterdir())}
+    serving = {path.stem for path in sources if "\nservice " in path.read_text()}
+    return {
+        path.name: rewrite(path.read_text())
+        for path in sorted(folder.iterdir())
+        if "_pb2_grpc.py" not in path.name or path.name.split("_pb2_grpc")[0] in serving
+    }
 
 
 def rewrite(text: str) -> str:
     """Import from tierlog.proto.v1 what protoc imports from tierlog.v1."""
-    text = re.sub(r"^from tierlog\.v1 import ", "from tierlog.proto.v1 import ", text, flags=re.M)
-    text = re.sub(r"^import tierlog\.v1\.", "import tierlog.proto.v1.", text, flags=re.M)
-    text = re.sub(r"^from tierlog\.v1\.", "from tierlog.proto.v1.", text, flags=re.M)
+    text = re.sub(r"^(from|import) tierlog\.v1\b", r"\1 tierlog.proto.v1", text, flags=re.MULTILINE)
+    # Qualified uses in stubs; quoted descriptors and the wire names of services stay.
     return re.sub(r"(?<![\w./\"'])tierlog\.v1\.(?=\w+_pb2)", "tierlog.proto.v1.", text)
 
 

@@ -30,8 +30,6 @@ ROOMS = (
 
 def main() -> None:
     """Bring .venv up to date, or exit with the remedy."""
-    if sys.version_info < (3, 11):
-        sys.exit("error: Python >= 3.11 is needed; install python3.11 or python3.12.")
     with (ROOT / ".venv.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         make_environment()
