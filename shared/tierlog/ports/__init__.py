@@ -1,1 +1,5 @@
-"""Protocols only: what the rooms ask of clocks, disks, networks and servers."""
+"""What the rest needs from outside, as Protocols; adapters implement them, tests twin them.
+
+Every port says which errors it raises. A port that can lose an answer raises
+``IndeterminateError`` for a change whose outcome is unknown, and nothing else does.
+"""

@@ -1,0 +1,119 @@
+"""A ledger as its metadata describes it (seeds/003; protocols.md section 1).
+
+Owns the states of a ledger, their transitions, and which nodes hold which entry. Does not own
+how the metadata is stored: ``tierlog.format.ledger_metadata`` does.
+
+Invariants:
+    * ``ack_quorum <= write_quorum <= ensemble_size``; every segment names that many nodes.
+    * Segments are ordered by first entry id, and the first begins with entry 0.
+    * A closed ledger never changes again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum
+from typing import Final, Self
+
+from tierlog.model.errors import RefusedError
+from tierlog.model.ids import NO_ENTRY, EntryId, NodeId
+
+
+class LedgerState(IntEnum):
+    """BookKeeper's states and their numbers."""
+
+    OPEN = 1
+    IN_RECOVERY = 2
+    CLOSED = 3
+
+
+LEDGER_TRANSITIONS: Final[Mapping[LedgerState, frozenset[LedgerState]]] = {
+    LedgerState.OPEN: frozenset({LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED}),
+    LedgerState.IN_RECOVERY: frozenset({LedgerState.IN_RECOVERY, LedgerState.CLOSED}),
+    LedgerState.CLOSED: frozenset({LedgerState.CLOSED}),
+}
+
+
+class DigestType(Enum):
+    """How a run is authenticated, with BookKeeper's numbers."""
+
+    CRC32 = 1
+    HMAC = 2
+    CRC32C = 3
+    DUMMY = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """From ``first_entry_id`` on, entries lie on ``ensemble``."""
+
+    first_entry_id: EntryId
+    ensemble: tuple[NodeId, ...]
+
+
+# Keys of the custom metadata that Tierlog writes.
+KEY_APPLICATION: Final = "application"
+KEY_COMPONENT: Final = "component"
+KEY_STREAM: Final = "tierlog/stream"
+KEY_INCARNATION: Final = "tierlog/incarnation"
+KEY_OWNER_EPOCH: Final = "tierlog/owner-epoch"
+KEY_STRIPE_ENTRIES: Final = "tierlog/stripe-entries"
+KEY_BLOCK_SIZE: Final = "tierlog/block-size"
+KEY_RAW: Final = "tierlog/raw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerMetadata:
+    """BookKeeper's ``LedgerMetadataFormat`` as a value. ``length`` counts payload bytes only."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    segments: tuple[Segment, ...]
+    state: LedgerState = LedgerState.OPEN
+    length: int = 0
+    last_entry_id: EntryId = NO_ENTRY
+    digest_type: DigestType | None = DigestType.CRC32C
+    password: bytes | None = None
+    ctime_ms: int | None = None
+    custom: Mapping[str, bytes] = field(default_factory=dict)
+    ctoken: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
+            raise RefusedError(
+                f"quorums {self.ensemble_size}/{self.write_quorum}/{self.ack_quorum} do not fit",
+                remedy="They need ack <= write <= ensemble, and at least 1",
+            )
+
+    @property
+    def stripe_entries(self) -> int:
+        """Entries that go to the same nodes before the next stripe; 1 is BookKeeper's striping."""
+        return int(self.custom.get(KEY_STRIPE_ENTRIES, b"1"))
+
+    def write_set(self, entry_id: EntryId) -> tuple[NodeId, ...]:
+        """Return the nodes that hold ``entry_id``, in order of preference."""
+        segment = self.segment_of(entry_id)
+        stripe = entry_id // self.stripe_entries
+        return tuple(
+            segment.ensemble[(stripe + step) % self.ensemble_size]
+            for step in range(self.write_quorum)
+        )
+
+    def segment_of(self, entry_id: EntryId) -> Segment:
+        """Return the last segment that begins at or before ``entry_id``."""
+        return next(s for s in reversed(self.segments) if s.first_entry_id <= entry_id)
+
+    def moved_to(
+        self, state: LedgerState, *, last_entry_id: EntryId = NO_ENTRY, length: int = 0
+    ) -> Self:
+        """Return the ledger in ``state``; repeating a transition is legal, skipping one raises."""
+        if state not in LEDGER_TRANSITIONS[self.state]:
+            raise RefusedError(
+                f"a ledger can't go from {self.state.name} to {state.name}",
+                remedy="Read the ledger's metadata again and decide anew",
+            )
+        if self.state is LedgerState.CLOSED:
+            return self
+        if state is LedgerState.CLOSED:
+            return replace(self, state=state, last_entry_id=last_entry_id, length=length)
+        return replace(self, state=state)

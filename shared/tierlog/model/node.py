@@ -1,0 +1,37 @@
+"""A storage node as the cluster knows it. Ensembles name node ids, never addresses."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from tierlog.model.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """What a live node announces of itself; addresses are ``host:port``."""
+
+    node_id: NodeId
+    wire_address: str
+    grpc_address: str
+    http_address: str
+    zone: str = ""
+    read_only: bool = False
+    free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cookie:
+    """A node's identity, in each of its directories and in ZooKeeper; new at every format."""
+
+    cluster_id: UUID
+    node_id: NodeId
+    instance_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The cluster's identity; ``ledger_id_base`` is added to every sequence number."""
+
+    cluster_id: UUID
+    created_ms: int
+    ledger_id_base: int = 0

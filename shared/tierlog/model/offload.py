@@ -1,0 +1,154 @@
+"""What is known of a ledger's way to tier 2: PIP-17's context, with the states it implies.
+
+Owns the transition table and the values; ``tierlog.catalog`` stores them by compare-and-set.
+
+Invariants (protocols.md section 3):
+    * An attempt's UUID is here before the first byte is uploaded.
+    * ``complete`` is true exactly in the states where tier 2 serves reads.
+    * A UUID that is replaced goes to ``abandoned`` in the same change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, Self
+from uuid import UUID
+
+from tierlog.model.errors import RefusedError
+from tierlog.model.ids import LedgerId, StreamName
+
+
+class OffloadState(Enum):
+    """Where a ledger's data is, or is going."""
+
+    LOCAL = 1
+    OFFLOADING = 2
+    COMPLETE = 3
+    TIER1_DELETING = 4
+    TIER1_DELETED = 5
+    REPAIRING = 6
+    TRIMMING = 7
+
+
+_S = OffloadState
+TRANSITIONS: Final[Mapping[OffloadState, frozenset[OffloadState]]] = {
+    _S.LOCAL: frozenset({_S.LOCAL, _S.OFFLOADING, _S.TRIMMING}),
+    _S.OFFLOADING: frozenset({_S.OFFLOADING, _S.COMPLETE, _S.LOCAL, _S.TRIMMING}),
+    _S.COMPLETE: frozenset({_S.COMPLETE, _S.TIER1_DELETING, _S.REPAIRING, _S.TRIMMING}),
+    _S.TIER1_DELETING: frozenset({_S.TIER1_DELETING, _S.TIER1_DELETED}),
+    _S.TIER1_DELETED: frozenset({_S.TIER1_DELETED, _S.REPAIRING, _S.TRIMMING}),
+    _S.REPAIRING: frozenset({_S.REPAIRING, _S.COMPLETE, _S.TIER1_DELETED, _S.TRIMMING}),
+    _S.TRIMMING: frozenset({_S.TRIMMING}),
+}
+assert set(TRANSITIONS) == set(OffloadState)
+
+READABLE_IN_TIER2: Final = frozenset(
+    {_S.COMPLETE, _S.TIER1_DELETING, _S.TIER1_DELETED, _S.REPAIRING}
+)
+GONE_FROM_TIER1: Final = frozenset({_S.TIER1_DELETING, _S.TIER1_DELETED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier2Location:
+    """Where an attempt's objects lie; kept per attempt, since settings change over the years."""
+
+    driver: str
+    endpoint_name: str
+    bucket: str
+    data_key: str
+    index_key: str
+    side_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonedAttempt:
+    """An attempt whose leftovers are still to be deleted (``swept_ms`` 0: never yet)."""
+
+    uuid: UUID
+    location: Tier2Location
+    abandoned_ms: int
+    swept_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier2Copy:
+    """What a successful attempt wrote, for the context: lengths in bytes, SHA-256 digests."""
+
+    format_version: int
+    data_len: int
+    index_len: int
+    index_sha256: bytes
+    entry_count: int
+    block_count: int
+    side_len: int = 0
+    side_sha256: bytes = b""
+    data_sha256: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadContext:
+    """A ledger's context znode as a value (seeds/000, "Metadata": uuid, complete, deleted, time)."""
+
+    stream: StreamName
+    incarnation: UUID
+    ledger_id: LedgerId
+    state: OffloadState = OffloadState.LOCAL
+    uuid: UUID | None = None
+    complete: bool = False
+    bookkeeper_deleted: bool = False
+    timestamp_ms: int = 0
+    location: Tier2Location | None = None
+    copy: Tier2Copy | None = None
+    abandoned: tuple[AbandonedAttempt, ...] = ()
+    attempt_count: int = 0
+    attempt_started_ms: int = 0
+    last_error: str = ""
+    last_error_ms: int = 0
+    last_worker: str = ""
+    repair_source_uuid: UUID | None = None
+
+    def moved_to(self, state: OffloadState) -> Self:
+        """Return the context in ``state``, or raise ``RefusedError`` on an illegal step."""
+        if state not in TRANSITIONS[self.state]:
+            raise RefusedError(
+                f"ledger {self.ledger_id} can't go from {self.state.name} to {state.name}",
+                remedy="Read the ledger's context again and decide anew",
+            )
+        return replace(self, state=state)
+
+    def attempt_begun(
+        self, *, uuid: UUID, location: Tier2Location, worker: str, now_ms: int
+    ) -> Self:
+        """Return the context with a fresh attempt; the one before it, if any, is abandoned."""
+        assert uuid != self.uuid
+        abandoned = self.abandoned
+        if self.uuid is not None:
+            assert self.location is not None
+            given_up = AbandonedAttempt(
+                uuid=self.uuid, location=self.location, abandoned_ms=now_ms
+            )
+            abandoned = (*abandoned, given_up)
+        return replace(
+            self.moved_to(OffloadState.OFFLOADING),
+            uuid=uuid,
+            location=location,
+            abandoned=abandoned,
+            attempt_count=self.attempt_count + 1,
+            attempt_started_ms=now_ms,
+            last_worker=worker,
+        )
+
+    def attempt_completed(self, *, uuid: UUID, copy: Tier2Copy, now_ms: int) -> Self:
+        """Return the context complete; raises ``RefusedError`` when ``uuid`` was superseded."""
+        if self.uuid != uuid:
+            raise RefusedError(
+                f"attempt {uuid} of ledger {self.ledger_id} was superseded by {self.uuid}",
+                remedy="Drop out; the attempt is cleaned up by its successor",
+            )
+        return replace(
+            self.moved_to(OffloadState.COMPLETE),
+            complete=True,
+            timestamp_ms=now_ms,
+            copy=copy,
+            last_error="",
+        )

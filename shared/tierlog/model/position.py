@@ -1,0 +1,53 @@
+"""Where in a stream: (ledger id, entry id), ordered by the stream's list of ledgers.
+
+Ledger ids of one stream grow, so positions of one stream compare as tuples.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Self
+
+from tierlog.model.errors import RefusedError
+from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
+
+_TEXT: Final = re.compile(r"(\d{1,19}):(\d{1,19})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """An entry's address. ``entry_id`` may be one past a ledger's end: "from there on"."""
+
+    ledger_id: LedgerId
+    entry_id: EntryId
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.ledger_id <= INT64_MAX
+        assert 0 <= self.entry_id <= INT64_MAX
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``LEDGER:ENTRY``, or raise ``RefusedError``."""
+        match = _TEXT.fullmatch(text)
+        numbers = [int(group) for group in match.groups()] if match else [INT64_MAX + 1]
+        if max(numbers) > INT64_MAX:
+            raise RefusedError(
+                f"{text[:60]!r} is not a position",
+                remedy="Give LEDGER:ENTRY, as 12:345, or earliest or latest",
+            )
+        return cls(LedgerId(numbers[0]), EntryId(numbers[1]))
+
+
+class Edge(StrEnum):
+    """The two positions that have a name."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+def parse_position(text: str) -> Position | Edge:
+    """Read ``earliest``, ``latest`` or ``LEDGER:ENTRY``, or raise ``RefusedError``."""
+    return Edge(text) if text in set(Edge) else Position.parse(text)

@@ -1,0 +1,83 @@
+"""A stream as its metadata describes it: who owns it, and the list of its ledgers.
+
+Invariants:
+    * Ledgers are listed oldest first with growing ids; at most the last one is not closed.
+    * The owner epoch only grows.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from uuid import UUID
+
+from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId, StreamName
+from tierlog.model.policy import Policy
+
+
+class StreamLifecycle(Enum):
+    """Whether a stream lives."""
+
+    ACTIVE = 1
+    DELETING = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedLedger:
+    """A ledger as its stream's list knows it; the ledger's own znode is the truth."""
+
+    ledger_id: LedgerId
+    opened_ms: int
+    block_size: int
+    owner_epoch: int
+    closed: bool = False
+    last_entry_id: EntryId = NO_ENTRY
+    length: int = 0
+    closed_ms: int = 0
+
+    @property
+    def entry_count(self) -> int:
+        """How many entries a closed ledger has."""
+        return self.last_entry_id + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerPageRef:
+    """A page of closed ledgers that no longer stand in the stream's own znode."""
+
+    page_number: int
+    first_ledger_id: LedgerId
+    last_ledger_id: LedgerId
+    ledger_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Who may append: the claim's UUID tells two claimants of the same epoch apart."""
+
+    node_id: NodeId
+    claim: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A stream's znode as a value. ``ledgers`` is the tail of the list, behind ``pages``."""
+
+    name: StreamName
+    incarnation: UUID
+    created_ms: int
+    raw: bool = False
+    lifecycle: StreamLifecycle = StreamLifecycle.ACTIVE
+    owner_epoch: int = 0
+    owner: Owner | None = None
+    policy: Policy = Policy()
+    ledgers: tuple[ListedLedger, ...] = ()
+    pages: tuple[LedgerPageRef, ...] = ()
+    deleting: tuple[LedgerId, ...] = ()
+
+    def __post_init__(self) -> None:
+        ids = [ledger.ledger_id for ledger in self.ledgers]
+        assert ids == sorted(set(ids)), "ledger ids of a stream grow"
+        assert all(ledger.closed for ledger in self.ledgers[:-1]), "only the last may be open"
+
+    def listed(self, ledger_id: LedgerId) -> ListedLedger | None:
+        """Return the ledger of the tail with that id, or None."""
+        return next((one for one in self.ledgers if one.ledger_id == ledger_id), None)

@@ -1,0 +1,53 @@
+"""The queue (Kafka): a hint, never the truth. It may repeat, delay, reorder and lose.
+
+Errors: ``RetryableError`` UNAVAILABLE.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A message as it was taken. ``receipt`` is the adapter's own."""
+
+    topic: str
+    key: bytes
+    value: bytes
+    headers: Mapping[str, bytes]
+    receipt: Any = field(default=None, compare=False, repr=False)
+
+
+class EventPublisher(Protocol):
+    """Puts events into topics."""
+
+    async def publish(
+        self, topic: str, *, key: bytes, value: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        """Return once the queue has acknowledged the event."""
+        ...
+
+    async def close(self) -> None:
+        """Send what is queued, within a bound, and give the connection back."""
+        ...
+
+
+class EventSource(Protocol):
+    """A member of a consumer group."""
+
+    async def take(self) -> Event:
+        """Wait for the next event. If cancelled, the event it held is offered again."""
+        ...
+
+    async def ack(self, event: Event) -> None:
+        """Never deliver ``event`` again; offsets are committed as contiguous prefixes."""
+        ...
+
+    async def retry_later(self, event: Event) -> None:
+        """Deliver ``event`` again, after the source's back-off."""
+        ...
+
+    async def close(self) -> None:
+        """Leave the group in order."""
+        ...

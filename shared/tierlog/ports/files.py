@@ -1,0 +1,86 @@
+"""Local disk. Paths are ``/``-separated and relative to the root that the adapter was given.
+
+Durability, which the memory twin simulates: written bytes survive a crash only after ``sync``,
+a new, renamed or removed name only after ``sync_directory`` of its folder.
+
+Errors: ``RetryableError`` READ_ONLY when the disk is full, ``DiskFailedError`` (of
+``tierlog.ports.files``) when a sync failed: the process must end, a sync is never retried.
+``FileNotFoundError`` where a name does not exist.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class DiskFailedError(Exception):
+    """The disk did not take what it was given; its cache can't be trusted any more."""
+
+
+class File(Protocol):
+    """An open file. Writes and reads name their offset, so that one handle serves many."""
+
+    async def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Write ``buffers`` back to back from ``offset`` on, all of it."""
+        ...
+
+    async def write_and_sync(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """``write`` and ``sync`` as one step (one thread hop for a group commit)."""
+        ...
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """Return up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
+        ...
+
+    async def size(self) -> int:
+        """Return the file's length in bytes."""
+        ...
+
+    async def truncate(self, length: int) -> None:
+        """Cut or extend (with zeros) the file to ``length``."""
+        ...
+
+    async def sync(self) -> None:
+        """Make what was written durable (fdatasync)."""
+        ...
+
+    async def close(self) -> None:
+        """Give the handle back; syncs nothing."""
+        ...
+
+
+class Files(Protocol):
+    """A folder of the local disk and all below it."""
+
+    async def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing; ``create`` makes the file if there is none."""
+        ...
+
+    async def exists(self, path: str) -> bool:
+        """Tell whether a file or folder of that name exists."""
+        ...
+
+    async def list(self, directory: str) -> list[str]:
+        """Return the names in ``directory``, sorted; empty when there is no such folder."""
+        ...
+
+    async def make_directory(self, directory: str) -> None:
+        """Make ``directory`` and its parents, durably; no error when it exists."""
+        ...
+
+    async def rename(self, source: str, target: str) -> None:
+        """Rename atomically, replacing ``target``; durable after ``sync_directory``."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file; durable after ``sync_directory``."""
+        ...
+
+    async def sync_directory(self, directory: str) -> None:
+        """Make the names in ``directory`` durable."""
+        ...
+
+    async def free_bytes(self) -> int:
+        """Return what the disk still takes."""
+        ...
