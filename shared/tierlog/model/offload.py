@@ -152,3 +152,35 @@ class OffloadContext:
             copy=copy,
             last_error="",
         )
+
+    def swept_at(self, uuid: UUID) -> int | None:
+        """When an abandoned attempt was last swept (0: never); None when it isn't abandoned."""
+        return next((one.swept_ms for one in self.abandoned if one.uuid == uuid), None)
+
+    def attempt_swept(self, *, uuid: UUID, now_ms: int) -> Self:
+        """Return the context with that abandoned attempt swept just now."""
+        swept = tuple(
+            replace(one, swept_ms=now_ms) if one.uuid == uuid else one for one in self.abandoned
+        )
+        return replace(self, abandoned=swept)
+
+    def attempt_struck_off(self, uuid: UUID) -> Self:
+        """Return the context without that abandoned attempt."""
+        return replace(self, abandoned=tuple(one for one in self.abandoned if one.uuid != uuid))
+
+    def in_tier1_deletion(self, uuid: UUID) -> bool:
+        """Tell whether the local copy is being, or was, deleted in favour of that attempt."""
+        return self.uuid == uuid and self.state in GONE_FROM_TIER1
+
+    def tier1_deletion_begun(self, uuid: UUID) -> Self:
+        """Return the context in TIER1_DELETING; refused unless that attempt is complete."""
+        if self.uuid != uuid or not self.complete:
+            raise RefusedError(
+                f"attempt {uuid} of ledger {self.ledger_id} is not its complete copy",
+                remedy="Read the ledger's context again and decide anew",
+            )
+        return self.moved_to(OffloadState.TIER1_DELETING)
+
+    def tier1_deleted(self) -> Self:
+        """Return the context after the local copy's metadata is gone."""
+        return replace(self.moved_to(OffloadState.TIER1_DELETED), bookkeeper_deleted=True)

@@ -1,0 +1,46 @@
+"""Streams, ledgers, contexts and nodes in the metadata store, changed only by compare-and-set.
+
+Owns every transaction of protocols.md sections 1 and 3 on metadata. Does not own what a change
+is for: owners, workers, recovery and the scheduler ask for changes by name.
+
+Invariants:
+    * A change is planned from what was just read and refused if that has moved since.
+    * A change whose answer was lost is decided by reading back, before anyone is told.
+    * Unknown versions of a record are refused, never overwritten.
+"""
+
+from dataclasses import dataclass
+
+from tierlog.catalog.contexts import ContextCatalog
+from tierlog.catalog.ledgers import LedgerCatalog
+from tierlog.catalog.nodes import NodeCatalog
+from tierlog.catalog.streams import StreamCatalog
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import MetadataStore
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The four parts of the catalog over one client of the metadata store."""
+
+    store: MetadataStore
+    nodes: NodeCatalog
+    streams: StreamCatalog
+    ledgers: LedgerCatalog
+    contexts: ContextCatalog
+
+    @classmethod
+    def over(cls, store: MetadataStore, *, clock: Clock, ids: Ids) -> "Catalog":
+        """Build the catalog over ``store``."""
+        streams = StreamCatalog(store, clock=clock, ids=ids)
+        return cls(
+            store=store,
+            nodes=NodeCatalog(store, clock=clock, ids=ids),
+            streams=streams,
+            ledgers=LedgerCatalog(store, streams, clock=clock, ids=ids),
+            contexts=ContextCatalog(store, clock=clock, ids=ids),
+        )
+
+
+__all__ = ["Catalog", "ContextCatalog", "LedgerCatalog", "NodeCatalog", "StreamCatalog"]

@@ -1,0 +1,124 @@
+"""Offload contexts in the metadata store: attempts, completion, errors, clean-up (protocols.md 3).
+
+Invariants:
+    * An attempt's UUID and place are stored before anything of it is uploaded, and the attempt
+      before it becomes ``abandoned`` in the same change.
+    * Only the newest attempt completes. Workers never create contexts.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+from uuid import UUID
+
+from tierlog.catalog.change import settle
+from tierlog.catalog.ledgers import context_not_found
+from tierlog.format import paths, records
+from tierlog.model.ids import LedgerId
+from tierlog.model.offload import OffloadContext, Tier2Copy, Tier2Location
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import MetadataStore
+
+LAST_ERROR_LEN_MAX: Final = 2000
+
+
+class ContextCatalog:
+    """The offload contexts of a cluster's ledgers."""
+
+    def __init__(self, store: MetadataStore, *, clock: Clock, ids: Ids) -> None:
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+
+    async def get(self, ledger_id: LedgerId) -> OffloadContext | None:
+        """Return a ledger's context as of now (after ``sync``), or None."""
+        path = paths.context_path(ledger_id)
+        await self._store.sync(path)
+        return await self.peek(ledger_id)
+
+    async def peek(self, ledger_id: LedgerId) -> OffloadContext | None:
+        """Return a ledger's context as last seen by this client; may be a little old."""
+        found = await self._store.get(paths.context_path(ledger_id))
+        return None if found is None else records.decode_context(found.data)
+
+    async def begin_attempt(
+        self, ledger_id: LedgerId, *, uuid: UUID, location: Tier2Location, worker: str
+    ) -> OffloadContext:
+        """Store a fresh attempt; refused in a state that allows none (complete, trimming)."""
+        now_ms = self._clock.wall_ms()
+        return await self.change(
+            ledger_id,
+            lambda context: context.attempt_begun(
+                uuid=uuid, location=location, worker=worker, now_ms=now_ms
+            ),
+            applied=lambda context: context.uuid == uuid,
+        )
+
+    async def complete_attempt(
+        self, ledger_id: LedgerId, *, uuid: UUID, copy: Tier2Copy
+    ) -> OffloadContext:
+        """Mark the attempt complete; raises ``RefusedError`` when it was superseded."""
+        now_ms = self._clock.wall_ms()
+        return await self.change(
+            ledger_id,
+            lambda context: context.attempt_completed(uuid=uuid, copy=copy, now_ms=now_ms),
+            applied=lambda context: context.complete and context.uuid == uuid,
+        )
+
+    async def record_error(self, ledger_id: LedgerId, *, uuid: UUID, error: str) -> OffloadContext:
+        """Keep the error of an attempt for people; changes nothing if it was superseded."""
+        text, now_ms = error[:LAST_ERROR_LEN_MAX], self._clock.wall_ms()
+        return await self.change(
+            ledger_id,
+            lambda context: replace(context, last_error=text, last_error_ms=now_ms),
+            applied=lambda context: context.uuid != uuid or context.last_error == text,
+        )
+
+    async def mark_swept(self, ledger_id: LedgerId, uuid: UUID) -> OffloadContext:
+        """Note that everything of an abandoned attempt was deleted just now."""
+        now_ms = self._clock.wall_ms()
+        return await self.change(
+            ledger_id,
+            lambda context: context.attempt_swept(uuid=uuid, now_ms=now_ms),
+            applied=lambda context: context.swept_at(uuid) in (None, now_ms),
+        )
+
+    async def strike_off(self, ledger_id: LedgerId, uuid: UUID) -> OffloadContext:
+        """Forget an abandoned attempt that was swept for the last time."""
+        return await self.change(
+            ledger_id,
+            lambda context: context.attempt_struck_off(uuid),
+            applied=lambda context: context.swept_at(uuid) is None,
+        )
+
+    async def begin_tier1_deletion(self, ledger_id: LedgerId, *, uuid: UUID) -> OffloadContext:
+        """Move a complete ledger to TIER1_DELETING for that very attempt (protocols.md 3.9)."""
+        return await self.change(
+            ledger_id,
+            lambda context: context.tier1_deletion_begun(uuid),
+            applied=lambda context: context.in_tier1_deletion(uuid),
+        )
+
+    async def change(
+        self,
+        ledger_id: LedgerId,
+        plan: Callable[[OffloadContext], OffloadContext],
+        *,
+        applied: Callable[[OffloadContext], bool],
+    ) -> OffloadContext:
+        """Replace the context by ``plan`` of it, unless ``applied`` says that it is there."""
+        path = paths.context_path(ledger_id)
+
+        async def one_round() -> OffloadContext:
+            found = await self._store.get(path)
+            if found is None:
+                raise context_not_found(ledger_id)
+            context = records.decode_context(found.data)
+            if applied(context):
+                return context
+            planned = plan(context)
+            await self._store.set(path, records.encode_context(planned), version=found.version)
+            return planned
+
+        return await settle(self._store, self._ids, path, one_round)

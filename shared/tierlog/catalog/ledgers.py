@@ -1,0 +1,267 @@
+"""Ledgers in the metadata store: ids, opening, recovering, closing, deleting (protocols.md 1).
+
+Invariants:
+    * A ledger is opened in one transaction with its context and its place in the stream's list,
+      which checks the owner's epoch and claim.
+    * A closed ledger stands in the list with the same end as in its own znode; one without
+      entries stands nowhere.
+    * The tail of the list is bounded: older ledgers move to pages in the same transaction.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from tierlog.catalog.change import MOVED, ensure_node, settle
+from tierlog.catalog.streams import StreamCatalog, check_owner, stream_not_found
+from tierlog.format import ledger_metadata, paths, records
+from tierlog.model.errors import IndeterminateError, Reason, RefusedError
+from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName
+from tierlog.model.ledger import LedgerMetadata, LedgerState
+from tierlog.model.offload import OffloadContext
+from tierlog.model.stream import LedgerPageRef, ListedLedger, Stream
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import Create, Delete, MetadataStore, Operation, Put
+
+TAIL_LEDGERS_MAX: Final = 512
+PAGE_LEDGERS: Final = 256
+assert PAGE_LEDGERS < TAIL_LEDGERS_MAX
+
+
+class LedgerCatalog:
+    """The ledgers of a cluster."""
+
+    def __init__(
+        self, store: MetadataStore, streams: StreamCatalog, *, clock: Clock, ids: Ids
+    ) -> None:
+        self._store = store
+        self._streams = streams
+        self._clock = clock
+        self._ids = ids
+
+    async def new_id(self) -> LedgerId:
+        """Return an id that no ledger of this cluster ever had (seeds/003: sequential znodes)."""
+
+        async def one_round() -> LedgerId:
+            found = await self._store.get(paths.CLUSTER)
+            base = records.decode_cluster(found.data).ledger_id_base if found else 0
+            # A number whose answer was lost is never used by anyone: numbers only grow.
+            made = await self._store.create_ephemeral(paths.IDGEN_PREFIX, b"", sequential=True)
+            number = int(made.rpartition("-")[2])
+            await self._drop(made)
+            ledger_id = LedgerId(base + number)
+            paths.ledger_path(ledger_id)  # Refuses what has more than ten digits.
+            return ledger_id
+
+        return await settle(self._store, self._ids, paths.IDGEN_PREFIX, one_round)
+
+    async def _drop(self, path: str) -> None:
+        try:
+            await self._store.delete(path, version=-1)
+        except IndeterminateError:
+            # It goes with the session.
+            return
+
+    async def get(self, ledger_id: LedgerId) -> LedgerMetadata | None:
+        """Return a ledger's metadata as of now (after ``sync``); None: deleted or never made."""
+        path = paths.ledger_path(ledger_id)
+        await self._store.sync(path)
+        found = await self._store.get(path)
+        return None if found is None else ledger_metadata.decode_znode(found.data)
+
+    async def list_ids(self) -> list[LedgerId]:
+        """Return the ids of all ledgers (after ``sync``), sorted. Any failure raises."""
+        await self._store.sync(paths.LEDGERS_ROOT)
+        ids: list[LedgerId] = []
+        for level1 in await self._store.children(paths.LEDGERS_ROOT) or []:
+            if not paths.is_ledger_level(level1):
+                continue
+            upper = f"{paths.LEDGERS_ROOT}/{level1}"
+            for level2 in await self._store.children(upper) or []:
+                lower = f"{upper}/{level2}"
+                leaves = await self._store.children(lower) or []
+                ids.extend(paths.ledger_id_of(f"{lower}/{leaf}") for leaf in leaves)
+        return sorted(ids)
+
+    async def open(
+        self, claimed: Stream, ledger_id: LedgerId, metadata: LedgerMetadata, *, block_size: int
+    ) -> Stream:
+        """Make a ledger, its context and its place in the list, in one transaction.
+
+        Raises FENCED when the stream has another owner than ``claimed``.
+        """
+        name = claimed.name
+        stream_path = paths.stream_path(name)
+        ledger_path, context_path = paths.ledger_path(ledger_id), paths.context_path(ledger_id)
+        listed = ListedLedger(
+            ledger_id=ledger_id,
+            opened_ms=self._clock.wall_ms(),
+            block_size=block_size,
+            owner_epoch=claimed.owner_epoch,
+        )
+        context = OffloadContext(
+            stream=name, incarnation=claimed.incarnation, ledger_id=ledger_id
+        )
+        for path in (ledger_path, context_path):
+            await ensure_node(self._store, path.rpartition("/")[0])
+        await ensure_node(self._store, paths.pages_path(name))
+
+        async def one_round() -> Stream:
+            stream, version = await self._read_stream(name)
+            check_owner(stream, claimed)
+            if stream.listed(ledger_id) is not None:
+                return stream
+            paged, page = _paged(replace(stream, ledgers=(*stream.ledgers, listed)))
+            operations: list[Operation] = [
+                Put(stream_path, records.encode_stream(paged), version),
+                Create(ledger_path, ledger_metadata.encode_znode(metadata)),
+                Create(context_path, records.encode_context(context)),
+            ]
+            if page is not None:
+                number, ledgers = page
+                operations.append(
+                    Create(paths.page_path(name, number), records.encode_page(ledgers))
+                )
+            await self._store.transact(operations)
+            return paged
+
+        return await settle(self._store, self._ids, stream_path, one_round)
+
+    async def begin_recovery(self, ledger_id: LedgerId) -> LedgerMetadata | None:
+        """Move an open ledger to IN_RECOVERY; None when it is gone. A closed one is returned."""
+        path = paths.ledger_path(ledger_id)
+
+        async def one_round() -> LedgerMetadata | None:
+            found = await self._store.get(path)
+            if found is None:
+                return None
+            metadata = ledger_metadata.decode_znode(found.data)
+            if metadata.state is not LedgerState.OPEN:
+                return metadata
+            moved = metadata.moved_to(LedgerState.IN_RECOVERY)
+            await self._store.set(
+                path, ledger_metadata.encode_znode(moved), version=found.version
+            )
+            return moved
+
+        return await settle(self._store, self._ids, path, one_round)
+
+    async def close(
+        self, claimed: Stream, ledger_id: LedgerId, *, last_entry_id: EntryId, length: int
+    ) -> Stream:
+        """Close a ledger and copy its end into the list, in one transaction.
+
+        Whoever closes first decides; the end that stands is in the returned list. A ledger
+        without entries leaves the list, and its znode and context go with it.
+        """
+        name = claimed.name
+        stream_path, ledger_path = paths.stream_path(name), paths.ledger_path(ledger_id)
+
+        async def one_round() -> Stream | type(MOVED):  # type: ignore[valid-type]
+            stream, version = await self._read_stream(name)
+            check_owner(stream, claimed)
+            listed = stream.listed(ledger_id)
+            if listed is None or listed.closed:
+                return stream
+            found = await self._store.get(ledger_path)
+            if found is None:
+                return MOVED
+            metadata = ledger_metadata.decode_znode(found.data).moved_to(
+                LedgerState.CLOSED, last_entry_id=last_entry_id, length=length
+            )
+            operations: list[Operation]
+            if metadata.last_entry_id == NO_ENTRY:
+                operations, ledgers = await self._removal(stream, ledger_id, found.version)
+            else:
+                closed = replace(
+                    listed,
+                    closed=True,
+                    last_entry_id=metadata.last_entry_id,
+                    length=metadata.length,
+                    closed_ms=self._clock.wall_ms(),
+                )
+                ledgers = tuple(closed if one is listed else one for one in stream.ledgers)
+                data = ledger_metadata.encode_znode(metadata)
+                operations = [Put(ledger_path, data, found.version)]
+            planned = replace(stream, ledgers=ledgers)
+            put = Put(stream_path, records.encode_stream(planned), version)
+            await self._store.transact([put, *operations])
+            return planned
+
+        stream: Stream = await settle(self._store, self._ids, stream_path, one_round)
+        return stream
+
+    async def _removal(
+        self, stream: Stream, ledger_id: LedgerId, version: int
+    ) -> tuple[list[Operation], tuple[ListedLedger, ...]]:
+        """Return what removes an empty ledger, and the list without it."""
+        operations: list[Operation] = [Delete(paths.ledger_path(ledger_id), version)]
+        context_path = paths.context_path(ledger_id)
+        context = await self._store.get(context_path)
+        if context is not None:
+            operations.append(Delete(context_path, context.version))
+        return operations, tuple(one for one in stream.ledgers if one.ledger_id != ledger_id)
+
+    async def delete_tier1(self, ledger_id: LedgerId, attempt: "OffloadContext") -> OffloadContext:
+        """Delete the ledger's znode and note it in its context, in one transaction (3.9).
+
+        ``attempt`` is the context as ``ContextCatalog.begin_tier1_deletion`` left it. Raises
+        INVALID_ARGUMENT when the context has moved on to anything else.
+        """
+        ledger_path, context_path = paths.ledger_path(ledger_id), paths.context_path(ledger_id)
+
+        async def one_round() -> OffloadContext:
+            found = await self._store.get(context_path)
+            if found is None:
+                raise context_not_found(ledger_id)
+            context = records.decode_context(found.data)
+            if context.bookkeeper_deleted and context.uuid == attempt.uuid:
+                return context
+            if context.state is not attempt.state or context.uuid != attempt.uuid:
+                raise RefusedError(
+                    f"ledger {ledger_id} is {context.state.name} and not being deleted locally",
+                    remedy="Nothing to do: the next pass of the scheduler decides anew",
+                )
+            deleted = context.tier1_deleted()
+            operations: list[Operation] = [
+                Put(context_path, records.encode_context(deleted), found.version)
+            ]
+            ledger = await self._store.get(ledger_path)
+            if ledger is not None:
+                operations.append(Delete(ledger_path, ledger.version))
+            await self._store.transact(operations)
+            return deleted
+
+        return await settle(self._store, self._ids, context_path, one_round)
+
+    async def _read_stream(self, name: StreamName) -> tuple[Stream, int]:
+        found = await self._store.get(paths.stream_path(name))
+        if found is None:
+            raise stream_not_found(name)
+        return records.decode_stream(found.data), found.version
+
+
+def context_not_found(ledger_id: LedgerId) -> RefusedError:
+    """Say that there is no such ledger (its context outlives its znode)."""
+    return RefusedError(
+        f"there is no ledger {ledger_id}",
+        reason=Reason.LEDGER_NOT_FOUND,
+        remedy="List the ledgers of a stream with: tierlog ledger ls STREAM",
+        details={"ledger_id": str(ledger_id)},
+    )
+
+
+def _paged(stream: Stream) -> tuple[Stream, tuple[int, tuple[ListedLedger, ...]] | None]:
+    """Move the oldest ledgers of a tail that has grown too long to a page of their own."""
+    if len(stream.ledgers) <= TAIL_LEDGERS_MAX:
+        return stream, None
+    moved = stream.ledgers[:PAGE_LEDGERS]
+    number = stream.pages[-1].page_number + 1 if stream.pages else 0
+    page = LedgerPageRef(
+        page_number=number,
+        first_ledger_id=moved[0].ledger_id,
+        last_ledger_id=moved[-1].ledger_id,
+        ledger_count=len(moved),
+    )
+    kept = stream.ledgers[PAGE_LEDGERS:]
+    return replace(stream, ledgers=kept, pages=(*stream.pages, page)), (number, moved)

@@ -1,0 +1,92 @@
+"""The cluster's identity and its live storage nodes in the metadata store."""
+
+import asyncio
+
+import structlog
+
+from tierlog.catalog.change import settle
+from tierlog.format import paths, records
+from tierlog.model.errors import RefusedError
+from tierlog.model.ids import NodeId
+from tierlog.model.node import Cluster, NodeInfo
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import MetadataStore, NodeExistsError
+
+log = structlog.get_logger()
+
+
+class NodeCatalog:
+    """Who belongs to the cluster, and who of them is alive."""
+
+    def __init__(self, store: MetadataStore, *, clock: Clock, ids: Ids) -> None:
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+
+    async def ensure_cluster(self, *, ledger_id_base: int = 0) -> Cluster:
+        """Return the cluster's identity, giving it one when it has none.
+
+        ``ledger_id_base`` counts only then; raise it when metadata is restored from a backup.
+        """
+        wanted = Cluster(
+            cluster_id=self._ids.uuid(),
+            created_ms=self._clock.wall_ms(),
+            ledger_id_base=ledger_id_base,
+        )
+
+        async def one_round() -> Cluster:
+            await self._refuse_flat_layout()
+            found = await self._store.get(paths.CLUSTER)
+            if found is not None:
+                return records.decode_cluster(found.data)
+            await self._store.create(paths.CLUSTER, records.encode_cluster(wanted))
+            await self._make(paths.LEDGERS_LAYOUT, paths.HIERARCHICAL_LAYOUT)
+            return wanted
+
+        return await settle(self._store, self._ids, paths.CLUSTER, one_round)
+
+    async def _refuse_flat_layout(self) -> None:
+        layout = await self._store.get(paths.LEDGERS_LAYOUT)
+        if layout is not None:
+            paths.check_layout(layout.data)
+
+    async def _make(self, path: str, data: bytes) -> None:
+        try:
+            await self._store.create(path, data)
+        except NodeExistsError:
+            return
+
+    async def announce(self, info: NodeInfo) -> asyncio.Event:
+        """Register a live node for the length of the session; return the session's end.
+
+        Raises ``RefusedError`` while another process is registered under the same id.
+        """
+        path, data = paths.available_path(info.node_id), records.encode_node(info)
+
+        async def one_round() -> asyncio.Event:
+            lost = self._store.session_lost
+            found = await self._store.get(path)
+            if found is None:
+                await self._store.create_ephemeral(path, data)
+            elif found.data != data:
+                raise RefusedError(
+                    f"node {info.node_id} is registered already, at "
+                    f"{records.decode_node(found.data).wire_address}",
+                    remedy="Give each node its own id; after a crash wait for its session's end",
+                )
+            return lost
+
+        return await settle(self._store, self._ids, path, one_round)
+
+    async def live(self) -> dict[NodeId, NodeInfo]:
+        """Return the live nodes by id."""
+        nodes: dict[NodeId, NodeInfo] = {}
+        for name in await self._store.children(paths.AVAILABLE_ROOT) or []:
+            if name == paths.READ_ONLY_FOLDER:
+                continue
+            found = await self._store.get(f"{paths.AVAILABLE_ROOT}/{name}")
+            if found is not None and found.data:
+                info = records.decode_node(found.data)
+                nodes[info.node_id] = info
+        return nodes

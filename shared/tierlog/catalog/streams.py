@@ -1,0 +1,182 @@
+"""Streams in the metadata store: creating, reading whole, and claiming them.
+
+Invariants:
+    * A snapshot is of one moment: the stream's znode did not move while its pages were read.
+    * Whoever claims raises the owner epoch; a deposed owner's changes then fail.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tierlog.catalog.change import MOVED, ensure_node, settle
+from tierlog.format import paths, records
+from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.ids import NodeId, StreamName
+from tierlog.model.policy import CLUSTER_DEFAULT, Policy
+from tierlog.model.stream import ListedLedger, Owner, Stream
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import MetadataStore, NodeExistsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSnapshot:
+    """A stream as of one moment. ``ledgers`` is the whole list, pages included."""
+
+    stream: Stream
+    version: int
+    ledgers: tuple[ListedLedger, ...]
+
+    @property
+    def policy(self) -> Policy:
+        """What holds for the stream, every value set."""
+        return self.stream.policy.over(CLUSTER_DEFAULT)
+
+
+class StreamCatalog:
+    """The streams of a cluster."""
+
+    def __init__(self, store: MetadataStore, *, clock: Clock, ids: Ids) -> None:
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+
+    async def create(
+        self, name: StreamName, *, raw: bool = False, policy: Policy | None = None
+    ) -> tuple[Stream, bool]:
+        """Create a stream, or return the one of that name and shape; True when it is new."""
+        wanted = Stream(
+            name=name,
+            incarnation=self._ids.uuid(),
+            created_ms=self._clock.wall_ms(),
+            raw=raw,
+            policy=policy or Policy(),
+        )
+        # Thresholds must hold together with the levels above them too.
+        wanted.policy.over(CLUSTER_DEFAULT)
+        path = paths.stream_path(name)
+
+        async def one_round() -> tuple[Stream, bool]:
+            found = await self._store.get(path)
+            if found is None:
+                await self._store.create(path, records.encode_stream(wanted))
+                return wanted, True
+            stream = records.decode_stream(found.data)
+            if stream.incarnation == wanted.incarnation:
+                return stream, True
+            same_policy = policy is None or stream.policy == wanted.policy
+            if stream.raw != raw or not same_policy:
+                raise RefusedError(
+                    f"stream {name} exists with another shape",
+                    remedy="Use another name, or leave raw and policy as they are",
+                )
+            return stream, False
+
+        return await settle(self._store, self._ids, path, one_round)
+
+    async def names(self) -> list[StreamName]:
+        """Return the names of all streams, sorted."""
+        children = await self._store.children(paths.STREAMS_ROOT)
+        return [StreamName(name) for name in children or []]
+
+    async def snapshot(self, name: StreamName) -> StreamSnapshot:
+        """Return the stream as of now (after ``sync``), or raise STREAM_NOT_FOUND."""
+        path = paths.stream_path(name)
+
+        async def one_round() -> StreamSnapshot | type(MOVED):  # type: ignore[valid-type]
+            await self._store.sync(path)
+            found = await self._store.get(path)
+            if found is None:
+                raise stream_not_found(name)
+            stream = records.decode_stream(found.data)
+            paged: list[ListedLedger] = []
+            for page in stream.pages:
+                data = await self._store.get(paths.page_path(name, page.page_number))
+                if data is None:
+                    return MOVED
+                paged.extend(records.decode_page(data.data))
+            if stream.pages:
+                again = await self._store.get(path)
+                if again is None or again.version != found.version:
+                    return MOVED
+            return StreamSnapshot(
+                stream=stream, version=found.version, ledgers=(*paged, *stream.ledgers)
+            )
+
+        snapshot: StreamSnapshot = await settle(self._store, self._ids, path, one_round)
+        return snapshot
+
+    async def claim(self, name: StreamName, node_id: NodeId) -> Stream:
+        """Become the owner: raise the epoch by one and put a fresh claim beside it."""
+        owner = Owner(node_id=node_id, claim=self._ids.uuid())
+        return await self.change(
+            name,
+            lambda stream: replace(stream, owner_epoch=stream.owner_epoch + 1, owner=owner),
+            applied=lambda stream: stream.owner == owner,
+        )
+
+    async def set_policy(self, name: StreamName, policy: Policy) -> Stream:
+        """Replace the stream's own thresholds."""
+        policy.over(CLUSTER_DEFAULT)
+        return await self.change(
+            name,
+            lambda stream: replace(stream, policy=policy),
+            applied=lambda stream: stream.policy == policy,
+        )
+
+    async def change(
+        self,
+        name: StreamName,
+        plan: Callable[[Stream], Stream],
+        *,
+        applied: Callable[[Stream], bool],
+    ) -> Stream:
+        """Replace the stream's znode by ``plan`` of it, unless ``applied`` says it is there."""
+        path = paths.stream_path(name)
+
+        async def one_round() -> Stream:
+            found = await self._store.get(path)
+            if found is None:
+                raise stream_not_found(name)
+            stream = records.decode_stream(found.data)
+            if applied(stream):
+                return stream
+            planned = plan(stream)
+            await self._store.set(path, records.encode_stream(planned), version=found.version)
+            return planned
+
+        return await settle(self._store, self._ids, path, one_round)
+
+    async def ensure_roots(self) -> None:
+        """Make the folders that transactions rely on."""
+        for root in (paths.STREAMS_ROOT, paths.CONTEXTS_ROOT):
+            try:
+                await ensure_node(self._store, root)
+            except NodeExistsError:
+                continue
+
+
+def stream_not_found(name: StreamName) -> RefusedError:
+    """Say that there is no such stream."""
+    return RefusedError(
+        f"there is no stream {name}",
+        reason=Reason.STREAM_NOT_FOUND,
+        remedy="Create it by appending to it, or list streams with: tierlog stream ls",
+        details={"stream": name},
+    )
+
+
+def check_owner(stream: Stream, claimed: Stream) -> None:
+    """Raise FENCED unless ``stream`` still has the owner and incarnation of ``claimed``."""
+    same = (
+        stream.owner == claimed.owner
+        and stream.owner_epoch == claimed.owner_epoch
+        and stream.incarnation == claimed.incarnation
+    )
+    if not same:
+        raise RefusedError(
+            f"stream {stream.name} has another owner now, epoch {stream.owner_epoch}",
+            reason=Reason.FENCED,
+            remedy="Stop appending; find the owner and follow it",
+            details={"owner_epoch": str(stream.owner_epoch)},
+        )
