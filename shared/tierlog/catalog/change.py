@@ -31,18 +31,18 @@ BACKOFF_S_MAX: Final = 1.0
 BACKOFF_S_FIRST: Final = 0.01
 
 
-class _Moved:
+class Moved:
     """Told by a round: what was read has moved; read again."""
 
 
-MOVED: Final = _Moved()
+MOVED: Final = Moved()
 
 
 async def settle(
     store: MetadataStore,
     ids: Ids,
     path: str,
-    one_round: Callable[[], Awaitable[Settled | _Moved]],
+    one_round: Callable[[], Awaitable[Settled | Moved]],
 ) -> Settled:
     """Run rounds until one settles. Raises what a round refuses.
 
@@ -65,7 +65,7 @@ async def settle(
         except RetryableError as error:
             trouble = error
         else:
-            if not isinstance(settled, _Moved):
+            if not isinstance(settled, Moved):
                 return settled
         backoff_s = min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2**attempt)
         await asyncio.sleep(ids.uniform(0.5, 1.0) * backoff_s)

@@ -11,7 +11,7 @@ Invariants:
 from dataclasses import replace
 from typing import Final
 
-from tierlog.catalog.change import MOVED, ensure_node, settle
+from tierlog.catalog.change import MOVED, Moved, ensure_node, settle
 from tierlog.catalog.streams import StreamCatalog, check_owner, stream_not_found
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError
@@ -157,7 +157,7 @@ class LedgerCatalog:
         name = claimed.name
         stream_path, ledger_path = paths.stream_path(name), paths.ledger_path(ledger_id)
 
-        async def one_round() -> Stream | type(MOVED):  # type: ignore[valid-type]
+        async def one_round() -> Stream | Moved:
             stream, version = await self._read_stream(name)
             check_owner(stream, claimed)
             listed = stream.listed(ledger_id)
@@ -188,8 +188,7 @@ class LedgerCatalog:
             await self._store.transact([put, *operations])
             return planned
 
-        stream: Stream = await settle(self._store, self._ids, stream_path, one_round)
-        return stream
+        return await settle(self._store, self._ids, stream_path, one_round)
 
     async def _removal(
         self, stream: Stream, ledger_id: LedgerId, version: int

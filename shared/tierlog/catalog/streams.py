@@ -8,7 +8,7 @@ Invariants:
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tierlog.catalog.change import MOVED, ensure_node, settle
+from tierlog.catalog.change import MOVED, Moved, ensure_node, settle
 from tierlog.format import paths, records
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import NodeId, StreamName
@@ -83,7 +83,7 @@ class StreamCatalog:
         """Return the stream as of now (after ``sync``), or raise STREAM_NOT_FOUND."""
         path = paths.stream_path(name)
 
-        async def one_round() -> StreamSnapshot | type(MOVED):  # type: ignore[valid-type]
+        async def one_round() -> StreamSnapshot | Moved:
             await self._store.sync(path)
             found = await self._store.get(path)
             if found is None:
@@ -103,8 +103,7 @@ class StreamCatalog:
                 stream=stream, version=found.version, ledgers=(*paged, *stream.ledgers)
             )
 
-        snapshot: StreamSnapshot = await settle(self._store, self._ids, path, one_round)
-        return snapshot
+        return await settle(self._store, self._ids, path, one_round)
 
     async def claim(self, name: StreamName, node_id: NodeId) -> Stream:
         """Become the owner: raise the epoch by one and put a fresh claim beside it."""

@@ -1,0 +1,236 @@
+"""Every tunable value, in one tree of models; environment variables and TOML fill it.
+
+``TIERLOG_S3__BUCKET=logs`` sets ``s3.bucket``. Precedence: arguments, environment, the file that
+``TIERLOG_CONFIG`` names, defaults. Components (clocks, stores) are never in here.
+
+Invariants: every queue, cache, retry and message has its limit here; secrets never print.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+MIB = 1024 * 1024
+
+PositiveBytes = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class S3Settings(_Section):
+    """Tier 2. Without keys the SDK's own chain of credentials is used."""
+
+    endpoint_url: str | None = None
+    endpoint_name: str = "default"
+    region: str = "us-east-1"
+    bucket: str = "tierlog"
+    key_prefix: str = ""
+    access_key: str | None = None
+    secret_key: SecretStr | None = None
+    connections_max: int = Field(default=32, gt=0)
+    connect_timeout_s: Seconds = 5.0
+    read_timeout_s: Seconds = 60.0
+    attempts_max: int = Field(default=5, gt=0)
+
+
+class KafkaSettings(_Section):
+    """The queue. Topics are ``<prefix>.offload.requested.v1`` and the like."""
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    topic_prefix: str = "tierlog"
+    partitions: int = Field(default=12, gt=0)
+    replication_factor: int = Field(default=1, gt=0)
+    offloader_group: str = "tierlog-offloader"
+    publish_timeout_s: Seconds = 30.0
+    poll_interval_max_s: Seconds = 300.0
+    deliveries_max: int = Field(default=5, gt=0)
+    queued_messages_max: int = Field(default=10_000, gt=0)
+
+
+class ZooKeeperSettings(_Section):
+    """The metadata store."""
+
+    hosts: str = "127.0.0.1:2181"
+    session_timeout_s: Seconds = 6.0
+    connect_timeout_s: Seconds = 10.0
+
+
+class RedisSettings(_Section):
+    """The shared cache; None: readers do without."""
+
+    url: str | None = None
+    key_prefix: str = "tierlog:"
+    timeout_s: Seconds = 0.25
+    value_bytes_max: PositiveBytes = 1 * MIB
+    index_ttl_s: int = Field(default=3600, gt=0)
+
+
+class ListenSettings(_Section):
+    """Where a service listens; port 0 takes any free one. ``advertise_host`` is what others use."""
+
+    host: str = "127.0.0.1"
+    advertise_host: str | None = None
+    http_port: int = Field(default=0, ge=0, le=65535)
+    grpc_port: int = Field(default=0, ge=0, le=65535)
+    wire_port: int = Field(default=0, ge=0, le=65535)
+
+
+class WireSettings(_Section):
+    """Limits of the wire, on both sides."""
+
+    frame_bytes_max: PositiveBytes = 8 * MIB
+    header_bytes_max: PositiveBytes = 64 * 1024
+    credit_bytes: PositiveBytes = 16 * MIB
+    hello_timeout_s: Seconds = 5.0
+    token: SecretStr | None = None
+
+
+class StorageSettings(_Section):
+    """The storage node's files."""
+
+    journal_segment_bytes: PositiveBytes = 64 * MIB
+    journal_queue_bytes_max: PositiveBytes = 64 * MIB
+    group_bytes_max: PositiveBytes = 4 * MIB
+    group_wait_ms: float = Field(default=0.0, ge=0)
+    ledger_buffer_bytes_max: PositiveBytes = 4 * MIB
+    open_files_max: int = Field(default=256, gt=0)
+    free_bytes_min: int = Field(default=256 * MIB, ge=0)
+    free_bytes_resume: int = Field(default=512 * MIB, ge=0)
+    gc_interval_s: Seconds = 30.0
+    gc_share_max: float = Field(default=0.5, gt=0, le=1)
+    gc_quarantine_s: Seconds = 10.0
+
+
+class OwnerSettings(_Section):
+    """Ledgers that this process appends to."""
+
+    ensemble_size: int = Field(default=1, gt=0)
+    write_quorum: int = Field(default=1, gt=0)
+    ack_quorum: int = Field(default=1, gt=0)
+    stripe_entries: int = Field(default=1, gt=0)
+    run_bytes_max: PositiveBytes = 64 * 1024
+    in_flight_bytes_max: PositiveBytes = 32 * MIB
+    append_timeout_s: Seconds = 10.0
+    streams_max: int = Field(default=10_000, gt=0)
+
+
+class IngestSettings(_Section):
+    """The ingest service."""
+
+    node_id: str = "node-1"
+    zone: str = ""
+    data_dir: Path = Path("data")
+    listen: ListenSettings = ListenSettings()
+    storage: StorageSettings = StorageSettings()
+    owner: OwnerSettings = OwnerSettings()
+
+
+class OffloaderSettings(_Section):
+    """The offloader service."""
+
+    worker_name: str = ""
+    listen: ListenSettings = ListenSettings()
+    ledgers_in_flight_max: int = Field(default=1, gt=0)
+    parts_in_flight_max: int = Field(default=2, gt=0)
+    sweep_deadline_s: Seconds = 120.0
+    drain_s_max: Seconds = 30.0
+    part_delay_s: Seconds = 0.0
+    """Waits that long after each part: for people who watch, and for tests that interrupt."""
+
+
+class SchedulerSettings(_Section):
+    """The scheduler service."""
+
+    listen: ListenSettings = ListenSettings()
+    interval_s: Seconds = 10.0
+    request_again_s: Seconds = 60.0
+    sweep_again_s: Seconds = 300.0
+    streams_in_flight_max: int = Field(default=16, gt=0)
+
+
+class ReaderSettings(_Section):
+    """The reader service."""
+
+    listen: ListenSettings = ListenSettings()
+    range_bytes: PositiveBytes = 1 * MIB
+    ranges_in_flight_max: int = Field(default=8, gt=0)
+    cache_bytes_max: PositiveBytes = 256 * MIB
+    handles_max: int = Field(default=1024, gt=0)
+    response_bytes_max: PositiveBytes = 8 * MIB
+    wait_ms_max: int = Field(default=30_000, ge=0)
+    metadata_age_ms_max: int = Field(default=500, ge=0)
+
+
+class ClientSettings(_Section):
+    """Where a client finds the services: ``host:port`` each."""
+
+    ingest_address: str = ""
+    reader_http_address: str = ""
+    scheduler_http_address: str = ""
+    timeout_s: Seconds = 30.0
+    batch_bytes: PositiveBytes = 256 * 1024
+    in_flight_bytes_max: PositiveBytes = 8 * MIB
+
+
+class LogSettings(_Section):
+    """Logs go to standard error."""
+
+    format: Annotated[str, Field(pattern="^(json|console)$")] = "json"
+    level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
+
+
+class Settings(BaseSettings):
+    """All of it. Each process reads the sections it needs."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TIERLOG_",
+        env_nested_delimiter="__",
+        extra="ignore",
+        frozen=True,
+    )
+
+    state_dir: Path = Path(".tierlog")
+    s3: S3Settings = S3Settings()
+    kafka: KafkaSettings = KafkaSettings()
+    zookeeper: ZooKeeperSettings = ZooKeeperSettings()
+    redis: RedisSettings = RedisSettings()
+    wire: WireSettings = WireSettings()
+    ingest: IngestSettings = IngestSettings()
+    offloader: OffloaderSettings = OffloaderSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    reader: ReaderSettings = ReaderSettings()
+    client: ClientSettings = ClientSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments before environment before the file."""
+        del dotenv_settings, file_secret_settings
+        file = TomlConfigSettingsSource(settings_cls)
+        return (init_settings, env_settings, file)
+
+
+def load_settings(config_file: Path | None = None) -> Settings:
+    """Read the settings; ``config_file`` is TOML. Raises pydantic's ``ValidationError``."""
+
+    class WithFile(Settings):
+        model_config = SettingsConfigDict(toml_file=config_file)
+
+    return WithFile()
