@@ -75,10 +75,9 @@ def _number(name: str) -> int:
 
 async def _first_of(*events: asyncio.Event) -> None:
     """Wait until one of ``events`` is set."""
-    waiting = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(event.wait()) for event in events]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    finally:
         for one in waiting:
             one.cancel()
 

@@ -99,9 +99,7 @@ class LedgerCatalog:
             block_size=block_size,
             owner_epoch=claimed.owner_epoch,
         )
-        context = OffloadContext(
-            stream=name, incarnation=claimed.incarnation, ledger_id=ledger_id
-        )
+        context = OffloadContext(stream=name, incarnation=claimed.incarnation, ledger_id=ledger_id)
         for path in (ledger_path, context_path):
             await ensure_node(self._store, path.rpartition("/")[0])
         await ensure_node(self._store, paths.pages_path(name))
@@ -139,9 +137,7 @@ class LedgerCatalog:
             if metadata.state is not LedgerState.OPEN:
                 return metadata
             moved = metadata.moved_to(LedgerState.IN_RECOVERY)
-            await self._store.set(
-                path, ledger_metadata.encode_znode(moved), version=found.version
-            )
+            await self._store.set(path, ledger_metadata.encode_znode(moved), version=found.version)
             return moved
 
         return await settle(self._store, self._ids, path, one_round)

@@ -87,7 +87,7 @@ class Tier2Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadContext:
-    """A ledger's context znode as a value (seeds/000, "Metadata": uuid, complete, deleted, time)."""
+    """A ledger's context as a value (seeds/000: uuid, complete, deleted, time of success)."""
 
     stream: StreamName
     incarnation: UUID
@@ -124,9 +124,7 @@ class OffloadContext:
         abandoned = self.abandoned
         if self.uuid is not None:
             assert self.location is not None
-            given_up = AbandonedAttempt(
-                uuid=self.uuid, location=self.location, abandoned_ms=now_ms
-            )
+            given_up = AbandonedAttempt(uuid=self.uuid, location=self.location, abandoned_ms=now_ms)
             abandoned = (*abandoned, given_up)
         return replace(
             self.moved_to(OffloadState.OFFLOADING),

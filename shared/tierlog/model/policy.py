@@ -50,7 +50,10 @@ class Policy:
         if priority is not None and priority not in READ_PRIORITIES:
             _refuse("offloaded_read_priority", f"{priority!r} is not one of {READ_PRIORITIES}")
         for what in ("time_ms", "size_bytes"):
-            offload, retention = getattr(self, f"offload_{what}"), getattr(self, f"retention_{what}")
+            offload, retention = (
+                getattr(self, f"offload_{what}"),
+                getattr(self, f"retention_{what}"),
+            )
             if offload is not None and retention is not None and offload >= retention:
                 _refuse(
                     f"offload_{what}",

@@ -8,9 +8,13 @@ or that a read failed. ``None`` means: the store says that there is no such node
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from tierlog.model.errors import RefusedError
+
+
+REQUEST_BYTES_MAX: Final = 1_000_000
+"""Data of one change, or of one transaction. ZooKeeper drops who sends more than 1 MiB."""
 
 
 class VersionConflictError(RefusedError):
@@ -23,6 +27,10 @@ class NoNodeError(RefusedError):
 
 class NodeExistsError(RefusedError):
     """There is such a node already."""
+
+
+class NotEmptyError(RefusedError):
+    """The node can't be removed, since there are nodes below it."""
 
 
 class Versioned(NamedTuple):

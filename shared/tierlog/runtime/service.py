@@ -1,0 +1,81 @@
+"""The life of a service process: settings, logs, signals, an exit code.
+
+A service is a coroutine that is given its settings and an event that asks it to stop. It says on
+standard output, in one line of JSON, where it listens, once it is ready.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import orjson
+import structlog
+from pydantic import ValidationError
+
+from tierlog.model.errors import SURFACES, TierlogError
+from tierlog.runtime.logs import configure_logging
+from tierlog.runtime.settings import Settings, load_settings
+
+log = structlog.get_logger()
+
+EXIT_FAILURE: Final = 1
+EXIT_USAGE: Final = 2
+
+ServiceMain = Callable[[Settings, asyncio.Event], Awaitable[None]]
+
+
+def run_service(name: str, main: ServiceMain) -> int:
+    """Run a service until SIGTERM or SIGINT, and return the process's exit code."""
+    config_file = os.environ.get("TIERLOG_CONFIG")
+    try:
+        settings = load_settings(Path(config_file) if config_file else None)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        print(f"error: setting {where}: {first['msg']}", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+    configure_logging(settings.log, service=name)
+    # Long-lived objects of the imports are never garbage; keep the collector from walking them.
+    gc.freeze()
+    try:
+        asyncio.run(_until_signal(name, settings, main))
+    except BaseExceptionGroup as group:
+        failed = first_error(group)
+    except Exception as error:  # noqa: BLE001 - the last stop before the exit code
+        failed = error
+    else:
+        return 0
+    if isinstance(failed, TierlogError):
+        log.error("service.failed", reason=failed.reason.value, cause=str(failed))
+        return SURFACES[failed.reason].exit_code
+    log.error("service.crashed", exc_info=failed)
+    return EXIT_FAILURE
+
+
+async def _until_signal(name: str, settings: Settings, main: ServiceMain) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    log.info("service.started", pid=os.getpid())
+    await main(settings, stop)
+    log.info("service.stopped", name=name)
+
+
+def announce_ready(**addresses: str | int) -> None:
+    """Say where the service listens, for whoever started the process."""
+    sys.stdout.write(orjson.dumps({"ready": True, **addresses}).decode() + "\n")
+    sys.stdout.flush()
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first leaf of a group: what went wrong before all else."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
