@@ -1,0 +1,152 @@
+"""Entry frames, as they lie in runs and in data blocks (seeds/000, "Payload format").
+
+    offset  size  field
+         0     4  entry_len   bytes of entry_data alone; negative: not a frame (padding)
+         4     8  entry_id    grows by one from frame to frame
+        12     …  entry_data  entry_len bytes
+
+Integers are big-endian and signed. Frames lie back to back.
+
+Owns: packing, stamping and checking of frames, vectorised over their offsets; the only loop over
+frames is ``walk_frames``, for bytes that come without offsets. Does not own who gives the ids.
+
+Invariants, for frames with their offsets:
+    * ``offsets[0] == 0`` and ``offsets[i + 1] == offsets[i] + 12 + entry_len[i]``.
+    * The last frame ends where the buffer ends.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierlog.format.checksum import Buffer
+from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.ids import INT64_MAX
+
+ENTRY_LEN_OFFSET: Final = 0
+ENTRY_LEN_LEN: Final = 4
+ENTRY_ID_OFFSET: Final = ENTRY_LEN_OFFSET + ENTRY_LEN_LEN
+ENTRY_ID_LEN: Final = 8
+FRAME_HEADER_LEN: Final = ENTRY_ID_OFFSET + ENTRY_ID_LEN
+
+ENTRY_LEN_MAX: Final = 2**31 - 1
+
+Offsets = NDArray[np.uint32]
+
+_FRAME_HEADER: Final = Struct(">iq")
+_LEN_TYPE: Final = np.dtype(">i4")
+_ID_TYPE: Final = np.dtype(">i8")
+
+assert FRAME_HEADER_LEN == _FRAME_HEADER.size == 12
+assert _LEN_TYPE.itemsize == ENTRY_LEN_LEN
+assert _ID_TYPE.itemsize == ENTRY_ID_LEN
+
+
+def pack_entries(entries: Sequence[Buffer], first_entry_id: int = 0) -> tuple[bytearray, Offsets]:
+    """Frame ``entries`` back to back; return the frames and the offset of each."""
+    count = len(entries)
+    if count == 0:
+        return bytearray(), np.zeros(0, np.uint32)
+    lens = np.fromiter(map(len, entries), np.int64, count)
+    ends = np.cumsum(lens + FRAME_HEADER_LEN)
+    if int(ends[-1]) > ENTRY_LEN_MAX:
+        raise RefusedError(
+            f"{count} entries of {int(lens.sum())} bytes are too much for one set of frames",
+            remedy="Pack fewer entries at once",
+        )
+    offsets = np.zeros(count, np.uint32)
+    offsets[1:] = ends[:-1]
+    # Joining with an empty header before every entry copies each byte once, in C.
+    frames = bytearray(FRAME_HEADER_LEN).join((b"", *entries))
+    assert len(frames) == int(ends[-1]), "entries are buffers of bytes"
+    _windows(frames, _LEN_TYPE, ENTRY_LEN_OFFSET)[offsets] = lens
+    stamp_ids(frames, offsets, first_entry_id)
+    return frames, offsets
+
+
+def stamp_ids(frames: bytearray | memoryview, offsets: Offsets, first_entry_id: int) -> None:
+    """Write growing ids, from ``first_entry_id`` on, into the (writable) frames."""
+    count = len(offsets)
+    if count == 0:
+        return
+    assert 0 <= first_entry_id <= INT64_MAX - count + 1, "entry ids fit 63 bits"
+    ids = np.arange(first_entry_id, first_entry_id + count, dtype=np.int64)
+    _windows(frames, _ID_TYPE, ENTRY_ID_OFFSET)[offsets] = ids
+
+
+def check_frames(frames: Buffer, offsets: Offsets, first_entry_id: int) -> None:
+    """Raise ``CorruptError`` unless ``frames`` are whole, as offsets say, with growing ids."""
+    count, frames_len = len(offsets), len(frames)
+    if count == 0:
+        if frames_len:
+            _corrupt("frames without offsets", offset=0)
+        return
+    if frames_len > ENTRY_LEN_MAX or first_entry_id < 0 or first_entry_id > INT64_MAX - count + 1:
+        _corrupt("frames over their limits", offset=0)
+    starts = offsets.astype(np.int64)
+    ends = np.append(starts[1:], frames_len)
+    lens = ends - starts - FRAME_HEADER_LEN
+    # Before any look at the frames: after this, every offset leaves room for a header.
+    if starts[0] != 0 or bool((lens < 0).any()):
+        bad = 0 if starts[0] != 0 else int(np.argmax(lens < 0))
+        _corrupt("frame offsets out of order", offset=int(starts[bad]))
+    wrong = _windows(frames, _LEN_TYPE, ENTRY_LEN_OFFSET)[starts] != lens
+    if bool(wrong.any()):
+        _corrupt("frame length differs from its offset", offset=int(starts[np.argmax(wrong)]))
+    ids = np.arange(first_entry_id, first_entry_id + count, dtype=np.int64)
+    wrong = _windows(frames, _ID_TYPE, ENTRY_ID_OFFSET)[starts] != ids
+    if bool(wrong.any()):
+        _corrupt("entry id out of sequence", offset=int(starts[np.argmax(wrong)]))
+
+
+def walk_frames(buffer: Buffer, first_entry_id: int, *, start: int = 0) -> Offsets:
+    """Return the offsets in ``buffer`` of the whole frames from ``start`` on.
+
+    Stops at padding (a negative length) and at a frame that the buffer cuts; ``frames_end``
+    tells where. Raises ``CorruptError`` at an id that is not the next one.
+    """
+    offsets: list[int] = []
+    at, entry_id, last = start, first_entry_id, len(buffer) - FRAME_HEADER_LEN
+    unpack, keep = _FRAME_HEADER.unpack_from, offsets.append
+    while at <= last:
+        entry_len, found = unpack(buffer, at)
+        if entry_len < 0:
+            break
+        if found != entry_id:
+            _corrupt(f"entry id {found} where {entry_id} belongs", offset=at)
+        if entry_len > last - at:
+            break
+        keep(at)
+        at += FRAME_HEADER_LEN + entry_len
+        entry_id += 1
+    return np.array(offsets, np.uint32)
+
+
+def frames_end(buffer: Buffer, offsets: Offsets, *, start: int = 0) -> int:
+    """Return where the last of the frames at ``offsets`` ends; ``start`` when there is none."""
+    if len(offsets) == 0:
+        return start
+    last = int(offsets[-1])
+    return last + FRAME_HEADER_LEN + entry_len_at(buffer, last)
+
+
+def entry_len_at(buffer: Buffer, offset: int) -> int:
+    """Return the length of the entry framed at ``offset``; negative: no frame is there."""
+    return int.from_bytes(buffer[offset : offset + ENTRY_LEN_LEN], "big", signed=True)
+
+
+def _windows(buffer: Buffer, kind: np.dtype[Any], offset: int) -> NDArray[Any]:
+    """View ``buffer`` as a ``kind`` at every byte from ``offset`` on, for unaligned gathers."""
+    count = len(buffer) - offset - kind.itemsize + 1
+    return np.ndarray((count,), kind, buffer, offset, (1,))
+
+
+def _corrupt(message: str, *, offset: int) -> None:
+    raise CorruptError(
+        f"{message}, at byte {offset} of the frames",
+        remedy="Read another copy",
+        details={"offset": str(offset)},
+    )

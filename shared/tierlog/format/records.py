@@ -1,0 +1,372 @@
+"""The records below ``/tierlog`` in ZooKeeper, and their values (tierlog/v1/metadata.proto).
+
+Owns the conversion both ways and the check of versions. Does not own where a record lies
+(``tierlog.format.paths``), nor when it may change.
+
+Invariants:
+    * ``decode_x(encode_x(value)) == value``.
+    * A version that is not in the gate is ``RefusedError``; bytes that make no value are
+      ``CorruptError``; no other error is raised.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Final, TypeVar
+from uuid import UUID
+
+from google.protobuf.message import DecodeError, Message
+
+from tierlog.format.checksum import Buffer
+from tierlog.format.versions import Format, check_version, current
+from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.ids import EntryId, LedgerId, NodeId, node_id, stream_name
+from tierlog.model.node import Cluster, Cookie, NodeInfo
+from tierlog.model.offload import (
+    AbandonedAttempt,
+    OffloadContext,
+    OffloadState,
+    Tier2Copy,
+    Tier2Location,
+)
+from tierlog.model.policy import Policy
+from tierlog.model.stream import LedgerPageRef, ListedLedger, Owner, Stream, StreamLifecycle
+from tierlog.proto.v1 import metadata_pb2 as pb
+
+UUID_LEN: Final = 16
+SHA256_LEN: Final = 32
+
+_POLICY_FIELDS: Final = tuple(item.name for item in fields(Policy))
+assert set(_POLICY_FIELDS) == set(pb.PolicyRecord.DESCRIPTOR.fields_by_name)
+assert {state.value for state in OffloadState} == set(pb.OffloadState.values()) - {0}
+assert {one.value for one in StreamLifecycle} == set(pb.StreamLifecycle.values()) - {0}
+
+_Record = TypeVar("_Record", bound=Message)
+_Value = TypeVar("_Value")
+
+
+def policy_to_record(policy: Policy) -> pb.PolicyRecord:
+    """Return the message of a policy; what is unset stays unset."""
+    record = pb.PolicyRecord()
+    for name in _POLICY_FIELDS:
+        value = getattr(policy, name)
+        if value is not None:
+            setattr(record, name, value)
+    return record
+
+
+def policy_from_record(record: pb.PolicyRecord) -> Policy:
+    """Return the policy of a message, or raise ``RefusedError`` POLICY_INVALID."""
+    present = (field.name for field, _ in record.ListFields())
+    return Policy(**{name: getattr(record, name) for name in present if name in _POLICY_FIELDS})
+
+
+def encode_stream(stream: Stream) -> bytes:
+    """Return the data of a stream's znode."""
+    record = pb.StreamRecord(
+        version=current(Format.STREAM_RECORD),
+        name=stream.name,
+        incarnation=stream.incarnation.bytes,
+        lifecycle=pb.StreamLifecycle.ValueType(stream.lifecycle.value),
+        raw=stream.raw,
+        created_ms=stream.created_ms,
+        owner_epoch=stream.owner_epoch,
+        policy=policy_to_record(stream.policy),
+        ledgers=[_ledger_to_record(ledger) for ledger in stream.ledgers],
+        pages=[_page_ref_to_record(page) for page in stream.pages],
+        deleting=stream.deleting,
+    )
+    if stream.owner is not None:
+        record.owner_claim = stream.owner.claim.bytes
+        record.owner_node_id = stream.owner.node_id
+    return record.SerializeToString(deterministic=True)
+
+
+def decode_stream(data: Buffer) -> Stream:
+    """Read a stream's znode."""
+    return _decoded(pb.StreamRecord(), data, Format.STREAM_RECORD, _stream_of)
+
+
+def encode_page(ledgers: Sequence[ListedLedger]) -> bytes:
+    """Return the data of a page of a stream's list."""
+    return pb.LedgerPage(
+        version=current(Format.LEDGER_PAGE),
+        ledgers=[_ledger_to_record(ledger) for ledger in ledgers],
+    ).SerializeToString(deterministic=True)
+
+
+def decode_page(data: Buffer) -> tuple[ListedLedger, ...]:
+    """Read a page of a stream's list."""
+    return _decoded(
+        pb.LedgerPage(), data, Format.LEDGER_PAGE, lambda page: _ledgers_of(page.ledgers)
+    )
+
+
+def encode_context(context: OffloadContext) -> bytes:
+    """Return the data of a ledger's context znode."""
+    record = pb.OffloadContextRecord(
+        version=current(Format.CONTEXT_RECORD),
+        stream=context.stream,
+        incarnation=context.incarnation.bytes,
+        ledger_id=context.ledger_id,
+        state=pb.OffloadState.ValueType(context.state.value),
+        uuid=context.uuid.bytes if context.uuid is not None else b"",
+        complete=context.complete,
+        bookkeeper_deleted=context.bookkeeper_deleted,
+        timestamp_ms=context.timestamp_ms,
+        abandoned=[_abandoned_to_record(attempt) for attempt in context.abandoned],
+        attempt_count=context.attempt_count,
+        attempt_started_ms=context.attempt_started_ms,
+        last_error=context.last_error,
+        last_error_ms=context.last_error_ms,
+        last_worker=context.last_worker,
+    )
+    if context.repair_source_uuid is not None:
+        record.repair_source_uuid = context.repair_source_uuid.bytes
+    if context.location is not None:
+        record.location.CopyFrom(_location_to_record(context.location))
+    if context.copy is not None:
+        assert context.copy.format_version > 0, "zero says that there is no copy"
+        for item in fields(Tier2Copy):
+            setattr(record, item.name, getattr(context.copy, item.name))
+    return record.SerializeToString(deterministic=True)
+
+
+def decode_context(data: Buffer) -> OffloadContext:
+    """Read a ledger's context znode."""
+    return _decoded(pb.OffloadContextRecord(), data, Format.CONTEXT_RECORD, _context_of)
+
+
+def encode_cluster(cluster: Cluster) -> bytes:
+    """Return the data of the cluster's znode."""
+    return pb.ClusterRecord(
+        version=current(Format.CLUSTER_RECORD),
+        cluster_id=cluster.cluster_id.bytes,
+        ledger_id_base=cluster.ledger_id_base,
+        created_ms=cluster.created_ms,
+    ).SerializeToString(deterministic=True)
+
+
+def decode_cluster(data: Buffer) -> Cluster:
+    """Read the cluster's znode."""
+    return _decoded(
+        pb.ClusterRecord(),
+        data,
+        Format.CLUSTER_RECORD,
+        lambda record: Cluster(
+            cluster_id=_uuid(record.cluster_id),
+            ledger_id_base=record.ledger_id_base,
+            created_ms=record.created_ms,
+        ),
+    )
+
+
+def encode_cookie(cookie: Cookie) -> bytes:
+    """Return a node's cookie, for its directories and for ZooKeeper."""
+    return pb.Cookie(
+        version=current(Format.COOKIE),
+        cluster_id=cookie.cluster_id.bytes,
+        node_id=cookie.node_id,
+        instance_id=cookie.instance_id.bytes,
+    ).SerializeToString(deterministic=True)
+
+
+def decode_cookie(data: Buffer) -> Cookie:
+    """Read a node's cookie."""
+    return _decoded(
+        pb.Cookie(),
+        data,
+        Format.COOKIE,
+        lambda record: Cookie(
+            cluster_id=_uuid(record.cluster_id),
+            node_id=node_id(record.node_id),
+            instance_id=_uuid(record.instance_id),
+        ),
+    )
+
+
+def encode_node(node: NodeInfo) -> bytes:
+    """Return what a live node announces."""
+    record = pb.NodeRecord(version=current(Format.NODE_RECORD))
+    for item in fields(NodeInfo):
+        setattr(record, item.name, getattr(node, item.name))
+    return record.SerializeToString(deterministic=True)
+
+
+def decode_node(data: Buffer) -> NodeInfo:
+    """Read what a live node announces."""
+    return _decoded(
+        pb.NodeRecord(),
+        data,
+        Format.NODE_RECORD,
+        lambda record: NodeInfo(
+            node_id=node_id(record.node_id),
+            wire_address=record.wire_address,
+            grpc_address=record.grpc_address,
+            http_address=record.http_address,
+            zone=record.zone,
+            read_only=record.read_only,
+            free_bytes=record.free_bytes,
+        ),
+    )
+
+
+def _decoded(
+    record: _Record, data: Buffer, kind: Format, value_of: Callable[[_Record], _Value]
+) -> _Value:
+    name = kind.name.lower().replace("_", " ")
+    try:
+        record.ParseFromString(bytes(data))
+    except DecodeError as error:
+        raise CorruptError(
+            f"{name} of {len(data)} bytes can't be read", remedy="Restore the metadata"
+        ) from error
+    check_version(kind, record.version)  # type: ignore[attr-defined]
+    try:
+        return value_of(record)
+    except (RefusedError, ValueError, AssertionError) as error:
+        # The values' own checks: what can't be a value was not written by us.
+        raise CorruptError(
+            f"{name} makes no sense ({error})", remedy="Restore the metadata"
+        ) from error
+
+
+def _stream_of(record: pb.StreamRecord) -> Stream:
+    owner = None
+    if record.owner_claim:
+        owner = Owner(node_id=NodeId(record.owner_node_id), claim=_uuid(record.owner_claim))
+    return Stream(
+        name=stream_name(record.name),
+        incarnation=_uuid(record.incarnation),
+        created_ms=record.created_ms,
+        raw=record.raw,
+        lifecycle=StreamLifecycle(record.lifecycle),
+        owner_epoch=record.owner_epoch,
+        owner=owner,
+        policy=policy_from_record(record.policy),
+        ledgers=_ledgers_of(record.ledgers),
+        pages=tuple(_page_ref_of(page) for page in record.pages),
+        deleting=tuple(LedgerId(number) for number in record.deleting),
+    )
+
+
+def _ledger_to_record(ledger: ListedLedger) -> pb.ListedLedger:
+    record = pb.ListedLedger()
+    for item in fields(ListedLedger):
+        setattr(record, item.name, getattr(ledger, item.name))
+    return record
+
+
+def _ledgers_of(records: Sequence[pb.ListedLedger]) -> tuple[ListedLedger, ...]:
+    return tuple(
+        ListedLedger(
+            ledger_id=LedgerId(one.ledger_id),
+            opened_ms=one.opened_ms,
+            block_size=one.block_size,
+            owner_epoch=one.owner_epoch,
+            closed=one.closed,
+            last_entry_id=EntryId(one.last_entry_id),
+            length=one.length,
+            closed_ms=one.closed_ms,
+        )
+        for one in records
+    )
+
+
+def _page_ref_to_record(page: LedgerPageRef) -> pb.LedgerPageRef:
+    return pb.LedgerPageRef(
+        page_number=page.page_number,
+        first_ledger_id=page.first_ledger_id,
+        last_ledger_id=page.last_ledger_id,
+        ledger_count=page.ledger_count,
+    )
+
+
+def _page_ref_of(record: pb.LedgerPageRef) -> LedgerPageRef:
+    return LedgerPageRef(
+        page_number=record.page_number,
+        first_ledger_id=LedgerId(record.first_ledger_id),
+        last_ledger_id=LedgerId(record.last_ledger_id),
+        ledger_count=record.ledger_count,
+    )
+
+
+def _location_to_record(location: Tier2Location) -> pb.Tier2Location:
+    record = pb.Tier2Location()
+    for item in fields(Tier2Location):
+        setattr(record, item.name, getattr(location, item.name))
+    return record
+
+
+def _location_of(record: pb.Tier2Location) -> Tier2Location:
+    return Tier2Location(
+        driver=record.driver,
+        endpoint_name=record.endpoint_name,
+        bucket=record.bucket,
+        data_key=record.data_key,
+        index_key=record.index_key,
+        side_key=record.side_key,
+    )
+
+
+def _abandoned_to_record(attempt: AbandonedAttempt) -> pb.AbandonedAttempt:
+    return pb.AbandonedAttempt(
+        uuid=attempt.uuid.bytes,
+        location=_location_to_record(attempt.location),
+        abandoned_ms=attempt.abandoned_ms,
+        swept_ms=attempt.swept_ms,
+    )
+
+
+def _abandoned_of(record: pb.AbandonedAttempt) -> AbandonedAttempt:
+    return AbandonedAttempt(
+        uuid=_uuid(record.uuid),
+        location=_location_of(record.location),
+        abandoned_ms=record.abandoned_ms,
+        swept_ms=record.swept_ms,
+    )
+
+
+def _context_of(record: pb.OffloadContextRecord) -> OffloadContext:
+    return OffloadContext(
+        stream=stream_name(record.stream),
+        incarnation=_uuid(record.incarnation),
+        ledger_id=LedgerId(record.ledger_id),
+        state=OffloadState(record.state),
+        uuid=_uuid_or_none(record.uuid),
+        complete=record.complete,
+        bookkeeper_deleted=record.bookkeeper_deleted,
+        timestamp_ms=record.timestamp_ms,
+        location=_location_of(record.location) if record.HasField("location") else None,
+        copy=_copy_of(record) if record.format_version else None,
+        abandoned=tuple(_abandoned_of(one) for one in record.abandoned),
+        attempt_count=record.attempt_count,
+        attempt_started_ms=record.attempt_started_ms,
+        last_error=record.last_error,
+        last_error_ms=record.last_error_ms,
+        last_worker=record.last_worker,
+        repair_source_uuid=_uuid_or_none(record.repair_source_uuid),
+    )
+
+
+def _copy_of(record: pb.OffloadContextRecord) -> Tier2Copy:
+    return Tier2Copy(
+        format_version=record.format_version,
+        data_len=record.data_len,
+        index_len=record.index_len,
+        index_sha256=record.index_sha256,
+        entry_count=record.entry_count,
+        block_count=record.block_count,
+        side_len=record.side_len,
+        side_sha256=record.side_sha256,
+        data_sha256=record.data_sha256,
+    )
+
+
+def _uuid(raw: bytes) -> UUID:
+    if len(raw) != UUID_LEN:
+        raise CorruptError(f"UUID of {len(raw)} bytes", remedy="Restore the metadata")
+    return UUID(bytes=raw)
+
+
+def _uuid_or_none(raw: bytes) -> UUID | None:
+    return _uuid(raw) if raw else None

@@ -1,0 +1,102 @@
+"""The gate of every format that is kept or sent: which versions exist, are written, are read.
+
+Owns the list of formats and their version numbers. Does not own what a version means: the module
+of that format does.
+
+Invariants:
+    * A format's number, and a version's number, is never used again for anything else.
+    * What is written is also read: ``current in readable``.
+    * An unknown version is refused, never guessed at.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from tierlog.model.errors import RefusedError, TierlogError
+
+
+class Format(IntEnum):
+    """Everything with a version of its own. Numbers are never reused."""
+
+    RUN = 1
+    APPEND_HEADER = 2
+    STREAM_RECORD = 3
+    LEDGER_PAGE = 4
+    CONTEXT_RECORD = 5
+    CLUSTER_RECORD = 6
+    NODE_RECORD = 7
+    COOKIE = 8
+    WIRE = 9
+    DATA_OBJECT = 10
+    INDEX_OBJECT = 11
+    SIDE_OBJECT = 12
+    JOURNAL = 13
+    LEDGER_FILE = 14
+    LEDGER_METADATA = 15
+    MANIFEST = 16
+    FENCE_FILE = 17
+    CLOUD_EVENT = 18
+
+
+class Versions(NamedTuple):
+    """What is written, and what is read."""
+
+    current: int
+    readable: frozenset[int]
+
+
+def _only(version: int) -> Versions:
+    return Versions(version, frozenset({version}))
+
+
+GATE: Final[Mapping[Format, Versions]] = {
+    Format.RUN: _only(1),
+    Format.APPEND_HEADER: _only(1),
+    Format.STREAM_RECORD: _only(1),
+    Format.LEDGER_PAGE: _only(1),
+    Format.CONTEXT_RECORD: _only(1),
+    Format.CLUSTER_RECORD: _only(1),
+    Format.NODE_RECORD: _only(1),
+    Format.COOKIE: _only(1),
+    Format.WIRE: _only(1),
+    # Pulsar's number, in the objects' user metadata.
+    Format.DATA_OBJECT: _only(1),
+    Format.INDEX_OBJECT: _only(1),
+    # Reserved: side objects are not written yet.
+    Format.SIDE_OBJECT: _only(1),
+    Format.JOURNAL: _only(1),
+    Format.LEDGER_FILE: _only(1),
+    # BookKeeper's number; its versions 1 and 2 are texts that Tierlog never wrote.
+    Format.LEDGER_METADATA: _only(3),
+    # Reserved: manifests are not written yet.
+    Format.MANIFEST: _only(1),
+    Format.FENCE_FILE: _only(1),
+    Format.CLOUD_EVENT: _only(1),
+}
+
+assert set(GATE) == set(Format)
+assert all(versions.current in versions.readable for versions in GATE.values())
+
+
+def current(kind: Format) -> int:
+    """Return the version that is written."""
+    return GATE[kind].current
+
+
+def check_version(kind: Format, found: int, *, error: type[TierlogError] = RefusedError) -> None:
+    """Raise ``error`` unless ``found`` can be read.
+
+    A record whose checksum was verified before has a version of the future: ``RefusedError``.
+    Where damage looks the same, the caller asks for ``CorruptError``.
+    """
+    readable = GATE[kind].readable
+    if found in readable:
+        return
+    name = kind.name.lower().replace("_", " ")
+    known = ", ".join(str(version) for version in sorted(readable))
+    raise error(
+        f"{name} has format version {found}, and this Tierlog reads {known}",
+        remedy="Upgrade this process to the version that wrote it",
+        details={"format": kind.name, "found": str(found), "readable": known},
+    )
