@@ -22,7 +22,7 @@ class Election:
 
     def __init__(self, store: MetadataStore, ids: Ids, *, office: str) -> None:
         self._store = store
-        self._root = paths.election_path(office)
+        self._root = f"{paths.ROOT}/election/{office}"
         self._candidate: UUID = ids.uuid()
 
     async def win(self) -> asyncio.Event:

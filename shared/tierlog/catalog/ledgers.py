@@ -47,11 +47,8 @@ class LedgerCatalog:
             base = records.decode_cluster(found.data).ledger_id_base if found else 0
             # A number whose answer was lost is never used by anyone: numbers only grow.
             made = await self._store.create_ephemeral(paths.IDGEN_PREFIX, b"", sequential=True)
-            number = int(made.rpartition("-")[2])
             await self._drop(made)
-            ledger_id = LedgerId(base + number)
-            paths.ledger_path(ledger_id)  # Refuses what has more than ten digits.
-            return ledger_id
+            return paths.ledger_id_from_sequence(made, base=base)
 
         return await settle(self._store, self._ids, paths.IDGEN_PREFIX, one_round)
 
@@ -74,7 +71,7 @@ class LedgerCatalog:
         await self._store.sync(paths.LEDGERS_ROOT)
         ids: list[LedgerId] = []
         for level1 in await self._store.children(paths.LEDGERS_ROOT) or []:
-            if not paths.is_ledger_level(level1):
+            if not paths.is_hierarchy_name(level1, level=1):
                 continue
             upper = f"{paths.LEDGERS_ROOT}/{level1}"
             for level2 in await self._store.children(upper) or []:

@@ -41,13 +41,13 @@ class NodeCatalog:
             if found is not None:
                 return records.decode_cluster(found.data)
             await self._store.create(paths.CLUSTER, records.encode_cluster(wanted))
-            await self._make(paths.LEDGERS_LAYOUT, paths.HIERARCHICAL_LAYOUT)
+            await self._make(paths.LAYOUT, paths.LAYOUT_DATA)
             return wanted
 
         return await settle(self._store, self._ids, paths.CLUSTER, one_round)
 
     async def _refuse_flat_layout(self) -> None:
-        layout = await self._store.get(paths.LEDGERS_LAYOUT)
+        layout = await self._store.get(paths.LAYOUT)
         if layout is not None:
             paths.check_layout(layout.data)
 
@@ -82,10 +82,10 @@ class NodeCatalog:
     async def live(self) -> dict[NodeId, NodeInfo]:
         """Return the live nodes by id."""
         nodes: dict[NodeId, NodeInfo] = {}
-        for name in await self._store.children(paths.AVAILABLE_ROOT) or []:
-            if name == paths.READ_ONLY_FOLDER:
+        for name in await self._store.children(paths.AVAILABLE) or []:
+            if name == paths.READONLY_NAME:
                 continue
-            found = await self._store.get(f"{paths.AVAILABLE_ROOT}/{name}")
+            found = await self._store.get(f"{paths.AVAILABLE}/{name}")
             if found is not None and found.data:
                 info = records.decode_node(found.data)
                 nodes[info.node_id] = info

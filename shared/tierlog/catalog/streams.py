@@ -76,7 +76,7 @@ class StreamCatalog:
 
     async def names(self) -> list[StreamName]:
         """Return the names of all streams, sorted."""
-        children = await self._store.children(paths.STREAMS_ROOT)
+        children = await self._store.children(paths.STREAMS)
         return [StreamName(name) for name in children or []]
 
     async def snapshot(self, name: StreamName) -> StreamSnapshot:
@@ -148,7 +148,7 @@ class StreamCatalog:
 
     async def ensure_roots(self) -> None:
         """Make the folders that transactions rely on."""
-        for root in (paths.STREAMS_ROOT, paths.CONTEXTS_ROOT):
+        for root in (paths.STREAMS, paths.CONTEXTS):
             try:
                 await ensure_node(self._store, root)
             except NodeExistsError:
