@@ -68,7 +68,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    def run_in_executor(self, executor: object, func: object, *args: object) -> Never:  # type: ignore[override]
+    def run_in_executor(self, executor: object, func: object, *args: object) -> Never:
         raise RuntimeError(f"a simulation has no threads, but one was asked to run {func!r}")
 
     def _advance(self, seconds: float) -> None:

@@ -10,12 +10,17 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A message as it was taken. ``receipt`` is the adapter's own."""
+    """A message as it was taken. ``receipt`` is the adapter's own.
+
+    ``attempt`` counts how often this source handed it out, from 1: whoever takes an event that
+    keeps failing decides from it when to put it aside (another process starts at 1 again).
+    """
 
     topic: str
     key: bytes
     value: bytes
     headers: Mapping[str, bytes]
+    attempt: int = field(default=1, compare=False)
     receipt: Any = field(default=None, compare=False, repr=False)
 
 
@@ -45,7 +50,7 @@ class EventSource(Protocol):
         ...
 
     async def retry_later(self, event: Event) -> None:
-        """Deliver ``event`` again, after the source's back-off."""
+        """Deliver ``event`` again, after the source's back-off, with ``attempt`` one higher."""
         ...
 
     async def close(self) -> None:
