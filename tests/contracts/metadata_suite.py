@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+
 from tierlog.model.errors import RefusedError, RetryableError, TierlogError
 from tierlog.ports.metadata import (
     REQUEST_BYTES_MAX,

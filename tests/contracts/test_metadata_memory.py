@@ -4,13 +4,13 @@ import asyncio
 import random
 
 import pytest
+
+from tests.contracts.metadata_suite import MetadataContract
+from tests.simulation.virtual_loop import DeadlockError, run_virtual
 from tierlog.adapters.memory.faults import FaultRates, Faults, Outcome
 from tierlog.adapters.memory.metadata import MemoryMetadata
 from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.ports.metadata import Put, VersionConflictError, Versioned
-
-from tests.contracts.metadata_suite import MetadataContract
-from tests.simulation.virtual_loop import DeadlockError, run_virtual
 
 
 @pytest.fixture
