@@ -119,6 +119,24 @@ class Child:
         self._process.send_signal(number)
 
 
+async def first_end(children: Mapping[str, Child]) -> str:
+    """Wait until any of the children ends, and return its name."""
+    names: list[str] = []
+    ended = asyncio.Event()
+
+    async def watch(name: str, child: Child) -> None:
+        await child.wait()
+        names.append(name)
+        ended.set()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(watch(name, child)) for name, child in children.items()]
+        await ended.wait()
+        for task in tasks:
+            task.cancel()
+    return names[0]
+
+
 async def _process_end(pid: int) -> None:
     """Wait for the end of a process without polling, where the kernel has pidfd (5.3)."""
     try:

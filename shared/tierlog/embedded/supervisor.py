@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from tierlog.embedded.endpoints import ExternalServers, ServerEndpoints
+from tierlog.embedded.external import check_external
 from tierlog.embedded.kafka import Kafka
 from tierlog.embedded.ports import LOOPBACK, Ports
 from tierlog.embedded.process import Child, end_leftovers, log_tail
@@ -121,6 +122,11 @@ class EmbeddedServers:
             redis_url=external.redis or f"redis://{self._address('redis', 'redis')}/0",
         )
 
+    @property
+    def children(self) -> Mapping[str, Child]:
+        """The present processes, by name."""
+        return {name: running.child for name, running in self._running.items()}
+
     def pid(self, name: str) -> int:
         """Return the process id of a server's present child."""
         return self._running[name].child.pid
@@ -138,6 +144,7 @@ class EmbeddedServers:
         try:
             for name in await end_leftovers(self.run_dir):
                 tell(f"ended a {name} that an earlier run left", 0, None)
+            await check_external(self.external)
             self._ports = Ports(self.state_dir / "ports.json")
             done = _Counter(len(self._servers), tell)
             async with asyncio.TaskGroup() as group:
@@ -175,27 +182,6 @@ class EmbeddedServers:
     def kill(self, name: str) -> None:
         """SIGKILL one server; restart() brings it back."""
         self._running[name].child.kill()
-
-    async def wait_failed(self) -> str:
-        """Wait until any child ends that nobody stopped; return what to tell the user."""
-        names: list[str] = []
-        ended = asyncio.Event()
-
-        async def watch(name: str, child: Child) -> None:
-            await child.wait()
-            names.append(name)
-            ended.set()
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(watch(name, running.child))
-                for name, running in self._running.items()
-            ]
-            await ended.wait()
-            for task in tasks:
-                task.cancel()
-        running = self._running[names[0]]
-        return f"{names[0]} ended with {running.child.exit_code}; its log is {running.place.log}"
 
     def _address(self, name: str, purpose: str) -> str:
         return f"{LOOPBACK}:{self._running[name].place.ports[purpose]}"

@@ -1,0 +1,202 @@
+"""The services of Tierlog as supervised child processes beside the embedded servers.
+
+Owns starting them with their settings in the environment, waiting for /readyz, stopping them in
+order. Does not own what the settings mean (`tierlog.runtime.settings`) nor the services.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from tierlog.embedded.endpoints import ServerEndpoints
+from tierlog.embedded.ports import LOOPBACK
+from tierlog.embedded.process import Child, Launch, log_tail
+from tierlog.embedded.server import child_environment
+from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.ports.progress import Progress
+
+PROBE_S_MAX: Final = 5.0
+PROBE_PAUSE_S: Final = 0.1
+
+# Who listens for what; stopped from the last to the first, so that whoever asks goes first.
+SERVICE_PORTS: Final[Mapping[str, Sequence[str]]] = {
+    "ingest": ("http", "grpc", "wire"),
+    "reader": ("http", "grpc"),
+    "offloader": ("http",),
+    "scheduler": ("http", "grpc"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """One service process: what to run, with which settings, and how it says that it is ready."""
+
+    name: str
+    module: str
+    env: Mapping[str, str]
+    ready_url: str
+    start_s_max: float = 60.0
+    stop_s_max: float = 40.0
+    ports: Mapping[str, int] = field(default_factory=dict)
+
+
+def server_environment(endpoints: ServerEndpoints) -> dict[str, str]:
+    """Return the settings that name the four servers."""
+    return {
+        "TIERLOG_S3__ENDPOINT_URL": endpoints.s3_endpoint_url,
+        "TIERLOG_S3__ACCESS_KEY": endpoints.s3_access_key,
+        "TIERLOG_S3__SECRET_KEY": endpoints.s3_secret_key,
+        "TIERLOG_S3__BUCKET": endpoints.s3_bucket,
+        "TIERLOG_ZOOKEEPER__HOSTS": endpoints.zookeeper_hosts,
+        "TIERLOG_KAFKA__BOOTSTRAP_SERVERS": endpoints.kafka_bootstrap,
+        "TIERLOG_REDIS__URL": endpoints.redis_url,
+    }
+
+
+def service_spec(
+    kind: str,
+    *,
+    ports: Mapping[str, int],
+    env: Mapping[str, str],
+    name: str | None = None,
+) -> ServiceSpec:
+    """Describe one of the four services on given ports; `name` tells a second one apart."""
+    section = f"TIERLOG_{kind.upper()}__LISTEN__"
+    listen = {f"{section}{purpose.upper()}_PORT": str(port) for purpose, port in ports.items()}
+    return ServiceSpec(
+        name=name or kind,
+        module=f"tierlog_{kind}.main",
+        env={**env, f"{section}HOST": LOOPBACK, **listen},
+        ready_url=f"http://{LOOPBACK}:{ports['http']}/readyz",
+        ports=dict(ports),
+    )
+
+
+class EmbeddedServices:
+    """Starts, watches and stops service processes."""
+
+    def __init__(
+        self, *, run_dir: Path, log_dir: Path, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._run_dir = run_dir
+        self._log_dir = log_dir
+        self._environ = child_environment(os.environ if environ is None else environ)
+        self._specs: dict[str, ServiceSpec] = {}
+        self._children: dict[str, Child] = {}
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedServices {list(self._children.values())}>"
+
+    @property
+    def specs(self) -> Mapping[str, ServiceSpec]:
+        """What was started, by name."""
+        return dict(self._specs)
+
+    @property
+    def children(self) -> Mapping[str, Child]:
+        """The present processes, by name."""
+        return dict(self._children)
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a service's present child."""
+        return self._children[name].pid
+
+    def log(self, name: str) -> Path:
+        """Return the log file of a service."""
+        return self._log_dir / f"{name}.log"
+
+    async def start(self, specs: Sequence[ServiceSpec], progress: Progress | None = None) -> None:
+        """Start services side by side and return when all are ready; on failure none is left."""
+        done = 0
+
+        async def start_one(spec: ServiceSpec) -> None:
+            nonlocal done
+            await self._launch(spec)
+            done += 1
+            if progress is not None:
+                where = ", ".join(f"{purpose} {port}" for purpose, port in spec.ports.items())
+                progress(f"{spec.name} is ready ({where})", done, len(specs))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for spec in specs:
+                    group.create_task(start_one(spec))
+        except BaseException as error:
+            await self.stop()
+            if isinstance(error, BaseExceptionGroup) and isinstance(
+                first := error.exceptions[0], RetryableError | RefusedError
+            ):
+                raise first from error
+            raise
+
+    async def stop(self) -> None:
+        """Stop all, one after the other, the last one first."""
+        for name in reversed(self._in_order()):
+            child = self._children.pop(name)
+            await child.stop(deadline_s=self._specs[name].stop_s_max)
+
+    async def restart(self, name: str, *, env: Mapping[str, str] | None = None) -> None:
+        """Start one again on the same ports, stopping it first; `env` changes settings."""
+        spec = self._specs[name]
+        await self._children[name].stop(deadline_s=spec.stop_s_max)
+        if env is not None:
+            spec = replace(spec, env={**spec.env, **env})
+        await self._launch(spec)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL one service; restart() brings it back."""
+        self._children[name].kill()
+
+    def _in_order(self) -> list[str]:
+        order = list(SERVICE_PORTS)
+        kinds = {name: spec.module for name, spec in self._specs.items()}
+
+        def rank(name: str) -> int:
+            kind = kinds[name].removeprefix("tierlog_").removesuffix(".main")
+            return order.index(kind) if kind in order else len(order)
+
+        return sorted(self._children, key=rank)
+
+    async def _launch(self, spec: ServiceSpec) -> None:
+        log = self.log(spec.name)
+        log_size = log.stat().st_size if log.exists() else 0
+        environ = {**self._environ, **spec.env, "PYTHONUNBUFFERED": "1"}
+        argv = [sys.executable, "-P", "-m", spec.module]
+        launch = Launch(argv=argv, cwd=Path.cwd(), log=log, env=environ)
+        child = Child.spawn(spec.name, launch, run_dir=self._run_dir)
+        self._specs[spec.name] = spec
+        self._children[spec.name] = child
+        try:
+            async with asyncio.timeout(spec.start_s_max):
+                await _until_ready(spec, child)
+        except TimeoutError:
+            raise RetryableError(
+                f"{spec.name} was not ready after {spec.start_s_max:.0f} s",
+                remedy=f"GET {spec.ready_url} names what it waits for; its log is {log}",
+            ) from None
+        if not child.running:
+            raise RetryableError(
+                f"{spec.name} ended with {child.exit_code} while starting: "
+                f"{log_tail(log, since=log_size)[-600:]}",
+                remedy=f"Look into its log, {log}",
+            )
+
+
+async def _until_ready(spec: ServiceSpec, child: Child) -> None:
+    """Ask /readyz until it answers 200, or the process has ended."""
+    timeout = aiohttp.ClientTimeout(total=PROBE_S_MAX)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        while child.running:
+            try:
+                async with session.get(spec.ready_url) as answer:
+                    if answer.status == 200:
+                        return
+            except (aiohttp.ClientError, TimeoutError):
+                pass
+            await asyncio.sleep(PROBE_PAUSE_S)
