@@ -46,7 +46,7 @@ async def _reach(name: str, addresses: list[tuple[str, int]]) -> None:
             async with asyncio.timeout(CONNECT_S_MAX):
                 _, writer = await asyncio.open_connection(host, port)
         except (OSError, TimeoutError) as error:
-            problem = f"{host}:{port}: {error or 'no answer'}"
+            problem = f"{host}:{port} ({error!r})"
         else:
             writer.close()
             return
