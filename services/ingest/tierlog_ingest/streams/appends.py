@@ -1,0 +1,293 @@
+"""Appends between their arrival and their answer.
+
+Owns the queue of what was not sent, the list of what was sent and is not confirmed, the budget
+of bytes, and each append's deadline. Does not own where entries go: the stream's owner does.
+
+Invariants:
+    * An append is answered exactly once: with its ranges, or with one error.
+    * What was sent, even in part, is never answered as a plain failure: only confirmed or
+      APPEND_INDETERMINATE. What was not sent at all never reaches a ledger after its error.
+    * The budget's use is the sum of the frames that wait in all queues.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tierlog.format.frame import FRAME_HEADER_LEN, Offsets
+from tierlog.format.run import Run
+from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.position import AppendedRange
+
+Answer = asyncio.Future[list[AppendedRange]]
+
+
+class QueueBudget:
+    """Bytes that wait to be sent, over all streams of a process."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def ready(self) -> None:
+        """Wait until there is room for at least one more append."""
+        await self._room.wait()
+
+    def take(self, size: int) -> None:
+        """Count an append in, or raise RESOURCE_EXHAUSTED at twice the limit."""
+        if self.used and self.used + size > 2 * self.bytes_max:
+            raise RetryableError(
+                f"{self.used} bytes of appends wait already, the limit is {self.bytes_max}",
+                reason=Reason.RESOURCE_EXHAUSTED,
+                remedy="Send less at once; try again",
+                details={"budget": "appends.queued_bytes"},
+                retry_after_s=0.1,
+            )
+        self.used += size
+        if self.used >= self.bytes_max:
+            self._room.clear()
+
+    def give_back(self, size: int) -> None:
+        """Count an append out."""
+        self.used -= size
+        assert self.used >= 0
+        if self.used < self.bytes_max:
+            self._room.set()
+
+
+@dataclass(slots=True, eq=False)
+class Append:
+    """One append: a draft, how much of it was sent, and where to."""
+
+    draft: Run
+    entry_len_max: int
+    answer: Answer
+    timer: asyncio.TimerHandle | None = None
+    taken: int = 0
+    """Entries that were sent."""
+    ranges: list[AppendedRange] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        """Entries that were not sent yet."""
+        return self.draft.header.count - self.taken
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes of the frames that were not sent yet."""
+        return len(self.draft.frames) - self.start
+
+    @property
+    def start(self) -> int:
+        """Where the first frame begins that was not sent."""
+        whole = self.left == 0
+        return len(self.draft.frames) if whole else int(self.draft.offsets[self.taken])
+
+    @property
+    def publish_ms(self) -> tuple[int, int]:
+        """Smallest and largest publish time; 0, 0: none known."""
+        return self.draft.header.publish_ms_min, self.draft.header.publish_ms_max
+
+    def finish(self, error: TierlogError | None = None) -> None:
+        """Answer, unless it was answered already."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(self.ranges)
+        else:
+            self.answer.set_exception(error)
+
+
+def entry_len_max(draft: Run) -> int:
+    """Return the length of the draft's largest entry."""
+    ends = np.append(draft.offsets[1:], len(draft.frames)).astype(np.int64)
+    return int((ends - draft.offsets).max()) - FRAME_HEADER_LEN
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is sent as one: frames of one append or of several small ones, with their offsets."""
+
+    frames: memoryview | bytes
+    offsets: Offsets
+    publish_ms: tuple[int, int]
+    shares: list[tuple[Append, int]]
+    """Which appends, and how many entries of each, in order."""
+
+
+class AppendQueue:
+    """The appends of one stream, in the order in which they came."""
+
+    def __init__(self, budget: QueueBudget, *, wake: Callable[[], None]) -> None:
+        self._budget = budget
+        self._wake = wake
+        self._waiting: deque[Append] = deque()
+        self._sent: deque[tuple[Append, EntryId]] = deque()
+        self.trouble = ""
+        """Why nothing is sent at present, for those whose time is up."""
+
+    def __repr__(self) -> str:
+        return f"<AppendQueue {len(self._waiting)} waiting, {len(self._sent)} sent>"
+
+    @property
+    def waiting_count(self) -> int:
+        """How many appends were not sent wholly."""
+        return len(self._waiting)
+
+    @property
+    def sent_count(self) -> int:
+        """How many shares of appends wait for their confirmation."""
+        return len(self._sent)
+
+    def add(self, draft: Run, *, entry_len: int, timeout_s: float) -> Answer:
+        """Put an append at the end; its answer comes within ``timeout_s``."""
+        self._budget.take(len(draft.frames))
+        loop = asyncio.get_running_loop()
+        append = Append(draft, entry_len, loop.create_future())
+        append.timer = loop.call_later(timeout_s, self._expire, append, timeout_s)
+        self._waiting.append(append)
+        self._wake()
+        return append.answer
+
+    def _expire(self, append: Append, timeout_s: float) -> None:
+        append.timer = None
+        if append.taken:
+            append.finish(indeterminate(f"was not confirmed within {timeout_s:g} s"))
+        else:
+            why = f" ({self.trouble})" if self.trouble else ""
+            append.finish(
+                RetryableError(
+                    f"the append was not sent within {timeout_s:g} s{why}",
+                    remedy="Nothing was appended; try again",
+                )
+            )
+        self._wake()
+
+    def head(self) -> Append | None:
+        """Return the first append that is to be sent; those that were given up are dropped."""
+        while self._waiting:
+            append = self._waiting[0]
+            if not append.answer.done():
+                return append
+            if append.taken and append.left:
+                # Its first part may be in a ledger: the rest must not follow much later.
+                append.taken, left = append.draft.header.count, append.left_bytes
+                self._budget.give_back(left)
+            elif append.left:
+                self._budget.give_back(append.left_bytes)
+            self._waiting.popleft()
+        return None
+
+    def take(self, count_max: int, bytes_max: int) -> Piece:
+        """Take up to ``count_max`` entries off the queue's front as one piece.
+
+        Small appends are put together up to ``bytes_max`` of frames, as long as all or none of
+        them tell their publish times.
+        """
+        first = self.head()
+        assert first is not None
+        assert count_max > 0
+        shares = [(first, min(first.left, count_max))]
+        count, size = shares[0][1], first.left_bytes
+        if shares[0][1] == first.left:
+            for other in self._followers():
+                size += other.left_bytes
+                count += other.left
+                if size > bytes_max or count > count_max or not _alike(first, other):
+                    break
+                shares.append((other, other.left))
+        piece = _piece(shares)
+        for append, taken in shares:
+            before = append.left_bytes
+            append.taken += taken
+            self._budget.give_back(before - append.left_bytes)
+            if not append.left:
+                self._waiting.popleft()
+        return piece
+
+    def _followers(self) -> Iterator[Append]:
+        waiting = iter(self._waiting)
+        next(waiting)
+        for append in waiting:
+            if append.answer.done():
+                return
+            yield append
+
+    def note_sent(self, piece: Piece, ledger_id: LedgerId, first_entry_id: EntryId) -> None:
+        """Note where a piece went."""
+        entry_id = first_entry_id
+        for append, count in piece.shares:
+            last = EntryId(entry_id + count - 1)
+            append.ranges.append(
+                AppendedRange(ledger_id=ledger_id, first_entry_id=entry_id, last_entry_id=last)
+            )
+            self._sent.append((append, last))
+            entry_id = EntryId(last + 1)
+
+    def confirm(self, last_add_confirmed: EntryId) -> None:
+        """Answer the appends that are confirmed wholly."""
+        while self._sent and self._sent[0][1] <= last_add_confirmed:
+            append, last = self._sent.popleft()
+            if not append.left and append.ranges[-1].last_entry_id == last:
+                append.finish()
+
+    def fail_sent(self, cause: str) -> None:
+        """Answer everything that was sent, in whole or in part, as indeterminate."""
+        while self._sent:
+            append, _ = self._sent.popleft()
+            append.finish(indeterminate(cause))
+        head = self._waiting[0] if self._waiting else None
+        if head is not None and head.taken:
+            head.finish(indeterminate(cause))
+        self.head()
+
+    def fail_waiting(self, error: TierlogError) -> None:
+        """Answer everything that was not sent with ``error``."""
+        while (append := self.head()) is not None:
+            append.finish(indeterminate(error.message) if append.taken else error)
+
+    def fail_head(self, error: TierlogError) -> None:
+        """Answer the first append alone."""
+        append = self.head()
+        assert append is not None
+        append.finish(indeterminate(error.message) if append.taken else error)
+        self.head()
+
+
+def _alike(one: Append, other: Append) -> bool:
+    return (one.publish_ms == (0, 0)) == (other.publish_ms == (0, 0))
+
+
+def _piece(shares: list[tuple[Append, int]]) -> Piece:
+    append, count = shares[0]
+    if len(shares) == 1:
+        offsets, start = append.draft.offsets, append.start
+        stop = append.taken + count
+        end = int(offsets[stop]) if stop < len(offsets) else len(append.draft.frames)
+        own = offsets[append.taken : stop] - np.uint32(start)
+        return Piece(append.draft.frames[start:end], own, append.publish_ms, shares)
+    joined, columns, at = [], [], 0
+    for one, _ in shares:
+        start = one.start
+        joined.append(one.draft.frames[start:])
+        columns.append(one.draft.offsets[one.taken :] + np.uint32(at) - np.uint32(start))
+        at += len(joined[-1])
+    times = [one.publish_ms for one, _ in shares]
+    span = min(low for low, _ in times), max(high for _, high in times)
+    return Piece(b"".join(joined), np.concatenate(columns), span, shares)
+
+
+def indeterminate(cause: str) -> IndeterminateError:
+    """Say that an append may or may not be there."""
+    return IndeterminateError(
+        f"the append may or may not be in the stream: {cause}",
+        remedy="Read the stream's end to see whether it is there before appending it again",
+    )

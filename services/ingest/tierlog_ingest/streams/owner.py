@@ -1,0 +1,547 @@
+"""One stream that this process owns, from its claim to stepping down.
+
+Owns the order of things: claim, recover what is not closed, then ledger after ledger. Does not
+own ids and quorums inside a ledger (``LedgerWriter``) nor the decision to claim (``ownership``).
+
+Invariants:
+    * Nothing is written before every ledger of the stream is closed; at most one is open.
+    * A ledger's first entry is sent only after the ledger before it was CLOSED.
+    * After a conflict (FENCED) the stream's metadata is read first: another owner means stepping
+      down, with every sent append indeterminate and every other one NOT_OWNER.
+    * A broken writer's ledger is recovered and closed before anything else is sent.
+
+Retries: metadata that can't be reached is asked again with back-off; appends wait no longer than
+their deadline. Cancellation leaves what a crash leaves: an open ledger that the next owner, maybe
+this process, recovers. ``drain`` leaves none.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeVar
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.catalog.streams import StreamSnapshot, check_owner
+from tierlog.format.run import Run
+from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.placement import choose_ensemble
+from tierlog.ledger.recovery import Recovery
+from tierlog.ledger.writer import LedgerWriter, WriterLimits
+from tierlog.model.errors import (
+    IndeterminateError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
+from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId, StreamName
+from tierlog.model.ledger import (
+    KEY_APPLICATION,
+    KEY_BLOCK_SIZE,
+    KEY_COMPONENT,
+    KEY_INCARNATION,
+    KEY_OWNER_EPOCH,
+    KEY_RAW,
+    KEY_STREAM,
+    KEY_STRIPE_ENTRIES,
+    LedgerMetadata,
+    Segment,
+)
+from tierlog.model.node import NodeInfo
+from tierlog.model.stream import Stream
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.ports.storage_node import StorageNodeClient
+from tierlog.runtime.settings import OwnerSettings
+from tierlog_ingest.streams.appends import Answer, AppendQueue, QueueBudget, entry_len_max
+from tierlog_ingest.streams.ownership import not_owner, refusal_to_claim
+from tierlog_ingest.streams.rollover import LedgerFill, LedgerLimits, fitting, is_due
+
+log = structlog.get_logger()
+
+Result = TypeVar("Result")
+
+BLOCK_OVERHEAD: Final = 140
+"""A block's header and one entry's frame: an entry above block size less this fits no block."""
+
+STRIPE_WHOLE: Final = 2**40
+"""Where every node gets every entry there is nothing to stripe, and runs are never cut for it."""
+
+BACKOFF_S_FIRST: Final = 0.05
+BACKOFF_S_MAX: Final = 2.0
+
+
+class OwnerState(Enum):
+    """How far an owner is."""
+
+    CLAIMING = "claiming"
+    RECOVERING = "recovering"
+    SERVING = "serving"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerParts:
+    """What every owner of a process shares."""
+
+    node_id: NodeId
+    catalog: Catalog
+    nodes: NodeDirectory[StorageNodeClient]
+    recovery: Recovery
+    clock: Clock
+    ids: Ids
+    settings: OwnerSettings
+    budget: QueueBudget
+
+
+@dataclass(slots=True)
+class _Open:
+    """The open ledger."""
+
+    writer: LedgerWriter
+    task: asyncio.Task[None]
+    limits: LedgerLimits
+    block_size: int
+    opened_s: float
+
+    def fill(self, now_s: float) -> LedgerFill:
+        """Return how far it is."""
+        return LedgerFill(
+            entry_count=self.writer.entry_count,
+            length=self.writer.length,
+            age_s=now_s - self.opened_s,
+        )
+
+
+class StreamOwner:
+    """Owns, or tries to own, one stream. ``run`` is its life; it ends when it steps down."""
+
+    def __init__(self, name: StreamName, parts: OwnerParts) -> None:
+        self.name = name
+        self.state = OwnerState.CLAIMING
+        self.failure: TierlogError | None = None
+        """Why it ended; None while it lives, or after a drain."""
+        self.recovered = asyncio.Event()
+        """Set once the stream has no ledger left to recover, or the owner ended."""
+        self._parts = parts
+        self._wake = asyncio.Event()
+        self._queue = AppendQueue(parts.budget, wake=self._wake.set)
+        self._claimed: Stream | None = None
+        self._open: _Open | None = None
+        self._seals: list[asyncio.Future[LedgerId | None]] = []
+        self._draining = False
+        self._block_size: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<StreamOwner {self.name} {self.state.value} {self._queue!r} {self._open!r}>"
+
+    def statistics(self) -> dict[str, object]:
+        """Return what people ask of a stream's owner."""
+        writer = self._open.writer if self._open else None
+        return {
+            "stream": self.name,
+            "state": self.state.value,
+            "owner_epoch": self._claimed.owner_epoch if self._claimed else None,
+            "open_ledger": writer.ledger_id if writer else None,
+            "last_add_confirmed": writer.last_add_confirmed if writer else None,
+            "ledger_entries": writer.entry_count if writer else 0,
+            "ledger_bytes": writer.length if writer else 0,
+            "in_flight_bytes": writer.in_flight_bytes if writer else 0,
+            "appends_waiting": self._queue.waiting_count,
+            "appends_sent": self._queue.sent_count,
+            "trouble": self._queue.trouble,
+        }
+
+    @property
+    def owner_epoch(self) -> int:
+        """The claim's epoch; 0 before the claim."""
+        return self._claimed.owner_epoch if self._claimed else 0
+
+    def submit(self, draft: Run, *, deadline_s: float | None) -> Answer:
+        """Queue an append; its answer is a list of ranges or an error. Raises what is at once."""
+        if self.state is OwnerState.ENDED or self._draining:
+            raise self.failure or _going_away(self.name)
+        largest = entry_len_max(draft)
+        if self._block_size is not None:
+            check_entry_len(largest, self._block_size)
+        timeout_s = self._parts.settings.append_timeout_s
+        if deadline_s is not None:
+            timeout_s = min(timeout_s, deadline_s)
+        return self._queue.add(draft, entry_len=largest, timeout_s=timeout_s)
+
+    async def seal(self) -> LedgerId | None:
+        """Close the open ledger; return its id, or None when nothing was open."""
+        if self.state is OwnerState.ENDED or self._draining:
+            raise self.failure or _going_away(self.name)
+        answer: asyncio.Future[LedgerId | None] = asyncio.get_running_loop().create_future()
+        self._seals.append(answer)
+        self._wake.set()
+        return await answer
+
+    def drain(self) -> None:
+        """Take no more appends; ``run`` ends once all are answered and the ledger is closed."""
+        self._draining = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Claim, recover and serve until stepping down or drained. Raises only what is a bug."""
+        error: TierlogError | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                try:
+                    await self._claim()
+                    await self._recover_all()
+                    self._enter(OwnerState.SERVING)
+                    await self._serve(tasks)
+                except TierlogError as caught:
+                    error = caught
+                    self._end(error)
+        finally:
+            self._end(error or _going_away(self.name))
+
+    def _enter(self, state: OwnerState) -> None:
+        self.state = state
+        log.info("owner.entered", stream=self.name, state=state.value, epoch=self.owner_epoch)
+
+    def _end(self, error: TierlogError) -> None:
+        """Answer everybody, once."""
+        if self.state is OwnerState.ENDED:
+            return
+        self.failure = error
+        self.state = OwnerState.ENDED
+        self.recovered.set()
+        if self._open is not None:
+            self._open.writer.break_off(error)
+        self._queue.fail_sent(error.message)
+        self._queue.fail_waiting(error)
+        for seal in self._seals:
+            if not seal.done():
+                seal.set_exception(error)
+        log.info("owner.ended", stream=self.name, epoch=self.owner_epoch, cause=str(error))
+
+    async def _claim(self) -> None:
+        parts = self._parts
+        snapshot = await parts.catalog.streams.snapshot(self.name)
+        live = await parts.catalog.nodes.live()
+        refusal = refusal_to_claim(snapshot.stream, parts.node_id, live)
+        if refusal is not None:
+            raise refusal
+        self._claimed = await parts.catalog.streams.claim(self.name, parts.node_id)
+        self._enter(OwnerState.RECOVERING)
+
+    async def _recover_all(self) -> None:
+        """Close every ledger that is not, oldest first."""
+        assert self._claimed is not None
+        snapshot = await self._own_snapshot()
+        self._block_size = _block_size(snapshot)
+        for ledger in snapshot.ledgers:
+            if not ledger.closed:
+                await self._parts.recovery.recover(self._claimed, ledger.ledger_id)
+        self.recovered.set()
+
+    async def _own_snapshot(self) -> StreamSnapshot:
+        """Read the stream; raises NOT_OWNER when someone else claimed it."""
+        assert self._claimed is not None
+        catalog = self._parts.catalog
+        snapshot = await self._insist(lambda: catalog.streams.snapshot(self.name))
+        try:
+            check_owner(snapshot.stream, self._claimed)
+        except RefusedError as error:
+            raise await self._deposed(snapshot.stream) from error
+        return snapshot
+
+    async def _deposed(self, stream: Stream) -> RetryableError:
+        live: dict[NodeId, NodeInfo] = {}
+        try:
+            live = await self._parts.catalog.nodes.live()
+        except TierlogError as error:
+            log.info("owner.successor_unknown", stream=self.name, cause=str(error))
+        return not_owner(stream, live.get(stream.owner.node_id) if stream.owner else None)
+
+    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            one = self._open
+            if one is not None and one.writer.failure is not None:
+                await self._replace(one, one.writer.failure)
+            elif self._seals or (one is not None and is_due(one.fill(loop.time()), one.limits)):
+                await self._seal()
+            elif self._queue.head() is not None:
+                await self._send_next(tasks)
+            elif self._draining:
+                await self._seal()
+                return
+            else:
+                await self._wait_for_work()
+
+    async def _wait_for_work(self) -> None:
+        """Wait until something arrives, the ledger is too old, or its writer broke."""
+        loop = asyncio.get_running_loop()
+        timer = None
+        if self._open is not None and self._open.writer.entry_count:
+            due_s = self._open.opened_s + self._open.limits.age_ms_max / 1000
+            timer = loop.call_at(due_s, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _send_next(self, tasks: asyncio.TaskGroup) -> None:
+        if self._open is None:
+            self._open = await self._open_ledger(tasks)
+        one, head = self._open, self._queue.head()
+        if head is None:
+            return
+        try:
+            check_entry_len(head.entry_len_max, one.block_size)
+        except RefusedError as error:
+            self._queue.fail_head(error)
+            return
+        run_bytes_max = self._parts.settings.run_bytes_max
+        await one.writer.wait_room(max(head.left_bytes, run_bytes_max))
+        head = self._queue.head()
+        if head is None or one.writer.ended.is_set():
+            return
+        fill = one.fill(asyncio.get_running_loop().time())
+        frames_len = head.left_bytes
+        offsets = head.draft.offsets[head.taken :]
+        if head.taken:
+            offsets = offsets - offsets[0]
+        count = fitting(fill, one.limits, offsets, frames_len)
+        if count == 0:
+            await self._seal()
+            return
+        self._send(one, count if count < head.left else self._room_for_more(one, fill))
+
+    def _room_for_more(self, one: _Open, fill: LedgerFill) -> int:
+        return one.limits.entries_max - fill.entry_count if fill.entry_count else _MANY
+
+    def _send(self, one: _Open, count_max: int) -> None:
+        limit = min(self._parts.settings.run_bytes_max, one.limits.bytes_max)
+        piece = self._queue.take(count_max, limit)
+        first = one.writer.next_entry_id
+        # Noted first: an answer may come before the call returns.
+        self._queue.note_sent(piece, one.writer.ledger_id, first)
+        one.writer.append(
+            piece.frames,
+            piece.offsets,
+            publish_ms_min=piece.publish_ms[0],
+            publish_ms_max=piece.publish_ms[1],
+        )
+
+    async def _open_ledger(self, tasks: asyncio.TaskGroup) -> _Open:
+        """Make a ledger; tries until it is there or the stream has another owner."""
+        parts, settings = self._parts, self._parts.settings
+        ledger_id = await self._insist(parts.catalog.ledgers.new_id)
+        excluded: frozenset[NodeId] = frozenset()
+
+        async def attempt() -> tuple[LedgerMetadata, dict[NodeId, StorageNodeClient]]:
+            nonlocal excluded
+            live = await parts.catalog.nodes.live()
+            ensemble = choose_ensemble(
+                live.values(),
+                ensemble_size=settings.ensemble_size,
+                seed=f"{ledger_id}".encode(),
+                preferred=parts.node_id,
+                excluded=excluded
+                if len(live) - len(excluded) >= settings.ensemble_size
+                else frozenset(),
+            )
+            clients: dict[NodeId, StorageNodeClient] = {}
+            for node_id in ensemble:
+                try:
+                    clients[node_id] = await parts.nodes.client(node_id)
+                except RetryableError:
+                    excluded |= {node_id}
+                    raise
+            return self._metadata(snapshot, ensemble, block_size), clients
+
+        snapshot = await self._own_snapshot()
+        block_size = self._block_size = _block_size(snapshot)
+        metadata, clients = await self._insist(attempt)
+        await self._insist(
+            lambda: parts.catalog.ledgers.open(
+                snapshot.stream, ledger_id, metadata, block_size=block_size
+            )
+        )
+        writer = LedgerWriter(
+            ledger_id=ledger_id,
+            metadata=metadata,
+            owner_epoch=self.owner_epoch,
+            nodes=clients,
+            limits=WriterLimits(
+                in_flight_bytes_max=settings.in_flight_bytes_max,
+                append_timeout_s=settings.append_timeout_s,
+                run_bytes_max=settings.run_bytes_max,
+            ),
+            on_confirmed=self._queue.confirm,
+        )
+        log.info("ledger.opened", stream=self.name, ledger_id=ledger_id, epoch=self.owner_epoch)
+        task = tasks.create_task(self._run_writer(writer))
+        return _Open(
+            writer,
+            task,
+            LedgerLimits.of(snapshot.policy),
+            block_size,
+            asyncio.get_running_loop().time(),
+        )
+
+    async def _run_writer(self, writer: LedgerWriter) -> None:
+        try:
+            await writer.run()
+        finally:
+            self._wake.set()
+
+    def _metadata(
+        self, snapshot: StreamSnapshot, ensemble: tuple[NodeId, ...], block_size: int
+    ) -> LedgerMetadata:
+        settings, stream = self._parts.settings, snapshot.stream
+        whole = settings.write_quorum == settings.ensemble_size
+        stripe_entries = STRIPE_WHOLE if whole else settings.stripe_entries
+        custom = {
+            KEY_APPLICATION: b"tierlog",
+            KEY_COMPONENT: b"stream",
+            KEY_STREAM: stream.name.encode(),
+            KEY_INCARNATION: str(stream.incarnation).encode(),
+            KEY_OWNER_EPOCH: str(stream.owner_epoch).encode(),
+            KEY_STRIPE_ENTRIES: str(stripe_entries).encode(),
+            KEY_BLOCK_SIZE: str(block_size).encode(),
+            KEY_RAW: str(int(stream.raw)).encode(),
+        }
+        return LedgerMetadata(
+            ensemble_size=settings.ensemble_size,
+            write_quorum=settings.write_quorum,
+            ack_quorum=settings.ack_quorum,
+            segments=(Segment(first_entry_id=EntryId(0), ensemble=ensemble),),
+            ctime_ms=self._parts.clock.wall_ms(),
+            custom=custom,
+        )
+
+    async def _seal(self) -> None:
+        """Close the open ledger, if there is one, and answer those who asked for it."""
+        one, asked = self._open, self._seals
+        if one is not None:
+            try:
+                last_entry_id, length = await one.writer.finish()
+            except TierlogError as error:
+                # Those who asked wait on: recovery closes the ledger too.
+                await self._replace(one, error)
+                return
+            await self._close(one, last_entry_id=last_entry_id, length=length)
+        self._answer_seals(asked, one.writer.ledger_id if one is not None else None)
+
+    def _answer_seals(
+        self, asked: list[asyncio.Future[LedgerId | None]], ledger_id: LedgerId | None
+    ) -> None:
+        self._seals = [] if asked is self._seals else self._seals
+        for seal in asked:
+            if not seal.done():
+                seal.set_result(ledger_id)
+
+    async def _close(self, one: _Open, *, last_entry_id: EntryId, length: int) -> None:
+        claimed, ledger_id = self._claimed, one.writer.ledger_id
+        assert claimed is not None
+        try:
+            stream = await self._insist(
+                lambda: self._parts.catalog.ledgers.close(
+                    claimed, ledger_id, last_entry_id=last_entry_id, length=length
+                )
+            )
+        except RefusedError as error:
+            await self._own_snapshot()
+            raise error from None
+        listed = stream.listed(ledger_id)
+        end = listed.last_entry_id if listed is not None else NO_ENTRY
+        assert end >= last_entry_id, "what was confirmed is in the ledger"
+        self._open = None
+        await one.task
+        log.info(
+            "ledger.closed", stream=self.name, ledger_id=ledger_id, last_entry_id=end, bytes=length
+        )
+
+    async def _replace(self, one: _Open, cause: TierlogError) -> None:
+        """Recover and close the ledger of a broken writer; the next append opens another one."""
+        ledger_id = one.writer.ledger_id
+        claimed = self._claimed
+        assert claimed is not None
+        self._queue.fail_sent(cause.message)
+        if cause.reason is Reason.FENCED:
+            # Someone else recovers the ledger: first ask whether this still is the owner.
+            await self._own_snapshot()
+        self._queue.fail_waiting(
+            RetryableError(
+                f"ledger {ledger_id} broke off before the append was sent: {cause.message}",
+                remedy="Nothing was appended; try again",
+            )
+        )
+        await one.task
+        self._open = None
+        self._queue.trouble = f"ledger {ledger_id} is being recovered"
+        try:
+            await self._parts.recovery.recover(claimed, ledger_id)
+        except RefusedError as error:
+            await self._own_snapshot()
+            raise error from None
+        self._queue.trouble = ""
+        self._answer_seals(self._seals, ledger_id)
+
+    async def _insist(self, call: Callable[[], Awaitable[Result]]) -> Result:
+        """Call until it is answered; appends that wait meanwhile learn why."""
+        backoff_s = BACKOFF_S_FIRST
+        while True:
+            try:
+                result = await call()
+            except (RetryableError, IndeterminateError) as error:
+                if self._draining and self._open is None:
+                    raise
+                self._queue.trouble = str(error)
+                log.warning("owner.waiting", stream=self.name, cause=str(error))
+            except RefusedError as error:
+                if error.reason is Reason.FENCED and self._claimed is not None:
+                    await self._step_down(error)
+                raise
+            else:
+                self._queue.trouble = ""
+                return result
+            await asyncio.sleep(self._parts.ids.uniform(0.5, 1.0) * backoff_s)
+            backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
+
+    async def _step_down(self, cause: RefusedError) -> None:
+        """Raise NOT_OWNER with the present owner, if the metadata names another one."""
+        assert self._claimed is not None
+        stream = (await self._parts.catalog.streams.snapshot(self.name)).stream
+        if stream.owner != self._claimed.owner:
+            raise await self._deposed(stream) from cause
+
+
+_MANY: Final = 2**31
+
+
+def check_entry_len(entry_len: int, block_size: int) -> None:
+    """Raise TOO_LARGE for an entry that would fit no block, so that it is never in a ledger."""
+    limit = block_size - BLOCK_OVERHEAD
+    if entry_len > limit:
+        raise RefusedError(
+            f"an entry of {entry_len} bytes is above the limit of {limit} bytes",
+            reason=Reason.TOO_LARGE,
+            remedy="Send smaller entries, or create the stream with a larger block size",
+            details={"limit": str(limit), "entry_len": str(entry_len)},
+        )
+
+
+def _block_size(snapshot: StreamSnapshot) -> int:
+    block_size = snapshot.policy.block_size
+    assert block_size is not None
+    return block_size
+
+
+def _going_away(name: StreamName) -> RetryableError:
+    return RetryableError(
+        f"this node gives up stream {name}: it shuts down",
+        remedy="Nothing was appended; find the owner again and retry",
+    )

@@ -1,0 +1,122 @@
+"""The streams that this process owns or is about to own.
+
+Owns: one ``StreamOwner`` a stream, made by the first append or after a restart; their tasks.
+
+Invariants:
+    * At most one owner object a stream lives at a time.
+    * An owner that ended takes no place: the next append decides anew who owns the stream.
+    * At most ``streams_max`` streams; at most ``recoveries_max`` are recovered at once at start.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from tierlog.format.run import Run
+from tierlog.model.errors import Reason, RetryableError, TierlogError
+from tierlog.model.ids import LedgerId, StreamName
+from tierlog_ingest.streams.appends import Answer
+from tierlog_ingest.streams.owner import OwnerParts, OwnerState, StreamOwner
+
+log = structlog.get_logger()
+
+RECOVERIES_MAX: Final = 8
+
+
+class Owners:
+    """Finds or makes the owner of a stream. ``run`` must be running while it is used."""
+
+    def __init__(self, parts: OwnerParts, *, recoveries_max: int = RECOVERIES_MAX) -> None:
+        self._parts = parts
+        self._recoveries_max = recoveries_max
+        self._owners: dict[StreamName, StreamOwner] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._stopping = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Owners {len(self._owners)} streams, {self._parts.budget.used} bytes wait>"
+
+    def statistics(self) -> list[dict[str, object]]:
+        """Return the state of each owned stream, by name."""
+        return [self._owners[name].statistics() for name in sorted(self._owners)]
+
+    async def run(self) -> None:
+        """Hold the owners' tasks until ``drain`` or cancellation."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            await self._stopping.wait()
+
+    async def drain(self) -> None:
+        """Take no more appends; answer those that are here, and close every open ledger.
+
+        Ends when all owners ended. Cut short, it leaves what a crash leaves.
+        """
+        for owner in self._owners.values():
+            owner.drain()
+        self._stopping.set()
+
+    async def ready(self) -> None:
+        """Wait until there is room for another append."""
+        await self._parts.budget.ready()
+
+    def submit(self, stream: StreamName, draft: Run, *, deadline_s: float | None = None) -> Answer:
+        """Append to a stream, claiming it first if need be. Raises what is refused at once."""
+        return self._owner(stream).submit(draft, deadline_s=deadline_s)
+
+    async def seal(self, stream: StreamName) -> LedgerId | None:
+        """Close the stream's open ledger; None: nothing was open."""
+        return await self._owner(stream).seal()
+
+    async def recover_own(self) -> None:
+        """Claim and recover what this node owned before it crashed, without waiting for appends.
+
+        Streams that can't be read now are left for their next append.
+        """
+        catalog, slots = self._parts.catalog, asyncio.Semaphore(self._recoveries_max)
+
+        async def one(name: StreamName) -> None:
+            async with slots:
+                try:
+                    snapshot = await catalog.streams.snapshot(name)
+                    claimant = snapshot.stream.owner
+                    mine = claimant is not None and claimant.node_id == self._parts.node_id
+                    if mine and not all(ledger.closed for ledger in snapshot.ledgers):
+                        await self._owner(name).recovered.wait()
+                except TierlogError as error:
+                    log.warning("owner.not_recovered", stream=name, cause=str(error))
+
+        names: Sequence[StreamName] = await catalog.streams.names()
+        async with asyncio.TaskGroup() as tasks:
+            for name in names:
+                tasks.create_task(one(name))
+
+    def _owner(self, name: StreamName) -> StreamOwner:
+        found = self._owners.get(name)
+        if found is not None and found.state is not OwnerState.ENDED:
+            return found
+        if self._tasks is None or self._stopping.is_set():
+            raise RetryableError(
+                "this node takes no appends: it starts or shuts down",
+                remedy="Nothing was appended; find the stream's owner and retry",
+            )
+        streams_max = self._parts.settings.streams_max
+        if len(self._owners) >= streams_max:
+            raise RetryableError(
+                f"this node owns {streams_max} streams, which is its limit",
+                reason=Reason.RESOURCE_EXHAUSTED,
+                remedy="Start another ingest node, or raise ingest.owner.streams_max",
+                details={"budget": "owner.streams_max"},
+            )
+        owner = StreamOwner(name, self._parts)
+        self._owners[name] = owner
+        self._tasks.create_task(self._run_owner(owner))
+        return owner
+
+    async def _run_owner(self, owner: StreamOwner) -> None:
+        try:
+            await owner.run()
+        finally:
+            if self._owners.get(owner.name) is owner:
+                del self._owners[owner.name]
