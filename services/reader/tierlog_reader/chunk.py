@@ -1,0 +1,54 @@
+"""What a read returns: whole frames of one ledger, back to back, and where to go on.
+
+Invariant: ``frames`` hold exactly ``count`` whole frames, ids ``first_entry_id`` and up.
+"""
+
+from dataclasses import dataclass
+
+from tierlog.format.checksum import Buffer
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.position import Edge, Position
+from tierlog_reader.places import Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much one read may return (one entry at least, if there is one), and how long wait."""
+
+    entries_max: int
+    bytes_max: int
+    wait_s: float
+
+    def __post_init__(self) -> None:
+        assert self.entries_max >= 1
+        assert self.bytes_max >= 1
+        assert self.wait_s >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chunk:
+    """Frames as they were found; ``frames`` are views, never joined on the way."""
+
+    ledger_id: LedgerId
+    first_entry_id: EntryId
+    count: int
+    frames: tuple[Buffer, ...]
+    tier: Tier
+
+    @property
+    def frames_len(self) -> int:
+        """Bytes of all frames."""
+        return sum(map(len, self.frames))
+
+    @property
+    def end(self) -> Position:
+        """Right behind the last entry."""
+        return Position(self.ledger_id, EntryId(self.first_entry_id + self.count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """A chunk, or None at the tail, and the position to go on from."""
+
+    chunk: Chunk | None
+    resume: Position | Edge

@@ -1,0 +1,194 @@
+"""Where the entry behind a position is: the decision table of reading (protocols.md section 5).
+
+Owns two decisions, as functions of values: which ledger and entry a position of a stream means
+(``locate``), and which tier to ask for it (``choose_tier``). Does not own the asking.
+
+Invariants:
+    * A position at a ledger's end means the next ledger's first entry, once there is one.
+    * NO_SUCH_ENTRY, NOT_YET, TRIMMED and LEDGER_NOT_FOUND are never confused: what was before
+      the oldest ledger is TRIMMED, what lies behind a closed ledger's end is NO_SUCH_ENTRY.
+    * ``TIER1_DELETING`` counts as gone from tier 1; an open ledger is only ever in tier 1.
+    * What a reader is told to go on with never names a ledger without entries: such a ledger
+      leaves the list when it is closed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.offload import (
+    GONE_FROM_TIER1,
+    READABLE_IN_TIER2,
+    OffloadContext,
+    OffloadState,
+)
+from tierlog.model.position import Edge, Position
+from tierlog.model.stream import ListedLedger
+
+
+class Tier(StrEnum):
+    """Who holds the bytes."""
+
+    TIER1 = "tier1"
+    TIER2 = "tier2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """An entry of a listed ledger. ``resume`` is where to go on while it is not there yet."""
+
+    ledger: ListedLedger
+    entry_id: EntryId
+    resume: Position | Edge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BehindLast:
+    """Behind the last confirmed entry of the open ledger, whichever that is.
+
+    ``resume`` is where to go on when it has none.
+    """
+
+    ledger: ListedLedger
+    resume: Position | Edge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtEnd:
+    """Behind everything: no ledger follows, for now."""
+
+    resume: Position | Edge
+
+
+Place = Spot | BehindLast | AtEnd
+
+
+def locate(stream: StreamName, ledgers: Sequence[ListedLedger], where: Position | Edge) -> Place:
+    """Return what ``where`` means in the list ``ledgers``, or raise why it means nothing."""
+    if where is Edge.EARLIEST:
+        return _first_of(ledgers, 0, resume=Edge.EARLIEST)
+    if where is Edge.LATEST:
+        return _behind_last(ledgers)
+    assert isinstance(where, Position)
+    index = next((i for i, one in enumerate(ledgers) if one.ledger_id >= where.ledger_id), None)
+    if index is None or ledgers[index].ledger_id != where.ledger_id:
+        raise _not_listed(stream, ledgers, where)
+    ledger = ledgers[index]
+    if not ledger.closed:
+        return Spot(ledger=ledger, entry_id=where.entry_id, resume=_resume(ledgers, index, where))
+    if where.entry_id <= ledger.last_entry_id:
+        return Spot(ledger=ledger, entry_id=where.entry_id, resume=where)
+    if where.entry_id > ledger.last_entry_id + 1:
+        raise no_such_entry(stream, where, last=ledger.last_entry_id)
+    return _first_of(ledgers, index + 1, resume=where)
+
+
+def choose_tier(
+    ledger: ListedLedger,
+    context: OffloadContext | None,
+    *,
+    priority: str,
+    gone: frozenset[Tier] = frozenset(),
+) -> Tier:
+    """Return the tier to read a ledger from; ``gone`` are those just found without it."""
+    if not ledger.closed or context is None:
+        holders = [Tier.TIER1]
+    else:
+        if context.state is OffloadState.TRIMMING:
+            raise _trimmed(context.stream, Position(ledger.ledger_id, EntryId(0)))
+        holders = [Tier.TIER2] if context.state in READABLE_IN_TIER2 else []
+        if context.state not in GONE_FROM_TIER1 and not context.bookkeeper_deleted:
+            holders.append(Tier.TIER1)
+        holders.sort(key=lambda tier: tier.value != priority)
+    left = [tier for tier in holders if tier not in gone]
+    if not left:
+        raise RetryableError(
+            f"no tier has ledger {ledger.ledger_id} any more, or it is being moved",
+            reason=Reason.UNKNOWN,
+            remedy="Try again; if it lasts, look at: tierlog ledger show",
+            details={"ledger_id": str(ledger.ledger_id)},
+        )
+    return left[0]
+
+
+def tail_place(where: EntryId, *, last_confirmed: EntryId, spot: Spot, stream: StreamName) -> bool:
+    """Tell whether ``where`` is right behind the LAC; raises NOT_YET when it lies further on."""
+    if where > last_confirmed + 1:
+        raise not_yet(stream, Position(spot.ledger.ledger_id, where), last=last_confirmed)
+    return where == last_confirmed + 1
+
+
+def no_such_entry(stream: StreamName, where: Position, *, last: EntryId) -> RefusedError:
+    """Say that a closed ledger ends before ``where``."""
+    return RefusedError(
+        f"stream {stream} has no entry {where}: its ledger ends with entry {last}",
+        reason=Reason.NO_SUCH_ENTRY,
+        remedy=f"Go on from {where.ledger_id}:{last + 1}, or list: tierlog ledger ls {stream}",
+        details={"stream": stream, "position": str(where), "last_entry_id": str(last)},
+    )
+
+
+def not_yet(stream: StreamName, where: Position, *, last: EntryId) -> RetryableError:
+    """Say that the open ledger has not come as far as ``where``."""
+    return RetryableError(
+        f"stream {stream} has no entry {where} yet: its last confirmed one is {last}",
+        reason=Reason.NOT_YET,
+        remedy=f"Go on from {where.ledger_id}:{last + 1}, or wait for producers",
+        details={"stream": stream, "position": str(where), "last_entry_id": str(last)},
+    )
+
+
+def _first_of(ledgers: Sequence[ListedLedger], index: int, *, resume: Position | Edge) -> Place:
+    if index >= len(ledgers):
+        return AtEnd(resume=resume)
+    return Spot(ledger=ledgers[index], entry_id=EntryId(0), resume=resume)
+
+
+def _behind_last(ledgers: Sequence[ListedLedger]) -> Place:
+    if not ledgers:
+        return AtEnd(resume=Edge.EARLIEST)
+    if not ledgers[-1].closed:
+        return BehindLast(ledger=ledgers[-1], resume=_end_before(ledgers, len(ledgers) - 1))
+    return AtEnd(resume=_end_before(ledgers, len(ledgers)))
+
+
+def _end_before(ledgers: Sequence[ListedLedger], index: int) -> Position | Edge:
+    """Return the end of the ledger before ``index``: a name for "the start of that one"."""
+    if index == 0:
+        return Edge.EARLIEST
+    before = ledgers[index - 1]
+    return Position(before.ledger_id, EntryId(before.last_entry_id + 1))
+
+
+def _resume(ledgers: Sequence[ListedLedger], index: int, where: Position) -> Position | Edge:
+    # The open ledger may be closed without an entry, and then its id means nothing.
+    return where if where.entry_id else _end_before(ledgers, index)
+
+
+def _not_listed(
+    stream: StreamName, ledgers: Sequence[ListedLedger], where: Position
+) -> RefusedError:
+    if ledgers and where.ledger_id < ledgers[0].ledger_id:
+        return _trimmed(stream, where, first=ledgers[0].ledger_id)
+    return RefusedError(
+        f"stream {stream} has no ledger {where.ledger_id}",
+        reason=Reason.LEDGER_NOT_FOUND,
+        remedy=f"Give earliest, latest, or a ledger of: tierlog ledger ls {stream}",
+        details={"stream": stream, "position": str(where)},
+    )
+
+
+def _trimmed(stream: StreamName, where: Position, *, first: LedgerId | None = None) -> RefusedError:
+    behind = f" and before {first}:0" if first is not None else ""
+    return RefusedError(
+        f"what stream {stream} had from {where} on{behind} was trimmed by its retention",
+        reason=Reason.TRIMMED,
+        remedy="Go on from earliest; lengthen the retention if readers can't keep up",
+        details={
+            "stream": stream,
+            "lost_from": str(where),
+            "lost_before": f"{first}:0" if first is not None else "",
+        },
+    )

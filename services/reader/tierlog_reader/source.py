@@ -1,0 +1,230 @@
+"""Reads of a stream from whichever tier has it (protocols.md section 5).
+
+Owns the loop around the decisions of ``places``: look up, ask a tier, look up again when it
+turns out not to have the ledger, wait at the tail. Does not own how a tier is read.
+
+Consistency: an answer is frames of one ledger from the asked entry on, never a gap and never
+past the LAC of an open ledger. An empty answer says "not yet", and only at the tail.
+Retries: a tier that fails, lacks or damages a ledger is left for the other one, after a fresh
+look at the metadata, at most once each; then its error is told.
+Cancellation: a read keeps nothing that another one waits for.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import structlog
+
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError, TierlogError
+from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName
+from tierlog.model.offload import OffloadContext
+from tierlog.model.position import Edge, Position
+from tierlog.model.stream import ListedLedger
+from tierlog_reader.chunk import Answer, Budget, Chunk
+from tierlog_reader.places import (
+    AtEnd,
+    BehindLast,
+    Place,
+    Spot,
+    Tier,
+    choose_tier,
+    locate,
+    not_yet,
+)
+from tierlog_reader.views import Views
+
+log = structlog.get_logger()
+
+# A roll-over is noticed that late at most, while a read waits at a ledger's end.
+TAIL_SLICE_S: Final = 0.25
+GONE_REASONS: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.NO_SUCH_ENTRY})
+
+
+class Tier1(Protocol):
+    """Ledgers on storage nodes. Raises LEDGER_NOT_FOUND when tier 1 has the ledger no more."""
+
+    async def read(self, ledger: ListedLedger, first_entry_id: EntryId, budget: Budget) -> Chunk:
+        """Return frames up to the LAC; NOT_YET after ``budget.wait_s`` without any."""
+        ...
+
+    async def last_confirmed(self, ledger_id: LedgerId) -> EntryId:
+        """Return the LAC of an open ledger."""
+        ...
+
+
+class Tier2(Protocol):
+    """Ledgers in the object store. Raises LEDGER_NOT_FOUND when its objects are gone."""
+
+    async def read(
+        self,
+        ledger: ListedLedger,
+        context: OffloadContext,
+        first_entry_id: EntryId,
+        budget: Budget,
+    ) -> Chunk:
+        """Return frames of the ledger's complete copy."""
+        ...
+
+
+@dataclass(slots=True)
+class _Try:
+    """One read on its way: what was learned so far."""
+
+    deadline_s: float
+    fresh: bool = False
+    """The next look at the metadata must be."""
+    looked: bool = False
+    """At least one look was."""
+    failures: dict[Tier, TierlogError] = field(default_factory=dict)
+    failed_ledger: LedgerId | None = None
+
+    def left_s(self) -> float:
+        return max(0.0, self.deadline_s - asyncio.get_running_loop().time())
+
+    def failed(self, ledger_id: LedgerId, tier: Tier, error: TierlogError) -> None:
+        if self.failed_ledger != ledger_id:
+            self.failures.clear()
+        self.failed_ledger = ledger_id
+        self.failures[tier] = error
+        self.fresh = True
+
+    def gone(self, ledger_id: LedgerId) -> Mapping[Tier, TierlogError]:
+        return self.failures if self.failed_ledger == ledger_id else {}
+
+
+class StreamSource:
+    """Reads of all streams of one cluster."""
+
+    def __init__(self, views: Views, tier1: Tier1, tier2: Tier2) -> None:
+        self._views = views
+        self._tier1 = tier1
+        self._tier2 = tier2
+
+    async def read(self, stream: StreamName, where: Position | Edge, budget: Budget) -> Answer:
+        """Return what follows ``where``, waiting at the tail; or raise why there is nothing."""
+        loop = asyncio.get_running_loop()
+        state = _Try(deadline_s=loop.time() + budget.wait_s)
+        while True:
+            snapshot = await self._views.stream(stream, fresh=state.fresh)
+            state.looked, state.fresh = state.looked or state.fresh, False
+            place = await self._settled(locate(stream, snapshot.ledgers, where), state)
+            if place is None:
+                continue
+            if isinstance(place, AtEnd):
+                answer = await self._wait_at_end(place, state)
+            elif place.ledger.closed:
+                priority = snapshot.policy.offloaded_read_priority or Tier.TIER2.value
+                answer = await self._read_closed(stream, place, budget, state, priority)
+            else:
+                answer = await self._read_open(stream, place, budget, state)
+            if answer is not None:
+                return answer
+            if where is Edge.LATEST:
+                # "Latest" is decided once; what comes while the read waits is after it.
+                where = place.resume
+
+    async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
+        """Return the first readable position, and the one behind the last confirmed entry."""
+        snapshot = await self._views.stream(stream, fresh=True)
+        state = _Try(deadline_s=0.0)
+        place = await self._settled(locate(stream, snapshot.ledgers, Edge.LATEST), state)
+        if place is None:
+            return await self.bounds(stream)
+        if not snapshot.ledgers or place.resume is Edge.EARLIEST:
+            return place.resume, place.resume
+        return Position(snapshot.ledgers[0].ledger_id, EntryId(0)), place.resume
+
+    async def _settled(self, place: Place, state: _Try) -> Spot | AtEnd | None:
+        """Turn "behind the last entry" into a spot; None: the ledger went, look again."""
+        if not isinstance(place, BehindLast):
+            return place
+        try:
+            last = await self._tier1.last_confirmed(place.ledger.ledger_id)
+        except RefusedError as error:
+            _reraise_unless_gone(error)
+            state.fresh = True
+            return None
+        entry_id = EntryId(last + 1)
+        if last == NO_ENTRY:
+            return Spot(ledger=place.ledger, entry_id=entry_id, resume=place.resume)
+        resume = Position(place.ledger.ledger_id, entry_id)
+        return Spot(ledger=place.ledger, entry_id=entry_id, resume=resume)
+
+    async def _wait_at_end(self, place: AtEnd, state: _Try) -> Answer | None:
+        # What is old is looked at again first: an append just acknowledged is never missed.
+        if not state.looked:
+            state.fresh = True
+            return None
+        left_s = state.left_s()
+        if left_s <= 0:
+            return Answer(chunk=None, resume=place.resume)
+        await asyncio.sleep(min(TAIL_SLICE_S, left_s))
+        return None
+
+    async def _read_closed(
+        self, stream: StreamName, spot: Spot, budget: Budget, state: _Try, priority: str
+    ) -> Answer | None:
+        ledger = spot.ledger
+        failures = state.gone(ledger.ledger_id)
+        context = await self._views.context(ledger.ledger_id, fresh=bool(failures))
+        try:
+            tier = choose_tier(ledger, context, priority=priority, gone=frozenset(failures))
+        except RetryableError as nowhere:
+            told = [error for error in failures.values() if not isinstance(error, RefusedError)]
+            raise (told[0] if told else nowhere) from None
+        try:
+            if tier is Tier.TIER1:
+                chunk = await self._tier1.read(ledger, spot.entry_id, budget)
+            else:
+                assert context is not None
+                chunk = await self._tier2.read(ledger, context, spot.entry_id, budget)
+        except (RefusedError, RetryableError, CorruptError) as error:
+            _reraise_unless_gone(error)
+            log.info(
+                "tier.left", stream=stream, ledger_id=ledger.ledger_id, tier=tier, cause=str(error)
+            )
+            state.failed(ledger.ledger_id, tier, error)
+            return None
+        return Answer(chunk=chunk, resume=chunk.end)
+
+    async def _read_open(
+        self, stream: StreamName, spot: Spot, budget: Budget, state: _Try
+    ) -> Answer | None:
+        ledger_id = spot.ledger.ledger_id
+        slice_s = min(TAIL_SLICE_S, state.left_s())
+        asked = replace(budget, wait_s=slice_s)
+        last_look = state.looked and slice_s <= 0
+        try:
+            chunk = await self._tier1.read(spot.ledger, spot.entry_id, asked)
+        except (RefusedError, RetryableError) as error:
+            _reraise_unless_gone(error)
+            tail = error.reason is Reason.NOT_YET
+            if not tail and (last_look or isinstance(error, RetryableError)):
+                raise _unknown(error) from error
+            if not last_look:
+                # It may have been closed, or be gone: the metadata tells.
+                state.fresh = not state.looked or not tail
+                await asyncio.sleep(0 if tail else slice_s)
+                return None
+        else:
+            return Answer(chunk=chunk, resume=chunk.end)
+        last = await self._tier1.last_confirmed(ledger_id)
+        if spot.entry_id > last + 1:
+            raise not_yet(stream, Position(ledger_id, spot.entry_id), last=last)
+        return Answer(chunk=None, resume=spot.resume)
+
+
+def _unknown(error: TierlogError) -> TierlogError:
+    """Return what to tell when an open ledger can't be read: never that an entry is missing."""
+    if isinstance(error, RetryableError):
+        return error
+    return RetryableError(
+        error.message, reason=Reason.UNKNOWN, remedy="Try again in a moment", details=error.details
+    )
+
+
+def _reraise_unless_gone(error: TierlogError) -> None:
+    if isinstance(error, RefusedError) and error.reason not in GONE_REASONS:
+        raise error

@@ -1,0 +1,77 @@
+"""Frames of ledgers on storage nodes, for ``source``: runs from the ledger's own reader.
+
+Owns cutting whole runs down to what was asked. Does not own which node is asked.
+
+Invariant: nothing behind the LAC of an open ledger is returned; where the metadata says that the
+ledger is closed, its last entry bounds the read instead.
+"""
+
+from tierlog.format.checksum import Buffer
+from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.reader import Tier1ReadHandle, closing_runs
+from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
+from tierlog.model.ledger import LedgerState
+from tierlog.model.stream import ListedLedger
+from tierlog.ports.storage_node import StorageNodeControl
+from tierlog_reader.chunk import Budget, Chunk
+from tierlog_reader.places import Tier
+from tierlog_reader.views import Views
+
+
+class StorageNodeTier:
+    """Tier 1 as ``source`` wants it."""
+
+    def __init__(self, views: Views, nodes: NodeDirectory[StorageNodeControl]) -> None:
+        self._views = views
+        self._nodes = nodes
+
+    async def read(self, ledger: ListedLedger, first_entry_id: EntryId, budget: Budget) -> Chunk:
+        """Return what follows ``first_entry_id``, within the budget."""
+        handle = await self._open(ledger.ledger_id)
+        metadata = handle.ledger_metadata
+        last = EntryId(min(INT64_MAX, first_entry_id + budget.entries_max - 1))
+        if metadata.state is LedgerState.CLOSED:
+            if first_entry_id > metadata.last_entry_id:
+                raise _gone(ledger.ledger_id)
+            last = min(last, metadata.last_entry_id)
+        frames: list[Buffer] = []
+        expected = first_entry_id
+        runs = handle.read_runs(
+            first_entry_id, last, bytes_max=budget.bytes_max, wait_s=budget.wait_s
+        )
+        async with closing_runs(runs):
+            async for run in runs:
+                until = min(last, run.last_entry_id)
+                frames.append(run.frames_between(expected, until))
+                expected = EntryId(until + 1)
+        if not frames:
+            raise _gone(ledger.ledger_id)
+        return Chunk(
+            ledger_id=ledger.ledger_id,
+            first_entry_id=first_entry_id,
+            count=expected - first_entry_id,
+            frames=tuple(frames),
+            tier=Tier.TIER1,
+        )
+
+    async def last_confirmed(self, ledger_id: LedgerId) -> EntryId:
+        """Return the highest LAC that a node of the ledger knows."""
+        return await (await self._open(ledger_id)).last_add_confirmed()
+
+    async def _open(self, ledger_id: LedgerId) -> Tier1ReadHandle[StorageNodeControl]:
+        metadata = await self._views.ledger(ledger_id)
+        if metadata is None:
+            metadata = await self._views.ledger(ledger_id, fresh=True)
+        if metadata is None:
+            raise _gone(ledger_id)
+        return Tier1ReadHandle(ledger_id, metadata, self._nodes)
+
+
+def _gone(ledger_id: LedgerId) -> RefusedError:
+    return RefusedError(
+        f"ledger {ledger_id} is not in tier 1 (any more)",
+        reason=Reason.LEDGER_NOT_FOUND,
+        remedy="The ledger is looked up again",
+        details={"ledger_id": str(ledger_id)},
+    )
