@@ -1,1 +1,1 @@
-"""Builds adapters from settings; the only room that chooses them."""
+"""Builds adapters from settings. Nobody else chooses one."""

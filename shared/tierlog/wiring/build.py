@@ -1,0 +1,55 @@
+"""Adapters from settings, each as an async context manager that gives its connection back."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from tierlog.adapters.s3 import open_s3
+from tierlog.adapters.system import SystemClock, SystemIds
+from tierlog.adapters.zookeeper import ZooKeeperMetadata
+from tierlog.catalog import Catalog
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import MetadataStore
+from tierlog.ports.objects import ObjectStore
+from tierlog.runtime.settings import Settings
+
+
+def system_clock() -> Clock:
+    """Return the machine's clock."""
+    return SystemClock()
+
+
+def system_ids() -> Ids:
+    """Return the machine's source of chance."""
+    return SystemIds()
+
+
+@contextlib.asynccontextmanager
+async def open_metadata(settings: Settings) -> AsyncIterator[MetadataStore]:
+    """Connect to ZooKeeper for the length of the context."""
+    store = await ZooKeeperMetadata.connect(
+        settings.zookeeper.hosts,
+        session_timeout_s=settings.zookeeper.session_timeout_s,
+        connect_timeout_s=settings.zookeeper.connect_timeout_s,
+    )
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def open_catalog(settings: Settings) -> AsyncIterator[Catalog]:
+    """Connect to ZooKeeper and give the catalog over it, its folders made."""
+    async with open_metadata(settings) as store:
+        catalog = Catalog.over(store, clock=system_clock(), ids=system_ids())
+        await catalog.streams.ensure_roots()
+        yield catalog
+
+
+@contextlib.asynccontextmanager
+async def open_objects(settings: Settings) -> AsyncIterator[ObjectStore]:
+    """Open the bucket, made when it is missing, for the length of the context."""
+    async with open_s3(settings.s3) as store:
+        await store.ensure_bucket()
+        yield store
