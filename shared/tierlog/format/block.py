@@ -230,10 +230,10 @@ class Block:
         body = memoryview(buffer)[header.header_len :]
         offsets = walk_frames(body, header.first_entry_id)
         end = frames_end(body, offsets)
-        if len(offsets) == 0:
-            _corrupt("block without entries", header.header_len, len(body))
         if len(body) - end >= FRAME_HEADER_LEN and entry_len_at(body, end) >= 0:
             _corrupt("entry crosses the end of its block", header.header_len + end, end)
+        if len(offsets) == 0:
+            _corrupt("block without entries", header.header_len, len(body))
         bad = bad_padding_at(body[end:])
         if bad is not None:
             _corrupt("bytes behind the last entry are not padding", header.header_len + end, bad)
