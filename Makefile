@@ -50,11 +50,8 @@ coverage: venv ## how many rows of the checklist are shown by tests
 bench: venv ## the benchmarks, each printing its ratios
 	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python "$$b" || exit 1; done
 
-LOCK := uv --no-config pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	--no-emit-index-url --no-emit-find-links --no-header --no-annotate
-lock: venv ## write the hashed locks anew from requirements*.in
-	$(BIN)/$(LOCK) requirements-boot.in -o requirements-boot.lock
-	$(BIN)/$(LOCK) requirements.in -o requirements.lock
+lock: venv ## write the hashed locks anew from requirements*.in and the rooms
+	$(BIN)/python tools/lock.py
 
 clean: ## remove what the targets made
 	rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
