@@ -153,11 +153,14 @@ class FindOwnerResponse(_message.Message):
     GRPC_ADDRESS_FIELD_NUMBER: _builtins.int
     HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     wire_address: _builtins.str
     grpc_address: _builtins.str
     http_address: _builtins.str
     owner_epoch: _builtins.int
+    cluster_id: _builtins.bytes
+    """What a HELLO on the wire must say."""
     def __init__(
         self,
         *,
@@ -166,10 +169,11 @@ class FindOwnerResponse(_message.Message):
         grpc_address: _builtins.str = ...,
         http_address: _builtins.str = ...,
         owner_epoch: _builtins.int = ...,
+        cluster_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_address", b"grpc_address", "http_address", b"http_address", "node_id", b"node_id", "owner_epoch", b"owner_epoch", "wire_address", b"wire_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "grpc_address", b"grpc_address", "http_address", b"http_address", "node_id", b"node_id", "owner_epoch", b"owner_epoch", "wire_address", b"wire_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,16 +242,19 @@ class FenceResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LAST_ADD_CONFIRMED_FIELD_NUMBER: _builtins.int
+    LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
     last_add_confirmed: _builtins.int
     """-1: none known."""
+    last_entry_id: _builtins.int
     def __init__(
         self,
         *,
         last_add_confirmed: _builtins.int = ...,
+        last_entry_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_add_confirmed", b"last_add_confirmed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_add_confirmed", b"last_add_confirmed", "last_entry_id", b"last_entry_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
