@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
+SYSTEM_CERTIFICATES = Path("/etc/ssl/certs")
 PYTHON = VENV / "bin" / "python"
 ROOMS = (
     "shared",
@@ -63,7 +64,9 @@ def install_requirements() -> None:
     offline = uv("--offline", *arguments, "--quiet", quiet=True)
     if offline != 0:
         say("[2/3] not all in the local cache: downloading, which may take a minute or two")
-        if uv(*arguments) != 0:
+        # uv knows the public authorities only; a proxy's own is known to the system.
+        certificates = ["--system-certs"] if SYSTEM_CERTIFICATES.exists() else []
+        if uv(*certificates, *arguments) != 0:
             sys.exit(f"error: the requirements could not be installed.\nremedy: {NETWORK_REMEDY}")
     stamp("requirements", key)
 
