@@ -51,3 +51,16 @@ class Edge(StrEnum):
 def parse_position(text: str) -> Position | Edge:
     """Read ``earliest``, ``latest`` or ``LEDGER:ENTRY``, or raise ``RefusedError``."""
     return Edge(text) if text in set(Edge) else Position.parse(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendedRange:
+    """Where entries of one append went within one ledger, both ends included."""
+
+    ledger_id: LedgerId
+    first_entry_id: EntryId
+    last_entry_id: EntryId
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.ledger_id <= INT64_MAX
+        assert 0 <= self.first_entry_id <= self.last_entry_id <= INT64_MAX

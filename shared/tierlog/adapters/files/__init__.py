@@ -1,1 +1,5 @@
-"""The files port over the local file system."""
+"""The files port over the local disk."""
+
+from tierlog.adapters.files.disk import DiskFiles
+
+__all__ = ["DiskFiles"]

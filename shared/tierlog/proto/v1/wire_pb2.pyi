@@ -87,33 +87,24 @@ Global___WireWelcome: _TypeAlias = WireWelcome  # noqa: Y015
 
 @_typing.final
 class WireAppend(_message.Message):
-    """Body: frames whose entry ids are zero, back to back; the owner stamps them."""
+    """Body: one encoded draft run (ledger 0, first entry 0, epoch 0, LAC -1); the owner gives the ids."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STREAM_FIELD_NUMBER: _builtins.int
-    ENTRY_COUNT_FIELD_NUMBER: _builtins.int
-    PUBLISH_TIME_MS_MIN_FIELD_NUMBER: _builtins.int
-    PUBLISH_TIME_MS_MAX_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
-    entry_count: _builtins.int
-    publish_time_ms_min: _builtins.int
-    publish_time_ms_max: _builtins.int
     deadline_ms: _builtins.int
     """Milliseconds the caller will wait; 0: the node's default."""
     def __init__(
         self,
         *,
         stream: _builtins.str = ...,
-        entry_count: _builtins.int = ...,
-        publish_time_ms_min: _builtins.int = ...,
-        publish_time_ms_max: _builtins.int = ...,
         deadline_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "entry_count", b"entry_count", "publish_time_ms_max", b"publish_time_ms_max", "publish_time_ms_min", b"publish_time_ms_min", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -146,6 +137,8 @@ Global___WireAddRun: _TypeAlias = WireAddRun  # noqa: Y015
 
 @_typing.final
 class WireLac(_message.Message):
+    """Has no answer; its request id is 0."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LEDGER_ID_FIELD_NUMBER: _builtins.int
@@ -168,27 +161,21 @@ Global___WireLac: _TypeAlias = WireLac  # noqa: Y015
 
 @_typing.final
 class WireAppended(_message.Message):
+    """Where an append spans a roll-over: every ledger's share, in order."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    LEDGER_ID_FIELD_NUMBER: _builtins.int
-    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
-    ledger_id: _builtins.int
-    first_entry_id: _builtins.int
     @_builtins.property
-    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppendedRange]:
-        """Where the append spans a roll-over: every ledger's share, in order."""
-
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppendedRange]: ...
     def __init__(
         self,
         *,
-        ledger_id: _builtins.int = ...,
-        first_entry_id: _builtins.int = ...,
         ranges: _abc.Iterable[Global___AppendedRange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_entry_id", b"first_entry_id", "ledger_id", b"ledger_id", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -272,6 +259,21 @@ class WireError(_message.Message):
 Global___WireError: _TypeAlias = WireError  # noqa: Y015
 
 @_typing.final
+class WireAdded(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WireAdded: _TypeAlias = WireAdded  # noqa: Y015
+
+@_typing.final
 class WireFrame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -286,9 +288,11 @@ class WireFrame(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """Chosen by the caller; answers carry it back. 0 is HELLO and WELCOME."""
+    """Counted up from 1 by the caller; answers carry it back. 0 is HELLO, WELCOME, LAC, and an
+    error that ends the connection.
+    """
     cumulative: _builtins.bool
-    """Everything of this connection up to this request is answered with success, this one too."""
+    """With WireAdded: this request, and all before it that have no answer yet, succeeded."""
     @_builtins.property
     def hello(self) -> Global___WireHello: ...
     @_builtins.property
@@ -328,18 +332,3 @@ class WireFrame(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___WireFrame: _TypeAlias = WireFrame  # noqa: Y015
-
-@_typing.final
-class WireAdded(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WireAdded: _TypeAlias = WireAdded  # noqa: Y015

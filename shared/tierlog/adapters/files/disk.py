@@ -1,0 +1,256 @@
+"""The files port over one folder of the local disk, by a small pool of threads.
+
+Owns: system calls, and what their errors mean. Does not own what is written, nor the order of
+writes to a file: whoever awaits them does.
+
+Invariants:
+    * No name reaches outside of the root; symbolic links are not followed.
+    * A file descriptor is closed only when no call uses it, whoever was cancelled meanwhile.
+    * An error of a sync, and EIO of a write, is ``DiskFailedError``; a full disk READ_ONLY.
+
+Cancellation: a call that has begun goes on; its caller just doesn't hear of it.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
+from tierlog.ports.files import Buffer, DiskFailedError
+
+T = TypeVar("T")
+
+_IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NAME_LEN_MAX: Final = 255
+
+
+class DiskFiles:
+    """Everything below ``root``, which is made when it is missing."""
+
+    def __init__(self, root: Path, *, threads: int = 4) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self._root = root.resolve()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
+        self._open_count = 0
+
+    def __repr__(self) -> str:
+        return f"<DiskFiles {self._root}, open={self._open_count}>"
+
+    async def open(self, path: str, *, create: bool = False) -> "DiskFile":
+        full = self._full(path)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        with _errors(path):
+            fd = await self._run(lambda: os.open(full, flags, 0o640))
+        self._open_count += 1
+        return DiskFile(self, fd, path)
+
+    async def exists(self, path: str) -> bool:
+        full = self._full(path)
+        return await self._run(lambda: os.path.lexists(full))
+
+    async def list(self, directory: str) -> list[str]:
+        full = self._full(directory)
+        try:
+            with _errors(directory):
+                return await self._run(lambda: sorted(one.name for one in full.iterdir()))
+        except FileNotFoundError:
+            return []
+
+    async def make_directory(self, directory: str) -> None:
+        full = self._full(directory)
+        with _errors(directory):
+            await self._run(lambda: self._make_directory(full))
+
+    async def rename(self, source: str, target: str) -> None:
+        source_full, target_full = self._full(source), self._full(target)
+        with _errors(target):
+            await self._run(lambda: source_full.replace(target_full))
+
+    async def remove(self, path: str) -> None:
+        full = self._full(path)
+        with _errors(path):
+            await self._run(full.unlink)
+
+    async def sync_directory(self, directory: str) -> None:
+        full = self._full(directory)
+        with _errors(directory, syncing=True):
+            await self._run(lambda: _sync_directory(full))
+
+    async def free_bytes(self) -> int:
+        def ask() -> int:
+            found = os.statvfs(self._root)
+            return found.f_bavail * found.f_frsize
+
+        return await self._run(ask)
+
+    def close(self) -> None:
+        """End the threads; calls in flight are waited for."""
+        self._pool.shutdown(wait=True)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        # Shielded: a call that waits for its thread is not withdrawn, so that what a file counts
+        # at the call is counted back in the thread.
+        return await asyncio.shield(loop.run_in_executor(self._pool, call))
+
+    def _full(self, path: str) -> Path:
+        names = path.split("/") if path else []
+        if any(
+            name in {"", ".", ".."} or "\0" in name or len(name) > _NAME_LEN_MAX for name in names
+        ):
+            raise RefusedError(
+                f"the path {path[:200]!r} leads out of the data directory, or nowhere",
+                remedy="Use relative paths without . and ..",
+            )
+        return self._root.joinpath(*names)
+
+    def _make_directory(self, full: Path) -> None:
+        below = full.relative_to(self._root).parts
+        parent = self._root
+        for name in below:
+            (parent / name).mkdir(mode=0o750, exist_ok=True)
+            # Also when it was there: a process that was killed may not have come to it.
+            _sync_directory(parent)
+            parent /= name
+
+
+class DiskFile:
+    """One open file."""
+
+    def __init__(self, files: DiskFiles, fd: int, path: str) -> None:
+        self._files = files
+        self._fd = fd
+        self._path = path
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<DiskFile {self._path}{' closed' if self._closing else ''}>"
+
+    async def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        with _errors(self._path):
+            await self._call(lambda: _write_all(self._fd, offset, buffers))
+
+    async def write_and_sync(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        def write_and_sync() -> None:
+            with _errors(self._path):
+                _write_all(self._fd, offset, buffers)
+            with _errors(self._path, syncing=True):
+                os.fdatasync(self._fd)
+
+        await self._call(write_and_sync)
+
+    async def read(self, offset: int, length: int) -> bytes:
+        with _errors(self._path, reading=True):
+            return await self._call(lambda: _read_all(self._fd, offset, length))
+
+    async def size(self) -> int:
+        return await self._call(lambda: os.fstat(self._fd).st_size)
+
+    async def truncate(self, length: int) -> None:
+        with _errors(self._path):
+            await self._call(lambda: os.ftruncate(self._fd, length))
+
+    async def sync(self) -> None:
+        with _errors(self._path, syncing=True):
+            await self._call(lambda: os.fdatasync(self._fd))
+
+    async def close(self) -> None:
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._files._open_count -= 1  # noqa: SLF001 - the folder's own file
+            if self._users == 0:
+                os.close(self._fd)
+
+    async def _call(self, call: Callable[[], T]) -> T:
+        with self._lock:
+            if self._closing:
+                raise RetryableError(f"{self._path} is closed", remedy="Open it again")
+            self._users += 1
+
+        def use() -> T:
+            try:
+                return call()
+            finally:
+                with self._lock:
+                    self._users -= 1
+                    if self._closing and self._users == 0:
+                        os.close(self._fd)
+
+        return await self._files._run(use)  # noqa: SLF001 - the folder's own file
+
+
+def _write_all(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
+    views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+    at = 0
+    while at < len(views):
+        written = os.pwritev(fd, views[at : at + _IOV_MAX], offset)
+        offset += written
+        while at < len(views) and written >= len(views[at]):
+            written -= len(views[at])
+            at += 1
+        if written:
+            views[at] = views[at][written:]
+
+
+def _read_all(fd: int, offset: int, length: int) -> bytes:
+    data = os.pread(fd, length, offset)
+    if len(data) in {0, length}:
+        return data
+    pieces = [data]
+    while data and (got := sum(map(len, pieces))) < length:
+        data = os.pread(fd, length - got, offset + got)
+        pieces.append(data)
+    return b"".join(pieces)
+
+
+def _sync_directory(full: Path) -> None:
+    fd = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _errors(path: str, *, syncing: bool = False, reading: bool = False) -> Iterator[None]:
+    """Let the system's errors out as what they mean."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if syncing or (error.errno == errno.EIO and not reading):
+            raise DiskFailedError(
+                f"the disk failed at {path} ({error.strerror}). Replace it, or check the system's"
+                " log; the node must be started anew"
+            ) from error
+        if error.errno in _FULL:
+            raise RetryableError(
+                f"the disk is full ({path})",
+                reason=Reason.READ_ONLY,
+                remedy="Free some space, or move the data directory to a larger disk",
+            ) from error
+        if error.errno == errno.EIO:
+            raise CorruptError(
+                f"the disk can't read {path}", remedy="Read another copy; replace the disk"
+            ) from error
+        if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EISDIR}:
+            raise RefusedError(
+                f"{path} is not a plain file below its folder ({error.strerror})",
+                remedy="Remove what was put there",
+            ) from error
+        raise RetryableError(
+            f"the system refused to work on {path} ({error.strerror})",
+            remedy="Check permissions and the limit of open files",
+        ) from error

@@ -1,0 +1,385 @@
+"""The caller's side of the wire: one connection, many requests in flight, in order.
+
+Owns: HELLO and WELCOME, request ids, credit, which request an answer belongs to, and what becomes
+of requests when the connection goes. Does not own reconnecting: whoever holds a client does.
+
+Invariants:
+    * Requests leave in the order of the calls.
+    * ``in_flight_bytes <= credit_bytes``, or a single larger request is in flight.
+    * Every request ends: with its answer, with its deadline, or with the connection.
+    * A request that was sent and has no answer ends as ``IndeterminateError``; one that was not
+      sent ends as ``RetryableError``, or as the refusal of the whole connection.
+
+Cancellation: a caller that goes leaves its request in flight; its answer is dropped, its credit
+comes back with the answer.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from tierlog.format.run import Run
+from tierlog.format.versions import Format, check_version, current
+from tierlog.model.errors import (
+    CorruptError,
+    IndeterminateError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
+from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
+from tierlog.model.position import AppendedRange
+from tierlog.ports.files import Buffer
+from tierlog.ports.transport import Channel, Frame, Transport
+from tierlog.proto.v1 import wire_pb2 as pb
+from tierlog.wire.codec import HEAD_LEN, frame_len
+from tierlog.wire.messages import Credentials, Welcome, error_of, parse_frame, ranges_of, uuid_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """Every bound of a client, in one place."""
+
+    hello_s_max: float = 5.0
+    unsent_bytes_max: int = 64 * 1024 * 1024
+    silence_s_max: float = 60.0
+    """A peer that owes answers and says nothing for so long is given up."""
+
+
+DEFAULT_CLIENT_LIMITS: Final = ClientLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Who calls."""
+
+    cluster_id: UUID
+    role: str
+    client_name: str = ""
+    credentials: Credentials = field(default_factory=Credentials)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    message: pb.WireFrame
+    body: Sequence[Buffer]
+    answer: asyncio.Future[Any]
+    cost: int
+    sent_s: float = field(default=0.0)
+
+
+class WireClient:
+    """One connection to a node; ``connect`` makes it."""
+
+    def __init__(self, channel: Channel, welcome: Welcome, limits: ClientLimits) -> None:
+        self._channel = channel
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._request_count = 0
+        self._pending: dict[int, _Request] = {}  # in the order of request ids
+        self._unsent: deque[_Request] = deque()
+        self._in_flight_bytes = 0
+        self._unsent_bytes = 0
+        self._error: TierlogError | None = None
+        self._ended = asyncio.Event()
+        self._idle = asyncio.Event()
+        self.welcome = welcome
+
+    def __repr__(self) -> str:
+        state = "open" if self._error is None else "closed"
+        return (
+            f"<WireClient {self._channel.peer} {state}, in_flight={len(self._pending)}"
+            f"/{self._in_flight_bytes} bytes, unsent={len(self._unsent)}>"
+        )
+
+    @classmethod
+    async def connect(
+        cls,
+        transport: Transport,
+        address: str,
+        hello: Hello,
+        *,
+        tasks: asyncio.TaskGroup,
+        limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
+    ) -> "WireClient":
+        """Connect, say HELLO, and read answers in a task of ``tasks`` until ``close``."""
+        try:
+            async with asyncio.timeout(limits.hello_s_max):
+                channel = await transport.connect(address)
+                try:
+                    welcome = await _exchange_hello(channel, hello)
+                except BaseException:
+                    channel.close()
+                    raise
+        except TimeoutError as error:
+            raise RetryableError(
+                f"{address} took no connection within {limits.hello_s_max} s",
+                remedy="Check that the node runs and that the address is its wire address",
+            ) from error
+        client = cls(channel, welcome, limits)
+        tasks.create_task(client._read(), name=f"wire {address}")
+        return client
+
+    @property
+    def closed(self) -> bool:
+        """Whether every further request would be refused."""
+        return self._error is not None
+
+    async def append(
+        self, stream: StreamName, draft: Run, *, deadline_s: float
+    ) -> list[AppendedRange]:
+        """Append a draft run to a stream; return where its entries went."""
+        append = pb.WireAppend(stream=stream, deadline_ms=max(1, int(deadline_s * 1000)))
+        request = self._submit(pb.WireFrame(append=append), (draft.encoded,))
+        try:
+            async with asyncio.timeout(deadline_s):
+                ranges: list[AppendedRange] = await asyncio.shield(request.answer)
+        except TimeoutError as error:
+            raise self._overdue(request, deadline_s) from error
+        return ranges
+
+    def add(self, run: Run, *, recovery: bool = False) -> "asyncio.Future[None]":
+        """Store a run on a node. Runs are taken in the order of the calls."""
+        add_run = pb.WireAddRun(ledger_id=run.header.ledger_id, recovery=recovery)
+        return self._submit(pb.WireFrame(add_run=add_run), (run.encoded,)).answer
+
+    def confirm(self, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
+        """Tell the node the LAC; there is no answer, and none is missed."""
+        if self._error is None:
+            lac = pb.WireLac(ledger_id=ledger_id, last_add_confirmed=last_add_confirmed)
+            self._send(pb.WireFrame(lac=lac), ())
+
+    async def close(self, *, drain_s_max: float = 5.0) -> None:
+        """Let what is in flight be answered, then hang up."""
+        if self._error is None:
+            self._refuse_more(
+                RetryableError("the connection was closed here", remedy="Connect again")
+            )
+            if self._pending:
+                try:
+                    async with asyncio.timeout(drain_s_max):
+                        await self._idle.wait()
+                except TimeoutError:
+                    pass  # what is left ends as indeterminate below
+        self._channel.close()
+        await self._ended.wait()
+
+    # Sending
+
+    def _submit(self, message: pb.WireFrame, body: Sequence[Buffer]) -> _Request:
+        cost = HEAD_LEN + message.ByteSize() + sum(map(len, body))
+        request = _Request(message, body, self._loop.create_future(), cost)
+        refusal = self._refusal(cost)
+        if refusal is not None:
+            _fail(request, refusal)
+            return request
+        self._unsent.append(request)
+        self._unsent_bytes += cost
+        self._pump()
+        return request
+
+    def _refusal(self, cost: int) -> TierlogError | None:
+        if self._error is not None:
+            return self._error
+        if cost > self.welcome.frame_len_max:
+            return RefusedError(
+                f"a request of {cost} bytes is over the node's limit",
+                reason=Reason.TOO_LARGE,
+                remedy=f"Send at most {self.welcome.frame_len_max} bytes at once",
+            )
+        if self._unsent_bytes + cost > self._limits.unsent_bytes_max:
+            return RetryableError(
+                f"{self._unsent_bytes} bytes already wait for {self._channel.peer}",
+                reason=Reason.RESOURCE_EXHAUSTED,
+                remedy="Wait for answers before sending more",
+                details={"budget": "wire.unsent_bytes"},
+            )
+        return None
+
+    def _pump(self) -> None:
+        """Send what the credit allows."""
+        credit = self.welcome.credit_bytes
+        while self._unsent and self._error is None:
+            request = self._unsent[0]
+            if self._pending and self._in_flight_bytes + request.cost > credit:
+                return
+            self._unsent.popleft()
+            self._unsent_bytes -= request.cost
+            self._request_count += 1
+            request.message.request_id = self._request_count
+            header = request.message.SerializeToString()
+            request.cost, waiting = frame_len(header, request.body), request.cost
+            request.sent_s = self._loop.time()
+            self._pending[self._request_count] = request
+            self._in_flight_bytes += request.cost
+            assert request.cost >= waiting, "a request id only adds to a header"
+            self._send_bytes(header, request.body)
+            request.body = ()
+
+    def _send(self, message: pb.WireFrame, body: Sequence[Buffer]) -> None:
+        self._send_bytes(message.SerializeToString(), body)
+
+    def _send_bytes(self, header: bytes, body: Sequence[Buffer]) -> None:
+        try:
+            self._channel.send(header, body)
+        except TierlogError as error:
+            self._end(error)
+
+    def _overdue(self, request: _Request, deadline_s: float) -> TierlogError:
+        if request in self._unsent:
+            self._unsent.remove(request)
+            self._unsent_bytes -= request.cost
+            return RetryableError(
+                f"the append could not be sent within {deadline_s} s",
+                remedy="Try again; the node takes less than it is sent",
+            )
+        return IndeterminateError(
+            f"the append was not answered within {deadline_s} s",
+            remedy="Read back what arrived before appending it again",
+        )
+
+    # Answers
+
+    async def _read(self) -> None:
+        error: TierlogError
+        try:
+            while (frame := await self._receive()) is not None:
+                self._take(frame)
+            error = RetryableError(f"{self._channel.peer} hung up", remedy="Connect again")
+        except TierlogError as caught:
+            error = caught
+        finally:
+            # Also when this task is cancelled: no caller is left waiting.
+            self._end(RetryableError("the connection was given up", remedy="Connect again"))
+            self._ended.set()
+        self._end(error)
+
+    async def _receive(self) -> Frame | None:
+        silence_s_max = self._limits.silence_s_max
+        while True:
+            try:
+                async with asyncio.timeout(silence_s_max):
+                    return await self._channel.receive()
+            except TimeoutError:
+                oldest = next(iter(self._pending.values()), None)
+                if oldest is not None and self._loop.time() - oldest.sent_s >= silence_s_max:
+                    raise RetryableError(
+                        f"{self._channel.peer} said nothing for {silence_s_max} s",
+                        remedy="Check that the node is alive",
+                    ) from None
+
+    def _take(self, frame: Frame) -> None:
+        answer = parse_frame(frame.header)
+        kind = answer.WhichOneof("message")
+        if kind == "error" and answer.request_id == 0:
+            raise error_of(answer.error, answers_request=False)
+        if kind == "added" and answer.cumulative:
+            covered = itertools.takewhile(lambda one: one <= answer.request_id, self._pending)
+            for request_id in list(covered):
+                self._answer(request_id, None)
+        elif kind == "added":
+            self._answer(answer.request_id, None)
+        elif kind == "appended":
+            self._answer(answer.request_id, ranges_of(answer.appended))
+        elif kind == "error":
+            self._answer(answer.request_id, error_of(answer.error, answers_request=True))
+        else:
+            raise CorruptError(
+                f"{self._channel.peer} sent {kind or 'an unknown message'} as an answer",
+                remedy="Upgrade this process to the version of its peer",
+            )
+        self._pump()
+
+    def _answer(self, request_id: int, result: list[AppendedRange] | TierlogError | None) -> None:
+        request = self._pending.pop(request_id, None)
+        if request is None:
+            raise CorruptError(
+                f"{self._channel.peer} answered request {request_id}, which has no answer to get",
+                remedy="Check what listens on this address",
+            )
+        self._in_flight_bytes -= request.cost
+        assert self._in_flight_bytes >= 0
+        if not self._pending:
+            self._idle.set()
+        if isinstance(result, TierlogError):
+            _fail(request, result)
+        elif not request.answer.done():
+            request.answer.set_result(result)
+
+    # The end
+
+    def _refuse_more(self, error: TierlogError) -> None:
+        self._error = error
+        unsent, self._unsent, self._unsent_bytes = self._unsent, deque(), 0
+        for request in unsent:
+            _fail(request, error)
+
+    def _end(self, error: TierlogError) -> None:
+        """Give the connection up; whoever still waits is told what is known."""
+        if self._error is None:
+            # Corrupt bytes from a peer say nothing about a request that was never sent.
+            usable = not isinstance(error, CorruptError | IndeterminateError)
+            self._refuse_more(
+                error if usable else RetryableError(error.message, remedy=error.remedy)
+            )
+        pending, self._pending, self._in_flight_bytes = self._pending, {}, 0
+        for request in pending.values():
+            _fail(
+                request,
+                IndeterminateError(
+                    f"the connection to {self._channel.peer} went before the answer"
+                    f" ({error.message})",
+                    remedy="Read back what arrived before sending it again",
+                ),
+            )
+        self._idle.set()
+        self._channel.close()
+
+
+def _fail(request: _Request, error: TierlogError) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(error)
+        request.answer.exception()  # a caller that went away need not look at it
+
+
+async def _exchange_hello(channel: Channel, hello: Hello) -> Welcome:
+    message = pb.WireHello(
+        version=current(Format.WIRE),
+        cluster_id=hello.cluster_id.bytes,
+        role=hello.role,
+        client_name=hello.client_name,
+        auth_method=hello.credentials.method,
+        auth_data=hello.credentials.data,
+    )
+    channel.send(pb.WireFrame(hello=message).SerializeToString())
+    frame = await channel.receive()
+    if frame is None:
+        raise RetryableError(
+            f"{channel.peer} hung up instead of saying WELCOME",
+            remedy="Check that the address is a node's wire address",
+        )
+    answer = parse_frame(frame.header)
+    if answer.HasField("error"):
+        raise error_of(answer.error, answers_request=False)
+    if not answer.HasField("welcome"):
+        raise RefusedError(
+            f"{channel.peer} did not say WELCOME",
+            remedy="Check that the address is a node's wire address",
+        )
+    welcome = answer.welcome
+    check_version(Format.WIRE, welcome.version)
+    if uuid_of(welcome.cluster_id) != hello.cluster_id:
+        raise RefusedError(
+            f"{channel.peer} belongs to another cluster",
+            remedy=f"Check the address; this cluster's id is {hello.cluster_id}",
+        )
+    return Welcome(
+        node_id=NodeId(welcome.node_id),
+        credit_bytes=welcome.credit_bytes,
+        frame_len_max=welcome.frame_len_max,
+    )

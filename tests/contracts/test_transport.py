@@ -1,0 +1,201 @@
+"""The transport port (tierlog.ports.transport): every adapter passes this one suite.
+
+"Byte frames between two processes, in order, at most once."
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tierlog.adapters.memory.transport import MemoryNetwork
+from tierlog.adapters.tcp import TcpTransport
+from tierlog.model.errors import Reason, RefusedError, RetryableError
+
+
+@pytest.fixture(params=["memory", "tcp"])
+def make_transport(request):
+    if request.param == "memory":
+        network = MemoryNetwork(latency_s=lambda: 0.001)
+        return network.transport
+    return lambda _name: TcpTransport()
+
+
+@pytest.fixture
+def pair(make_transport):
+    """Both ends of one connection, with a listener that goes at the end."""
+
+    @asynccontextmanager
+    async def make():
+        accepted = asyncio.get_running_loop().create_future()
+        over = asyncio.Event()
+
+        async def handler(channel):
+            accepted.set_result(channel)
+            await over.wait()
+
+        listener = await make_transport("server").listen("127.0.0.1:0", handler)
+        client = await make_transport("client").connect(listener.address)
+        try:
+            yield client, await accepted
+        finally:
+            over.set()
+            client.close()
+            await listener.close()
+
+    return make
+
+
+async def test_frames_arrive_whole_and_in_order(pair):
+    async with pair() as (client, server):
+        for number in range(200):
+            client.send(b"h%d" % number, [bytes([number]) * number, b"", memoryview(b"end")])
+        for number in range(200):
+            frame = await server.receive()
+            assert frame.header == b"h%d" % number
+            assert frame.body == bytes([number]) * number + b"end"
+        server.send(b"back")
+        assert (await client.receive()) == (b"back", b"")
+
+
+async def test_bodies_stay_what_they_are(pair):
+    async with pair() as (client, server):
+        kept = []
+        for number in range(64):
+            client.send(b"", [bytes([number]) * 20_000])
+            kept.append(await server.receive())
+        for number, frame in enumerate(kept):
+            assert frame.body == bytes([number]) * 20_000
+
+
+async def test_a_body_can_be_written_over(pair):
+    async with pair() as (client, server):
+        client.send(b"", [b"draft"])
+        frame = await server.receive()
+        frame.body[:] = b"final"
+        assert frame.body == b"final"
+
+
+async def test_large_frames_and_a_slow_receiver(pair):
+    async with pair() as (client, server), asyncio.TaskGroup() as tasks:
+
+        async def send():
+            for number in range(24):
+                client.send(b"", [bytes([number]) * 1_000_000])
+                await client.drain()
+
+        sending = tasks.create_task(send())
+        await asyncio.sleep(0.05)
+        assert not sending.done(), "a sender is held back by a receiver that takes nothing"
+        for number in range(24):
+            frame = await server.receive()
+            assert len(frame.body) == 1_000_000
+            assert frame.body[0] == frame.body[-1] == number
+
+
+async def test_an_orderly_close_ends_with_none_after_what_was_sent(pair):
+    async with pair() as (client, server):
+        client.send(b"last")
+        client.close()
+        assert (await server.receive()).header == b"last"
+        assert await server.receive() is None
+        with pytest.raises(RetryableError):
+            client.send(b"more")
+        with pytest.raises(RetryableError):
+            await client.receive()
+
+
+async def test_who_waits_hears_of_the_end(pair):
+    async with pair() as (client, server):
+        async with asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(server.receive())
+            await asyncio.sleep(0.01)
+            client.close()
+        assert waiting.result() is None
+
+
+async def test_a_frame_over_the_limit_is_refused_and_the_connection_lives(pair):
+    async with pair() as (client, server):
+        with pytest.raises(RefusedError) as caught:
+            client.send(b"", [bytes(9 * 1024 * 1024)])
+        assert caught.value.reason is Reason.TOO_LARGE
+        client.send(b"ok")
+        assert (await server.receive()).header == b"ok"
+
+
+async def test_nobody_listens(make_transport):
+    async def handler(_channel):
+        pass
+
+    listener = await make_transport("server").listen("127.0.0.1:0", handler)
+    address = listener.address
+    await listener.close()
+    with pytest.raises(RetryableError) as caught:
+        await make_transport("client").connect(address)
+    assert caught.value.remedy
+
+
+async def test_an_address_in_use_is_told(make_transport):
+    async def handler(_channel):
+        pass
+
+    transport = make_transport("server")
+    listener = await transport.listen("127.0.0.1:0", handler)
+    with pytest.raises(RetryableError, match="can't listen"):
+        await transport.listen(listener.address, handler)
+    await listener.close()
+
+
+async def test_a_listener_that_closes_ends_its_connections(make_transport):
+    ended = asyncio.Event()
+
+    async def handler(channel):
+        try:
+            await channel.receive()
+        finally:
+            ended.set()
+
+    listener = await make_transport("server").listen("127.0.0.1:0", handler)
+    client = await make_transport("client").connect(listener.address)
+    client.send(b"")
+    assert repr(client)
+    await asyncio.wait_for(ended.wait(), 5)
+    await listener.close()
+    assert await client.receive() is None
+
+
+async def test_tcp_refuses_what_is_not_an_address():
+    for address in ("nowhere", "host:", ":1", "host:port", "host:70000"):
+        with pytest.raises(RefusedError):
+            await TcpTransport().connect(address)
+
+
+async def test_tls_carries_frames():
+    server_tls, client_tls = _tls_contexts()
+    transport = TcpTransport(server_tls=server_tls, client_tls=client_tls)
+
+    async def handler(channel):
+        while (frame := await channel.receive()) is not None:
+            channel.send(frame.header, [frame.body])
+
+    listener = await transport.listen("localhost:0", handler)
+    client = await transport.connect(listener.address)
+    body = bytes(range(256)) * 12_000
+    client.send(b"tls", [body])
+    assert await client.receive() == (b"tls", body)
+    client.close()
+    await client.wait_closed()
+    await listener.close()
+
+
+def _tls_contexts():
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    pem = Path(__file__).parent / "localhost.pem"  # of this test alone, and worth nothing
+    server.load_cert_chain(pem)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.load_verify_locations(pem)
+    return server, client
