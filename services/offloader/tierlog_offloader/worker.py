@@ -1,0 +1,313 @@
+"""One offload request, from the queue to a complete copy (protocols.md section 3, steps 2 to 8).
+
+Owns the order of the steps. Does not own what each does: the catalog changes metadata, the
+``LedgerOffloader`` moves bytes, the loop around ``handle`` takes and acknowledges events.
+
+Invariants:
+    * The attempt's UUID and place are in the metadata before its first byte is uploaded.
+    * Abandoned attempts are cleaned only after that, since only then they can't complete.
+    * An attempt becomes complete only by a compare-and-set on its own UUID, after verification.
+    * ``handle`` returns only when the request needs no second delivery.
+
+Crash: at any step, another delivery begins a new attempt and abandons this one.
+Retries: what may succeed later is raised for redelivery, ``deliveries_max`` times in a row; then,
+and at once for what is refused, the event goes to the dead-letter topic and the scheduler, which
+looks at the metadata alone, asks again in its own time.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.catalog.election import CourtesyLock
+from tierlog.format import paths
+from tierlog.ledger.reader import ReadHandle
+from tierlog.model.errors import (
+    IndeterminateError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
+from tierlog.model.ids import LedgerId
+from tierlog.model.ledger import LedgerMetadata, LedgerState
+from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy
+from tierlog.offload.interface import LedgerOffloader
+from tierlog.offload.messages import OffloadRequest, Outgoing, Stationery, parse_request
+from tierlog.ports.clock import Clock
+from tierlog.ports.events import Event, EventPublisher
+from tierlog.ports.ids import Ids
+from tierlog.proto.v1 import events_pb2 as pb
+
+log = structlog.get_logger()
+
+OpenLedger = Callable[[LedgerId, LedgerMetadata], ReadHandle]
+
+_MAY_BEGIN: Final = frozenset({OffloadState.LOCAL, OffloadState.OFFLOADING})
+_COMPLETED: Final = pb.OffloadResult.OUTCOME_COMPLETED
+_ALREADY_COMPLETE: Final = pb.OffloadResult.OUTCOME_ALREADY_COMPLETE
+_SUPERSEDED: Final = pb.OffloadResult.OUTCOME_SUPERSEDED
+_REFUSED: Final = pb.OffloadResult.OUTCOME_REFUSED
+_FAILED: Final = pb.OffloadResult.OUTCOME_FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Who this worker is, and how often it tries in a row."""
+
+    name: str
+    deliveries_max: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """How a request ended that needs no second delivery."""
+
+    outcome: pb.OffloadResult.Outcome.ValueType
+    uuid: UUID | None = None
+    copy: Tier2Copy | None = None
+
+
+class _LockedError(RetryableError):
+    """Another worker is at it."""
+
+
+class OffloadWorker:
+    """Handles requests, one at a time or several at once."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        open_ledger: OpenLedger,
+        offloader: LedgerOffloader,
+        publisher: EventPublisher,
+        stationery: Stationery,
+        clock: Clock,
+        ids: Ids,
+        settings: WorkerSettings,
+    ) -> None:
+        self._catalog = catalog
+        self._open_ledger = open_ledger
+        self._offloader = offloader
+        self._publisher = publisher
+        self._stationery = stationery
+        self._clock = clock
+        self._ids = ids
+        self._settings = settings
+        self.attempts = 0
+        self.completed = 0
+        self.dead_lettered = 0
+
+    def __repr__(self) -> str:
+        return f"<OffloadWorker {self._settings.name} attempts={self.attempts}>"
+
+    async def handle(self, event: Event) -> None:
+        """Do what an event asks for; returning means that it may be acknowledged."""
+        try:
+            request = parse_request(event)
+        except TierlogError as error:
+            await self._put_aside(event, error)
+            return
+        began_s = self._clock.monotonic_s()
+        told = log.bind(ledger_id=request.ledger_id, stream=request.stream)
+        try:
+            done = await self._offload(request)
+        except _LockedError:
+            if event.attempt < self._settings.deliveries_max:
+                raise
+            told.info("request.dropped", cause="another worker is at it")
+            return
+        except TierlogError as error:
+            if (
+                not isinstance(error, RefusedError)
+                and event.attempt < self._settings.deliveries_max
+            ):
+                raise _again(error) from error
+            outcome = _REFUSED if refused else _FAILED
+            await self._tell(event, request, _Done(outcome=outcome), began_s, error)
+            await self._put_aside(event, error)
+            return
+        await self._tell(event, request, done, began_s)
+        told.info("request.handled", outcome=pb.OffloadResult.Outcome.Name(done.outcome))
+
+    async def _offload(self, request: OffloadRequest) -> _Done:
+        """Take steps 2 to 7: look, lock, begin, copy, complete."""
+        ended = _ended(await self._checked_context(request))
+        if ended is not None:
+            return ended
+        await self._checked_metadata(request.ledger_id)
+        path = paths.ledger_lock_path(request.ledger_id)
+        lock = CourtesyLock(self._catalog.store, path, self._ids.uuid())
+        if not await lock.take():
+            raise _LockedError(
+                f"another worker is offloading ledger {request.ledger_id}",
+                remedy="Nothing to do: it is looked at again",
+            )
+        try:
+            return await self._attempt(request)
+        finally:
+            await lock.release()
+
+    async def _checked_context(self, request: OffloadRequest) -> OffloadContext:
+        context = await self._catalog.contexts.get(request.ledger_id)
+        if context is None:
+            raise RefusedError(
+                f"there is no ledger {request.ledger_id}",
+                reason=Reason.LEDGER_NOT_FOUND,
+                remedy="Look who asked for it; the scheduler asks only for ledgers that exist",
+                details={"ledger_id": str(request.ledger_id)},
+            )
+        if (context.stream, context.incarnation) != (request.stream, request.incarnation):
+            raise RefusedError(
+                f"ledger {request.ledger_id} belongs to {context.stream} of incarnation "
+                f"{context.incarnation}, not to {request.stream} of {request.incarnation}",
+                remedy="Nothing to do: the request is from before the stream was made anew",
+                details={"ledger_id": str(request.ledger_id)},
+            )
+        return context
+
+    async def _checked_metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
+        metadata = await self._catalog.ledgers.get(ledger_id)
+        if metadata is None:
+            raise RefusedError(
+                f"ledger {ledger_id} is not in tier 1 any more",
+                reason=Reason.LEDGER_NOT_FOUND,
+                remedy="Nothing to do: it was trimmed, or deleted after another attempt",
+                details={"ledger_id": str(ledger_id)},
+            )
+        if metadata.state is not LedgerState.CLOSED:
+            raise RefusedError(
+                f"ledger {ledger_id} is {metadata.state.name}, and only a closed one is offloaded",
+                remedy="Wait until it is rolled over, or recover it",
+                details={"ledger_id": str(ledger_id)},
+            )
+        return metadata
+
+    async def _attempt(self, request: OffloadRequest) -> _Done:
+        ledger_id, uuid = request.ledger_id, self._ids.uuid()
+        metadata = await self._checked_metadata(ledger_id)
+        location = self._offloader.location(ledger_id, uuid)
+        try:
+            context = await self._catalog.contexts.begin_attempt(
+                ledger_id, uuid=uuid, location=location, worker=self._settings.name
+            )
+        except RefusedError:
+            # Its state moved since it was read: complete by another worker, or being trimmed.
+            ended = _ended(await self._checked_context(request))
+            if ended is None:
+                raise
+            return ended
+        self.attempts += 1
+        log.info("attempt.begun", ledger_id=ledger_id, uuid=str(uuid), count=context.attempt_count)
+        await self._clean_abandoned(context)
+        copy = await self._copy(request, metadata, uuid)
+        try:
+            await self._catalog.contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
+        except RefusedError as error:
+            log.info("attempt.superseded", ledger_id=ledger_id, uuid=str(uuid), cause=str(error))
+            if error.reason is Reason.LEDGER_NOT_FOUND:
+                # Nothing names the attempt any more, so nobody else will clean it.
+                await self._offloader.delete_offloaded(ledger_id, uuid, location)
+            return _Done(outcome=_SUPERSEDED, uuid=uuid)
+        self.completed += 1
+        log.info("attempt.completed", ledger_id=ledger_id, uuid=str(uuid), length=copy.data_len)
+        return _Done(outcome=_COMPLETED, uuid=uuid, copy=copy)
+
+    async def _clean_abandoned(self, context: OffloadContext) -> None:
+        """Delete what attempts before this one left. Failing is legal: the scheduler sweeps."""
+        for attempt in context.abandoned:
+            if attempt.swept_ms:
+                continue
+            try:
+                await self._offloader.delete_offloaded(
+                    context.ledger_id, attempt.uuid, attempt.location
+                )
+                await self._catalog.contexts.mark_swept(context.ledger_id, attempt.uuid)
+            except TierlogError as error:
+                log.warning("attempt.clean_failed", uuid=str(attempt.uuid), cause=str(error))
+
+    async def _copy(
+        self, request: OffloadRequest, metadata: LedgerMetadata, uuid: UUID
+    ) -> Tier2Copy:
+        """Take steps 4 to 6. A failure is recorded for people, its leftovers are taken away."""
+        handle = self._open_ledger(request.ledger_id, metadata)
+        extra = {"ManagedLedgerName": str(request.stream), "TierlogWorker": self._settings.name}
+        try:
+            return await self._offloader.offload(handle, uuid, extra)
+        except TierlogError as error:
+            # Not complete, and never will be: this worker alone could say so.
+            await self._note_failure(request.ledger_id, uuid, error)
+            raise
+        finally:
+            await handle.close()
+
+    async def _note_failure(self, ledger_id: LedgerId, uuid: UUID, error: TierlogError) -> None:
+        text = f"{error.reason.value}: {error}"
+        log.warning("attempt.failed", ledger_id=ledger_id, uuid=str(uuid), cause=text)
+        try:
+            await self._catalog.contexts.record_error(ledger_id, uuid=uuid, error=text)
+            await self._offloader.delete_offloaded(ledger_id, uuid)
+        except TierlogError as second:
+            # The next attempt abandons this one and cleans it.
+            log.warning("attempt.clean_failed", uuid=str(uuid), cause=str(second))
+
+    async def _tell(
+        self,
+        event: Event,
+        request: OffloadRequest,
+        done: _Done,
+        began_s: float,
+        error: TierlogError | None = None,
+    ) -> None:
+        """Step 8: publish how it ended."""
+        result = pb.OffloadResult(
+            stream=request.stream,
+            ledger_id=request.ledger_id,
+            uuid=done.uuid.bytes if done.uuid is not None else b"",
+            outcome=done.outcome,
+            error_reason=error.reason.value if error is not None else "",
+            error_message=str(error) if error is not None else "",
+            data_len=done.copy.data_len if done.copy is not None else 0,
+            entry_count=done.copy.entry_count if done.copy is not None else 0,
+            duration_ms=round((self._clock.monotonic_s() - began_s) * 1000),
+            worker=self._settings.name,
+        )
+        await self._publish(self._stationery.result(result, cause=event))
+
+    async def _put_aside(self, event: Event, error: TierlogError) -> None:
+        log.warning(
+            "request.put_aside",
+            key=event.key[:200].decode("utf-8", "replace"),
+            attempt=event.attempt,
+            reason=error.reason.value,
+            cause=str(error),
+        )
+        await self._publish(self._stationery.dead_letter(event, error))
+        self.dead_lettered += 1
+
+    async def _publish(self, outgoing: Outgoing) -> None:
+        topic, key, value, headers = outgoing
+        await self._publisher.publish(topic, key=key, value=value, headers=headers)
+
+
+def _ended(context: OffloadContext) -> _Done | None:
+    """Return how a request for such a ledger ends at once; None: it is to be offloaded."""
+    if context.complete:
+        return _Done(outcome=_ALREADY_COMPLETE, uuid=context.uuid, copy=context.copy)
+    if context.state not in _MAY_BEGIN:
+        return _Done(outcome=_REFUSED, uuid=context.uuid)
+    return None
+
+
+def _again(error: TierlogError) -> TierlogError:
+    """Return ``error`` as one that the loop redelivers: damage may lie on the way, not on disk."""
+    if isinstance(error, RetryableError | IndeterminateError):
+        return error
+    return RetryableError(
+        error.message, reason=Reason.UNKNOWN, remedy=error.remedy, details=error.details
+    )

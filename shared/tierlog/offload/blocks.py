@@ -1,0 +1,168 @@
+"""A ledger's runs as the blocks of its data object, one at a time (seeds/000, "writeToS3").
+
+Owns the cutting and the counting. Does not own the layout (``tierlog.format.block``), nor the
+upload.
+
+Invariants:
+    * Blocks tile the ledger: the first begins with entry 0, each with the entry behind the last
+      one of the block before it.
+    * Every block but the last is ``block_size`` long; the last is exactly as long as it must be.
+    * Counts are of what was read. Where the ledger's metadata says otherwise, nothing is made
+      of it: ``CorruptError``.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tierlog.format.block import BlockBuilder, block_len_for_remaining
+from tierlog.format.checksum import Buffer
+from tierlog.format.run import Run
+from tierlog.ledger.reader import ReadHandle, closing_runs
+from tierlog.model.errors import CorruptError, Reason, RefusedError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.ledger import KEY_BLOCK_SIZE, LedgerMetadata, LedgerState
+from tierlog.model.policy import BLOCK_SIZE_DEFAULT, BLOCK_SIZE_MAX, BLOCK_SIZE_MIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilledBlock:
+    """One block, ready to be sent as a part."""
+
+    part_number: int
+    offset: int
+    length: int
+    first_entry_id: EntryId
+    entry_count: int
+    payload_len: int
+    buffers: Sequence[Buffer]
+
+
+def check_offloadable(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+    """Raise ``RefusedError`` unless the ledger is sealed and has an entry."""
+    if metadata.state is not LedgerState.CLOSED:
+        raise RefusedError(
+            f"ledger {ledger_id} is {metadata.state.name}, and only a closed one is offloaded",
+            remedy="Wait until it is rolled over, or recover it",
+            details={"ledger_id": str(ledger_id)},
+        )
+    if metadata.last_entry_id < 0:
+        raise RefusedError(
+            f"ledger {ledger_id} has no entries, so that there is nothing to offload",
+            remedy="Nothing to do: empty ledgers leave their stream by themselves",
+            details={"ledger_id": str(ledger_id)},
+        )
+
+
+def block_size_of(ledger_id: LedgerId, metadata: LedgerMetadata) -> int:
+    """Return the block size that the ledger was created with."""
+    text = metadata.custom.get(KEY_BLOCK_SIZE)
+    if text is None:
+        return BLOCK_SIZE_DEFAULT
+    if not text.isdigit() or not BLOCK_SIZE_MIN <= int(text[:12]) <= BLOCK_SIZE_MAX:
+        raise CorruptError(
+            f"ledger {ledger_id} has blocks of {text[:40]!r} bytes",
+            remedy="Repair the ledger's metadata",
+            details={"ledger_id": str(ledger_id)},
+        )
+    return int(text)
+
+
+class BlockFiller:
+    """Cuts one ledger into blocks; ``entry_count`` and ``payload_len`` say what was read."""
+
+    def __init__(self, handle: ReadHandle, *, block_size: int) -> None:
+        self._handle = handle
+        self._block_size = block_size
+        self._metadata = handle.ledger_metadata
+        self._offset = 0
+        self._parts = 0
+        self.entry_count = 0
+        self.payload_len = 0
+
+    def __repr__(self) -> str:
+        return f"<BlockFiller ledger={self._handle.ledger_id} entries={self.entry_count}>"
+
+    async def blocks(self) -> AsyncGenerator[FilledBlock, None]:
+        """Iterate over the ledger's blocks; the next is filled only when it is asked for."""
+        last = self._metadata.last_entry_id
+        builder: BlockBuilder | None = None
+        runs = self._handle.read_runs(EntryId(0), last)
+        async with closing_runs(runs):
+            async for run in runs:
+                at = self._checked_start(run, builder)
+                while at <= run.last_entry_id:
+                    if builder is None:
+                        builder = self._new_builder(at)
+                    at = EntryId(self._take(builder, run, at))
+                    if builder.full or at > last:
+                        yield self._filled(builder)
+                        builder = None
+        if builder is not None or self.entry_count != last + 1:
+            self._mismatch()
+        if self.payload_len != self._metadata.length:
+            self._mismatch()
+
+    def _checked_start(self, run: Run, builder: BlockBuilder | None) -> EntryId:
+        expected = self.entry_count if builder is None else builder.last_entry_id + 1
+        outside = run.last_entry_id > self._metadata.last_entry_id
+        if run.first_entry_id != expected or run.header.ledger_id != self._handle.ledger_id:
+            raise CorruptError(
+                f"ledger {self._handle.ledger_id} gave entries {run.first_entry_id} to "
+                f"{run.last_entry_id} of ledger {run.header.ledger_id} where {expected} belongs",
+                remedy="Check the ledger's storage nodes; the offload is tried again",
+                details={"ledger_id": str(self._handle.ledger_id)},
+            )
+        if outside:
+            self._mismatch()
+        return run.first_entry_id
+
+    def _new_builder(self, first_entry_id: EntryId) -> BlockBuilder:
+        payload_left = self._metadata.length - self.payload_len
+        if payload_left < 0:
+            self._mismatch()
+        length = block_len_for_remaining(
+            self._block_size,
+            payload_left=payload_left,
+            entries_left=self._metadata.last_entry_id + 1 - self.entry_count,
+        )
+        return BlockBuilder(length, first_entry_id)
+
+    def _take(self, builder: BlockBuilder, run: Run, from_entry_id: EntryId) -> int:
+        try:
+            return builder.take(run, from_entry_id)
+        except RefusedError as error:
+            if error.reason is Reason.TOO_LARGE and builder.block_len < self._block_size:
+                self._mismatch()
+            raise
+
+    def _filled(self, builder: BlockBuilder) -> FilledBlock:
+        self._parts += 1
+        self.entry_count += builder.entry_count
+        self.payload_len += builder.payload_len
+        is_last = self.entry_count == self._metadata.last_entry_id + 1
+        if not is_last and builder.block_len != self._block_size:
+            self._mismatch()
+        if is_last and self.payload_len != self._metadata.length:
+            # Said before the last part is sent, not after.
+            self._mismatch()
+        block = FilledBlock(
+            part_number=self._parts,
+            offset=self._offset,
+            length=builder.block_len,
+            first_entry_id=builder.first_entry_id,
+            entry_count=builder.entry_count,
+            payload_len=builder.payload_len,
+            buffers=builder.finish(),
+        )
+        self._offset += builder.block_len
+        return block
+
+    def _mismatch(self) -> NoReturn:
+        raise CorruptError(
+            f"ledger {self._handle.ledger_id} is said to have "
+            f"{self._metadata.last_entry_id + 1} entries of {self._metadata.length} bytes, but "
+            f"reading it gave others ({self.entry_count} of {self.payload_len} so far)",
+            remedy="Keep the local copy, and compare it with the ledger's metadata",
+            details={"ledger_id": str(self._handle.ledger_id)},
+        )

@@ -1,0 +1,190 @@
+"""Offload requests and results on the queue: topics, values, headers (protocols.md section 3).
+
+Owns names of topics and the conversion of messages to values. Does not own publishing.
+
+Invariants:
+    * What ``parse_request`` returns is within every bound, whoever published it; anything else
+      is ``CorruptError`` or ``RefusedError``.
+    * Events of one ledger have one key, hence one partition and one order.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from google.protobuf.message import DecodeError, Message
+
+from tierlog.format.envelope import Envelope, Traceparent, build_headers, parse_headers
+from tierlog.model.errors import CorruptError, RefusedError, TierlogError
+from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, StreamName, stream_name
+from tierlog.ports.clock import Clock
+from tierlog.ports.events import Event
+from tierlog.ports.ids import Ids
+from tierlog.proto.v1 import events_pb2 as pb
+
+VALUE_LEN_MAX: Final = 64 * 1024
+ERROR_LEN_MAX: Final = 2000
+
+
+class Trigger(StrEnum):
+    """Why a ledger is offloaded."""
+
+    TIME = "time"
+    SIZE = "size"
+    ADMIN = "admin"
+
+
+class Topics(NamedTuple):
+    """The queue's topics, versioned: another meaning gets another topic."""
+
+    requested: str
+    completed: str
+    dead_letter: str
+
+    @classmethod
+    def of(cls, prefix: str) -> "Topics":
+        """Return the topics of a deployment."""
+        return cls(
+            requested=f"{prefix}.offload.requested.v1",
+            completed=f"{prefix}.offload.completed.v1",
+            dead_letter=f"{prefix}.offload.dead-letter.v1",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadRequest:
+    """The wish that a ledger be offloaded; may come twice, late, out of order or never."""
+
+    stream: StreamName
+    incarnation: UUID
+    ledger_id: LedgerId
+    trigger: Trigger
+    requested_ms: int
+    request_count: int = 1
+
+
+class Outgoing(NamedTuple):
+    """An event ready to be published."""
+
+    topic: str
+    key: bytes
+    value: bytes
+    headers: Mapping[str, bytes]
+
+
+class Stationery:
+    """Writes events: who they are from, when, and in which trace."""
+
+    def __init__(self, topics: Topics, *, source: str, clock: Clock, ids: Ids) -> None:
+        self.topics = topics
+        self._source = source
+        self._clock = clock
+        self._ids = ids
+
+    def request(self, request: OffloadRequest) -> Outgoing:
+        """Return the event of a request, which begins a trace."""
+        message = pb.OffloadRequest(
+            stream=request.stream,
+            incarnation=request.incarnation.bytes,
+            ledger_id=request.ledger_id,
+            trigger=request.trigger.value,
+            requested_ms=request.requested_ms,
+            request_count=request.request_count,
+        )
+        trace = Traceparent.create(self._ids.uuid().bytes + self._ids.uuid().bytes[:8])
+        key = _key(request.stream, request.ledger_id)
+        return self._event(self.topics.requested, key, message, trace)
+
+    def result(self, result: pb.OffloadResult, *, cause: Event) -> Outgoing:
+        """Return the event of a result, in the trace of the request that caused it."""
+        trace = None
+        if "traceparent" in cause.headers:
+            trace = Traceparent.parse(cause.headers["traceparent"].decode("ascii", "replace"))
+        child = trace.child(self._ids.uuid().bytes[:8]) if trace is not None else None
+        key = _key(result.stream, result.ledger_id)
+        return self._event(self.topics.completed, key, result, child)
+
+    def dead_letter(self, event: Event, error: TierlogError) -> Outgoing:
+        """Return ``event`` as it came, with what was wrong beside it."""
+        headers = {
+            **event.headers,
+            "tierlog_error_reason": error.reason.value.encode(),
+            "tierlog_error_message": str(error)[:ERROR_LEN_MAX].encode(),
+            "tierlog_error_time_ms": str(self._clock.wall_ms()).encode(),
+            "tierlog_attempts": str(event.attempt).encode(),
+            "tierlog_topic": event.topic.encode(),
+        }
+        return Outgoing(self.topics.dead_letter, event.key, event.value, headers)
+
+    def _event(
+        self, topic: str, key: bytes, message: Message, trace: Traceparent | None
+    ) -> Outgoing:
+        envelope = Envelope(
+            event_id=self._ids.uuid(),
+            source=self._source,
+            event_type=topic,
+            subject=key.decode(),
+            time_ms=self._clock.wall_ms(),
+            dataschema=message.DESCRIPTOR.full_name,
+            traceparent=trace,
+        )
+        return Outgoing(topic, key, message.SerializeToString(), build_headers(envelope))
+
+
+def _key(stream: str, ledger_id: int) -> bytes:
+    return f"{stream}/{ledger_id}".encode()
+
+
+def parse_request(event: Event) -> OffloadRequest:
+    """Read a request from the queue, trusting nothing."""
+    if len(event.value) > VALUE_LEN_MAX:
+        raise _bad(f"it has {len(event.value)} bytes")
+    envelope = parse_headers(event.headers)
+    if envelope.dataschema != pb.OffloadRequest.DESCRIPTOR.full_name:
+        raise _bad(f"it says to be a {envelope.dataschema[:80]!r}")
+    message = pb.OffloadRequest()
+    try:
+        message.ParseFromString(event.value)
+    except DecodeError as error:
+        raise _bad("its value is not a protobuf message") from error
+    try:
+        incarnation = UUID(bytes=message.incarnation)
+        trigger = Trigger(message.trigger)
+    except ValueError as error:
+        raise _bad(str(error)) from error
+    if not 0 <= message.ledger_id <= LEDGER_ID_MAX:
+        raise _bad(f"there can be no ledger {message.ledger_id}")
+    return OffloadRequest(
+        stream=_stream(message.stream),
+        incarnation=incarnation,
+        ledger_id=LedgerId(message.ledger_id),
+        trigger=trigger,
+        requested_ms=message.requested_ms,
+        request_count=message.request_count,
+    )
+
+
+def parse_result(event: Event) -> pb.OffloadResult:
+    """Read a result from the queue, or raise ``CorruptError``."""
+    message = pb.OffloadResult()
+    try:
+        message.ParseFromString(event.value)
+    except DecodeError as error:
+        raise _bad("its value is not a protobuf message") from error
+    return message
+
+
+def _stream(text: str) -> StreamName:
+    try:
+        return stream_name(text)
+    except RefusedError as error:
+        raise _bad(error.message) from error
+
+
+def _bad(what: str) -> CorruptError:
+    return CorruptError(
+        f"event is no offload request: {what}",
+        remedy="Look at it in the dead-letter topic, and at who published it",
+    )

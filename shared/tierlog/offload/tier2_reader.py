@@ -1,0 +1,265 @@
+"""A ledger in the object store as a read handle (seeds/000, "Reading from S3").
+
+Owns the way from an entry id to frames: block by binary search, then the nearest remembered
+offset, then a walk over frames in ranges. Does not own fetching (``ranges``), nor longer caching.
+
+Invariants:
+    * Every frame that is walked over has the next entry id and lies in its block; anything else
+      is ``CorruptError`` with the object and the byte. A walk ends, and never early in silence.
+    * Reading on behind the last entry that was read fetches nothing before it.
+    * No state is tied to one reader: any number may use a handle at once.
+
+Retries: what turned out damaged is forgotten, so that the next try reads the bucket again.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple, NoReturn
+
+import numpy as np
+
+from tierlog.format.block import BLOCK_HEADER_LEN, BlockHeader
+from tierlog.format.frame import (
+    ENTRY_LEN_LEN,
+    FRAME_HEADER_LEN,
+    Offsets,
+    entry_len_at,
+    frames_end,
+    walk_frames,
+)
+from tierlog.format.index import BlockRange, ObjectIndex
+from tierlog.format.run import Run, cut_runs
+from tierlog.model.errors import CorruptError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.ledger import LedgerMetadata
+from tierlog.model.offload import Tier2Location
+from tierlog.offload.offsets import Note, OffsetsCache
+from tierlog.offload.ranges import Ranges, Source
+
+NOTE_EVERY_BYTES: Final = 64 * 1024
+RUNS_BYTES: Final = 4 * 1024 * 1024
+
+
+class FramesRead(NamedTuple):
+    """Consecutive frames of one block; ``offsets`` are from the first byte of ``frames``."""
+
+    frames: memoryview
+    first_entry_id: EntryId
+    last_entry_id: EntryId
+    offsets: Offsets
+
+
+class Tier2Handle:
+    """``ReadHandle`` over a data object and its index."""
+
+    def __init__(
+        self,
+        ledger_id: LedgerId,
+        location: Tier2Location,
+        index: ObjectIndex,
+        *,
+        ranges: Ranges,
+        offsets: OffsetsCache,
+    ) -> None:
+        self._ledger_id = ledger_id
+        self.location = location
+        self.index = index
+        self._source = Source(location.data_key, index.data_len)
+        self._ranges = ranges
+        self._offsets = offsets
+
+    def __repr__(self) -> str:
+        return f"<Tier2Handle {self._source.key} {len(self.index.entries)} blocks>"
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        return self._ledger_id
+
+    @property
+    def ledger_metadata(self) -> LedgerMetadata:
+        return self.index.metadata
+
+    async def last_add_confirmed(self) -> EntryId:
+        return self.index.last_entry_id
+
+    async def close(self) -> None:
+        """Nothing is held: ranges and offsets are shared."""
+
+    async def read_runs(
+        self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
+    ) -> AsyncIterator[Run]:
+        position, budget = first, bytes_max
+        while position <= last and (budget is None or budget > 0):
+            wanted = RUNS_BYTES if budget is None else min(RUNS_BYTES, budget)
+            read = await self.read_frames(position, wanted)
+            count = min(last, read.last_entry_id) - position + 1
+            end = len(read.frames) if count == len(read.offsets) else int(read.offsets[count])
+            runs = cut_runs(
+                read.frames[:end],
+                read.offsets[:count],
+                ledger_id=self._ledger_id,
+                first_entry_id=position,
+                last_add_confirmed=self.index.last_entry_id,
+                owner_epoch=0,
+                stripe_entries=self.ledger_metadata.stripe_entries,
+            )
+            for run in runs:
+                yield run
+                position = EntryId(run.last_entry_id + 1)
+                if budget is not None:
+                    budget -= len(run.encoded)
+                    if budget <= 0:
+                        return
+
+    async def read_frames(self, first_entry_id: EntryId, bytes_max: int) -> FramesRead:
+        """Return frames from an entry on: at least one, else up to ``bytes_max``, of one block.
+
+        Raises NO_SUCH_ENTRY behind the last entry, LEDGER_NOT_FOUND when the object is gone.
+        """
+        block = self.index.block_of(first_entry_id)
+        try:
+            start = await self._find(block, first_entry_id)
+            return await self._take(block, first_entry_id, start, bytes_max)
+        except CorruptError:
+            self._ranges.forget(self._source.key)
+            self._offsets.forget(self._source.key)
+            raise
+
+    async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> None:
+        """Fetch what a read from there will want, where its place is known already.
+
+        Of little use beyond what ``RangeLimits.kept_bytes_max`` keeps.
+        """
+        if not 0 <= first_entry_id <= self.index.last_entry_id:
+            return
+        block = self.index.block_of(first_entry_id)
+        note = self._note_in(block, first_entry_id)
+        if note.entry_id == first_entry_id:
+            await self._ranges.warm(self._source, note.offset, note.offset + bytes_max)
+
+    def _note_in(self, block: BlockRange, entry_id: EntryId) -> Note:
+        """Return the nearest known place at or before an entry; the block's start at the least."""
+        note = self._offsets.floor(self._source.key, entry_id)
+        if note is not None and note.entry_id >= block.first_entry_id:
+            return note
+        return Note(block.first_entry_id, block.offset + self.index.data_header_len)
+
+    async def _find(self, block: BlockRange, entry_id: EntryId) -> int:
+        """Return where an entry's frame begins, walking from the nearest known place."""
+        known, at = self._note_in(block, entry_id)
+        if known == block.first_entry_id:
+            await self._check_header(block)
+        end, window = block.offset + block.length, 1
+        while known < entry_id:
+            stop = self._window_end(at, window, end)
+            walked, at = await self._step(block, at, stop, known)
+            known = EntryId(known + walked.size)
+            if known > entry_id:
+                return int(walked[entry_id - known + walked.size])
+            self._offsets.note(self._source.key, known, at)
+            window = min(2 * window, self._ranges.limits.in_flight_max)
+        return at
+
+    async def _step(
+        self, block: BlockRange, at: int, stop: int, entry_id: EntryId
+    ) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", int]:
+        """Walk from ``at`` to ``stop``; return where frames begin, and where the last ends."""
+        buffer = await self._ranges.read(self._source, at, stop)
+        offsets = self._walk(buffer, entry_id, at)
+        self._note_some(buffer, offsets, entry_id, at)
+        if len(offsets):
+            walked_len = frames_end(buffer, offsets)
+            if entry_id + len(offsets) <= block.last_entry_id:
+                self._frame_len(block, buffer[walked_len:], at + walked_len)
+            return offsets.astype(np.int64) + at, at + walked_len
+        # One frame is longer than the window, or its header is cut: its length is enough.
+        frame_len = self._frame_len(block, buffer, at)
+        if frame_len is None:
+            header = await self._ranges.read(self._source, at, at + FRAME_HEADER_LEN)
+            self._walk(header, entry_id, at)
+            frame_len = self._frame_len(block, header, at)
+            assert frame_len is not None
+        return np.array([at], np.int64), at + frame_len
+
+    def _window_end(self, at: int, window: int, end: int) -> int:
+        size = self._ranges.limits.range_bytes
+        return min(end, (at // size + window) * size)
+
+    async def _take(
+        self, block: BlockRange, first_entry_id: EntryId, at: int, bytes_max: int
+    ) -> FramesRead:
+        end = block.offset + block.length
+        stop = min(end, at + max(bytes_max, FRAME_HEADER_LEN))
+        if stop - at < FRAME_HEADER_LEN:
+            self._corrupt("an entry is missing at its block's end", at)
+        buffer = await self._ranges.read(self._source, at, stop)
+        offsets = self._walk(buffer, first_entry_id, at)
+        if len(offsets) == 0:
+            frame_len = self._frame_len(block, buffer, at)
+            assert frame_len is not None, "a header was read"
+            buffer = await self._ranges.read(self._source, at, at + frame_len)
+            offsets = self._walk(buffer, first_entry_id, at)
+            assert len(offsets) == 1, "one frame, as long as it said"
+        frames_len = frames_end(buffer, offsets)
+        last = EntryId(first_entry_id + len(offsets) - 1)
+        if last > block.last_entry_id:
+            self._corrupt(
+                f"an entry lies behind {block.last_entry_id}, the last of its block",
+                at + int(offsets[block.last_entry_id - first_entry_id + 1]),
+            )
+        if last < block.last_entry_id:
+            # What stopped the walk must be the budget: a frame goes on there.
+            self._frame_len(block, buffer[frames_len:], at + frames_len)
+            self._offsets.note(self._source.key, last + 1, at + frames_len)
+        self._note_some(buffer, offsets, first_entry_id, at)
+        return FramesRead(buffer[:frames_len], first_entry_id, last, offsets)
+
+    def _frame_len(self, block: BlockRange, buffer: memoryview, at: int) -> int | None:
+        """Check the frame header at ``at``; return the frame's length, None when it is cut."""
+        left = block.offset + block.length - at
+        if left < FRAME_HEADER_LEN:
+            self._corrupt("an entry is missing at its block's end", at)
+        if len(buffer) < ENTRY_LEN_LEN:
+            return None
+        entry_len = entry_len_at(buffer, 0)
+        if entry_len < 0:
+            self._corrupt("padding where an entry belongs", at)
+        if FRAME_HEADER_LEN + entry_len > left:
+            self._corrupt(f"an entry of {entry_len} bytes crosses its block's end", at)
+        return FRAME_HEADER_LEN + entry_len if len(buffer) >= FRAME_HEADER_LEN else None
+
+    def _walk(self, buffer: memoryview, entry_id: EntryId, at: int) -> Offsets:
+        try:
+            return walk_frames(buffer, entry_id)
+        except CorruptError as error:
+            where = at + int(error.details.get("offset", "0"))
+            self._corrupt(error.message.partition(", at byte")[0], where, error)
+
+    def _note_some(
+        self, buffer: memoryview, offsets: Offsets, first_entry_id: EntryId, at: int
+    ) -> None:
+        """Remember about one offset in ``NOTE_EVERY_BYTES`` of what was walked over."""
+        steps = np.arange(0, len(buffer), NOTE_EVERY_BYTES)
+        for number in np.unique(np.searchsorted(offsets, steps)):
+            if number < len(offsets):
+                self._offsets.note(
+                    self._source.key, first_entry_id + int(number), at + int(offsets[number])
+                )
+
+    async def _check_header(self, block: BlockRange) -> None:
+        stop = block.offset + min(BLOCK_HEADER_LEN, block.length)
+        raw = await self._ranges.read(self._source, block.offset, stop)
+        try:
+            header = BlockHeader.decode(raw)
+        except CorruptError as error:
+            where = block.offset + int(error.details.get("offset", "0"))
+            self._corrupt(error.message.partition(" at byte")[0], where, error)
+        found = (header.block_len, header.first_entry_id, header.header_len)
+        if found != (block.length, block.first_entry_id, self.index.data_header_len):
+            self._corrupt("another block than the index says", block.offset)
+
+    def _corrupt(self, what: str, at: int, cause: Exception | None = None) -> NoReturn:
+        raise CorruptError(
+            f"object {self._source.key}, byte {at}: {what}",
+            remedy="Read another copy, or offload the ledger again",
+            details={"object": self._source.key, "offset": str(at)},
+        ) from cause
