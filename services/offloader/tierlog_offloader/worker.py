@@ -123,10 +123,8 @@ class OffloadWorker:
             told.info("request.dropped", cause="another worker is at it")
             return
         except TierlogError as error:
-            if (
-                not isinstance(error, RefusedError)
-                and event.attempt < self._settings.deliveries_max
-            ):
+            refused = isinstance(error, RefusedError)
+            if not refused and event.attempt < self._settings.deliveries_max:
                 raise _again(error) from error
             outcome = _REFUSED if refused else _FAILED
             await self._tell(event, request, _Done(outcome=outcome), began_s, error)
