@@ -68,13 +68,10 @@ class Tier1ReadHandle(Generic[Node]):
         ledger_id: LedgerId,
         metadata: LedgerMetadata,
         nodes: NodeDirectory[Node],
-        *,
-        recovery: bool = False,
     ) -> None:
         self._ledger_id = ledger_id
         self._metadata = metadata
         self._nodes = nodes
-        self._recovery = recovery
 
     def __repr__(self) -> str:
         return f"<Tier1ReadHandle {self._ledger_id} {self._metadata.state.name}>"
@@ -158,7 +155,9 @@ class Tier1ReadHandle(Generic[Node]):
                 last_entry_id=last,
                 bytes_max=bytes_max if bytes_max is not None else READ_BYTES_MAX,
                 wait_s=wait_s,
-                recovery=self._recovery,
+                # A node knows no LAC behind its last run; of a closed ledger the metadata is the
+                # end, and the fence that comes with such a read changes nothing any more.
+                recovery=self._metadata.state is LedgerState.CLOSED,
             )
             async with closing_runs(runs):
                 async for run in runs:

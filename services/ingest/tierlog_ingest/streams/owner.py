@@ -316,14 +316,13 @@ class StreamOwner:
         if count == 0:
             await self._seal()
             return
-        self._send(one, count if count < head.left else self._room_for_more(one, fill))
+        if count == head.left:
+            # The whole append goes in, so others may follow it in the same runs.
+            count = one.limits.entries_max - fill.entry_count
+        self._send(one, count, min(run_bytes_max, one.limits.bytes_max - fill.length))
 
-    def _room_for_more(self, one: _Open, fill: LedgerFill) -> int:
-        return one.limits.entries_max - fill.entry_count if fill.entry_count else _MANY
-
-    def _send(self, one: _Open, count_max: int) -> None:
-        limit = min(self._parts.settings.run_bytes_max, one.limits.bytes_max)
-        piece = self._queue.take(count_max, limit)
+    def _send(self, one: _Open, count_max: int, bytes_max: int) -> None:
+        piece = self._queue.take(count_max, bytes_max)
         first = one.writer.next_entry_id
         # Noted first: an answer may come before the call returns.
         self._queue.note_sent(piece, one.writer.ledger_id, first)
@@ -343,14 +342,14 @@ class StreamOwner:
         async def attempt() -> tuple[LedgerMetadata, dict[NodeId, StorageNodeClient]]:
             nonlocal excluded
             live = await parts.catalog.nodes.live()
+            if len(live) - len(excluded) < settings.ensemble_size:
+                excluded = frozenset()
             ensemble = choose_ensemble(
                 live.values(),
                 ensemble_size=settings.ensemble_size,
                 seed=f"{ledger_id}".encode(),
                 preferred=parts.node_id,
-                excluded=excluded
-                if len(live) - len(excluded) >= settings.ensemble_size
-                else frozenset(),
+                excluded=excluded,
             )
             clients: dict[NodeId, StorageNodeClient] = {}
             for node_id in ensemble:
@@ -424,21 +423,19 @@ class StreamOwner:
 
     async def _seal(self) -> None:
         """Close the open ledger, if there is one, and answer those who asked for it."""
-        one, asked = self._open, self._seals
+        one = self._open
         if one is not None:
             try:
                 last_entry_id, length = await one.writer.finish()
             except TierlogError as error:
-                # Those who asked wait on: recovery closes the ledger too.
+                # Recovery closes the ledger too.
                 await self._replace(one, error)
                 return
             await self._close(one, last_entry_id=last_entry_id, length=length)
-        self._answer_seals(asked, one.writer.ledger_id if one is not None else None)
+        self._answer_seals(one.writer.ledger_id if one is not None else None)
 
-    def _answer_seals(
-        self, asked: list[asyncio.Future[LedgerId | None]], ledger_id: LedgerId | None
-    ) -> None:
-        self._seals = [] if asked is self._seals else self._seals
+    def _answer_seals(self, ledger_id: LedgerId | None) -> None:
+        asked, self._seals = self._seals, []
         for seal in asked:
             if not seal.done():
                 seal.set_result(ledger_id)
@@ -446,15 +443,11 @@ class StreamOwner:
     async def _close(self, one: _Open, *, last_entry_id: EntryId, length: int) -> None:
         claimed, ledger_id = self._claimed, one.writer.ledger_id
         assert claimed is not None
-        try:
-            stream = await self._insist(
-                lambda: self._parts.catalog.ledgers.close(
-                    claimed, ledger_id, last_entry_id=last_entry_id, length=length
-                )
+        stream = await self._insist(
+            lambda: self._parts.catalog.ledgers.close(
+                claimed, ledger_id, last_entry_id=last_entry_id, length=length
             )
-        except RefusedError as error:
-            await self._own_snapshot()
-            raise error from None
+        )
         listed = stream.listed(ledger_id)
         end = listed.last_entry_id if listed is not None else NO_ENTRY
         assert end >= last_entry_id, "what was confirmed is in the ledger"
@@ -488,7 +481,7 @@ class StreamOwner:
             await self._own_snapshot()
             raise error from None
         self._queue.trouble = ""
-        self._answer_seals(self._seals, ledger_id)
+        self._answer_seals(ledger_id)
 
     async def _insist(self, call: Callable[[], Awaitable[Result]]) -> Result:
         """Call until it is answered; appends that wait meanwhile learn why."""
@@ -517,9 +510,6 @@ class StreamOwner:
         stream = (await self._parts.catalog.streams.snapshot(self.name)).stream
         if stream.owner != self._claimed.owner:
             raise await self._deposed(stream) from cause
-
-
-_MANY: Final = 2**31
 
 
 def check_entry_len(entry_len: int, block_size: int) -> None:

@@ -1,0 +1,180 @@
+"""The storage-node port in memory: what a node promises, and switches for what may go wrong.
+
+A twin for tests of ledgers and streams. It keeps whole runs; its durability is that of the
+object: a test that crashes a writer keeps the node, one that loses a node drops it.
+
+Invariants:
+    * A fenced ledger takes no ordinary add, a ledger never seen before included.
+    * Ordinary reads end at the LAC; recovery reads fence first.
+    * A damaged run is UNKNOWN, never absent.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from tierlog.format.run import Run
+from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
+from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId
+from tierlog.ports.storage_node import LacAnswer
+
+
+class MemoryStorageNode:
+    """One node. Switches: ``down``, ``mute``, ``deaf``, ``read_only``, ``delay_s``, ``damaged``."""
+
+    def __init__(self, node_id: NodeId) -> None:
+        self.node_id = node_id
+        self.runs: dict[LedgerId, dict[EntryId, Run]] = {}
+        self.fenced: set[LedgerId] = set()
+        self.lacs: dict[LedgerId, EntryId] = {}
+        self.down = False
+        """Nothing reaches it: every call is UNAVAILABLE."""
+        self.mute = False
+        """Adds are stored, but never answered."""
+        self.deaf = False
+        """Adds are neither stored nor answered."""
+        self.read_only = False
+        self.delay_s = 0.0
+        """How long an add takes."""
+        self.damaged: set[tuple[LedgerId, EntryId]] = set()
+        """Runs, by first entry, that can't be read."""
+        self.recovery_adds: list[Run] = []
+        self.add_count = 0
+
+    def __repr__(self) -> str:
+        return f"<MemoryStorageNode {self.node_id} {len(self.runs)} ledgers>"
+
+    def add(self, run: Run, *, recovery: bool = False) -> "asyncio.Future[None]":
+        """See ``StorageNodeClient``."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[None] = loop.create_future()
+        self.add_count += 1
+        refusal = self._refusal(run.header.ledger_id, recovery=recovery)
+        if refusal is not None:
+            loop.call_later(self.delay_s, _settle, answer, refusal)
+        elif not self.deaf:
+            self._store(run)
+            if recovery:
+                self.recovery_adds.append(run)
+            if not self.mute:
+                loop.call_later(self.delay_s, _settle, answer, None)
+        return answer
+
+    def _refusal(self, ledger_id: LedgerId, *, recovery: bool) -> TierlogError | None:
+        if self.down:
+            return _down(self.node_id)
+        if self.read_only and not recovery:
+            return RetryableError(
+                f"node {self.node_id} is read-only",
+                reason=Reason.READ_ONLY,
+                remedy="Free disk",
+            )
+        if ledger_id in self.fenced and not recovery:
+            return RefusedError(
+                f"ledger {ledger_id} is fenced",
+                reason=Reason.FENCED,
+                remedy="Stop writing it",
+            )
+        return None
+
+    def _store(self, run: Run) -> None:
+        ledger_id = run.header.ledger_id
+        held = self.runs.setdefault(ledger_id, {})
+        known = held.get(run.first_entry_id)
+        assert known is None or known == run, "an entry id never stands for two contents"
+        # Bytes of its own: whoever sent them may write over them.
+        held[run.first_entry_id] = Run.decode(bytes(run.encoded))
+        self._raise_lac(ledger_id, run.header.last_add_confirmed)
+
+    def _raise_lac(self, ledger_id: LedgerId, lac: EntryId) -> None:
+        self.lacs[ledger_id] = max(self.lacs.get(ledger_id, NO_ENTRY), lac)
+
+    def confirm(self, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
+        """See ``StorageNodeClient``."""
+        if not self.down:
+            self._raise_lac(ledger_id, last_add_confirmed)
+
+    async def fence(self, ledger_id: LedgerId) -> LacAnswer:
+        """See ``StorageNodeControl``."""
+        await asyncio.sleep(self.delay_s)
+        self._check_up()
+        self.fenced.add(ledger_id)
+        return self._lac(ledger_id)
+
+    async def last_add_confirmed(self, ledger_id: LedgerId) -> LacAnswer:
+        """See ``StorageNodeControl``."""
+        self._check_up()
+        return self._lac(ledger_id)
+
+    def _lac(self, ledger_id: LedgerId) -> LacAnswer:
+        held = self.runs.get(ledger_id, {})
+        last = max((run.last_entry_id for run in held.values()), default=NO_ENTRY)
+        return LacAnswer(self.lacs.get(ledger_id, NO_ENTRY), last)
+
+    async def read(
+        self,
+        ledger_id: LedgerId,
+        first_entry_id: EntryId,
+        *,
+        last_entry_id: EntryId | None = None,
+        bytes_max: int,
+        wait_s: float = 0.0,
+        recovery: bool = False,
+    ) -> AsyncIterator[Run]:
+        """See ``StorageNodeControl``."""
+        self._check_up()
+        if recovery:
+            self.fenced.add(ledger_id)
+        elif first_entry_id > self.lacs.get(ledger_id, NO_ENTRY):
+            await asyncio.sleep(wait_s)
+            if first_entry_id > self.lacs.get(ledger_id, NO_ENTRY):
+                raise RetryableError(
+                    f"entry {first_entry_id} of ledger {ledger_id} is not confirmed yet",
+                    reason=Reason.NOT_YET,
+                    remedy="Wait",
+                )
+        held = self.runs.get(ledger_id, {})
+        end = last_entry_id if recovery else self.lacs.get(ledger_id, NO_ENTRY)
+        if last_entry_id is not None and end is not None:
+            end = min(end, last_entry_id)
+        following = sorted(
+            (run for run in held.values() if run.last_entry_id >= first_entry_id),
+            key=lambda run: run.first_entry_id,
+        )
+        if not following or following[0].first_entry_id > first_entry_id:
+            raise RefusedError(
+                f"node {self.node_id} has no entry {first_entry_id} of ledger {ledger_id}",
+                reason=Reason.NO_SUCH_ENTRY,
+                remedy="Ask another replica",
+            )
+        for run in following:
+            if (end is not None and run.first_entry_id > end) or bytes_max <= 0:
+                return
+            if (ledger_id, run.first_entry_id) in self.damaged:
+                raise RetryableError(
+                    f"{run!r} is damaged", reason=Reason.UNKNOWN, remedy="Ask another replica"
+                )
+            self._check_up()
+            bytes_max -= len(run.encoded)
+            yield run
+
+    async def list_ledgers(self) -> list[LedgerId]:
+        """See ``StorageNodeControl``."""
+        self._check_up()
+        return sorted(self.runs)
+
+    def _check_up(self) -> None:
+        if self.down:
+            raise _down(self.node_id)
+
+
+def _down(node_id: NodeId) -> RetryableError:
+    return RetryableError(f"node {node_id} can't be reached", remedy="Start it")
+
+
+def _settle(answer: "asyncio.Future[None]", error: TierlogError | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)

@@ -1,0 +1,113 @@
+"""A cluster in memory for tests of ledgers and streams: nodes, metadata, seeded chance."""
+
+import random
+from collections.abc import Sequence
+
+from tierlog.adapters.memory.clock import SimClock
+from tierlog.adapters.memory.faults import Faults, no_faults
+from tierlog.adapters.memory.ids import SeededIds
+from tierlog.adapters.memory.metadata import MemoryMetadata
+from tierlog.adapters.memory.storage_node import MemoryStorageNode
+from tierlog.catalog import Catalog
+from tierlog.format.frame import pack_entries
+from tierlog.format.run import Run, build_run
+from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.recovery import Recovery, RecoveryLimits
+from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
+from tierlog.model.ledger import KEY_STRIPE_ENTRIES, LedgerMetadata, Segment
+from tierlog.model.node import NodeInfo
+from tierlog.model.policy import Policy
+from tierlog.model.stream import Stream
+
+STREAM = StreamName("logs")
+
+
+def draft(*entries: bytes, publish_ms: tuple[int, int] = (0, 0)) -> Run:
+    """Return what a producer sends: a run without ids."""
+    frames, offsets = pack_entries(entries)
+    return build_run(frames, offsets, publish_ms_min=publish_ms[0], publish_ms_max=publish_ms[1])
+
+
+class NoConnector:
+    """Remote nodes that nobody can reach."""
+
+    async def connect(self, info: NodeInfo) -> MemoryStorageNode:
+        raise AssertionError(f"{info.node_id} is local in these tests")
+
+    async def close(self, node: MemoryStorageNode) -> None:
+        raise AssertionError(f"{node} was never connected")
+
+
+class SmallCluster:
+    """Storage nodes ``n1`` to ``nN`` and one metadata server."""
+
+    def __init__(self, count: int = 1, *, seed: int = 1) -> None:
+        self.rng = random.Random(seed)
+        self.clock = SimClock()
+        self.ids = SeededIds(self.rng)
+        self.metadata = MemoryMetadata()
+        self.names = [NodeId(f"n{number}") for number in range(1, count + 1)]
+        self.nodes = {name: MemoryStorageNode(name) for name in self.names}
+
+    def catalog(self, faults: Faults | None = None) -> Catalog:
+        """Return a catalog with a session of its own."""
+        store = self.metadata.connect(faults or no_faults())
+        return Catalog.over(store, clock=self.clock, ids=self.ids)
+
+    def info(self, name: NodeId) -> NodeInfo:
+        """Return what a node announces of itself."""
+        return NodeInfo(
+            node_id=name,
+            wire_address=f"{name}:1",
+            grpc_address=f"{name}:2",
+            http_address=f"{name}:3",
+        )
+
+    async def start(self, *, policy: Policy | None = None) -> Catalog:
+        """Announce all nodes and create the stream."""
+        catalog = self.catalog()
+        await catalog.nodes.ensure_cluster()
+        await catalog.streams.ensure_roots()
+        for name in self.names:
+            await catalog.nodes.announce(self.info(name))
+        await catalog.streams.create(STREAM, policy=policy)
+        return catalog
+
+    def directory(self, catalog: Catalog) -> NodeDirectory[MemoryStorageNode]:
+        """Return clients of all nodes."""
+        return NodeDirectory(catalog.nodes.live, NoConnector(), local=self.nodes)
+
+    def recovery(self, catalog: Catalog) -> Recovery:
+        """Return a recovery that gives nodes one second to answer."""
+        return Recovery(
+            catalog,
+            self.directory(catalog),
+            ids=self.ids,
+            limits=RecoveryLimits(answer_timeout_s=1.0),
+        )
+
+    async def open_ledger(
+        self,
+        catalog: Catalog,
+        claimed: Stream,
+        *,
+        quorums: tuple[int, int, int] = (1, 1, 1),
+        stripe_entries: int = 2**40,
+    ) -> tuple[LedgerId, LedgerMetadata]:
+        """Make a ledger on the first nodes."""
+        size, write, ack = quorums
+        metadata = LedgerMetadata(
+            ensemble_size=size,
+            write_quorum=write,
+            ack_quorum=ack,
+            segments=(Segment(first_entry_id=EntryId(0), ensemble=tuple(self.names[:size])),),
+            custom={KEY_STRIPE_ENTRIES: str(stripe_entries).encode()},
+        )
+        ledger_id = await catalog.ledgers.new_id()
+        await catalog.ledgers.open(claimed, ledger_id, metadata, block_size=5 * 1024 * 1024)
+        return ledger_id, metadata
+
+
+def payloads(runs: Sequence[Run]) -> list[bytes]:
+    """Return the data of all entries."""
+    return [bytes(entry) for run in runs for entry in run.entries()]
