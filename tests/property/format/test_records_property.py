@@ -1,0 +1,268 @@
+"""What goes into ZooKeeper comes out the same; what is not ours is refused, never guessed at."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tierlog.format import records
+from tierlog.format.versions import GATE, Format
+from tierlog.model.errors import CorruptError, RefusedError, TierlogError
+from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
+from tierlog.model.node import Cluster, Cookie, NodeInfo
+from tierlog.model.offload import (
+    AbandonedAttempt,
+    OffloadContext,
+    OffloadState,
+    Tier2Copy,
+    Tier2Location,
+)
+from tierlog.model.policy import CLUSTER_DEFAULT, Policy
+from tierlog.model.stream import LedgerPageRef, ListedLedger, Owner, Stream, StreamLifecycle
+from tierlog.proto.v1 import metadata_pb2 as pb
+
+naturals = st.integers(0, 2**63 - 1)
+numbers = st.sampled_from([0, 1, 127, 128, 2**31, 2**63 - 1]) | naturals
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+texts = st.text(max_size=12)
+uuids = st.uuids()
+int32s = st.integers(0, 2**31 - 1)
+
+
+@st.composite
+def policies(draw) -> Policy:
+    optional = st.none() | st.integers(0, 10**12)
+    offload_time = draw(optional)
+    retention_time = draw(st.none() | st.integers((offload_time or 0) + 1, 2 * 10**12))
+    return Policy(
+        offload_time_ms=offload_time,
+        retention_time_ms=retention_time,
+        offload_size_bytes=draw(st.none() | st.integers(0, 10)),
+        retention_size_bytes=draw(st.none() | st.integers(11, 10**15)),
+        deletion_lag_ms=draw(st.none() | st.integers(-1, 10**12)),
+        ledger_bytes_max=draw(st.none() | st.integers(1, 10**12)),
+        ledger_entries_max=draw(st.none() | st.integers(1, 10**12)),
+        ledger_age_ms_max=draw(st.none() | st.integers(1, 10**12)),
+        block_size=draw(st.none() | st.integers(5 * 1024 * 1024, 2**31 - 1)),
+        offloaded_read_priority=draw(st.sampled_from([None, "tier1", "tier2"])),
+    )
+
+
+@st.composite
+def listed(draw, ledger_id: int | None = None, *, closed: bool = True) -> ListedLedger:
+    return ListedLedger(
+        ledger_id=LedgerId(draw(naturals) if ledger_id is None else ledger_id),
+        opened_ms=draw(numbers),
+        block_size=draw(numbers),
+        owner_epoch=draw(numbers),
+        closed=closed,
+        last_entry_id=EntryId(draw(st.just(-1) | numbers)),
+        length=draw(numbers),
+        closed_ms=draw(numbers),
+    )
+
+
+@st.composite
+def streams(draw) -> Stream:
+    ids = sorted(draw(st.sets(naturals, max_size=4)))
+    ledgers = [draw(listed(ledger_id)) for ledger_id in ids[:-1]]
+    ledgers += [draw(listed(ledger_id, closed=draw(st.booleans()))) for ledger_id in ids[-1:]]
+    pages = st.builds(
+        LedgerPageRef,
+        page_number=numbers,
+        first_ledger_id=numbers.map(LedgerId),
+        last_ledger_id=numbers.map(LedgerId),
+        ledger_count=int32s,
+    )
+    owners = st.builds(Owner, node_id=names.map(NodeId), claim=uuids)
+    return Stream(
+        name=StreamName(draw(names)),
+        incarnation=draw(uuids),
+        created_ms=draw(numbers),
+        raw=draw(st.booleans()),
+        lifecycle=draw(st.sampled_from(StreamLifecycle)),
+        owner_epoch=draw(numbers),
+        owner=draw(st.none() | owners),
+        policy=draw(policies()),
+        ledgers=tuple(ledgers),
+        pages=tuple(draw(st.lists(pages, max_size=3))),
+        deleting=tuple(map(LedgerId, draw(st.lists(naturals, max_size=3)))),
+    )
+
+
+locations = st.builds(
+    Tier2Location,
+    driver=texts,
+    endpoint_name=texts,
+    bucket=texts,
+    data_key=texts,
+    index_key=texts,
+    side_key=texts,
+)
+copies = st.builds(
+    Tier2Copy,
+    format_version=st.integers(1, 2**31 - 1),
+    data_len=numbers,
+    index_len=numbers,
+    index_sha256=st.binary(min_size=32, max_size=32),
+    entry_count=numbers,
+    block_count=int32s,
+    side_len=numbers,
+    side_sha256=st.just(b"") | st.binary(min_size=32, max_size=32),
+    data_sha256=st.just(b"") | st.binary(min_size=32, max_size=32),
+)
+contexts = st.builds(
+    OffloadContext,
+    stream=names.map(StreamName),
+    incarnation=uuids,
+    ledger_id=numbers.map(LedgerId),
+    state=st.sampled_from(OffloadState),
+    uuid=st.none() | uuids,
+    complete=st.booleans(),
+    bookkeeper_deleted=st.booleans(),
+    timestamp_ms=numbers,
+    location=st.none() | locations,
+    copy=st.none() | copies,
+    abandoned=st.lists(
+        st.builds(
+            AbandonedAttempt, uuid=uuids, location=locations, abandoned_ms=numbers, swept_ms=numbers
+        ),
+        max_size=3,
+    ).map(tuple),
+    attempt_count=int32s,
+    attempt_started_ms=numbers,
+    last_error=texts,
+    last_error_ms=numbers,
+    last_worker=texts,
+    repair_source_uuid=st.none() | uuids,
+)
+clusters = st.builds(Cluster, cluster_id=uuids, created_ms=numbers, ledger_id_base=numbers)
+cookies = st.builds(Cookie, cluster_id=uuids, node_id=names.map(NodeId), instance_id=uuids)
+nodes = st.builds(
+    NodeInfo,
+    node_id=names.map(NodeId),
+    wire_address=texts,
+    grpc_address=texts,
+    http_address=texts,
+    zone=texts,
+    read_only=st.booleans(),
+    free_bytes=numbers,
+)
+
+CODECS: dict[
+    Format, tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., Any], Any]
+] = {
+    Format.STREAM_RECORD: (
+        streams(),
+        records.encode_stream,
+        records.decode_stream,
+        pb.StreamRecord,
+    ),
+    Format.LEDGER_PAGE: (
+        st.lists(listed(), max_size=4).map(tuple),
+        records.encode_page,
+        records.decode_page,
+        pb.LedgerPage,
+    ),
+    Format.CONTEXT_RECORD: (
+        contexts,
+        records.encode_context,
+        records.decode_context,
+        pb.OffloadContextRecord,
+    ),
+    Format.CLUSTER_RECORD: (
+        clusters,
+        records.encode_cluster,
+        records.decode_cluster,
+        pb.ClusterRecord,
+    ),
+    Format.COOKIE: (cookies, records.encode_cookie, records.decode_cookie, pb.Cookie),
+    Format.NODE_RECORD: (nodes, records.encode_node, records.decode_node, pb.NodeRecord),
+}
+each_record = pytest.mark.parametrize("kind", list(CODECS), ids=lambda kind: kind.name.lower())
+
+
+@pytest.mark.covers("A29", "A30", "A31", "A32")
+@each_record
+@given(data=st.data())
+def test_a_record_is_read_back_as_it_was_written(kind: Format, data) -> None:
+    values, encode, decode, _ = CODECS[kind]
+    value = data.draw(values)
+    assert decode(encode(value)) == value
+    assert encode(decode(encode(value))) == encode(value)
+
+
+@each_record
+@given(data=st.data())
+def test_another_version_is_refused(kind: Format, data) -> None:
+    values, encode, decode, message = CODECS[kind]
+    record = message.FromString(encode(data.draw(values)))
+    assert record.version in GATE[kind].readable
+    record.version = data.draw(st.sampled_from([0, 2, 2**32 - 1]))
+    with pytest.raises(RefusedError, match="has format version"):
+        decode(record.SerializeToString())
+
+
+@each_record
+@given(data=st.data())
+def test_damage_is_refused_or_makes_a_value(kind: Format, data) -> None:
+    """ZooKeeper checks its own bytes; here no damage may end in an error of another kind."""
+    values, encode, decode, _ = CODECS[kind]
+    raw = bytearray(encode(data.draw(values)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode(raw)
+    except TierlogError as error:
+        if not isinstance(error, CorruptError | RefusedError):
+            raise
+
+
+@each_record
+def test_no_bytes_are_no_record(kind: Format) -> None:
+    with pytest.raises(RefusedError, match="version 0"):
+        CODECS[kind][2](b"")
+    with pytest.raises(CorruptError, match="can't be read"):
+        CODECS[kind][2](b"\xff")
+
+
+@given(policies())
+def test_policies_travel_with_what_is_unset_unset(policy: Policy) -> None:
+    assert records.policy_from_record(records.policy_to_record(policy)) == policy
+    assert records.policy_from_record(pb.PolicyRecord()) == Policy()
+
+
+def test_a_policy_from_outside_is_checked() -> None:
+    record = records.policy_to_record(CLUSTER_DEFAULT)
+    record.offload_time_ms = record.retention_time_ms = 5
+    with pytest.raises(RefusedError, match="not below retention_time_ms"):
+        records.policy_from_record(record)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "../etc"),
+        ("incarnation", b"short"),
+        ("owner_claim", b"short"),
+        ("lifecycle", 0),
+        ("lifecycle", 9),
+    ],
+)
+def test_a_stream_that_makes_no_sense_is_corrupt(field: str, value: object) -> None:
+    record = pb.StreamRecord(version=1, name="orders", incarnation=bytes(16), lifecycle=1)
+    assert records.decode_stream(record.SerializeToString()).name == "orders"
+    setattr(record, field, value)
+    with pytest.raises(CorruptError):
+        records.decode_stream(record.SerializeToString())
+
+
+def test_a_list_of_ledgers_out_of_order_is_corrupt() -> None:
+    ledgers = [pb.ListedLedger(ledger_id=number, closed=True) for number in (2, 1)]
+    record = pb.StreamRecord(
+        version=1, name="orders", incarnation=bytes(16), lifecycle=1, ledgers=ledgers
+    )
+    with pytest.raises(CorruptError, match="ledger ids of a stream grow"):
+        records.decode_stream(record.SerializeToString())
