@@ -55,10 +55,10 @@ async def settle(
         try:
             if attempt:
                 await store.sync(path)
-                unknown = False
             settled = await one_round()
         except (VersionConflictError, NodeExistsError, NoNodeError) as conflict:
-            trouble = conflict
+            # The round has read what became of any change before the one that it tried.
+            unknown, trouble = False, conflict
         except IndeterminateError as lost:
             unknown, trouble = True, lost
             log.warning("metadata.answer_lost", path=path, cause=str(lost))

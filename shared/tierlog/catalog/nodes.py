@@ -63,13 +63,17 @@ class NodeCatalog:
         Raises ``RefusedError`` while another process is registered under the same id.
         """
         path, data = paths.available_path(info.node_id), records.encode_node(info)
+        tried = False
 
         async def one_round() -> asyncio.Event:
+            nonlocal tried
             lost = self._store.session_lost
             found = await self._store.get(path)
             if found is None:
+                tried = True
                 await self._store.create_ephemeral(path, data)
-            elif found.data != data:
+            elif not tried or found.data != data:
+                # What stood before goes with its own session, even when it reads the same.
                 raise RefusedError(
                     f"node {info.node_id} is registered already, at "
                     f"{records.decode_node(found.data).wire_address}",
