@@ -18,6 +18,7 @@ from tierlog.model.ledger import KEY_STRIPE_ENTRIES, LedgerMetadata, Segment
 from tierlog.model.node import NodeInfo
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
+from tierlog.ports.storage_node import StorageNodeClient
 
 STREAM = StreamName("logs")
 
@@ -31,10 +32,10 @@ def draft(*entries: bytes, publish_ms: tuple[int, int] = (0, 0)) -> Run:
 class NoConnector:
     """Remote nodes that nobody can reach."""
 
-    async def connect(self, info: NodeInfo) -> MemoryStorageNode:
+    async def connect(self, info: NodeInfo) -> StorageNodeClient:
         raise AssertionError(f"{info.node_id} is local in these tests")
 
-    async def close(self, node: MemoryStorageNode) -> None:
+    async def close(self, node: StorageNodeClient) -> None:
         raise AssertionError(f"{node} was never connected")
 
 
@@ -73,7 +74,7 @@ class SmallCluster:
         await catalog.streams.create(STREAM, policy=policy)
         return catalog
 
-    def directory(self, catalog: Catalog) -> NodeDirectory[MemoryStorageNode]:
+    def directory(self, catalog: Catalog) -> NodeDirectory[StorageNodeClient]:
         """Return clients of all nodes."""
         return NodeDirectory(catalog.nodes.live, NoConnector(), local=self.nodes)
 

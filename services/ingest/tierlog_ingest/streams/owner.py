@@ -246,7 +246,9 @@ class StreamOwner:
         """Read the stream; raises NOT_OWNER when someone else claimed it."""
         assert self._claimed is not None
         catalog = self._parts.catalog
-        snapshot = await self._insist(lambda: catalog.streams.snapshot(self.name))
+        snapshot = await self._insist(
+            "reading the stream's metadata", lambda: catalog.streams.snapshot(self.name)
+        )
         try:
             check_owner(snapshot.stream, self._claimed)
         except RefusedError as error:
@@ -336,7 +338,9 @@ class StreamOwner:
     async def _open_ledger(self, tasks: asyncio.TaskGroup) -> _Open:
         """Make a ledger; tries until it is there or the stream has another owner."""
         parts, settings = self._parts, self._parts.settings
-        ledger_id = await self._insist(parts.catalog.ledgers.new_id)
+        ledger_id = await self._insist(
+            "taking a ledger id from the metadata", parts.catalog.ledgers.new_id
+        )
         excluded: frozenset[NodeId] = frozenset()
 
         async def attempt() -> tuple[LedgerMetadata, dict[NodeId, StorageNodeClient]]:
@@ -362,11 +366,12 @@ class StreamOwner:
 
         snapshot = await self._own_snapshot()
         block_size = self._block_size = _block_size(snapshot)
-        metadata, clients = await self._insist(attempt)
+        metadata, clients = await self._insist("choosing storage nodes", attempt)
         await self._insist(
+            "opening a ledger in the metadata",
             lambda: parts.catalog.ledgers.open(
                 snapshot.stream, ledger_id, metadata, block_size=block_size
-            )
+            ),
         )
         writer = LedgerWriter(
             ledger_id=ledger_id,
@@ -444,9 +449,10 @@ class StreamOwner:
         claimed, ledger_id = self._claimed, one.writer.ledger_id
         assert claimed is not None
         stream = await self._insist(
+            "closing a ledger in the metadata",
             lambda: self._parts.catalog.ledgers.close(
                 claimed, ledger_id, last_entry_id=last_entry_id, length=length
-            )
+            ),
         )
         listed = stream.listed(ledger_id)
         end = listed.last_entry_id if listed is not None else NO_ENTRY
@@ -483,16 +489,17 @@ class StreamOwner:
         self._queue.trouble = ""
         self._answer_seals(ledger_id)
 
-    async def _insist(self, call: Callable[[], Awaitable[Result]]) -> Result:
+    async def _insist(self, what: str, call: Callable[[], Awaitable[Result]]) -> Result:
         """Call until it is answered; appends that wait meanwhile learn why."""
         backoff_s = BACKOFF_S_FIRST
+        self._queue.trouble = f"{what} takes its time"
         while True:
             try:
                 result = await call()
             except (RetryableError, IndeterminateError) as error:
                 if self._draining and self._open is None:
                     raise
-                self._queue.trouble = str(error)
+                self._queue.trouble = f"{what}: {error}"
                 log.warning("owner.waiting", stream=self.name, cause=str(error))
             except RefusedError as error:
                 if error.reason is Reason.FENCED and self._claimed is not None:
