@@ -15,7 +15,7 @@ class Objects(NamedTuple):
     """The blocks of a data object, and its index."""
 
     blocks: list[bytes]
-    index: ObjectIndex
+    object_index: ObjectIndex
 
 
 def runs_of(entries: Sequence[bytes], *, run_bytes_max: int = 65536) -> list[Run]:

@@ -17,6 +17,7 @@ from tierlog.format.index import IndexEntry, ObjectIndex
 from tierlog.format.inspect import inspect_object
 from tierlog.format.ledger_metadata import decode_bare, decode_znode, encode_bare, encode_znode
 from tierlog.model.errors import CorruptError
+from tierlog.model.ids import EntryId
 from tierlog.model.ledger import DigestType, LedgerState
 
 TINY_ENTRIES = [
@@ -124,7 +125,7 @@ def test_the_tiny_data_object_is_written_as_pulsar_wrote_it() -> None:
 @pytest.mark.covers("A49", "A55", "A57")
 def test_the_tiny_data_object_is_read() -> None:
     block = Block.decode(TINY_DATA)
-    assert block.header == BlockHeader(block_len=194, first_entry_id=0)
+    assert block.header == BlockHeader(block_len=194, first_entry_id=EntryId(0))
     assert block.offsets.tolist() == [0, 22, 44]
     assert bytes(block.frames) == TINY_DATA[128:]
     assert (block.last_entry_id, block.payload_len, block.padding_len) == (2, 30, 0)
@@ -138,7 +139,7 @@ def test_the_tiny_index_object_is_read_and_written_back() -> None:
     index = ObjectIndex.decode(TINY_INDEX)
     assert len(TINY_INDEX) == index.index_len == 235
     assert (index.data_len, index.data_header_len) == (194, 128)
-    assert index.entries == (IndexEntry(first_entry_id=0, part_number=1, offset=0),)
+    assert index.entries == (IndexEntry(first_entry_id=EntryId(0), part_number=1, offset=0),)
     assert index.metadata_raw == TINY_METADATA
     assert index.encode() == TINY_INDEX
 

@@ -23,6 +23,7 @@ from tierlog.format.block import (
 )
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.model.errors import CorruptError, Reason, RefusedError
+from tierlog.model.ids import EntryId
 from tierlog.model.policy import BLOCK_SIZE_DEFAULT, BLOCK_SIZE_MAX
 
 SIZE = 256
@@ -37,8 +38,9 @@ lengths = st.sampled_from([0, 1, 2, 3, 11, 12, 13, LARGEST - 1, LARGEST]) | st.i
 
 @st.composite
 def entry_data(draw) -> bytes:
-    length = draw(lengths)
-    return (b"".join(draw(st.lists(words, min_size=1, max_size=4))) * (length + 1))[:length]
+    length: int = draw(lengths)
+    pattern: bytes = b"".join(draw(st.lists(words, min_size=1, max_size=4)))
+    return (pattern * (length + 1))[:length]
 
 
 ledgers = st.lists(entry_data(), min_size=1, max_size=40)
@@ -217,7 +219,7 @@ def test_a_flipped_bit_of_the_structure_is_refused(entries: list[bytes], choice:
 
 
 def test_a_header_that_a_later_version_made_longer_is_skipped_by_its_length() -> None:
-    header = BlockHeader(block_len=200, first_entry_id=5)
+    header = BlockHeader(block_len=200, first_entry_id=EntryId(5))
     longer = bytearray(header.encode()) + bytes(32)
     longer[4:12] = (160).to_bytes(8, "big")
     entry = (28).to_bytes(4, "big") + (5).to_bytes(8, "big") + b"v" * 28
@@ -234,6 +236,6 @@ def test_an_entry_that_crosses_the_end_of_its_block_is_refused() -> None:
 
 
 def test_a_block_without_entries_is_refused() -> None:
-    raw = BlockHeader(block_len=SIZE, first_entry_id=0).encode() + padding(SIZE - 128)
+    raw = BlockHeader(block_len=SIZE, first_entry_id=EntryId(0)).encode() + padding(SIZE - 128)
     with pytest.raises(CorruptError, match="without entries"):
         Block.decode(raw)

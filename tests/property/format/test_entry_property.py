@@ -177,8 +177,8 @@ def forged(header: pb.AppendHeader, events: bytes, *, fixed: bytes = b"TE\x01\x0
         (pb.AppendHeader(event_count=0, events_len=4), b"\0\0\0\0"),
         (pb.AppendHeader(event_count=1, events_len=6), b"\0\0\0\x01a"),
         (pb.AppendHeader(event_count=1, events_len=-1), b"\0\0\0\x01a"),
-        (pb.AppendHeader(event_count=1, events_len=5, codec=1), b"\0\0\0\x01a"),
-        (pb.AppendHeader(event_count=1, events_len=5, codec=2), b"\0\0\0\x01a"),
+        (pb.AppendHeader(event_count=1, events_len=5, codec=pb.CODEC_ZSTD), b"\0\0\0\x01a"),
+        (pb.AppendHeader(event_count=1, events_len=5, codec=pb.CODEC_LZ4), b"\0\0\0\x01a"),
         (pb.AppendHeader(writer_id=b"short"), b""),
         (pb.AppendHeader(attribute_updates=[pb.AttributeUpdate(key=b"short")]), b""),
     ],
@@ -213,10 +213,12 @@ def test_a_decompression_bomb_is_refused(codec: Codec) -> None:
     """Ten megabytes of zeros in a few kilobytes, which claim to be ten bytes."""
     bomb = COMPRESSORS[codec](bytes(10_000_000))
     assert len(bomb) < 50_000
-    header = pb.AppendHeader(event_count=1, events_len=10, codec=codec.value)
+    header = pb.AppendHeader(event_count=1, events_len=10, codec=pb.Codec.ValueType(codec.value))
     with pytest.raises(CorruptError, match="more than was said"):
         decode_entry(forged(header, bomb)).events(DECOMPRESSORS)
-    honest = pb.AppendHeader(event_count=1, events_len=10_000_000, codec=codec.value)
+    honest = pb.AppendHeader(
+        event_count=1, events_len=10_000_000, codec=pb.Codec.ValueType(codec.value)
+    )
     with pytest.raises(RefusedError, match="over the limit of 1000") as refused:
         decode_entry(forged(honest, bomb)).events(DECOMPRESSORS, events_len_max=1000)
     assert refused.value.reason is Reason.TOO_LARGE
@@ -232,7 +234,9 @@ def test_a_codec_that_is_not_installed_is_refused() -> None:
 
 
 def test_a_structured_event_that_is_none_is_refused() -> None:
-    header = pb.AppendHeader(event_count=1, events_len=5, event_encoding=1)
+    header = pb.AppendHeader(
+        event_count=1, events_len=5, event_encoding=pb.EVENT_ENCODING_STRUCTURED
+    )
     entry: Entry = decode_entry(forged(header, b"\0\0\0\x01\xff"))
     with pytest.raises(CorruptError, match="not a StructuredEvent"):
         entry.structured_events()

@@ -16,7 +16,7 @@ from tierlog.model.ledger import LedgerState
 
 SIZE = 256
 ledgers = st.lists(st.integers(0, SIZE - 140).map(bytes), min_size=1, max_size=40)
-FOUR = offload([bytes(100)] * 4, SIZE).index
+FOUR = offload([bytes(100)] * 4, SIZE).object_index
 
 
 @pytest.mark.covers("A40", "A66", "A69", "A71", "A72", "A78")
@@ -36,7 +36,7 @@ def test_block_of_finds_what_the_naive_reader_finds(entries: list[bytes]) -> Non
 
 @given(ledgers)
 def test_entries_that_do_not_exist_are_refused(entries: list[bytes]) -> None:
-    index = offload(entries, SIZE).index
+    index = offload(entries, SIZE).object_index
     for entry_id in (-1, len(entries), 2**63 - 1):
         with pytest.raises(RefusedError) as refused:
             index.block_of(entry_id)
@@ -45,7 +45,7 @@ def test_entries_that_do_not_exist_are_refused(entries: list[bytes]) -> None:
 
 @given(ledgers)
 def test_every_truncation_is_refused(entries: list[bytes]) -> None:
-    raw = offload(entries, SIZE).index.encode()
+    raw = offload(entries, SIZE).object_index.encode()
     for cut in range(len(raw)):
         with pytest.raises(CorruptError):
             ObjectIndex.decode(raw[:cut])

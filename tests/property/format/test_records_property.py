@@ -252,7 +252,9 @@ def test_a_policy_from_outside_is_checked() -> None:
     ],
 )
 def test_a_stream_that_makes_no_sense_is_corrupt(field: str, value: object) -> None:
-    record = pb.StreamRecord(version=1, name="orders", incarnation=bytes(16), lifecycle=1)
+    record = pb.StreamRecord(
+        version=1, name="orders", incarnation=bytes(16), lifecycle=pb.STREAM_LIFECYCLE_ACTIVE
+    )
     assert records.decode_stream(record.SerializeToString()).name == "orders"
     setattr(record, field, value)
     with pytest.raises(CorruptError):
@@ -262,7 +264,11 @@ def test_a_stream_that_makes_no_sense_is_corrupt(field: str, value: object) -> N
 def test_a_list_of_ledgers_out_of_order_is_corrupt() -> None:
     ledgers = [pb.ListedLedger(ledger_id=number, closed=True) for number in (2, 1)]
     record = pb.StreamRecord(
-        version=1, name="orders", incarnation=bytes(16), lifecycle=1, ledgers=ledgers
+        version=1,
+        name="orders",
+        incarnation=bytes(16),
+        lifecycle=pb.STREAM_LIFECYCLE_ACTIVE,
+        ledgers=ledgers,
     )
     with pytest.raises(CorruptError, match="ledger ids of a stream grow"):
         records.decode_stream(record.SerializeToString())

@@ -21,7 +21,7 @@ from tierlog.model.errors import RefusedError, RetryableError
 SIZE = 256
 OBJECTS = offload([bytes([65 + i]) * (20 + 7 * i) for i in range(12)], SIZE)
 DATA = b"".join(OBJECTS.blocks)
-INDEX = OBJECTS.index.encode()
+INDEX = OBJECTS.object_index.encode()
 
 
 def reader(raw: bytes | bytearray) -> Callable[[int, int], Buffer]:
@@ -37,13 +37,13 @@ def test_a_sound_data_object() -> None:
     assert report.sound
     assert report.kind is ObjectKind.DATA
     assert [(one.offset, one.block_len) for one in report.blocks] == [
-        (one.offset, one.length) for one in OBJECTS.index.blocks()
+        (one.offset, one.length) for one in OBJECTS.object_index.blocks()
     ]
     assert [(one.first_entry_id, one.last_entry_id) for one in report.blocks] == [
-        (one.first_entry_id, one.last_entry_id) for one in OBJECTS.index.blocks()
+        (one.first_entry_id, one.last_entry_id) for one in OBJECTS.object_index.blocks()
     ]
     assert report.entry_count == 12
-    assert sum(one.payload_len for one in report.blocks) == OBJECTS.index.metadata.length
+    assert sum(one.payload_len for one in report.blocks) == OBJECTS.object_index.metadata.length
     assert report.blocks[-1].padding_len == 0
 
 
@@ -51,8 +51,8 @@ def test_a_sound_index_object() -> None:
     report = look(INDEX)
     assert report.sound
     assert report.kind is ObjectKind.INDEX
-    assert tuple(report.mappings) == OBJECTS.index.entries
-    assert report.metadata == OBJECTS.index.metadata
+    assert tuple(report.mappings) == OBJECTS.object_index.entries
+    assert report.metadata == OBJECTS.object_index.metadata
     assert compare(report, look(DATA)) == []
 
 
@@ -71,7 +71,9 @@ def test_what_is_not_ours_is_refused(raw: bytes) -> None:
 
 @given(st.integers(4, len(DATA) - 1))
 def test_every_cut_of_a_data_object_is_reported(cut: int) -> None:
-    assert not look(DATA[:cut]).sound or cut in {one.offset for one in OBJECTS.index.blocks()}
+    assert not look(DATA[:cut]).sound or cut in {
+        one.offset for one in OBJECTS.object_index.blocks()
+    }
 
 
 @given(st.integers(4, len(INDEX) - 1))
@@ -92,7 +94,7 @@ def test_an_object_cut_at_a_block_shows_beside_its_index() -> None:
 @given(st.data())
 def test_flipped_structure_is_reported_where_it_is(data) -> None:
     """Headers, entry lengths and ids, padding; the index tells the rest."""
-    places = []
+    places: list[int] = []
     for block in look(DATA).blocks:
         places += range(block.offset, block.offset + 128)
         end = block.offset + block.block_len
@@ -126,7 +128,7 @@ def test_damage_in_one_block_does_not_hide_the_others() -> None:
     assert [(one.offset, one.message.split(":")[0]) for one in report.problems] == [
         (SIZE, "not a data block")
     ]
-    offsets = [one.offset for one in OBJECTS.index.blocks()]
+    offsets = [one.offset for one in OBJECTS.object_index.blocks()]
     assert [one.offset for one in report.blocks] == [offsets[0], *offsets[2:]]
 
 
