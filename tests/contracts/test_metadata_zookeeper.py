@@ -1,4 +1,4 @@
-"""ZooKeeper keeps the metadata contract; sessions, lost answers and absence are told as they are."""
+"""ZooKeeper keeps the metadata contract; lost answers, sessions and servers are told as lost."""
 
 import asyncio
 import uuid
@@ -22,7 +22,7 @@ def root():
 
 
 @pytest.fixture
-def hosts(servers) -> str:
+def hosts(servers):
     return servers.endpoints.zookeeper_hosts
 
 

@@ -1,0 +1,72 @@
+"""What the Kafka adapters share: the way its errors are told, and its log."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import structlog
+from confluent_kafka import KafkaError
+
+from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
+
+log = structlog.get_logger()
+
+# librdkafka's own log lines, which it would else print.
+client_log = logging.getLogger("tierlog.kafka")
+
+UNKNOWN_TOPIC = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - librdkafka's own codes begin so
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+_DENIED = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+    }
+)
+
+
+def as_error(error: KafkaError, what: str, bootstrap: str) -> TierlogError:
+    """Say what a refusal or failure of Kafka means to a caller."""
+    if error.code() in _DENIED:
+        return RefusedError(
+            f"Kafka at {bootstrap} does not allow {what}: {error.str()}",
+            reason=Reason.PERMISSION_DENIED,
+            remedy="Check the access list and the credentials",
+        )
+    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return RefusedError(
+            f"Kafka takes no event so large ({what})",
+            reason=Reason.TOO_LARGE,
+            remedy="Make it smaller, or raise message.max.bytes of the topic",
+        )
+    if error.code() in {KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_PARTITIONS}:
+        return RefusedError(
+            f"Kafka at {bootstrap} refuses {what}: {error.str()}",
+            remedy="Lower kafka.replication_factor or kafka.partitions to what the cluster has",
+        )
+    if error.code() in UNKNOWN_TOPIC:
+        return RetryableError(
+            f"Kafka at {bootstrap} has no topic for {what}",
+            remedy="Create the topics (services do when they start), then try again",
+        )
+    return RetryableError(
+        f"Kafka at {bootstrap} did not do {what}: {error.str()}",
+        remedy="Check that it runs there and is reachable, or set kafka.bootstrap_servers",
+    )
+
+
+def on_client_error(error: KafkaError) -> None:
+    """Note what librdkafka can't tell to any call, such as an unreachable broker."""
+    log.info("kafka.client_error", code=error.name(), cause=error.str())
+
+
+def from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Run ``callback`` on the loop, unless that is closed and nobody waits any more."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback)

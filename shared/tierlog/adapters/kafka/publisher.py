@@ -1,0 +1,187 @@
+"""Publishing to Kafka: a bridge over librdkafka's producer (its asyncio one takes no headers).
+
+Threads: one polls. Delivery reports are collected while it polls and handed to the loop
+together, in one ``call_soon_threadsafe``.
+
+Invariants:
+    * ``publish`` returns only after all in-sync replicas have the event (acks=all, idempotent).
+    * At most ``queued_max`` events are under way; the next ``publish`` waits.
+    * After a fatal error (a broker that lost its memory) the next event goes by a new producer.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from tierlog.adapters.kafka.common import (
+    UNKNOWN_TOPIC,
+    as_error,
+    client_log,
+    from_thread,
+    log,
+    on_client_error,
+)
+from tierlog.adapters.kafka.topics import TopicSpec, ensure_topics
+from tierlog.model.errors import Reason, RetryableError
+
+POLL_S = 0.2
+CLOSE_FLUSH_S_MAX = 5.0
+LOOK_UP_S_MAX = 5.0
+
+
+class KafkaPublisher:
+    """One producer. Topics given as ``specs`` are created again when a broker has lost them."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        publish_timeout_s: float = 30.0,
+        queued_max: int = 10_000,
+        specs: Sequence[TopicSpec] = (),
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._specs = {spec.name: spec for spec in specs}
+        self._config = {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 1,
+            "message.timeout.ms": round(publish_timeout_s * 1000),
+            "queue.buffering.max.messages": queued_max,
+            # How long a topic that the brokers don't know is given the benefit of the doubt.
+            "topic.metadata.propagation.max.ms": 2000,
+            "topic.metadata.refresh.interval.ms": 5000,
+            "reconnect.backoff.max.ms": 2000,
+            "socket.keepalive.enable": True,
+            "error_cb": on_client_error,
+        }
+        self._slots = asyncio.Semaphore(queued_max)
+        self._ensuring = asyncio.Lock()
+        self._closed = False
+        self._producing = _Producing(self._config, asyncio.get_running_loop())
+        self._retired: list[_Producing] = []
+
+    def __repr__(self) -> str:
+        return f"KafkaPublisher({self._bootstrap!r}, closed={self._closed})"
+
+    async def publish(
+        self, topic: str, *, key: bytes, value: bytes, headers: Mapping[str, bytes]
+    ) -> None:
+        async with self._slots:
+            error = await self._send(topic, key, value, headers)
+            if error is not None and error.code() in UNKNOWN_TOPIC and topic in self._specs:
+                log.warning("topic.lost", topic=topic)
+                async with self._ensuring:
+                    await ensure_topics(self._bootstrap, [self._specs[topic]])
+                    await asyncio.to_thread(self._producing.look_up, topic)
+                error = await self._send(topic, key, value, headers)
+        if error is not None:
+            raise as_error(error, f"publishing to {topic}", self._bootstrap)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for producing in (*self._retired, self._producing):
+            await asyncio.to_thread(producing.close)
+
+    async def _send(
+        self, topic: str, key: bytes, value: bytes, headers: Mapping[str, bytes]
+    ) -> KafkaError | None:
+        if self._closed:
+            raise RetryableError("the connection to Kafka is closed", remedy="Connect again")
+        producing = self._producing
+        try:
+            error = await producing.send(topic, key, value, headers)
+        except BufferError as full:
+            raise RetryableError(
+                "too many events wait for Kafka",
+                reason=Reason.RESOURCE_EXHAUSTED,
+                remedy="Publish more slowly, or raise kafka.queued_messages_max",
+                retry_after_s=1.0,
+            ) from full
+        except KafkaException as failure:
+            error = failure.args[0]
+        if error is not None and error.fatal() and producing is self._producing:
+            log.warning("producer.renewed", cause=error.str())
+            self._retired.append(producing)
+            producing.retire()
+            self._producing = _Producing(self._config, asyncio.get_running_loop())
+        return error
+
+
+class _Producing:
+    """A producer, its polling thread, and the futures of what is under way."""
+
+    def __init__(self, config: Mapping[str, Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._producer = Producer(dict(config), logger=client_log)
+        self._reports: list[tuple[asyncio.Future[KafkaError | None], KafkaError | None]] = []
+        self._stopping = threading.Event()
+        self._flush_s_max = CLOSE_FLUSH_S_MAX
+        self._thread = threading.Thread(target=self._poll, name="kafka-producer", daemon=True)
+        self._thread.start()
+
+    def send(
+        self, topic: str, key: bytes, value: bytes, headers: Mapping[str, bytes]
+    ) -> "asyncio.Future[KafkaError | None]":
+        """Queue an event; the future gets the error, if any, of its delivery."""
+        future: asyncio.Future[KafkaError | None] = self._loop.create_future()
+        self._producer.produce(
+            topic,
+            value,
+            key,
+            headers=list(headers.items()),
+            on_delivery=partial(self._delivered, future),
+        )
+        return future
+
+    def look_up(self, topic: str) -> None:
+        """Forget that ``topic`` was not there, by asking again; blocks."""
+        with contextlib.suppress(KafkaException):  # then sending it says what is wrong
+            self._producer.list_topics(topic, timeout=LOOK_UP_S_MAX)
+
+    def retire(self) -> None:
+        """Give up what is under way, and stop, without waiting for it."""
+        self._flush_s_max = 0.0
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Send what is queued, within a bound; blocks."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _delivered(
+        self, future: "asyncio.Future[KafkaError | None]", error: KafkaError | None, _: object
+    ) -> None:
+        self._reports.append((future, error))
+
+    def _poll(self) -> None:
+        while not self._stopping.is_set():
+            self._producer.poll(POLL_S)
+            self._hand_over()
+        left = self._producer.flush(self._flush_s_max)
+        if left:
+            log.warning("producer.gave_up_events", count=left)
+            self._producer.purge()
+            self._producer.flush(1.0)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._reports:
+            reports, self._reports = self._reports, []
+            from_thread(self._loop, partial(_settle, reports))
+
+
+def _settle(
+    reports: list[tuple["asyncio.Future[KafkaError | None]", KafkaError | None]],
+) -> None:
+    for future, error in reports:
+        if not future.done():
+            future.set_result(error)

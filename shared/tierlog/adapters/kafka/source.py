@@ -1,0 +1,362 @@
+"""Taking events from Kafka as a member of a consumer group.
+
+Owns: which events are handed out and which are done (``PartitionProgress`` per partition),
+commits, pauses, redelivery after a back-off. Does not own what becomes of an event that keeps
+failing: whoever takes it sees ``attempt`` and decides.
+
+Threads: one owns the consumer and does nothing but poll it, however long handlers take; so
+``max.poll.interval`` is never exceeded by a slow handler, and partitions stay. It shares
+``_holdings`` (under ``_lock``) and ``_ready`` (a deque) with the loop.
+
+Invariants:
+    * Committed is only what is done, with all before it in its partition, and only after it
+      was acknowledged. What was not committed is delivered again, here or to a peer.
+    * An acknowledgement or a redelivery of a partition that changed hands meanwhile is dropped.
+    * At most ``ready_max`` events (and what one poll adds) wait to be taken. Then the thread
+      waits for room, shortly, and after that pauses the partitions, which costs a new fetch.
+    * An event leaves its place only together with the return of ``take``: cancelling loses none.
+
+Crash: nothing but the group's committed offsets survives, and nothing else is needed.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from tierlog.adapters.kafka.common import (
+    UNKNOWN_TOPIC,
+    client_log,
+    from_thread,
+    log,
+    on_client_error,
+)
+from tierlog.adapters.offsets import Backoff, PartitionProgress
+from tierlog.model.errors import RetryableError
+from tierlog.ports.events import Event
+
+POLL_S = 0.1
+COMMIT_INTERVAL_S = 0.2
+ROOM_WAIT_S = 0.3
+RESTART_DELAY_S = 1.0
+CLOSE_S_MAX = 15.0
+DEFAULT_BACKOFF = Backoff(first_s=1.0, max_s=30.0)
+
+
+class _Place(NamedTuple):
+    topic: str
+    partition: int
+
+
+class _Receipt(NamedTuple):
+    place: _Place
+    offset: int
+    holding: int
+
+
+@dataclass(slots=True)
+class _Holding:
+    """A partition in our hands. ``sent`` and ``committed`` are offsets asked for and answered."""
+
+    number: int
+    progress: PartitionProgress = field(default_factory=PartitionProgress)
+    sent: int | None = None
+    committed: int | None = None
+
+
+class KafkaEventSource:
+    """One member of ``group``, subscribed to ``topics``, which need not exist yet."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topics: Sequence[str],
+        *,
+        group: str,
+        poll_interval_max_s: float = 300.0,
+        session_timeout_s: float = 6.0,
+        ready_max: int = 16,
+        window_max: int = 1000,
+        backoff: Backoff = DEFAULT_BACKOFF,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._topics = list(topics)
+        self._group = group
+        self._ready_max = ready_max
+        self._window_max = window_max
+        self._backoff = backoff
+        self._config = {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            "allow.auto.create.topics": False,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "max.poll.interval.ms": round(poll_interval_max_s * 1000),
+            "session.timeout.ms": round(session_timeout_s * 1000),
+            "heartbeat.interval.ms": round(session_timeout_s * 1000 / 3),
+            "topic.metadata.refresh.interval.ms": 5000,
+            "reconnect.backoff.max.ms": 2000,
+            "queued.min.messages": 100,
+            "queued.max.messages.kbytes": 16 * 1024,
+            "error_cb": on_client_error,
+            "on_commit": self._on_commit,
+        }
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._holdings: dict[_Place, _Holding] = {}
+        self._holdings_made = 0
+        self._ready: deque[Event] = deque()
+        self._again: deque[Event] = deque()
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._woken = asyncio.Event()
+        self._stopping = threading.Event()
+        self._room = threading.Event()
+        self._failure: Exception | None = None
+        self._paused = False
+        self._commit_at_s = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"kafka-{group}", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return (
+            f"KafkaEventSource({self._bootstrap!r}, group={self._group!r}, "
+            f"partitions={len(self._holdings)}, ready={len(self._ready)}, "
+            f"retrying={len(self._timers)}, paused={self._paused})"
+        )
+
+    # On the loop.
+
+    async def take(self) -> Event:
+        while (event := self._next()) is None:
+            if self._failure is not None:
+                raise self._failure
+            if self._stopping.is_set():
+                raise RetryableError("the connection to Kafka is closed", remedy="Connect again")
+            self._woken.clear()
+            await self._woken.wait()
+        return event
+
+    async def ack(self, event: Event) -> None:
+        receipt: _Receipt = event.receipt
+        with self._lock:
+            holding = self._holdings.get(receipt.place)
+            if holding is not None and holding.number == receipt.holding:
+                holding.progress.done(receipt.offset)
+
+    async def retry_later(self, event: Event) -> None:
+        again = replace(event, attempt=event.attempt + 1)
+
+        def offer() -> None:
+            self._timers.discard(timer)
+            self._again.append(again)
+            self._woken.set()
+
+        timer = self._loop.call_later(self._backoff.after(event.attempt), offer)
+        self._timers.add(timer)
+
+    async def close(self) -> None:
+        self._stopping.set()
+        self._woken.set()
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        await asyncio.to_thread(self._thread.join, CLOSE_S_MAX)
+        if self._thread.is_alive():
+            log.warning("source.close_given_up", group=self._group, after_s=CLOSE_S_MAX)
+
+    def _next(self) -> Event | None:
+        for queue in (self._again, self._ready):
+            while queue:
+                event = queue.popleft()
+                if len(self._ready) * 2 <= self._ready_max:
+                    self._room.set()
+                if self._is_held(event.receipt):
+                    return event
+        return None
+
+    def _is_held(self, receipt: _Receipt) -> bool:
+        with self._lock:
+            holding = self._holdings.get(receipt.place)
+            return holding is not None and holding.number == receipt.holding
+
+    # On the thread.
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            consumer = Consumer(self._config, logger=client_log)
+            try:
+                self._consume(consumer)
+            except KafkaException as error:
+                log.warning("source.restarted", group=self._group, cause=str(error))
+            except Exception as error:  # noqa: BLE001 - a bug; who takes next gets it
+                self._failure = error
+                self._stopping.set()
+                from_thread(self._loop, self._woken.set)
+            finally:
+                consumer.close()
+                self._drop_all()
+            self._stopping.wait(RESTART_DELAY_S)
+
+    def _consume(self, consumer: Consumer) -> None:
+        consumer.subscribe(
+            self._topics,
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+        while not self._stopping.is_set():
+            self._pause_or_resume(consumer)
+            message = consumer.poll(POLL_S)
+            if message is not None:
+                self._take_message(message)
+            self._commit(consumer)
+        self._commit_now(consumer, self._committable(list(self._holdings)))
+
+    def _take_message(self, message: Message) -> None:
+        error = message.error()
+        if error is not None:
+            if error.fatal():
+                raise KafkaException(error)
+            if error.code() in UNKNOWN_TOPIC:
+                log.info("topic.unknown", topics=self._topics, cause=error.str())
+            else:
+                log.warning("source.poll_failed", group=self._group, cause=error.str())
+            return
+        place = _Place(str(message.topic()), _int(message.partition()))
+        offset = _int(message.offset())
+        with self._lock:
+            holding = self._holdings.get(place)
+            if holding is None:
+                return
+            if holding.progress.end is not None and offset < holding.progress.end:
+                # The log began again below us: the broker lost it. What we hold is of another.
+                log.warning("topic.began_again", topic=place.topic, offset=offset)
+                holding = self._hold(place)
+            if holding.progress.end is None:
+                holding.sent = holding.committed = offset  # there is nothing to commit yet
+            holding.progress.deliver(offset)
+            receipt = _Receipt(place, offset, holding.number)
+        self._ready.append(
+            Event(
+                topic=place.topic,
+                key=_bytes(message.key()),
+                value=_bytes(message.value()),
+                headers={name: _bytes(value) for name, value in _headers(message)},
+                receipt=receipt,
+            )
+        )
+        from_thread(self._loop, self._woken.set)
+
+    def _pause_or_resume(self, consumer: Consumer) -> None:
+        self._room.clear()
+        if self._is_full() and not self._paused:
+            self._room.wait(ROOM_WAIT_S)
+        full = self._is_full()
+        if full and not self._paused:
+            consumer.pause(consumer.assignment())
+        elif self._paused and not full:
+            consumer.resume(consumer.assignment())
+        self._paused = full
+
+    def _is_full(self) -> bool:
+        with self._lock:
+            window = max((h.progress.window for h in self._holdings.values()), default=0)
+        return len(self._ready) >= self._ready_max or window >= self._window_max
+
+    def _commit(self, consumer: Consumer) -> None:
+        now_s = time.monotonic()
+        if now_s < self._commit_at_s:
+            return
+        self._commit_at_s = now_s + COMMIT_INTERVAL_S
+        offsets = self._committable(list(self._holdings))
+        if offsets:
+            consumer.commit(offsets=offsets, asynchronous=True)
+
+    def _committable(self, places: Sequence[_Place]) -> list[TopicPartition]:
+        """Return what is done and was not yet sent, and note it as sent."""
+        offsets = []
+        with self._lock:
+            for place in places:
+                holding = self._holdings.get(place)
+                offset = None if holding is None else holding.progress.commit_offset
+                if holding is None or offset is None or offset == holding.sent:
+                    continue
+                offsets.append(TopicPartition(place.topic, place.partition, offset))
+                holding.sent = offset
+        return offsets
+
+    def _commit_now(self, consumer: Consumer, offsets: list[TopicPartition]) -> None:
+        if not offsets:
+            return
+        try:
+            consumer.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            # Not a failure: what was not committed is delivered again.
+            log.warning("source.commit_failed", group=self._group, cause=str(error))
+
+    def _on_commit(self, error: KafkaError | None, offsets: Sequence[TopicPartition]) -> None:
+        with self._lock:
+            for answered in offsets:
+                holding = self._holdings.get(_Place(answered.topic, answered.partition))
+                if holding is None:
+                    continue
+                if error is None and answered.error is None:
+                    holding.committed = answered.offset
+                elif holding.sent == answered.offset:
+                    holding.sent = holding.committed  # to be sent again
+        if error is not None:
+            log.warning("source.commit_failed", group=self._group, cause=error.str())
+
+    def _on_assign(self, _: Any, partitions: Sequence[TopicPartition]) -> None:  # noqa: ANN401
+        with self._lock:
+            for each in partitions:
+                self._hold(_Place(each.topic, each.partition))
+        self._paused = False  # so that the new ones are paused too, if need be
+        log.info("source.assigned", group=self._group, count=len(partitions))
+
+    def _on_revoke(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+        places = [_Place(each.topic, each.partition) for each in partitions]
+        self._commit_now(consumer, self._committable(places))
+        self._drop(places)
+        log.info("source.revoked", group=self._group, count=len(places))
+
+    def _on_lost(self, _: Any, partitions: Sequence[TopicPartition]) -> None:  # noqa: ANN401
+        self._drop([_Place(each.topic, each.partition) for each in partitions])
+        log.warning("source.partitions_lost", group=self._group, count=len(partitions))
+
+    def _hold(self, place: _Place) -> _Holding:
+        self._holdings_made += 1
+        self._holdings[place] = _Holding(self._holdings_made)
+        return self._holdings[place]
+
+    def _drop(self, places: Sequence[_Place]) -> None:
+        with self._lock:
+            for place in places:
+                self._holdings.pop(place, None)
+
+    def _drop_all(self) -> None:
+        with self._lock:
+            self._holdings.clear()
+
+
+def _bytes(value: Any) -> bytes:  # noqa: ANN401 - str, bytes or None, says the library
+    if isinstance(value, str):
+        return value.encode()
+    return b"" if value is None else bytes(value)
+
+
+def _headers(message: Message) -> Sequence[tuple[str, Any]]:
+    headers: Any = message.headers()
+    return headers or ()
+
+
+def _int(value: int | None) -> int:
+    assert value is not None, "a delivered message has a place"
+    return value

@@ -1,0 +1,195 @@
+"""Kafka keeps the queue's contract, through slow handlers, lost topics and brokers that forgot.
+
+Design: protocols.md section 3 (a request may come twice, late, or never; nothing is lost by it),
+reliability.md B23 (a handler slower than max.poll.interval) and C2 (Kafka lost all data).
+"""
+
+import asyncio
+import uuid
+
+import pytest
+
+from tests.contracts.events_suite import QUICK, EventsContract
+from tierlog.adapters.kafka.publisher import KafkaPublisher
+from tierlog.adapters.kafka.source import KafkaEventSource
+from tierlog.adapters.kafka.topics import TopicSpec, ensure_topics, topic_specs
+from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.ports.events import OffloadTopics
+
+pytestmark = pytest.mark.integration
+
+PARTITIONS = 3
+
+
+class KafkaQueue:
+    """Gives clients of one broker, with names of their own, and closes them."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.prefix = f"contract-{uuid.uuid4()}"
+        self.given: list[KafkaPublisher | KafkaEventSource] = []
+
+    async def topic(self) -> str:
+        name = f"{self.prefix}.events.v1"
+        await ensure_topics(self.bootstrap, self.specs(name))
+        return name
+
+    def specs(self, name: str) -> list[TopicSpec]:
+        return topic_specs([name], partitions=PARTITIONS, replication_factor=1)
+
+    def publisher(self, **options) -> KafkaPublisher:
+        publisher = KafkaPublisher(self.bootstrap, publish_timeout_s=10, **options)
+        self.given.append(publisher)
+        return publisher
+
+    def source(self, topic, *, group, **options) -> KafkaEventSource:
+        source = KafkaEventSource(
+            self.bootstrap, [topic], group=f"{self.prefix}-{group}", **options
+        )
+        self.given.append(source)
+        return source
+
+    async def close(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for each in self.given:
+                group.create_task(each.close())
+
+
+@pytest.fixture
+async def queue(servers):
+    queue = KafkaQueue(servers.endpoints.kafka_bootstrap)
+    yield queue
+    await queue.close()
+
+
+class TestKafkaEvents(EventsContract):
+    pass
+
+
+async def test_topics_are_created_once_and_again_is_no_error(queue):
+    names = OffloadTopics(queue.prefix)
+    assert names.all == (
+        f"{queue.prefix}.offload.requested.v1",
+        f"{queue.prefix}.offload.completed.v1",
+        f"{queue.prefix}.offload.requested.v1.dlq",
+    )
+    specs = topic_specs(names.all, partitions=4, replication_factor=1)
+    assert sorted(await ensure_topics(queue.bootstrap, specs)) == sorted(names.all)
+    assert await ensure_topics(queue.bootstrap, specs) == []
+
+
+async def test_a_cluster_too_small_is_said_so(queue):
+    specs = topic_specs([f"{queue.prefix}.x"], partitions=1, replication_factor=3)
+    with pytest.raises(RefusedError, match=r"kafka\.replication_factor"):
+        await ensure_topics(queue.bootstrap, specs)
+
+
+async def test_an_unreachable_broker_is_unavailable_in_time(free_port):
+    bootstrap = f"127.0.0.1:{free_port}"
+    specs = topic_specs(["x"], partitions=1, replication_factor=1)
+    with pytest.raises(RetryableError) as caught:
+        await ensure_topics(bootstrap, specs, timeout_s=1)
+    assert caught.value.reason is Reason.UNAVAILABLE
+    assert bootstrap in str(caught.value)
+    publisher = KafkaPublisher(bootstrap, publish_timeout_s=1)
+    source = KafkaEventSource(bootstrap, ["x"], group="g")
+    async with asyncio.timeout(10):
+        with pytest.raises(RetryableError) as caught:
+            await publisher.publish("x", key=b"", value=b"", headers={})
+    assert caught.value.reason is Reason.UNAVAILABLE
+    async with asyncio.timeout(10):
+        await publisher.close()
+        await source.close()
+    with pytest.raises(RetryableError):
+        await publisher.publish("x", key=b"", value=b"", headers={})
+    with pytest.raises(RetryableError):
+        await source.take()
+
+
+async def test_many_events_at_once_go_out_together(queue):
+    topic = await queue.topic()
+    publisher, source = queue.publisher(queued_max=100), queue.source(topic, group="g")
+    async with asyncio.TaskGroup() as group:
+        for number in range(1000):
+            value = b"%d" % number
+            group.create_task(publisher.publish(topic, key=value, value=value, headers={}))
+    taken: set[bytes] = set()
+    async with asyncio.timeout(30):
+        while len(taken) < 1000:
+            event = await source.take()
+            taken.add(event.value)
+            await source.ack(event)
+
+
+async def test_a_handler_slower_than_the_poll_interval_gets_each_event_once(queue):
+    topic = await queue.topic()
+    options = {"poll_interval_max_s": 6.0, "ready_max": 1}
+    slow = queue.source(topic, group="g", **options)
+    publisher = queue.publisher()
+    for number in range(6):
+        await publisher.publish(topic, key=b"%d" % number, value=b"%d" % number, headers={})
+    async with asyncio.timeout(20):
+        first = await slow.take()
+    await asyncio.sleep(9)  # an upload that takes longer than Kafka waits for a poll
+    await slow.ack(first)
+    values = [first.value]
+    async with asyncio.timeout(20):
+        while len(values) < 6:
+            event = await slow.take()
+            values.append(event.value)
+            await slow.ack(event)
+    assert sorted(values) == [b"%d" % number for number in range(6)]
+    await slow.close()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):
+            await queue.source(topic, group="g", **options).take()  # all was committed
+
+
+async def test_a_topic_that_comes_later_is_found(queue):
+    name = f"{queue.prefix}.later.v1"
+    source = queue.source(name, group="g")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await source.take()
+    with pytest.raises(RetryableError, match="has no topic"):
+        await queue.publisher().publish(name, key=b"", value=b"", headers={})
+    publisher = queue.publisher(specs=queue.specs(name))
+    await publisher.publish(name, key=b"k", value=b"v", headers={})
+    async with asyncio.timeout(20):
+        assert (await source.take()).value == b"v"
+
+
+async def test_a_broker_started_again_empty_goes_on_from_nothing(queue, servers):
+    topic = await queue.topic()
+    publisher = queue.publisher(specs=queue.specs(topic))
+    source = queue.source(topic, group="g", backoff=QUICK)
+    for number in range(5):
+        await publisher.publish(topic, key=b"same", value=b"old %d" % number, headers={})
+    async with asyncio.timeout(20):
+        held = [await source.take() for _ in range(5)]
+    for event in held[:3]:
+        await source.ack(event)
+    servers.kill("kafka")
+    await servers.restart("kafka", empty=True)
+    published: list[bytes] = []
+    async with asyncio.timeout(60):
+        while len(published) < 8:  # as the scheduler does: again, until it is taken
+            value = b"new %d" % len(published)
+            try:
+                await publisher.publish(topic, key=b"same", value=value, headers={})
+                published.append(value)
+            except RetryableError:
+                await asyncio.sleep(0.2)
+    taken: list[bytes] = []
+    async with asyncio.timeout(60):
+        while not set(taken) >= set(published):
+            event = await source.take()
+            taken.append(event.value)
+            await source.ack(event)
+    for event in held[3:]:
+        await source.ack(event)  # of a log that is no more: changes nothing
+        await source.retry_later(event)
+    await source.close()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):
+            print(await queue.source(topic, group="g").take())
