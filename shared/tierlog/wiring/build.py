@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from tierlog.adapters.s3 import open_s3
 from tierlog.adapters.system import SystemClock, SystemIds
-from tierlog.adapters.zookeeper import ZooKeeperMetadata
+from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
 from tierlog.catalog import Catalog
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids

@@ -1,0 +1,1 @@
+"""Tierlog's own services as clients see them: gRPC for small calls, HTTP for runs."""

@@ -1,0 +1,73 @@
+"""What a client talks through: gRPC and the wire to ingest, HTTP to reader and scheduler."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from tierlog.adapters.rpc.admin import HttpAdministration
+from tierlog.adapters.rpc.ingest import GrpcStreamControl
+from tierlog.adapters.rpc.reader import HttpReads
+from tierlog.adapters.system import SystemClock, SystemIds
+from tierlog.adapters.tcp import TcpTransport
+from tierlog.model.ids import StreamName
+from tierlog.ports.admin import Administration
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.ports.reads import StreamReads
+from tierlog.ports.streams import AppendChannel, OwnerInfo, StreamControl
+from tierlog.ports.transport import Transport
+from tierlog.runtime.settings import Settings
+from tierlog.wire.auth import credentials_of
+from tierlog.wire.connection import ClientLimits, Hello, WireClient
+from tierlog.wire.messages import ROLE_PRODUCER
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConnections:
+    """The connections of one client; each is made at its first use."""
+
+    settings: Settings
+    control: StreamControl
+    reads: StreamReads
+    admin: Administration
+    clock: Clock
+    ids: Ids
+    transport: Transport
+
+    async def connect_owner(self, owner: OwnerInfo, tasks: asyncio.TaskGroup) -> AppendChannel:
+        """Connect to an owner over the wire, its reader being one of ``tasks``."""
+        wire = self.settings.wire
+        hello = Hello(
+            cluster_id=owner.cluster_id,
+            role=ROLE_PRODUCER,
+            credentials=credentials_of(wire.token),
+        )
+        limits = ClientLimits(hello_s_max=wire.hello_timeout_s)
+        return await WireClient.connect(
+            self.transport, owner.wire_address, hello, tasks=tasks, limits=limits
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_client_connections(
+    settings: Settings, *, ingest_grpc: str, reader_http: str, scheduler_http: str
+) -> AsyncIterator[ClientConnections]:
+    """Give the connections to the services at these addresses (``host:port``)."""
+    timeout_s = settings.client.timeout_s
+    async with contextlib.AsyncExitStack() as stack:
+        control = GrpcStreamControl(ingest_grpc, timeout_s=timeout_s)
+        stack.push_async_callback(control.close)
+        reads = HttpReads(reader_http, timeout_s=timeout_s)
+        stack.push_async_callback(reads.close)
+        admin = HttpAdministration(scheduler_http, timeout_s=timeout_s)
+        stack.push_async_callback(admin.close)
+        yield ClientConnections(
+            settings=settings,
+            control=control,
+            reads=reads,
+            admin=admin,
+            clock=SystemClock(),
+            ids=SystemIds(),
+            transport=TcpTransport(),
+        )
