@@ -85,6 +85,7 @@ class FrameDecoder:
         self._chunk = memoryview(bytearray(limits.chunk_len))
         self._start = 0  # of the first frame that is not whole yet
         self._end = 0  # of what was written
+        self._failed = False
         self.frames: deque[Frame] = deque()
         """Whole frames, in order; whoever reads takes them out."""
 
@@ -103,12 +104,18 @@ class FrameDecoder:
         return self._chunk[self._end :]
 
     def wrote(self, count: int) -> None:
-        """Take note of ``count`` bytes written to ``buffer()``. ``CorruptError`` on a bad head."""
+        """Take note of ``count`` bytes written to ``buffer()``. ````CorruptError`` at a bad head."""
+        if self._failed:
+            return  # behind a bad head there are no frames to find
         self._end += count
         assert self._end <= len(self._chunk)
         while self.partial_len >= HEAD_LEN:
             length, header_len = _HEAD.unpack_from(self._chunk, self._start)
-            self._check(length, header_len)
+            try:
+                self._check(length, header_len)
+            except CorruptError:
+                self._failed, self._start, self._end = True, 0, 0
+                raise
             end = self._start + FRAME_LEN_LEN + length
             if end > self._end:
                 if end > len(self._chunk):
