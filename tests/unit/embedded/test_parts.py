@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tierlog.embedded import kafka_jars
+from tierlog.embedded import kafka_jars, seaweedfs
 from tierlog.embedded.java import java_version, packaged_java
 from tierlog.embedded.kafka import count_brokers
 from tierlog.embedded.ports import PORT_FIRST, Ports, is_free, port_end
@@ -147,6 +147,20 @@ async def test_jars_that_cannot_be_fetched_name_the_ways_out(tmp_path: Path) -> 
         await kafka_jars.kafka_jars(java, environ, lambda *_: None)
     assert str(tmp_path / "cache") in failed.value.remedy
     assert [path.name for path in (tmp_path / "cache" / "tierlog").iterdir()] == ["kafka.lock"]
+
+
+def test_sockets_that_nobody_listens_on_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seaweedfs, "SOCKETS", tmp_path)
+    stale, alive = tmp_path / "seaweedfs-s3-1.sock", tmp_path / "seaweedfs-s3-2.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(stale))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(alive))
+        listener.listen()
+        seaweedfs.remove_stale_sockets()
+    assert [path.name for path in tmp_path.iterdir()] == [alive.name]
 
 
 def spawn(tmp_path: Path, *argv: str) -> Child:
