@@ -3,11 +3,16 @@
 import contextlib
 from collections.abc import AsyncIterator
 
+from tierlog.adapters.kafka.publisher import KafkaPublisher
+from tierlog.adapters.kafka.source import KafkaEventSource
+from tierlog.adapters.kafka.topics import ensure_topics, topic_specs
 from tierlog.adapters.s3 import open_s3
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
 from tierlog.catalog import Catalog
+from tierlog.offload.messages import Topics
 from tierlog.ports.clock import Clock
+from tierlog.ports.events import EventPublisher, EventSource
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
 from tierlog.ports.objects import ObjectStore
@@ -53,3 +58,41 @@ async def open_objects(settings: Settings) -> AsyncIterator[ObjectStore]:
     async with open_s3(settings.s3) as store:
         await store.ensure_bucket()
         yield store
+
+
+@contextlib.asynccontextmanager
+async def open_publisher(settings: Settings) -> AsyncIterator[EventPublisher]:
+    """Make the topics that are missing, and publish to them for the length of the context."""
+    kafka = settings.kafka
+    specs = topic_specs(
+        Topics.of(kafka.topic_prefix),
+        partitions=kafka.partitions,
+        replication_factor=kafka.replication_factor,
+    )
+    await ensure_topics(kafka.bootstrap_servers, specs)
+    publisher = KafkaPublisher(
+        kafka.bootstrap_servers,
+        publish_timeout_s=kafka.publish_timeout_s,
+        queued_max=kafka.queued_messages_max,
+        specs=specs,
+    )
+    try:
+        yield publisher
+    finally:
+        await publisher.close()
+
+
+@contextlib.asynccontextmanager
+async def open_offload_requests(settings: Settings) -> AsyncIterator[EventSource]:
+    """Join the offloaders' consumer group for the length of the context."""
+    kafka = settings.kafka
+    source = KafkaEventSource(
+        kafka.bootstrap_servers,
+        [Topics.of(kafka.topic_prefix).requested],
+        group=kafka.offloader_group,
+        poll_interval_max_s=kafka.poll_interval_max_s,
+    )
+    try:
+        yield source
+    finally:
+        await source.close()
