@@ -12,6 +12,8 @@ class Proxy:
         self._host, _, port = target.partition(":")
         self._port = int(port)
         self._drop_replies = self._drop_requests = False
+        self._passing = asyncio.Event()
+        self._passing.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
@@ -32,8 +34,13 @@ class Proxy:
         """Cut instead of passing the next request on."""
         self._drop_requests = True
 
+    def hold(self) -> None:
+        """Keep replies back, connections open: a server that hangs."""
+        self._passing.clear()
+
     def restore(self) -> None:
         self._drop_replies = self._drop_requests = False
+        self._passing.set()
 
     def cut(self) -> None:
         """Cut all connections; new ones are taken."""
@@ -70,6 +77,8 @@ class Proxy:
         while data := await reader.read(1 << 16):
             if self._drop_requests if requests else self._drop_replies:
                 raise ConnectionResetError
+            if not requests:
+                await self._passing.wait()
             writer.write(data)
             await writer.drain()
         raise ConnectionResetError

@@ -1,0 +1,134 @@
+"""The cache port over Redis: every trouble is a miss, and soon costs nothing.
+
+    0   16  digest   BLAKE2b of key and value, keyed with the secret if there is one
+    16  -   value
+
+Invariants:
+    * Nothing raises but a programmer's error. An unreachable, slow, full or confused Redis is
+      an empty cache, and while it is, only one call in a growing interval tries it.
+    * What is returned is what was put under that very key: the digest says so. With a secret
+      it says so even when somebody else writes to this Redis.
+    * Never more than the limit is read, whatever lies under a key.
+"""
+
+import asyncio
+import hashlib
+import hmac
+
+import structlog
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from tierlog.adapters.offsets import Backoff
+from tierlog.ports.clock import Clock
+
+log = structlog.get_logger()
+
+DIGEST_LEN = 16
+CONNECTIONS_MAX = 8
+DEFAULT_BACKOFF = Backoff(first_s=1.0, max_s=30.0)
+
+_ABSENT = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
+
+
+class RedisCache:
+    """One Redis, shared with whoever has the same prefix (and secret)."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock,
+        key_prefix: str = "tierlog:",
+        timeout_s: float = 0.25,
+        value_bytes_max: int = 1024 * 1024,
+        secret: bytes = b"",
+        backoff: Backoff = DEFAULT_BACKOFF,
+    ) -> None:
+        self._clock = clock
+        self._key_prefix = key_prefix
+        self._value_bytes_max = value_bytes_max
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._backoff = backoff
+        self._failures = 0
+        self._try_at_s = float("-inf")
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._redis: Redis = Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=CONNECTIONS_MAX,
+        )
+
+    def __repr__(self) -> str:
+        return f"RedisCache(prefix={self._key_prefix!r}, failures={self._failures})"
+
+    async def get(self, key: str) -> bytes | None:
+        if not self._may_try():
+            return None
+        limit = DIGEST_LEN + self._value_bytes_max
+        try:
+            async with asyncio.timeout(2 * self._timeout_s), self._slots:
+                found = await self._redis.getrange(self._key_prefix + key, 0, limit)
+        except _ABSENT as error:
+            self._note_absent(error)
+            return None
+        except RedisError as error:
+            log.info("cache.get_refused", cause=str(error))
+            return None
+        self._note_present()
+        if not isinstance(found, bytes) or not DIGEST_LEN <= len(found) <= limit:
+            return None
+        digest, value = found[:DIGEST_LEN], found[DIGEST_LEN:]
+        return value if hmac.compare_digest(digest, self._digest(key, value)) else None
+
+    async def put(self, key: str, value: bytes, *, ttl_s: int) -> None:
+        if len(value) > self._value_bytes_max or not self._may_try():
+            return
+        kept = self._digest(key, value) + value
+        try:
+            async with asyncio.timeout(2 * self._timeout_s), self._slots:
+                await self._redis.set(self._key_prefix + key, kept, ex=ttl_s)
+        except _ABSENT as error:
+            self._note_absent(error)
+        except RedisError as error:
+            log.info("cache.put_refused", cause=str(error))
+        else:
+            self._note_present()
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    def _digest(self, key: str, value: bytes) -> bytes:
+        digest = hashlib.blake2b(digest_size=DIGEST_LEN, key=self._secret)
+        name = key.encode()
+        digest.update(len(name).to_bytes(4, "big") + name)
+        digest.update(value)
+        return digest.digest()
+
+    def _may_try(self) -> bool:
+        """Tell whether to ask Redis now; while it is absent, only once in each interval."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._try_at_s:
+            return False
+        if self._failures:
+            self._try_at_s = now_s + self._backoff.after(self._failures)
+        return True
+
+    def _note_absent(self, error: Exception) -> None:
+        if self._failures == 0:
+            log.warning("cache.lost", cause=repr(error))
+        self._failures += 1
+        self._try_at_s = self._clock.monotonic_s() + self._backoff.after(self._failures)
+
+    def _note_present(self) -> None:
+        if self._failures:
+            log.info("cache.found", failures=self._failures)
+        self._failures = 0
+        self._try_at_s = float("-inf")
