@@ -112,7 +112,7 @@ def decode_znode(data: Buffer) -> LedgerMetadata:
 
 def _value_of(message: LedgerMetadataFormat) -> LedgerMetadata:
     has = message.HasField
-    custom = {item.key: item.value for item in message.custom_metadata}
+    custom = {_text(item.key): item.value for item in message.custom_metadata}
     return LedgerMetadata(
         ensemble_size=message.ensemble_size,
         write_quorum=message.quorum_size,
@@ -121,7 +121,7 @@ def _value_of(message: LedgerMetadataFormat) -> LedgerMetadata:
         segments=tuple(
             Segment(
                 first_entry_id=EntryId(one.first_entry_id),
-                ensemble=tuple(NodeId(member) for member in one.ensemble_member),
+                ensemble=tuple(NodeId(_text(member)) for member in one.ensemble_member),
             )
             for one in message.segment
         ),
@@ -134,6 +134,13 @@ def _value_of(message: LedgerMetadataFormat) -> LedgerMetadata:
         custom=custom,
         ctoken=message.c_token if has("c_token") else None,
     )
+
+
+def _text(value: str | bytes) -> str:
+    # A proto2 string that is not UTF-8 comes out as bytes.
+    if isinstance(value, bytes):
+        _corrupt("ledger metadata with a text that is not UTF-8")
+    return value
 
 
 def _check(metadata: LedgerMetadata) -> None:
