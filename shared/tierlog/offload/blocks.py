@@ -15,14 +15,14 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tierlog.format.block import BlockBuilder, block_len_for_remaining
+from tierlog.format.block import BlockBuilder, block_len_for_remaining, entry_len_max
 from tierlog.format.checksum import Buffer
 from tierlog.format.run import Run
 from tierlog.ledger.reader import ReadHandle, closing_runs
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import KEY_BLOCK_SIZE, LedgerMetadata, LedgerState
-from tierlog.model.policy import BLOCK_SIZE_DEFAULT, BLOCK_SIZE_MAX, BLOCK_SIZE_MIN
+from tierlog.model.policy import BLOCK_SIZE_DEFAULT, BLOCK_SIZE_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,8 @@ def block_size_of(ledger_id: LedgerId, metadata: LedgerMetadata) -> int:
     text = metadata.custom.get(KEY_BLOCK_SIZE)
     if text is None:
         return BLOCK_SIZE_DEFAULT
-    if not text.isdigit() or not BLOCK_SIZE_MIN <= int(text[:12]) <= BLOCK_SIZE_MAX:
+    # How small is too small is the store's to say: S3 takes no parts below 5 MiB but the last.
+    if not text.isdigit() or not 0 < entry_len_max(int(text[:12])) < BLOCK_SIZE_MAX:
         raise CorruptError(
             f"ledger {ledger_id} has blocks of {text[:40]!r} bytes",
             remedy="Repair the ledger's metadata",

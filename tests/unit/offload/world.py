@@ -1,0 +1,222 @@
+"""A cluster in memory for tests of offloading: metadata, bucket, queue, sealed ledgers."""
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from tierlog.adapters.memory.clock import SimClock
+from tierlog.adapters.memory.events import MemoryEvents
+from tierlog.adapters.memory.faults import Faults, no_faults
+from tierlog.adapters.memory.ids import SeededIds
+from tierlog.adapters.memory.metadata import MemoryMetadata
+from tierlog.adapters.memory.objects import MemoryObjects
+from tierlog.catalog import Catalog
+from tierlog.format.frame import pack_entries
+from tierlog.format.run import Run, cut_runs
+from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
+from tierlog.model.ledger import (
+    KEY_BLOCK_SIZE,
+    KEY_STREAM,
+    KEY_STRIPE_ENTRIES,
+    LedgerMetadata,
+    LedgerState,
+    Segment,
+)
+from tierlog.model.policy import Policy
+from tierlog.model.stream import Stream
+from tierlog.offload.driver import BlockOffloader, Tier2Settings
+from tierlog.offload.messages import OffloadRequest, Stationery, Topics, Trigger
+from tierlog.offload.ranges import RangeLimits
+from tierlog_offloader.worker import OffloadWorker, WorkerSettings
+
+STREAM = StreamName("logs")
+BLOCK = 512
+CLUSTER = UUID(int=77)
+TOPICS = Topics.of("t")
+SMALL_RANGES = RangeLimits(range_bytes=64, in_flight_max=4, kept_bytes_max=512)
+
+
+def metadata_of(
+    entries: Sequence[bytes], *, block_size: int = BLOCK, stripe_entries: int = 10**9
+) -> LedgerMetadata:
+    """Return the metadata of the closed ledger of these entries."""
+    return LedgerMetadata(
+        ensemble_size=1,
+        write_quorum=1,
+        ack_quorum=1,
+        segments=(Segment(first_entry_id=EntryId(0), ensemble=(NodeId("n1"),)),),
+        state=LedgerState.CLOSED,
+        last_entry_id=EntryId(len(entries) - 1),
+        length=sum(map(len, entries)),
+        custom={
+            KEY_BLOCK_SIZE: str(block_size).encode(),
+            KEY_STREAM: STREAM.encode(),
+            KEY_STRIPE_ENTRIES: str(stripe_entries).encode(),
+        },
+    )
+
+
+class ListHandle:
+    """A read handle over entries in a list."""
+
+    def __init__(
+        self,
+        ledger_id: LedgerId,
+        entries: Sequence[bytes],
+        metadata: LedgerMetadata | None = None,
+        *,
+        run_bytes_max: int = 200,
+    ) -> None:
+        self.ledger_id = ledger_id
+        self.entries = list(entries)
+        self.ledger_metadata = metadata or metadata_of(entries)
+        self.run_bytes_max = run_bytes_max
+        self.closed = False
+
+    async def last_add_confirmed(self) -> EntryId:
+        return EntryId(len(self.entries) - 1)
+
+    async def read_runs(
+        self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
+    ) -> AsyncIterator[Run]:
+        for run in runs_of(self.ledger_id, self.entries, run_bytes_max=self.run_bytes_max):
+            if run.last_entry_id >= first and run.first_entry_id <= last:
+                yield run
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def runs_of(
+    ledger_id: LedgerId, entries: Sequence[bytes], *, run_bytes_max: int = 200
+) -> list[Run]:
+    """Return the runs of a ledger."""
+    frames, offsets = pack_entries(entries)
+    return cut_runs(
+        frames,
+        offsets,
+        ledger_id=ledger_id,
+        first_entry_id=0,
+        last_add_confirmed=len(entries) - 1,
+        owner_epoch=1,
+        run_bytes_max=run_bytes_max,
+        stripe_entries=10**9,
+    )
+
+
+async def entries_of(handle, first: int = 0, last: int | None = None) -> list[bytes]:
+    """Read entries through any read handle."""
+    last = handle.ledger_metadata.last_entry_id if last is None else last
+    found: dict[int, bytes] = {}
+    async for run in handle.read_runs(EntryId(first), EntryId(last)):
+        bounds = [*(int(offset) for offset in run.offsets), len(run.frames)]
+        for number in range(run.header.count):
+            entry_id = run.first_entry_id + number
+            found[entry_id] = bytes(run.frames[bounds[number] + 12 : bounds[number + 1]])
+    return [found[entry_id] for entry_id in range(first, last + 1)]
+
+
+class World:
+    """One of each server, and what connects to them."""
+
+    def __init__(self, *, seed: int = 1, block_size: int = BLOCK) -> None:
+        self.rng = random.Random(seed)
+        self.clock = SimClock()
+        self.ids = SeededIds(self.rng)
+        self.metadata = MemoryMetadata()
+        self.bucket = MemoryObjects(self.clock)
+        self.queue = MemoryEvents(self.rng)
+        self.block_size = block_size
+        self.ledgers: dict[LedgerId, list[bytes]] = {}
+        self.stationery = Stationery(TOPICS, source="test", clock=self.clock, ids=self.ids)
+
+    def catalog(self, faults: Faults | None = None) -> Catalog:
+        """Return a catalog with a session of its own."""
+        store = self.metadata.connect(faults or no_faults())
+        return Catalog.over(store, clock=self.clock, ids=self.ids)
+
+    async def stream(self, name: StreamName = STREAM, policy: Policy | None = None) -> Stream:
+        """Create a stream that someone owns."""
+        catalog = self.catalog()
+        await catalog.nodes.ensure_cluster()
+        await catalog.streams.ensure_roots()
+        await catalog.streams.create(name, policy=policy)
+        return await catalog.streams.claim(name, NodeId("n1"))
+
+    async def seal(
+        self, claimed: Stream, entries: Sequence[bytes], *, close: bool = True
+    ) -> LedgerId:
+        """Make a ledger of these entries, and close it."""
+        catalog = self.catalog()
+        ledger_id = await catalog.ledgers.new_id()
+        opened = replace(
+            metadata_of(entries, block_size=self.block_size),
+            state=LedgerState.OPEN,
+            last_entry_id=EntryId(-1),
+            length=0,
+        )
+        await catalog.ledgers.open(claimed, ledger_id, opened, block_size=self.block_size)
+        self.ledgers[ledger_id] = list(entries)
+        if close:
+            await catalog.ledgers.close(
+                claimed,
+                ledger_id,
+                last_entry_id=EntryId(len(entries) - 1),
+                length=sum(map(len, entries)),
+            )
+        return ledger_id
+
+    def open_ledger(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> ListHandle:
+        """Return a handle on tier 1."""
+        return ListHandle(ledger_id, self.ledgers[ledger_id], metadata)
+
+    def offloader(self, faults: Faults | None = None, **settings) -> BlockOffloader:
+        """Return an offloader into the bucket."""
+        return BlockOffloader(
+            self.bucket.connect(faults or no_faults()),
+            Tier2Settings(
+                bucket="b", cluster_id=CLUSTER, ranges=SMALL_RANGES, **settings
+            ),
+        )
+
+    def worker(
+        self, faults: Faults | None = None, *, name: str = "w1", deliveries_max: int = 5, **settings
+    ) -> OffloadWorker:
+        """Return a worker whose every call suffers ``faults``."""
+        return OffloadWorker(
+            catalog=self.catalog(faults),
+            open_ledger=self.open_ledger,
+            offloader=self.offloader(faults, **settings),
+            publisher=self.queue.publisher(faults),
+            stationery=self.stationery,
+            clock=self.clock,
+            ids=self.ids,
+            settings=WorkerSettings(name=name, deliveries_max=deliveries_max),
+        )
+
+    def request(self, claimed: Stream, ledger_id: LedgerId, trigger: Trigger = Trigger.TIME):
+        """Return the event that asks for a ledger."""
+        from tierlog.ports.events import Event
+
+        topic, key, value, headers = self.stationery.request(
+            OffloadRequest(
+                stream=claimed.name,
+                incarnation=claimed.incarnation,
+                ledger_id=ledger_id,
+                trigger=trigger,
+                requested_ms=self.clock.wall_ms(),
+            )
+        )
+        return Event(topic=topic, key=key, value=value, headers=headers)
+
+    async def expected_keys(self) -> set[str]:
+        """Return the keys of all objects that the metadata names as complete copies."""
+        catalog = self.catalog()
+        named: set[str] = set()
+        for ledger_id in self.ledgers:
+            context = await catalog.contexts.get(ledger_id)
+            if context is not None and context.complete:
+                assert context.location is not None
+                named |= {context.location.data_key, context.location.index_key}
+        return named
