@@ -492,7 +492,7 @@ class StreamOwner:
     async def _insist(self, what: str, call: Callable[[], Awaitable[Result]]) -> Result:
         """Call until it is answered; appends that wait meanwhile learn why."""
         backoff_s = BACKOFF_S_FIRST
-        self._queue.trouble = f"{what} takes its time"
+        self._queue.trouble = f"{what}: waits for an answer"
         while True:
             try:
                 result = await call()

@@ -1,0 +1,110 @@
+"""The ingest service's small calls over gRPC: ``StreamControl`` of ``tierlog.ports.streams``.
+
+Owns the stub, deadlines and the translation of errors. Does not own appends in bulk, which
+travel on the wire, nor retries: what may have happened is told as ``IndeterminateError``.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+import grpc
+
+from tierlog.format.records import policy_to_record
+from tierlog.model.errors import CorruptError
+from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
+from tierlog.model.policy import Policy
+from tierlog.model.position import AppendedRange
+from tierlog.ports.streams import OwnerInfo
+from tierlog.proto.v1 import ingest_pb2 as pb
+from tierlog.proto.v1 import ingest_pb2_grpc as rpc
+from tierlog.runtime.errors import error_of_grpc
+from tierlog.runtime.rpc import open_channel
+
+NO_LEDGER: Final = -1
+
+
+class GrpcStreamControl:
+    """Calls the ingest node at ``address`` (``host:port``); connects at the first call."""
+
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        self._source = f"ingest at {address}"
+        self._timeout_s = timeout_s
+        self._channel = open_channel(address)
+        self._calls = rpc.IngestStub(self._channel)
+
+    def __repr__(self) -> str:
+        return f"<GrpcStreamControl {self._source}>"
+
+    async def create_stream(
+        self, stream: StreamName, *, raw: bool, policy: Policy | None, exist_ok: bool
+    ) -> bool:
+        """See ``StreamControl``."""
+        record = policy_to_record(policy) if policy is not None else None
+        request = pb.CreateStreamRequest(stream=stream, raw=raw, policy=record, exist_ok=exist_ok)
+        try:
+            answer = await self._calls.CreateStream(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_grpc(error, source=self._source, changes=True) from error
+        return answer.created
+
+    async def find_owner(self, stream: StreamName) -> OwnerInfo:
+        """See ``StreamControl``."""
+        try:
+            answer = await self._calls.FindOwner(
+                pb.FindOwnerRequest(stream=stream), timeout=self._timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_of_grpc(error, source=self._source, changes=False) from error
+        if len(answer.cluster_id) != 16:
+            raise CorruptError(
+                f"{self._source} names no cluster",
+                remedy="Upgrade the ingest nodes to the version of this client",
+            )
+        return OwnerInfo(
+            node_id=NodeId(answer.node_id),
+            wire_address=answer.wire_address,
+            grpc_address=answer.grpc_address,
+            http_address=answer.http_address,
+            owner_epoch=answer.owner_epoch,
+            cluster_id=UUID(bytes=answer.cluster_id),
+        )
+
+    async def seal(self, stream: StreamName) -> LedgerId | None:
+        """See ``StreamControl``. Sealing twice does no harm, so a lost answer is a retry."""
+        try:
+            answer = await self._calls.Seal(pb.SealRequest(stream=stream), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_grpc(error, source=self._source, changes=False) from error
+        return None if answer.ledger_id == NO_LEDGER else LedgerId(answer.ledger_id)
+
+    async def append(
+        self,
+        stream: StreamName,
+        entries: Sequence[bytes],
+        *,
+        publish_ms: tuple[int, int] = (0, 0),
+    ) -> list[AppendedRange]:
+        """Append a few entries by gRPC, as a producer in another language does."""
+        request = pb.AppendRequest(
+            stream=stream,
+            entries=entries,
+            publish_time_ms_min=publish_ms[0],
+            publish_time_ms_max=publish_ms[1],
+        )
+        try:
+            answer = await self._calls.Append(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_grpc(error, source=self._source, changes=True) from error
+        return [
+            AppendedRange(
+                ledger_id=LedgerId(one.ledger_id),
+                first_entry_id=EntryId(one.first_entry_id),
+                last_entry_id=EntryId(one.last_entry_id),
+            )
+            for one in answer.ranges
+        ]
+
+    async def close(self) -> None:
+        """See ``StreamControl``."""
+        await self._channel.close()
