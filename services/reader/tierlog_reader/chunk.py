@@ -48,7 +48,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """A chunk, or None at the tail, and the position to go on from."""
+    """A chunk, or None at the tail, and the position to go on from; whether entries are raw."""
 
     chunk: Chunk | None
     resume: Position | Edge
+    raw: bool = False

@@ -8,6 +8,7 @@ there is nothing yet; headers say which, and where to go on:
     Tierlog-Entry-Count      frames in the body
     Tierlog-Next             where to go on: LEDGER:ENTRY, or earliest while there is no entry
     Tierlog-Tier             tier1 or tier2
+    Tierlog-Raw              1: entry data is the application's, without an append header
     Tierlog-Crc32c           of the body, eight hexadecimal digits
 
 Invariant: a read is bounded by the settings, whatever the caller asks.
@@ -68,7 +69,11 @@ def add_routes(app: FastAPI, source: StreamSource, limits: ReadLimits) -> None:
         budget = limits.budget(entries_max=entries_max, bytes_max=bytes_max, wait_ms=wait_ms)
         answer = await source.read(stream_name(stream), parse_position(start), budget)
         metrics.count(answer)
-        headers = {"Tierlog-Next": str(answer.resume), "Cache-Control": "no-store"}
+        headers = {
+            "Tierlog-Next": str(answer.resume),
+            "Tierlog-Raw": str(int(answer.raw)),
+            "Cache-Control": "no-store",
+        }
         if answer.chunk is None:
             return Response(status_code=204, headers=headers)
         chunk = answer.chunk

@@ -120,7 +120,7 @@ class StreamSource:
             else:
                 answer = await self._read_open(stream, place, budget, state)
             if answer is not None:
-                return answer
+                return replace(answer, raw=snapshot.stream.raw)
             if where is Edge.LATEST:
                 # "Latest" is decided once; what comes while the read waits is after it.
                 where = place.resume

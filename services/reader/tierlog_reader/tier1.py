@@ -6,6 +6,8 @@ Invariant: nothing behind the LAC of an open ledger is returned; where the metad
 ledger is closed, its last entry bounds the read instead.
 """
 
+from typing import Generic, TypeVar
+
 from tierlog.format.checksum import Buffer
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.reader import Tier1ReadHandle, closing_runs
@@ -18,11 +20,13 @@ from tierlog_reader.chunk import Budget, Chunk
 from tierlog_reader.places import Tier
 from tierlog_reader.views import Views
 
+Node = TypeVar("Node", bound=StorageNodeControl)
 
-class StorageNodeTier:
+
+class StorageNodeTier(Generic[Node]):
     """Tier 1 as ``source`` wants it."""
 
-    def __init__(self, views: Views, nodes: NodeDirectory[StorageNodeControl]) -> None:
+    def __init__(self, views: Views, nodes: NodeDirectory[Node]) -> None:
         self._views = views
         self._nodes = nodes
 
@@ -59,7 +63,7 @@ class StorageNodeTier:
         """Return the highest LAC that a node of the ledger knows."""
         return await (await self._open(ledger_id)).last_add_confirmed()
 
-    async def _open(self, ledger_id: LedgerId) -> Tier1ReadHandle[StorageNodeControl]:
+    async def _open(self, ledger_id: LedgerId) -> Tier1ReadHandle[Node]:
         metadata = await self._views.ledger(ledger_id)
         if metadata is None:
             metadata = await self._views.ledger(ledger_id, fresh=True)

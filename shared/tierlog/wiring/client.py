@@ -10,7 +10,6 @@ from tierlog.adapters.rpc.ingest import GrpcStreamControl
 from tierlog.adapters.rpc.reader import HttpReads
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.adapters.tcp import TcpTransport
-from tierlog.model.ids import StreamName
 from tierlog.ports.admin import Administration
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -18,9 +17,8 @@ from tierlog.ports.reads import StreamReads
 from tierlog.ports.streams import AppendChannel, OwnerInfo, StreamControl
 from tierlog.ports.transport import Transport
 from tierlog.runtime.settings import Settings
-from tierlog.wire.auth import credentials_of
 from tierlog.wire.connection import ClientLimits, Hello, WireClient
-from tierlog.wire.messages import ROLE_PRODUCER
+from tierlog.wire.messages import AUTH_TOKEN, ROLE_PRODUCER, Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +36,9 @@ class ClientConnections:
     async def connect_owner(self, owner: OwnerInfo, tasks: asyncio.TaskGroup) -> AppendChannel:
         """Connect to an owner over the wire, its reader being one of ``tasks``."""
         wire = self.settings.wire
-        hello = Hello(
-            cluster_id=owner.cluster_id,
-            role=ROLE_PRODUCER,
-            credentials=credentials_of(wire.token),
-        )
+        secret = wire.token.get_secret_value().encode() if wire.token is not None else None
+        shown = Credentials(method=AUTH_TOKEN, data=secret) if secret else Credentials()
+        hello = Hello(cluster_id=owner.cluster_id, role=ROLE_PRODUCER, credentials=shown)
         limits = ClientLimits(hello_s_max=wire.hello_timeout_s)
         return await WireClient.connect(
             self.transport, owner.wire_address, hello, tasks=tasks, limits=limits

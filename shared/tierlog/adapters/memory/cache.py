@@ -47,3 +47,17 @@ class MemoryCacheClient:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+class NoCache:
+    """A cache that never has anything, where none is set up."""
+
+    async def get(self, key: str) -> bytes | None:
+        del key
+        return None
+
+    async def put(self, key: str, value: bytes, *, ttl_s: int) -> None:
+        """Forget it at once."""
+
+    async def close(self) -> None:
+        """Nothing is held."""

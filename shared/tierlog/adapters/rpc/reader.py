@@ -1,0 +1,84 @@
+"""The reader service over HTTP: frames with their checksum verified, and bounds."""
+
+from typing import Final
+from urllib.parse import quote
+
+from tierlog.adapters.rpc.rest import HttpAnswer, RestService
+from tierlog.format.checksum import crc32c
+from tierlog.model.errors import CorruptError, RetryableError
+from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.position import Edge, Position, parse_position
+from tierlog.ports.reads import FramesAnswer
+
+_NO_CONTENT: Final = 204
+
+
+class HttpReads:
+    """``StreamReads`` over HTTP."""
+
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        self._service = RestService(address, name="reader", timeout_s=timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<HttpReads {self._service!r}>"
+
+    async def read(
+        self,
+        stream: StreamName,
+        where: Position | Edge,
+        *,
+        bytes_max: int,
+        entries_max: int | None = None,
+        wait_s: float = 0.0,
+    ) -> FramesAnswer:
+        """See ``StreamReads``."""
+        params = {
+            "from": str(where),
+            "bytes_max": str(bytes_max),
+            "wait_ms": str(int(wait_s * 1000)),
+        }
+        if entries_max is not None:
+            params["entries_max"] = str(entries_max)
+        path = f"/v1/streams/{quote(stream, safe='')}/runs"
+        answer = await self._service.call("GET", path, params=params, wait_s=wait_s)
+        try:
+            resume = parse_position(answer.headers["Tierlog-Next"])
+            if answer.status == _NO_CONTENT:
+                return FramesAnswer(resume=resume)
+            return _frames(answer, resume)
+        except (KeyError, ValueError) as error:
+            raise RetryableError(
+                f"{self!r} answered without the headers of a read: {error}",
+                remedy="Check that the address is that of a Tierlog reader",
+            ) from error
+
+    async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
+        """See ``StreamReads``."""
+        path = f"/v1/streams/{quote(stream, safe='')}/bounds"
+        found = await self._service.json("GET", path)
+        return parse_position(found["first"]), parse_position(found["next"])
+
+    async def close(self) -> None:
+        """See ``StreamReads``."""
+        await self._service.close()
+
+
+def _frames(answer: HttpAnswer, resume: Position | Edge) -> FramesAnswer:
+    expected = int(answer.headers["Tierlog-Crc32c"], 16)
+    ledger_id = LedgerId(int(answer.headers["Tierlog-Ledger-Id"]))
+    first = EntryId(int(answer.headers["Tierlog-First-Entry-Id"]))
+    if crc32c(answer.body) != expected:
+        raise CorruptError(
+            f"frames from {ledger_id}:{first} on were damaged on their way",
+            remedy="Read them again",
+            details={"ledger_id": str(ledger_id), "entry_id": str(first)},
+        )
+    return FramesAnswer(
+        resume=resume,
+        ledger_id=ledger_id,
+        first_entry_id=first,
+        count=int(answer.headers["Tierlog-Entry-Count"]),
+        frames=memoryview(answer.body),
+        tier=answer.headers["Tierlog-Tier"],
+        raw=answer.headers["Tierlog-Raw"] == "1",
+    )

@@ -1,0 +1,115 @@
+"""One HTTP service as its callers see it: answers, or the errors that it tells.
+
+Owns the session, its limits and the translation of failures. Does not own what is asked.
+
+Errors: what the service tells as problem+json; UNAVAILABLE when it can't be reached or breaks
+off; ``IndeterminateError`` when that happens to a call that changes something.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+import orjson
+
+from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
+from tierlog.runtime.errors import error_of_problem
+
+BODY_BYTES_MAX: Final = 256 * 1024 * 1024
+CONNECT_S_MAX: Final = 5.0
+
+
+class HttpAnswer(NamedTuple):
+    """A successful answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class RestService:
+    """A session with the service at ``address`` (``host:port``)."""
+
+    def __init__(self, address: str, *, name: str, timeout_s: float) -> None:
+        self._base = f"http://{address}"
+        self._name = name
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"<RestService {self._name} {self._base}>"
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        wait_s: float = 0.0,
+    ) -> HttpAnswer:
+        """Send one request; ``wait_s`` is how long the service was asked to wait by itself."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(read_bufsize=1024 * 1024)
+        timeout = aiohttp.ClientTimeout(
+            total=self._timeout_s + wait_s, connect=min(CONNECT_S_MAX, self._timeout_s)
+        )
+        changes = method not in {"GET", "HEAD"}
+        data = orjson.dumps(body) if body is not None else None
+        headers = {"Content-Type": "application/json"} if data is not None else {}
+        try:
+            async with self._session.request(
+                method,
+                self._base + path,
+                params=params,
+                data=data,
+                headers=headers,
+                timeout=timeout,
+            ) as response:
+                content = await response.read()
+                if response.status >= 400:
+                    raise error_of_problem(content, status=response.status, source=self._name)
+                return HttpAnswer(response.status, response.headers, content)
+        except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
+            raise self._unreachable(error) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._broken_off(error, changes=changes) from error
+
+    async def json(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+    ) -> Any:  # noqa: ANN401 - JSON; callers validate it with their models
+        """Send one request and return its answer's JSON."""
+        answer = await self.call(method, path, params=params, body=body)
+        try:
+            return orjson.loads(answer.body)
+        except orjson.JSONDecodeError as error:
+            raise RetryableError(
+                f"{self._name} at {self._base} did not answer with JSON",
+                remedy="Check that the address is that of a Tierlog service",
+            ) from error
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _unreachable(self, error: Exception) -> TierlogError:
+        return RetryableError(
+            f"{self._name} at {self._base} can't be reached: {error}",
+            remedy="Start it with: tierlog up; or give its address in the settings",
+            details={"service": self._name},
+        )
+
+    def _broken_off(self, error: Exception, *, changes: bool) -> TierlogError:
+        what = str(error) or type(error).__name__
+        kind = IndeterminateError if changes else RetryableError
+        return kind(
+            f"{self._name} at {self._base} broke off: {what}",
+            remedy="Check that it runs, and ask it again",
+            details={"service": self._name},
+        )

@@ -1,0 +1,189 @@
+"""The asynchronous client: streams, writers, readers, administration.
+
+    async with open_client() as client:
+        async with client.writer("orders") as writer:
+            await writer.send(b"one")
+        async for event in client.reader("orders").events():
+            print(event.payload)
+
+Owns putting together what a writer and a reader need. Everything else is theirs.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from tierlog.client.endpoints import find_endpoints
+from tierlog.client.reading import StreamReader
+from tierlog.client.resolve import ReadBack
+from tierlog.client.writer import StreamWriter, WriterLimits
+from tierlog.model.errors import IndeterminateError, RetryableError
+from tierlog.model.ids import LedgerId, StreamName, stream_name
+from tierlog.model.policy import Policy
+from tierlog.model.position import Edge, Position
+from tierlog.ports.admin import Document
+from tierlog.ports.progress import Progress
+from tierlog.ports.streams import AppendChannel
+from tierlog.runtime.settings import Settings, load_settings
+from tierlog.wiring.client import ClientConnections, open_client_connections
+
+APPEND_S_MAX = 10.0
+
+
+class Client:
+    """All that an application does with Tierlog; ``open_client`` makes one."""
+
+    def __init__(self, connections: ClientConnections) -> None:
+        self._connections = connections
+        self._settings = connections.settings.client
+
+    async def create_stream(
+        self,
+        name: str,
+        *,
+        raw: bool = False,
+        policy: Policy | None = None,
+        exist_ok: bool = True,
+    ) -> bool:
+        """Create a stream; False when one of the same shape is there already."""
+        try:
+            return await self._connections.control.create_stream(
+                stream_name(name), raw=raw, policy=policy, exist_ok=exist_ok
+            )
+        except IndeterminateError as error:
+            if not exist_ok:
+                raise
+            # Creating twice is creating once.
+            raise RetryableError(error.message, remedy=error.remedy) from error
+
+    @contextlib.asynccontextmanager
+    async def writer(
+        self,
+        name: str,
+        *,
+        raw: bool = False,
+        batch_bytes: int | None = None,
+        progress: Progress | None = None,
+    ) -> AsyncIterator[StreamWriter]:
+        """Give a writer to the stream, which is created if need be; flushed at the end."""
+        stream, connections = stream_name(name), self._connections
+        await self.create_stream(stream, raw=raw)
+        writer_id = connections.ids.uuid()
+        read_back = ReadBack(
+            stream,
+            writer_id,
+            control=connections.control,
+            reads=connections.reads,
+            append_s_max=APPEND_S_MAX,
+        )
+        writer = StreamWriter(
+            stream,
+            writer_id=writer_id,
+            raw=raw,
+            start=Edge.EARLIEST if raw else await self._tail(stream),
+            connections=_Owners(connections, read_back),
+            resolve=read_back.settle,
+            clock=connections.clock,
+            limits=WriterLimits(
+                batch_bytes=batch_bytes or self._settings.batch_bytes,
+                in_flight_bytes_max=self._settings.in_flight_bytes_max,
+                append_s_max=APPEND_S_MAX,
+                retry_s_max=self._settings.timeout_s,
+            ),
+            progress=progress,
+        )
+        async with writer:
+            yield writer
+
+    def reader(
+        self,
+        name: str,
+        *,
+        start: Position | Edge = Edge.EARLIEST,
+        until: Position | None = None,
+        limit: int | None = None,
+        follow: bool = False,
+    ) -> StreamReader:
+        """Return a reader: ``until`` is not included, ``limit`` counts entries."""
+        return StreamReader(
+            stream_name(name),
+            self._connections.reads,
+            start=start,
+            until=until,
+            limit=limit,
+            follow=follow,
+            retry_s_max=self._settings.timeout_s,
+        )
+
+    async def bounds(self, name: str) -> tuple[Position | Edge, Position | Edge]:
+        """Return a stream's first position, and the one behind its last confirmed entry."""
+        return await self._connections.reads.bounds(stream_name(name))
+
+    async def seal(self, name: str) -> LedgerId | None:
+        """Close the stream's open ledger; None when none was open."""
+        return await self._connections.control.seal(stream_name(name))
+
+    async def streams(self) -> Sequence[Document]:
+        """Return all streams."""
+        return await self._connections.admin.streams()
+
+    async def stream(self, name: str) -> Document:
+        """Return a stream with its ledgers and where each lies."""
+        return await self._connections.admin.stream(stream_name(name))
+
+    async def ledger(self, ledger_id: int) -> Document:
+        """Return a ledger with its offload context."""
+        return await self._connections.admin.ledger(LedgerId(ledger_id))
+
+    async def offload(self, name: str, before: Position | None = None) -> Document:
+        """Ask for the offload of what is closed, or of what is closed before a position."""
+        return await self._connections.admin.offload(stream_name(name), before)
+
+    async def offloads(self) -> Sequence[Document]:
+        """Return what is due, running, failed or done."""
+        return await self._connections.admin.offloads()
+
+    async def policy(self, name: str) -> Document:
+        """Return a stream's thresholds."""
+        return await self._connections.admin.policy(stream_name(name))
+
+    async def set_policy(self, name: str, policy: Document) -> Document:
+        """Replace a stream's own thresholds."""
+        return await self._connections.admin.set_policy(stream_name(name), policy)
+
+    async def _tail(self, stream: StreamName) -> Position | Edge:
+        """Return the end of the stream, from where lost answers would be read back."""
+        try:
+            return (await self._connections.reads.bounds(stream))[1]
+        except RetryableError:
+            # A writer does without a reader until it has to read back; then it reads it all.
+            return Edge.EARLIEST
+
+
+class _Owners:
+    """Finds the owner of a stream and connects to it, noting its epoch for reading back."""
+
+    def __init__(self, connections: ClientConnections, read_back: ReadBack) -> None:
+        self._connections = connections
+        self._read_back = read_back
+
+    async def connect(self, stream: StreamName, tasks: asyncio.TaskGroup) -> AppendChannel:
+        owner = await self._connections.control.find_owner(stream)
+        channel = await self._connections.connect_owner(owner, tasks)
+        self._read_back.owner_epoch = owner.owner_epoch
+        return channel
+
+
+@contextlib.asynccontextmanager
+async def open_client(settings: Settings | None = None) -> AsyncIterator[Client]:
+    """Give a client of the services that the settings, or ``tierlog up``, name."""
+    if settings is None:
+        settings = load_settings()
+    found = find_endpoints(settings.client, settings.state_dir)
+    async with open_client_connections(
+        settings,
+        ingest_grpc=found.ingest_grpc,
+        reader_http=found.reader_http,
+        scheduler_http=found.scheduler_http,
+    ) as connections:
+        yield Client(connections)

@@ -1,0 +1,87 @@
+"""Where a client finds the services: the settings, else what ``tierlog up`` wrote.
+
+``<state_dir>/endpoints.json`` holds ``host:port`` of each service and purpose, for as long as
+the services run:
+
+    {"version": 1, "cluster_id": "…", "services": {"ingest": {"grpc": "127.0.0.1:…", …}, …}, …}
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ValidationError
+
+from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.runtime.settings import ClientSettings
+
+FILE_NAME: Final = "endpoints.json"
+VERSION: Final = 1
+
+
+class EndpointsFile(BaseModel):
+    """What ``tierlog up`` writes."""
+
+    version: int = VERSION
+    pid: int
+    state_dir: str
+    services: dict[str, dict[str, str]]
+    servers: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoints:
+    """The three addresses that a client needs, ``host:port`` each."""
+
+    ingest_grpc: str
+    reader_http: str
+    scheduler_http: str
+
+
+def find_endpoints(settings: ClientSettings, state_dir: Path) -> Endpoints:
+    """Return the addresses, or say where they were looked for."""
+    given = Endpoints(
+        ingest_grpc=settings.ingest_address,
+        reader_http=settings.reader_http_address,
+        scheduler_http=settings.scheduler_http_address,
+    )
+    if given.ingest_grpc and given.reader_http and given.scheduler_http:
+        return given
+    written = read_endpoints_file(state_dir / FILE_NAME)
+    if written is None:
+        if given.ingest_grpc or given.reader_http or given.scheduler_http:
+            return given
+        raise RetryableError(
+            f"no services are known: {state_dir / FILE_NAME} does not exist",
+            remedy="Start them with: tierlog up; or set TIERLOG_CLIENT__INGEST_ADDRESS, "
+            "…READER_HTTP_ADDRESS and …SCHEDULER_HTTP_ADDRESS",
+        )
+    services = written.services
+    return Endpoints(
+        ingest_grpc=given.ingest_grpc or services["ingest"]["grpc"],
+        reader_http=given.reader_http or services["reader"]["http"],
+        scheduler_http=given.scheduler_http or services["scheduler"]["http"],
+    )
+
+
+def read_endpoints_file(path: Path) -> EndpointsFile | None:
+    """Return what the file says; None when there is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RefusedError(
+            f"{path} can't be read: {error.strerror}", remedy="Check its permissions"
+        ) from error
+    try:
+        found = EndpointsFile.model_validate_json(text)
+    except ValidationError as error:
+        raise RefusedError(
+            f"{path} is not what tierlog up writes", remedy="Remove it and start tierlog up again"
+        ) from error
+    if found.version != VERSION or not {"ingest", "reader", "scheduler"} <= set(found.services):
+        raise RefusedError(
+            f"{path} is of another version", remedy="Start tierlog up of this version again"
+        )
+    return found

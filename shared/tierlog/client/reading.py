@@ -1,0 +1,231 @@
+"""Iterates over entries and events of a stream, from any position, over the reader service.
+
+Invariants:
+    * Entries come in order and without a gap; the position behind each is where to go on.
+    * Nothing is yielded whose frame or, in a stream with append headers, whose checksum is wrong.
+    * Retryable answers are asked again for as long as ``retry_s_max`` passes without progress.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from tierlog.format.entry import Entry, decode_entry
+from tierlog.format.frame import FRAME_HEADER_LEN, check_frames, walk_frames
+from tierlog.model.errors import CorruptError, RetryableError
+from tierlog.model.ids import EntryId, StreamName
+from tierlog.model.position import Edge, Position
+from tierlog.ports.reads import FramesAnswer, StreamReads
+
+log = structlog.get_logger()
+
+BACKOFF_S_FIRST: Final = 0.05
+BACKOFF_S_MAX: Final = 1.0
+FOLLOW_WAIT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadEntry:
+    """An entry as it was appended. ``raw``: its data has no append header."""
+
+    position: Position
+    data: memoryview
+    tier: str
+    raw: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadEvent:
+    """One event, and which of its entry's events it is."""
+
+    position: Position
+    batch_index: int
+    payload: bytes
+    tier: str
+    key: bytes | None = None
+    event_time_ms: int | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    publish_time_ms: int | None = None
+    writer_id: UUID | None = None
+
+
+class StreamReader:
+    """A range of a stream, to be iterated over once or often.
+
+    ``until`` is where to stop, not included. Without it and without ``follow``, what the stream
+    had when the iteration began is read.
+    """
+
+    def __init__(
+        self,
+        stream: StreamName,
+        reads: StreamReads,
+        *,
+        start: Position | Edge = Edge.EARLIEST,
+        until: Position | None = None,
+        limit: int | None = None,
+        follow: bool = False,
+        bytes_max: int = 4 * 1024 * 1024,
+        retry_s_max: float = 30.0,
+    ) -> None:
+        self.stream = stream
+        self.resume: Position | Edge = start
+        """Where to go on: right behind what was yielded last."""
+        self._reads = reads
+        self._start = start
+        self._until = until
+        self._limit = limit
+        self._follow = follow
+        self._bytes_max = bytes_max
+        self._retry_s_max = retry_s_max
+
+    def __repr__(self) -> str:
+        return f"<StreamReader {self.stream} at {self.resume}>"
+
+    async def answers(self) -> AsyncIterator[FramesAnswer]:
+        """Iterate over frames as they come, in large pieces, cut to ``until`` and the limit."""
+        until = self._until
+        if until is None and not self._follow:
+            _, end = await self._retrying_bounds()
+            if not isinstance(end, Position):
+                return
+            until = end
+        left = self._limit
+        where = self._start
+        while (left is None or left > 0) and not _reached(where, until):
+            answer = await self._next(where, left)
+            if answer.count == 0:
+                if not self._follow and where == answer.resume:
+                    return
+                where = self.resume = answer.resume
+                continue
+            cut = _cut(answer, until=until)
+            if cut.count == 0:
+                return
+            if left is not None:
+                left -= cut.count
+            where = self.resume = cut.resume
+            yield cut
+
+    async def entries(self) -> AsyncIterator[ReadEntry]:
+        """Iterate over entries."""
+        async for answer in self.answers():
+            for position, data in frames_of(answer):
+                self.resume = Position(position.ledger_id, EntryId(position.entry_id + 1))
+                yield ReadEntry(position=position, data=data, tier=answer.tier, raw=answer.raw)
+
+    async def events(self) -> AsyncIterator[ReadEvent]:
+        """Iterate over events; in a raw stream each entry is one."""
+        async for entry in self.entries():
+            for event in events_of(entry):
+                yield event
+
+    async def _next(self, where: Position | Edge, left: int | None) -> FramesAnswer:
+        loop = asyncio.get_running_loop()
+        deadline_s, backoff_s = loop.time() + self._retry_s_max, BACKOFF_S_FIRST
+        while True:
+            try:
+                return await self._reads.read(
+                    self.stream,
+                    where,
+                    bytes_max=self._bytes_max,
+                    entries_max=min(left, 1_000_000) if left is not None else None,
+                    wait_s=FOLLOW_WAIT_S if self._follow else 0.0,
+                )
+            except (RetryableError, CorruptError) as error:
+                if loop.time() + backoff_s >= deadline_s:
+                    raise
+                log.info("read.again", stream=self.stream, position=str(where), cause=str(error))
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
+
+    async def _retrying_bounds(self) -> tuple[Position | Edge, Position | Edge]:
+        loop = asyncio.get_running_loop()
+        deadline_s, backoff_s = loop.time() + self._retry_s_max, BACKOFF_S_FIRST
+        while True:
+            try:
+                return await self._reads.bounds(self.stream)
+            except RetryableError:
+                if loop.time() + backoff_s >= deadline_s:
+                    raise
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
+
+
+def frames_of(answer: FramesAnswer) -> Sequence[tuple[Position, memoryview]]:
+    """Return position and data of each entry, or raise ``CorruptError``."""
+    starts = walk_frames(answer.frames, answer.first_entry_id)
+    if len(starts) != answer.count:
+        raise CorruptError(
+            f"{len(starts)} frames where {answer.count} were announced", remedy="Read again"
+        )
+    check_frames(answer.frames, starts, answer.first_entry_id)
+    begins = starts.tolist()
+    ends = [*begins[1:], len(answer.frames)]
+    return [
+        (
+            Position(answer.ledger_id, EntryId(answer.first_entry_id + step)),
+            answer.frames[begin + FRAME_HEADER_LEN : end],
+        )
+        for step, (begin, end) in enumerate(zip(begins, ends, strict=True))
+    ]
+
+
+def events_of(entry: ReadEntry) -> list[ReadEvent]:
+    """Return an entry's events, their checksum verified."""
+    if entry.raw:
+        return [
+            ReadEvent(
+                position=entry.position, batch_index=0, payload=bytes(entry.data), tier=entry.tier
+            )
+        ]
+    try:
+        decoded: Entry = decode_entry(entry.data)
+        events = decoded.structured_events()
+    except CorruptError as error:
+        error.details.update(position=str(entry.position), tier=entry.tier)
+        raise
+    header = decoded.header
+    return [
+        ReadEvent(
+            position=entry.position,
+            batch_index=index,
+            payload=event.payload,
+            tier=entry.tier,
+            key=event.key,
+            event_time_ms=event.event_time_ms,
+            properties=event.properties,
+            publish_time_ms=header.publish_time_ms,
+            writer_id=header.writer_id,
+        )
+        for index, event in enumerate(events)
+    ]
+
+
+def _reached(where: Position | Edge, until: Position | None) -> bool:
+    return until is not None and isinstance(where, Position) and where >= until
+
+
+def _cut(answer: FramesAnswer, *, until: Position | None) -> FramesAnswer:
+    """Return the answer without what lies at or behind ``until``."""
+    first = Position(answer.ledger_id, answer.first_entry_id)
+    last = Position(answer.ledger_id, EntryId(answer.first_entry_id + answer.count - 1))
+    if until is None or last < until:
+        return answer
+    if first >= until:
+        return FramesAnswer(resume=answer.resume)
+    kept = until.entry_id - answer.first_entry_id
+    starts = walk_frames(answer.frames, answer.first_entry_id)
+    return FramesAnswer(
+        resume=until,
+        ledger_id=answer.ledger_id,
+        first_entry_id=answer.first_entry_id,
+        count=kept,
+        frames=answer.frames[: int(starts[kept])],
+        tier=answer.tier,
+        raw=answer.raw,
+    )

@@ -1,0 +1,47 @@
+"""The reader service as its callers see it: frames from anywhere in a stream."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.position import Edge, Position
+
+_NO_LEDGER, _NO_ENTRY, _NO_FRAMES = LedgerId(0), EntryId(0), memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FramesAnswer:
+    """Frames of one ledger back to back, and where to go on; ``count`` 0: nothing yet."""
+
+    resume: Position | Edge
+    ledger_id: LedgerId = _NO_LEDGER
+    first_entry_id: EntryId = _NO_ENTRY
+    count: int = 0
+    frames: memoryview = _NO_FRAMES
+    tier: str = ""
+    raw: bool = False
+    """Entry data is the application's, without an append header."""
+
+
+class StreamReads(Protocol):
+    """Reads of streams. Errors: the reasons of protocols.md section 6."""
+
+    async def read(
+        self,
+        stream: StreamName,
+        where: Position | Edge,
+        *,
+        bytes_max: int,
+        entries_max: int | None = None,
+        wait_s: float = 0.0,
+    ) -> FramesAnswer:
+        """Return what follows ``where``; at the tail wait up to ``wait_s`` for it."""
+        ...
+
+    async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
+        """Return the first readable position, and the one behind the last confirmed entry."""
+        ...
+
+    async def close(self) -> None:
+        """Give the connections back."""
+        ...
