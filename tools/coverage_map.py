@@ -20,7 +20,7 @@ import re
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeGuard
@@ -94,14 +94,15 @@ def read_markers(tests: Path) -> dict[str, list[Showing]]:
             continue
         where = path.relative_to(tests.parent).as_posix()
         tree = ast.parse(text, filename=where)
-        counted = 0
+        loose = set(_calls([tree]))
         for showing, calls in _tests_of(tree, where):
+            loose.difference_update(calls)
             for call in calls:
                 for row_id in _row_ids(call, where):
                     found[row_id].append(showing)
-            counted += len(calls)
-        if not counted:
-            raise MapError(f"{where}: a covers(...) marker is attached to no test")
+        if loose:
+            lines = sorted(call.lineno for call in loose)
+            raise MapError(f"{where}:{lines[0]}: a covers(...) marker is attached to no test")
     return found
 
 
@@ -146,7 +147,7 @@ def _pytestmarks(body: list[ast.stmt]) -> list[ast.Call]:
     return _calls(values)
 
 
-def _calls(nodes: list[ast.expr]) -> list[ast.Call]:
+def _calls(nodes: Sequence[ast.AST]) -> list[ast.Call]:
     inside = (one for node in nodes for one in ast.walk(node))
     return [one for one in inside if isinstance(one, ast.Call) and _name_of(one.func) == "covers"]
 
