@@ -6,6 +6,8 @@ offset, then a walk over frames in ranges. Does not own fetching (``ranges``), n
 Invariants:
     * Every frame that is walked over has the next entry id and lies in its block; anything else
       is ``CorruptError`` with the object and the byte. A walk ends, and never early in silence.
+      (One thing the format can't tell: a last entry's length that took in some words of the
+      padding behind it. The side object's checksums are for that, and for payloads.)
     * Reading on behind the last entry that was read fetches nothing before it.
     * No state is tied to one reader: any number may use a handle at once.
 
@@ -17,7 +19,7 @@ from typing import Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from tierlog.format.block import BLOCK_HEADER_LEN, BlockHeader
+from tierlog.format.block import BLOCK_HEADER_LEN, PADDING, BlockHeader, padding
 from tierlog.format.frame import (
     ENTRY_LEN_LEN,
     FRAME_HEADER_LEN,
@@ -206,12 +208,23 @@ class Tier2Handle:
                 f"an entry lies behind {block.last_entry_id}, the last of its block",
                 at + int(offsets[block.last_entry_id - first_entry_id + 1]),
             )
-        if last < block.last_entry_id:
+        if last == block.last_entry_id:
+            await self._check_end(block, at + frames_len)
+        else:
             # What stopped the walk must be the budget: a frame goes on there.
             self._frame_len(block, buffer[frames_len:], at + frames_len)
             self._offsets.note(self._source.key, last + 1, at + frames_len)
         self._note_some(buffer, offsets, first_entry_id, at)
         return FramesRead(buffer[:frames_len], first_entry_id, last, offsets)
+
+    async def _check_end(self, block: BlockRange, at: int) -> None:
+        """Check that padding, or the object's end, follows the last entry of a block."""
+        end = block.offset + block.length
+        if at < end and end == self._source.size:
+            self._corrupt("the last entry ends before the object does", at)
+        follows = padding(min(end - at, len(PADDING)))
+        if follows and await self._ranges.read(self._source, at, at + len(follows)) != follows:
+            self._corrupt("no padding behind the last entry of a block", at)
 
     def _frame_len(self, block: BlockRange, buffer: memoryview, at: int) -> int | None:
         """Check the frame header at ``at``; return the frame's length, None when it is cut."""

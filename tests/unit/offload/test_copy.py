@@ -155,19 +155,20 @@ def test_delete_takes_one_attempt_and_its_open_uploads():
 
 
 @pytest.mark.covers("A22")
-async def test_the_default_refuses_any_use():
+def test_the_default_refuses_any_use():
     offloader = UnconfiguredOffloader()
     handle = ListHandle(LEDGER, [b"a"])
+    _, copy, _ = copied([b"a"])
     with pytest.raises(RefusedError, match="no offloader"):
         offloader.location(LEDGER, UUID_1)
     for call in (
         offloader.offload(handle, UUID_1, {}),
         offloader.read_offloaded(LEDGER, UUID_1),
-        offloader.verify(LEDGER, UUID_1, None, None),
+        offloader.verify(LEDGER, UUID_1, None, copy),
         offloader.delete_offloaded(LEDGER, UUID_1),
     ):
         with pytest.raises(RefusedError, match="no offloader"):
-            await call
+            run_virtual(call)
 
 
 @pytest.mark.covers("A03", "A27")
@@ -246,7 +247,7 @@ def test_a_gap_in_what_is_read_is_not_copied():
 
 
 @pytest.mark.covers("A80")
-def test_parts_in_flight_and_blocks_in_memory_are_bounded():
+def test_parts_in_flight_and_blocks_in_memory_are_bounded(monkeypatch):
     async def main():
         world = World()
         offloader = world.offloader(parts_in_flight_max=2, part_delay_s=1.0)
@@ -271,7 +272,7 @@ def test_parts_in_flight_and_blocks_in_memory_are_bounded():
             sent = number
             return await upload_part(key, upload_id, number, body, crc32c=crc32c)
 
-        offloader._objects.upload_part = counted
+        monkeypatch.setattr(offloader._objects, "upload_part", counted)
         entries = [bytes(BIGGEST)] * 12  # one a block
         await offloader.offload(Counting(LEDGER, entries, run_bytes_max=1), UUID_1, {})
         assert peak == 2

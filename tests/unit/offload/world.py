@@ -175,9 +175,7 @@ class World:
         """Return an offloader into the bucket."""
         return BlockOffloader(
             self.bucket.connect(faults or no_faults()),
-            Tier2Settings(
-                bucket="b", cluster_id=CLUSTER, ranges=SMALL_RANGES, **settings
-            ),
+            Tier2Settings(bucket="b", cluster_id=CLUSTER, ranges=SMALL_RANGES, **settings),
         )
 
     def worker(
