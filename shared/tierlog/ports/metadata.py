@@ -12,7 +12,6 @@ from typing import Final, NamedTuple, Protocol
 
 from tierlog.model.errors import RefusedError
 
-
 REQUEST_BYTES_MAX: Final = 1_000_000
 """Data of one change, or of one transaction. ZooKeeper drops who sends more than 1 MiB."""
 

@@ -4,8 +4,8 @@ Owns objects and open uploads with S3's rules: parts of any order completed in o
 re-sent replaces itself, a CRC32C that the store checks, If-None-Match, listing in key order,
 a completed upload that is completed again.
 
-A change whose answer is lost is a ``RetryableError`` here, since each change of this port can be
-sent again as it is; only a conditional put is in doubt (``IndeterminateError``).
+A change whose answer is lost is a ``RetryableError``, as with S3: each change can be sent again
+as it is (and whoever put with If-None-Match then finds an object, perhaps its own).
 """
 
 import base64
@@ -163,7 +163,6 @@ class MemoryObjectsClient:
         return await self._change(
             "put",
             lambda: self._bucket.put(key, bytes(body), metadata, if_none_match=if_none_match),
-            repeatable=not if_none_match,
         )
 
     async def head(self, key: str) -> ObjectInfo | None:
@@ -229,12 +228,10 @@ class MemoryObjectsClient:
     async def _read(self, verb: str, effect: Callable[[], T]) -> T:
         return await self.faults.call(f"objects.{verb}", effect, changes=False)
 
-    async def _change(self, verb: str, effect: Callable[[], T], *, repeatable: bool = True) -> T:
+    async def _change(self, verb: str, effect: Callable[[], T]) -> T:
         try:
             return await self.faults.call(f"objects.{verb}", effect, changes=True)
         except IndeterminateError as error:
-            if not repeatable:
-                raise
             raise RetryableError(error.message, remedy="Send it again") from error
 
 
