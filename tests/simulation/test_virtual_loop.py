@@ -57,7 +57,7 @@ def test_deadlock_of_a_child_is_loud():
 
 def test_a_run_without_end_is_ended():
     async def main():
-        while True:  # noqa: ASYNC110 - the endless loop is the point
+        while True:
             await asyncio.sleep(1)
 
     with pytest.raises(OutOfTimeError):
