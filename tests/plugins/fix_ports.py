@@ -1,4 +1,4 @@
-"""Fixtures that the suites share."""
+"""Free ports of the loopback interface."""
 
 import socket
 
