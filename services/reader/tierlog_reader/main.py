@@ -6,6 +6,7 @@ import sys
 from prometheus_client import Gauge
 
 from tierlog.model.errors import TierlogError
+from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.proto.v1 import reader_pb2_grpc
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.rpc import serve_grpc
@@ -14,32 +15,27 @@ from tierlog.runtime.settings import Settings
 from tierlog.wiring.reader import ReaderParts, open_reader_parts
 from tierlog_reader.grpc_server import ReaderServicer
 from tierlog_reader.http import ReadLimits, add_routes
-from tierlog_reader.ranges import RangeCache, RangeLimits
 from tierlog_reader.source import StreamSource
 from tierlog_reader.tier1 import StorageNodeTier
 from tierlog_reader.tier2 import ObjectTier, Tier2Limits
 from tierlog_reader.views import Views
 
-_CACHE_BYTES = Gauge("tierlog_reader_cache_bytes", "Bytes of ranges that are kept or arriving")
-_FETCHED = Gauge("tierlog_reader_ranges_fetched", "Ranges that were asked of the object store")
-_INDEX_HITS = Gauge("tierlog_reader_index_hits", "Index objects found in the shared cache")
-_INDEX_MISSES = Gauge("tierlog_reader_index_misses", "Index objects read from the object store")
+_FETCHES = Gauge("tierlog_reader_ranges_fetched", "Ranges that were asked of the object store")
+_FETCHED = Gauge("tierlog_reader_range_bytes_fetched", "Bytes that the object store gave")
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Serve reads until ``stop``."""
     limits, listen = settings.reader, settings.reader.listen
     async with open_reader_parts(settings) as parts:
-        ranges = RangeCache(
-            parts.objects,
-            RangeLimits(
-                range_len=limits.range_bytes,
-                bytes_max=limits.cache_bytes_max,
-                in_flight_max=limits.ranges_in_flight_max,
-            ),
+        tier2 = _tier2(parts, settings)
+        views = Views(
+            parts.catalog,
+            age_s_max=limits.metadata_age_ms_max / 1000,
+            entries_max=limits.handles_max,
         )
-        async with ranges.run():
-            source = _build(parts, ranges, settings)
+        source = StreamSource(views, StorageNodeTier(views, parts.nodes), tier2)
+        async with tier2.run():
             reads = ReadLimits(
                 response_bytes_max=limits.response_bytes_max, wait_ms_max=limits.wait_ms_max
             )
@@ -70,29 +66,29 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                 await stop.wait()
 
 
-def _build(parts: ReaderParts, ranges: RangeCache, settings: Settings) -> StreamSource:
+def _tier2(parts: ReaderParts, settings: Settings) -> ObjectTier:
     limits = settings.reader
-    views = Views(
-        parts.catalog,
-        age_s_max=limits.metadata_age_ms_max / 1000,
-        entries_max=limits.handles_max,
+    ranges = Ranges(
+        parts.objects,
+        RangeLimits(
+            range_bytes=limits.range_bytes,
+            in_flight_max=limits.ranges_in_flight_max,
+            kept_bytes_max=limits.cache_bytes_max,
+        ),
     )
-    tier2 = ObjectTier(
+    _FETCHES.set_function(lambda: ranges.fetches)
+    _FETCHED.set_function(lambda: ranges.bytes_fetched)
+    return ObjectTier(
         parts.objects,
         ranges,
         parts.shared,
         Tier2Limits(
             handles_max=limits.handles_max,
             index_ttl_s=settings.redis.index_ttl_s,
-            prefetch_ranges_max=limits.ranges_in_flight_max,
+            ahead_bytes=limits.range_bytes * limits.ranges_in_flight_max,
         ),
         bucket=settings.s3.bucket,
     )
-    _CACHE_BYTES.set_function(lambda: ranges.bytes_kept)
-    _FETCHED.set_function(lambda: ranges.fetched)
-    _INDEX_HITS.set_function(lambda: tier2.index_hits)
-    _INDEX_MISSES.set_function(lambda: tier2.index_misses)
-    return StreamSource(views, StorageNodeTier(views, parts.nodes), tier2)
 
 
 def main() -> None:
