@@ -14,7 +14,7 @@ from tierlog.adapters.kafka.publisher import KafkaPublisher
 from tierlog.adapters.kafka.source import KafkaEventSource
 from tierlog.adapters.kafka.topics import TopicSpec, ensure_topics, topic_specs
 from tierlog.model.errors import Reason, RefusedError, RetryableError
-from tierlog.ports.events import OffloadTopics
+from tierlog.offload.messages import Topics
 
 pytestmark = pytest.mark.integration
 
@@ -67,14 +67,14 @@ class TestKafkaEvents(EventsContract):
 
 
 async def test_topics_are_created_once_and_again_is_no_error(queue):
-    names = OffloadTopics(queue.prefix)
-    assert names.all == (
-        f"{queue.prefix}.offload.requested.v1",
+    names = Topics.of(queue.prefix)
+    assert sorted(names) == [
         f"{queue.prefix}.offload.completed.v1",
+        f"{queue.prefix}.offload.requested.v1",
         f"{queue.prefix}.offload.requested.v1.dlq",
-    )
-    specs = topic_specs(names.all, partitions=4, replication_factor=1)
-    assert sorted(await ensure_topics(queue.bootstrap, specs)) == sorted(names.all)
+    ]
+    specs = topic_specs(names, partitions=4, replication_factor=1)
+    assert sorted(await ensure_topics(queue.bootstrap, specs)) == sorted(names)
     assert await ensure_topics(queue.bootstrap, specs) == []
 
 
@@ -193,3 +193,36 @@ async def test_a_broker_started_again_empty_goes_on_from_nothing(queue, servers)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(3):
             print(await queue.source(topic, group="g").take())
+
+
+async def test_a_broker_killed_and_started_again_loses_nothing(queue, servers):
+    topic = await queue.topic()
+    publisher, source = queue.publisher(), queue.source(topic, group="g")
+    for number in range(5):
+        await publisher.publish(topic, key=b"same", value=b"%d" % number, headers={})
+    async with asyncio.timeout(20):
+        held = [await source.take() for _ in range(5)]
+    for event in held[:2]:
+        await source.ack(event)
+    servers.kill("kafka")
+    for event in held[2:4]:
+        await source.ack(event)  # while there is nobody to tell
+    await servers.restart("kafka")
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await publisher.publish(topic, key=b"same", value=b"5", headers={})
+                break
+            except RetryableError:
+                await asyncio.sleep(0.2)
+        taken: list[bytes] = []
+        while b"5" not in taken:
+            event = await source.take()
+            taken.append(event.value)
+            await source.ack(event)
+    await source.close()
+    # The one that was never acknowledged comes to us again, or to the next member.
+    successor = queue.source(topic, group="g")
+    while b"4" not in taken:
+        async with asyncio.timeout(30):
+            taken.append((await successor.take()).value)

@@ -159,3 +159,19 @@ async def test_many_changes_at_once_keep_their_order(connect, root):
         for number in range(200):
             group.create_task(store.set(f"{root}/a", b"%d" % number, version=number))
     assert await store.get(f"{root}/a") == Versioned(b"199", 200)
+
+
+async def test_a_server_killed_and_started_again_is_found(connect, servers, root):
+    store = await connect(session_timeout_s=10)
+    await store.create(f"{root}/a", b"one")
+    await store.create_ephemeral(f"{root}/mine", b"")
+    lost = store.session_lost
+    servers.kill("zookeeper")
+    await servers.restart("zookeeper")
+    async with asyncio.timeout(30):
+        await store.sync(root)
+    assert await store.get(f"{root}/a") == Versioned(b"one", 0)
+    assert await store.set(f"{root}/a", b"two", version=0) == 1
+    # The session outlives the server when that comes back in time.
+    assert not lost.is_set()
+    assert await store.get(f"{root}/mine") == Versioned(b"", 0)

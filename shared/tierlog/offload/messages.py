@@ -49,7 +49,7 @@ class Topics(NamedTuple):
         return cls(
             requested=f"{prefix}.offload.requested.v1",
             completed=f"{prefix}.offload.completed.v1",
-            dead_letter=f"{prefix}.offload.dead-letter.v1",
+            dead_letter=f"{prefix}.offload.requested.v1.dlq",
         )
 
 

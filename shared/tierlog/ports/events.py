@@ -8,33 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-@dataclass(frozen=True, slots=True)
-class OffloadTopics:
-    """The names of the topics: lower case, dots only, the version of the values last."""
-
-    prefix: str = "tierlog"
-
-    @property
-    def requested(self) -> str:
-        """Values are ``OffloadRequest``, keyed by stream and ledger."""
-        return f"{self.prefix}.offload.requested.v1"
-
-    @property
-    def completed(self) -> str:
-        """Values are ``OffloadResult``, keyed likewise."""
-        return f"{self.prefix}.offload.completed.v1"
-
-    @property
-    def requested_dead(self) -> str:
-        """Requests that kept failing, with the error in their headers."""
-        return f"{self.requested}.dlq"
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        """Every one of them."""
-        return (self.requested, self.completed, self.requested_dead)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """A message as it was taken. ``receipt`` is the adapter's own.
