@@ -106,6 +106,24 @@ def test_cutting_gives_every_entry_its_id_and_keeps_stripes_whole(
     assert list(decode_runs(b"".join(run.encoded for run in runs))) == runs
 
 
+@pytest.mark.parametrize(
+    ("run_bytes_max", "counts"), [(59, [2, 2, 1]), (60, [3, 2]), (61, [3, 2]), (19, [1] * 5)]
+)
+def test_a_run_may_be_filled_exactly(run_bytes_max: int, counts: list[int]) -> None:
+    frames, offsets = pack_entries([bytes(8)] * 5)  # 20 bytes a frame
+    runs = cut_runs(
+        frames,
+        offsets,
+        ledger_id=1,
+        first_entry_id=0,
+        last_add_confirmed=-1,
+        owner_epoch=0,
+        run_bytes_max=run_bytes_max,
+        stripe_entries=100,
+    )
+    assert [run.header.count for run in runs] == counts
+
+
 @given(batches, st.data())
 def test_frames_between_are_the_frames_asked_for(entries: list[bytes], data) -> None:
     frames, offsets = pack_entries(entries, 10)

@@ -76,6 +76,16 @@ def test_every_cut_of_a_data_object_is_reported(cut: int) -> None:
     }
 
 
+@pytest.mark.parametrize("cut", [SIZE + 128, SIZE + 131, SIZE + 145, 2 * SIZE - 1])
+def test_a_cut_is_one_problem_and_not_two(cut: int) -> None:
+    """What a cut leaves of an entry is not bad padding."""
+    report = look(DATA[:cut])
+    found = [(one.offset, one.message) for one in report.problems]
+    whole = [one for one in found if "without entries" not in one[1]]
+    assert whole == [(cut, f"object is cut: block 1 goes to byte {2 * SIZE}")]
+    assert report.blocks[1].padding_len == 0
+
+
 @given(st.integers(4, len(INDEX) - 1))
 def test_every_cut_of_an_index_object_is_reported(cut: int) -> None:
     report = look(INDEX[:cut])

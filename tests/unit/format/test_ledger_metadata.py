@@ -141,6 +141,8 @@ def test_other_versions_are_refused(version: str) -> None:
         b"bookieMetadataFormatVersion\t3\n" + b"\x13" + SIX,
         b"BookieMetadataFormatVersion\t3\n" + b"\x12" + SIX,
         b"BookieMetadataFormatVersion\t3\n" + b"\xff\xff\xff\xff\xff\x01" + SIX,
+        # A whole field too many.
+        b"BookieMetadataFormatVersion\t3\n" + bytes([len(SIX)]) + SIX + b"\x50\x01",
         b"\x13" + SIX,
     ],
 )
