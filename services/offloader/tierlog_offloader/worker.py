@@ -15,7 +15,8 @@ and at once for what is refused, the event goes to the dead-letter topic and the
 looks at the metadata alone, asks again in its own time.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -41,6 +42,7 @@ from tierlog.offload.messages import OffloadRequest, Outgoing, Stationery, parse
 from tierlog.ports.clock import Clock
 from tierlog.ports.events import Event, EventPublisher
 from tierlog.ports.ids import Ids
+from tierlog.ports.objects import NoSuchUploadError
 from tierlog.proto.v1 import events_pb2 as pb
 
 log = structlog.get_logger()
@@ -99,6 +101,9 @@ class OffloadWorker:
         self._clock = clock
         self._ids = ids
         self._settings = settings
+        self._holder = ids.uuid()
+        self._in_hand: set[LedgerId] = set()
+        self._locks_left: dict[LedgerId, CourtesyLock] = {}
         self.attempts = 0
         self.completed = 0
         self.dead_lettered = 0
@@ -135,21 +140,42 @@ class OffloadWorker:
 
     async def _offload(self, request: OffloadRequest) -> _Done:
         """Take steps 2 to 7: look, lock, begin, copy, complete."""
+        await self._release_left()
         ended = _ended(await self._checked_context(request))
         if ended is not None:
             return ended
         await self._checked_metadata(request.ledger_id)
-        path = paths.ledger_lock_path(request.ledger_id)
-        lock = CourtesyLock(self._catalog.store, path, self._ids.uuid())
-        if not await lock.take():
-            raise _LockedError(
-                f"another worker is offloading ledger {request.ledger_id}",
-                remedy="Nothing to do: it is looked at again",
-            )
-        try:
+        async with self._lock(request.ledger_id):
             return await self._attempt(request)
+
+    @contextlib.asynccontextmanager
+    async def _lock(self, ledger_id: LedgerId) -> AsyncIterator[None]:
+        """Hold the ledger's lock, or raise when someone else has it, in this process too."""
+        lock = CourtesyLock(self._catalog.store, paths.ledger_lock_path(ledger_id), self._holder)
+        if ledger_id in self._in_hand:
+            raise _locked(ledger_id)
+        self._in_hand.add(ledger_id)
+        try:
+            if not await lock.take():
+                raise _locked(ledger_id)
+            self._locks_left[ledger_id] = lock
+            try:
+                yield
+            finally:
+                await self._release(ledger_id)
         finally:
-            await lock.release()
+            self._in_hand.discard(ledger_id)
+
+    async def _release(self, ledger_id: LedgerId) -> None:
+        """Give a lock back; one that may still be there is given back later."""
+        lock = self._locks_left.get(ledger_id)
+        if lock is not None and await lock.release():
+            self._locks_left.pop(ledger_id, None)
+
+    async def _release_left(self) -> None:
+        """Give back what was left: else a lock of this session keeps others away for good."""
+        for ledger_id in [one for one in self._locks_left if one not in self._in_hand]:
+            await self._release(ledger_id)
 
     async def _checked_context(self, request: OffloadRequest) -> OffloadContext:
         context = await self._catalog.contexts.get(request.ledger_id)
@@ -203,7 +229,15 @@ class OffloadWorker:
         self.attempts += 1
         log.info("attempt.begun", ledger_id=ledger_id, uuid=str(uuid), count=context.attempt_count)
         await self._clean_abandoned(context)
-        copy = await self._copy(request, metadata, uuid)
+        try:
+            copy = await self._copy(request, metadata, uuid)
+        except TierlogError as error:
+            if await self._superseded(ledger_id, uuid):
+                # Its successor takes its leftovers away, and aborts its upload under it.
+                return _Done(outcome=_SUPERSEDED, uuid=uuid)
+            if isinstance(error, NoSuchUploadError):
+                raise _again(error) from error
+            raise
         try:
             await self._catalog.contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
         except RefusedError as error:
@@ -243,6 +277,14 @@ class OffloadWorker:
             raise
         finally:
             await handle.close()
+
+    async def _superseded(self, ledger_id: LedgerId, uuid: UUID) -> bool:
+        """Tell whether another attempt took this one's place; False when that can't be told."""
+        try:
+            context = await self._catalog.contexts.get(ledger_id)
+        except TierlogError:
+            return False
+        return context is not None and context.uuid != uuid
 
     async def _note_failure(self, ledger_id: LedgerId, uuid: UUID, error: TierlogError) -> None:
         text = f"{error.reason.value}: {error}"
@@ -291,6 +333,13 @@ class OffloadWorker:
     async def _publish(self, outgoing: Outgoing) -> None:
         topic, key, value, headers = outgoing
         await self._publisher.publish(topic, key=key, value=value, headers=headers)
+
+
+def _locked(ledger_id: LedgerId) -> _LockedError:
+    return _LockedError(
+        f"another worker is offloading ledger {ledger_id}",
+        remedy="Nothing to do: it is looked at again",
+    )
 
 
 def _ended(context: OffloadContext) -> _Done | None:

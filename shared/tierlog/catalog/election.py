@@ -102,11 +102,13 @@ class CourtesyLock:
             return found is None or found.data == self._holder.bytes
         return True
 
-    async def release(self) -> None:
-        """Give the lock back; it goes with the session at the latest."""
+    async def release(self) -> bool:
+        """Give the lock back, at the latest with the session; False: it may still be there."""
         try:
             found = await self._store.get(self._path)
             if found is not None and found.data == self._holder.bytes:
                 await self._store.delete(self._path, version=-1)
         except (IndeterminateError, RetryableError):
             log.warning("lock.release_unknown", path=self._path)
+            return False
+        return True

@@ -23,11 +23,13 @@ from tierlog.model.ledger import (
     LedgerState,
     Segment,
 )
+from tierlog.model.offload import OffloadContext
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.messages import OffloadRequest, Stationery, Topics, Trigger
 from tierlog.offload.ranges import RangeLimits
+from tierlog.ports.events import Event
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
 
 STREAM = StreamName("logs")
@@ -195,8 +197,6 @@ class World:
 
     def request(self, claimed: Stream, ledger_id: LedgerId, trigger: Trigger = Trigger.TIME):
         """Return the event that asks for a ledger."""
-        from tierlog.ports.events import Event
-
         topic, key, value, headers = self.stationery.request(
             OffloadRequest(
                 stream=claimed.name,
@@ -207,6 +207,12 @@ class World:
             )
         )
         return Event(topic=topic, key=key, value=value, headers=headers)
+
+    async def context(self, ledger_id: LedgerId) -> OffloadContext:
+        """Return a ledger's context, which is there."""
+        found = await self.catalog().contexts.get(ledger_id)
+        assert found is not None
+        return found
 
     async def expected_keys(self) -> set[str]:
         """Return the keys of all objects that the metadata names as complete copies."""
