@@ -60,20 +60,18 @@ class NodeCatalog:
     async def announce(self, info: NodeInfo) -> asyncio.Event:
         """Register a live node for the length of the session; return the session's end.
 
-        Raises ``RefusedError`` while another process is registered under the same id.
+        Raises ``RefusedError`` while another process is registered under the same id. What stands
+        there and reads the same counts, though it may go with the session of the process before
+        this one: callers watch it (``watch_announced``) and announce again.
         """
         path, data = paths.available_path(info.node_id), records.encode_node(info)
-        tried = False
 
         async def one_round() -> asyncio.Event:
-            nonlocal tried
             lost = self._store.session_lost
             found = await self._store.get(path)
             if found is None:
-                tried = True
                 await self._store.create_ephemeral(path, data)
-            elif not tried or found.data != data:
-                # What stood before goes with its own session, even when it reads the same.
+            elif found.data != data:
                 raise RefusedError(
                     f"node {info.node_id} is registered already, at "
                     f"{records.decode_node(found.data).wire_address}",
@@ -82,6 +80,14 @@ class NodeCatalog:
             return lost
 
         return await settle(self._store, self._ids, path, one_round)
+
+    async def watch_announced(self, node_id: NodeId) -> asyncio.Event | None:
+        """Return an event that is set once the node's registration changes; None: there is none.
+
+        A registration may be left over from before a crash: it goes with its own session.
+        """
+        found, changed = await self._store.watch(paths.available_path(node_id))
+        return None if found is None else changed
 
     async def live(self) -> dict[NodeId, NodeInfo]:
         """Return the live nodes by id."""
