@@ -113,6 +113,27 @@ def test_a_crash_at_every_step_happens_before_or_after_the_change_and_ends_all()
     assert run_virtual(main(4)) == (["create"], Versioned(b"two", 1))
 
 
+def test_a_crashed_process_cleans_nothing_up():
+    async def main():
+        server, faults = MemoryMetadata(), Faults(random.Random(0))
+        client = server.connect(faults)
+
+        async def work():
+            try:
+                await client.create("/a", b"")
+            finally:
+                await client.create("/cleaned-up", b"")
+
+        task = asyncio.get_running_loop().create_task(work())
+        faults.on_crash = task.cancel
+        faults.crash_after(2)
+        await asyncio.wait([task])
+        assert task.cancelled()
+        return server.children("/")
+
+    assert run_virtual(main()) == ["a"]
+
+
 def test_a_crashed_process_gets_no_answer():
     async def main():
         faults = Faults(random.Random(0))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 import structlog
@@ -11,6 +12,8 @@ from confluent_kafka import KafkaError
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 
 log = structlog.get_logger()
+
+NOTE_INTERVAL_S = 30.0
 
 # librdkafka's own log lines, which it would else print.
 client_log = logging.getLogger("tierlog.kafka")
@@ -61,9 +64,23 @@ def as_error(error: KafkaError, what: str, bootstrap: str) -> TierlogError:
     )
 
 
-def on_client_error(error: KafkaError) -> None:
-    """Note what librdkafka can't tell to any call, such as an unreachable broker."""
-    log.info("kafka.client_error", code=error.name(), cause=error.str())
+class ClientErrors:
+    """Notes what librdkafka can't tell to any call, such as an unreachable broker; not too often.
+
+    One for each client: called by its thread, with the same few codes again and again.
+    """
+
+    def __init__(self, client: str) -> None:
+        self._client = client
+        self._noted_s: dict[int, float] = {}
+
+    def __call__(self, error: KafkaError) -> None:
+        now_s = time.monotonic()
+        if now_s - self._noted_s.get(error.code(), float("-inf")) >= NOTE_INTERVAL_S:
+            self._noted_s[error.code()] = now_s
+            log.warning(
+                "kafka.client_error", client=self._client, code=error.name(), cause=error.str()
+            )
 
 
 def from_thread(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

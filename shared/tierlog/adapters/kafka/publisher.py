@@ -20,11 +20,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tierlog.adapters.kafka.common import (
     UNKNOWN_TOPIC,
+    ClientErrors,
     as_error,
     client_log,
     from_thread,
     log,
-    on_client_error,
 )
 from tierlog.adapters.kafka.topics import TopicSpec, ensure_topics
 from tierlog.model.errors import Reason, RetryableError
@@ -59,7 +59,7 @@ class KafkaPublisher:
             "topic.metadata.refresh.interval.ms": 5000,
             "reconnect.backoff.max.ms": 2000,
             "socket.keepalive.enable": True,
-            "error_cb": on_client_error,
+            "error_cb": ClientErrors("publisher"),
         }
         self._slots = asyncio.Semaphore(queued_max)
         self._ensuring = asyncio.Lock()

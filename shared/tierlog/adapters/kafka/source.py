@@ -31,10 +31,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from tierlog.adapters.kafka.common import (
     UNKNOWN_TOPIC,
+    ClientErrors,
     client_log,
     from_thread,
     log,
-    on_client_error,
 )
 from tierlog.adapters.offsets import Backoff, PartitionProgress
 from tierlog.model.errors import RetryableError
@@ -105,7 +105,7 @@ class KafkaEventSource:
             "reconnect.backoff.max.ms": 2000,
             "queued.min.messages": 100,
             "queued.max.messages.kbytes": 16 * 1024,
-            "error_cb": on_client_error,
+            "error_cb": ClientErrors(group),
             "on_commit": self._on_commit,
         }
         self._loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tierlog.adapters.kafka.common import as_error, client_log, log, on_client_error
+from tierlog.adapters.kafka.common import ClientErrors, as_error, client_log, log
 
 VISIBLE_POLL_S = 0.1
 
@@ -51,7 +51,7 @@ async def ensure_topics(
 
 def _ensure_topics(bootstrap: str, specs: list[TopicSpec], timeout_s: float) -> list[str]:
     deadline_s = time.monotonic() + timeout_s
-    config: dict[str, Any] = {"bootstrap.servers": bootstrap, "error_cb": on_client_error}
+    config: dict[str, Any] = {"bootstrap.servers": bootstrap, "error_cb": ClientErrors("topics")}
     admin = AdminClient(config, logger=client_log)
     futures = admin.create_topics(
         [

@@ -125,10 +125,12 @@ class Faults:
             await self._crash()
 
     async def _crash(self) -> Never:
-        if not self.crashed:
-            self.crashed = True
-            if self.on_crash is not None:
-                self.on_crash()
+        if self.crashed:
+            # Clean-up code of a cancelled task: a killed process runs none.
+            raise asyncio.CancelledError("this process crashed")
+        self.crashed = True
+        if self.on_crash is not None:
+            self.on_crash()
         await asyncio.get_running_loop().create_future()  # until its task is cancelled
         raise AssertionError("a crashed process goes on")
 
