@@ -10,7 +10,7 @@ that loop and waits; interrupting the wait cancels the coroutine.
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -25,6 +25,8 @@ from tierlog.model.position import Edge, Position
 from tierlog.ports.admin import Document
 from tierlog.ports.progress import Progress
 from tierlog.runtime.settings import Settings
+
+HOP_EVENTS: Final = 4096
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -136,14 +138,33 @@ class SyncWriter(_Blocking):
         """See ``StreamWriter.send``."""
         _BACKGROUND.run(self._writer.send(event))
 
-    def send_all(self, events: Sequence[Event]) -> None:
-        """Send many, with one hop to the loop."""
+    def send_all(self, events: Iterable[Event]) -> None:
+        """Send many, with few hops to the loop; ``events`` is iterated over here."""
 
-        async def send() -> None:
-            for event in events:
+        async def send(some: list[Event]) -> None:
+            for event in some:
                 await self._writer.send(event)
 
-        _BACKGROUND.run(send())
+        held: list[Event] = []
+        try:
+            for event in events:
+                held.append(event)
+                if len(held) == HOP_EVENTS:
+                    _BACKGROUND.run(send(held))
+                    held = []
+        finally:
+            # Also what came before an event that ``events`` refused to give.
+            _BACKGROUND.run(send(held))
+
+    @property
+    def acked_events(self) -> int:
+        """Events that are acknowledged."""
+        return self._writer.acked_events
+
+    @property
+    def acked_bytes(self) -> int:
+        """Bytes of events that are acknowledged."""
+        return self._writer.acked_bytes
 
     def flush(self) -> Position | None:
         """See ``StreamWriter.flush``."""

@@ -1,0 +1,104 @@
+"""``tierlog append``: events from a file or standard input into a stream."""
+
+import select
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from tierlog.cli.inputs import EventParser, InputFormat
+from tierlog.cli.output import Output, OutputOption, print_one, progress_bar
+from tierlog.cli.session import Quiet, command, load
+from tierlog.model.errors import RefusedError
+
+if TYPE_CHECKING:
+    from tierlog.client import SyncWriter
+
+PIECE_BYTES = 1024 * 1024
+
+
+@command
+def append(
+    stream: Annotated[str, typer.Argument(help="The stream; made if there is none.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="What to append; - or nothing: standard input.")
+    ] = None,
+    input_format: Annotated[
+        InputFormat, typer.Option("--format", "-f", help="How events lie in the input.")
+    ] = InputFormat.LINES,
+    *,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Entry data is the event and nothing more.")
+    ] = False,
+    batch_bytes: Annotated[
+        int | None, typer.Option("--batch-bytes", min=1, help="Events of one entry, in bytes.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Append events to a stream; they are durable when this ends with 0."""
+    from tierlog.client import SyncClient
+    from tierlog.model.ids import stream_name
+
+    stream_name(stream)
+    source = _open(file)
+    with (
+        progress_bar(quiet=quiet) as progress,
+        SyncClient(load()) as client,
+        client.writer(stream, raw=raw, batch_bytes=batch_bytes, progress=progress) as writer,
+    ):
+        _append_all(source, EventParser(input_format), writer)
+        last = writer.flush()
+        result = {
+            "stream": stream,
+            "events": writer.acked_events,
+            "bytes": writer.acked_bytes,
+            "last_position": str(last) if last is not None else None,
+        }
+    print_one(result, output)
+
+
+def _append_all(source: BinaryIO, parser: EventParser, writer: "SyncWriter") -> None:
+    try:
+        for piece in _pieces(source):
+            writer.send_all(parser.feed(piece))
+            if not _more_at_once(source):
+                writer.flush()
+        writer.send_all(parser.finish())
+    except RefusedError as error:
+        if "acknowledged_events" not in error.details:
+            # The input is bad from here on; what came before it stands.
+            writer.flush()
+        count = error.details.get("acknowledged_events", str(writer.acked_events))
+        error.remedy = f"{error.remedy}. The {count} events before it are appended".lstrip(". ")
+        raise
+
+
+def _open(file: Path | None) -> BinaryIO:
+    if file is None or str(file) == "-":
+        return sys.stdin.buffer
+    if file.is_dir():
+        raise RefusedError(f"{file} is a directory", remedy="Name a file")
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise RefusedError(
+            f"{file} can't be read: {error.strerror}", remedy="Check the path and its permissions"
+        ) from error
+
+
+def _pieces(source: BinaryIO) -> Iterator[bytes]:
+    read = getattr(source, "read1", source.read)
+    while piece := read(PIECE_BYTES):
+        yield piece
+
+
+def _more_at_once(source: BinaryIO) -> bool:
+    """Tell whether more input is there; if not, what was read is made durable meanwhile."""
+    try:
+        ready, _, _ = select.select([source], [], [], 0)
+    except (OSError, ValueError):
+        return True
+    return bool(ready)

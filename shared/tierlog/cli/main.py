@@ -1,0 +1,69 @@
+"""``tierlog``: noun, then verb. Rooms add commands through the entry points ``tierlog.commands``.
+
+Imports of libraries are inside the commands, so that ``tierlog --help`` is quick.
+"""
+
+import sys
+from importlib.metadata import entry_points, version
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from tierlog.cli import append, demo, ledger, objects, offload, policy, read, stream, up
+from tierlog.cli.session import SESSION
+
+GROUP: Final = "tierlog.commands"
+
+app = typer.Typer(
+    name="tierlog",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Tiered log storage: streams that are fast while hot, and in S3 for ever after.",
+)
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it so
+    if wanted:
+        typer.echo(f"tierlog {version('tierlog')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    *,
+    debug: Annotated[bool, typer.Option("--debug", help="Logs and stack traces.")] = False,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Where tierlog up keeps its state (default ./.tierlog).")
+    ] = None,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it, end."),
+    ] = False,
+) -> None:
+    """Take the options that all commands share."""
+    SESSION.debug = debug
+    if state_dir is not None:
+        SESSION.state_dir = state_dir
+
+
+app.command("up")(up.up)
+app.command("demo")(demo.demo)
+app.command("append")(append.append)
+app.command("read")(read.read)
+app.add_typer(stream.app, name="stream")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(offload.app, name="offload")
+app.add_typer(policy.app, name="policy")
+app.add_typer(objects.app, name="object")
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    for point in entry_points(group=GROUP):
+        app.add_typer(point.load(), name=point.name)
+    sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""``tierlog read``: events of a stream to standard output."""
+
+import asyncio
+import base64
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tierlog.cli.output import print_json, print_table
+from tierlog.cli.session import command, load
+
+if TYPE_CHECKING:
+    from tierlog.client import Edge, Position, ReadEvent
+
+
+class ReadOutput(StrEnum):
+    """How events are printed."""
+
+    RAW = "raw"
+    BINARY = "binary"
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+@command
+def read(
+    stream: Annotated[str, typer.Argument(help="The stream.")],
+    start: Annotated[
+        str, typer.Option("--from", help="earliest, latest or LEDGER:ENTRY.")
+    ] = "earliest",
+    until: Annotated[
+        str | None, typer.Option("--to", help="Stop before this LEDGER:ENTRY.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("-n", min=0, help="At most that many events.")
+    ] = None,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on as events are appended.")] = False,
+    output: Annotated[
+        ReadOutput,
+        typer.Option(
+            "--output", "-o", help="raw: payload and line feed; binary: 4 bytes of length before."
+        ),
+    ] = ReadOutput.RAW,
+) -> None:
+    """Print the events of a stream from any position on, whichever tier has them."""
+    from tierlog.model.ids import stream_name
+    from tierlog.model.position import Position, parse_position
+
+    stream_name(stream)
+    where = parse_position(start)
+    end = Position.parse(until) if until is not None else None
+    if limit == 0:
+        return
+    asyncio.run(_read(stream, where, end, limit, follow=follow, output=output))
+
+
+async def _read(
+    stream: str,
+    where: "Position | Edge",
+    end: "Position | None",
+    limit: int | None,
+    *,
+    follow: bool,
+    output: ReadOutput,
+) -> None:
+    from tierlog.client import open_client
+    from tierlog.client.reading import ReadEntry, events_of, frames_of
+
+    printed: list[ReadEvent] = []
+    count = 0
+    async with open_client(load()) as client:
+        reader = client.reader(stream, start=where, until=end, limit=limit, follow=follow)
+        async for answer in reader.answers():
+            for position, data in frames_of(answer):
+                entry = ReadEntry(position=position, data=data, tier=answer.tier, raw=answer.raw)
+                for event in events_of(entry):
+                    if output in {ReadOutput.TABLE, ReadOutput.JSON}:
+                        printed.append(event)
+                    else:
+                        _print_event(event, output)
+                    count += 1
+                    if count == limit:
+                        _finish(printed, output)
+                        return
+            sys.stdout.buffer.flush()
+    _finish(printed, output)
+
+
+def _print_event(event: "ReadEvent", output: ReadOutput) -> None:
+    write = sys.stdout.buffer.write
+    if output is ReadOutput.JSONL:
+        print_json(document_of(event))
+    elif output is ReadOutput.BINARY:
+        write(len(event.payload).to_bytes(4, "big"))
+        write(event.payload)
+    else:
+        write(event.payload)
+        write(b"\n")
+
+
+def _finish(printed: "list[ReadEvent]", output: ReadOutput) -> None:
+    if output is ReadOutput.JSON:
+        print_json([document_of(event) for event in printed], indent=True)
+    elif output is ReadOutput.TABLE:
+        rows = [
+            {
+                "position": str(event.position),
+                "index": event.batch_index,
+                "tier": event.tier,
+                "bytes": len(event.payload),
+                "payload": event.payload[:60].decode(errors="replace"),
+            }
+            for event in printed
+        ]
+        print_table(rows, dict.fromkeys(("position", "index", "tier", "bytes", "payload")))
+    sys.stdout.buffer.flush()
+
+
+def document_of(event: "ReadEvent") -> dict[str, Any]:
+    """Return an event as JSON: payload as text where it is UTF-8, else in base64."""
+    document: dict[str, Any] = {
+        "position": str(event.position),
+        "index": event.batch_index,
+        "tier": event.tier,
+    }
+    if event.publish_time_ms is not None:
+        document["publish_time_ms"] = event.publish_time_ms
+    if event.writer_id is not None:
+        document["writer_id"] = str(event.writer_id)
+    if event.event_time_ms is not None:
+        document["event_time_ms"] = event.event_time_ms
+    if event.properties:
+        document["properties"] = dict(event.properties)
+    if event.key is not None:
+        document |= _text_or_base64("key", event.key)
+    return document | _text_or_base64("payload", event.payload)
+
+
+def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode("ascii")}

@@ -1,0 +1,135 @@
+"""What every command shares: the global options, settings, errors to exit codes.
+
+Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 condition failed, 5 unavailable or timed
+out, 6 integrity, 130 interrupted. Errors go to standard error in two lines, what happened and
+what to do; a stack trace only with --debug.
+"""
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn, ParamSpec
+
+import typer
+
+from tierlog.model.errors import SURFACES, RefusedError, TierlogError
+
+if TYPE_CHECKING:
+    from tierlog.runtime.settings import Settings
+
+EXIT_FAILURE: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+Arguments = ParamSpec("Arguments")
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+
+@dataclass(slots=True)
+class Session:
+    """The global options of this invocation."""
+
+    debug: bool = False
+    state_dir: Path | None = None
+
+
+SESSION: Final = Session()
+
+
+def command(function: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Turn what a command raises into a message and an exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except (typer.Exit, typer.BadParameter):
+            raise
+        except BrokenPipeError:
+            # Whoever read our output has enough. Nothing may be flushed to it at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except KeyboardInterrupt:
+            _say("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BaseException as error:  # noqa: BLE001 - the last stop before the exit code
+            _end(error)
+
+    return guarded
+
+
+def load() -> "Settings":
+    """Read the settings: options before environment before the file before defaults."""
+    from pydantic import ValidationError
+
+    from tierlog.runtime.settings import load_settings
+
+    config = os.environ.get("TIERLOG_CONFIG")
+    if config and not Path(config).is_file():
+        raise RefusedError(
+            f"the settings file {config} does not exist", remedy="Correct TIERLOG_CONFIG"
+        )
+    try:
+        settings = load_settings(Path(config) if config else None)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RefusedError(
+            f"setting {where}: {first['msg']}",
+            remedy=f"Correct TIERLOG_{where.replace('.', '__').upper()} or the settings file",
+        ) from error
+    _quiet_logs(settings)
+    if SESSION.state_dir is not None:
+        settings = settings.model_copy(update={"state_dir": SESSION.state_dir})
+    return settings
+
+
+def _quiet_logs(settings: "Settings") -> None:
+    """Keep logs off standard output, and errors alone on standard error."""
+    from tierlog.runtime.logs import configure_logging
+
+    level = "debug" if SESSION.debug else "error"
+    wanted = settings.log.model_copy(update={"format": "console", "level": level})
+    configure_logging(wanted, service="cli")
+
+
+def _end(error: BaseException) -> NoReturn:
+    if SESSION.debug:
+        import traceback
+
+        traceback.print_exception(error)
+    found = first_error(error)
+    if isinstance(found, TierlogError):
+        _say(f"error: {found.message} [{found.reason.value}]")
+        if found.remedy:
+            _say(f"remedy: {found.remedy}")
+        raise typer.Exit(SURFACES[found.reason].exit_code) from None
+    if isinstance(found, KeyboardInterrupt):
+        _say("interrupted")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if isinstance(found, typer.Exit):
+        raise found
+    if isinstance(found, OSError):
+        name = f" {found.filename}" if found.filename else ""
+        _say(f"error: {found.strerror or found}{name}")
+        _say("remedy: check the path, its permissions and the disk's free space")
+        raise typer.Exit(EXIT_FAILURE) from None
+    _say(f"error: {type(found).__name__}: {found}")
+    _say("remedy: this is a fault of tierlog; run it again with: tierlog --debug …")
+    raise typer.Exit(EXIT_FAILURE) from None
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the first leaf of a group: what went wrong before all else."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,168 @@
+"""``tierlog up``: everything on this machine, until Ctrl-C."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tierlog.cli.output import Output, OutputOption, print_json, print_rows, say
+from tierlog.cli.session import SESSION, Quiet, command, load
+from tierlog.model.errors import RefusedError, RetryableError
+
+if TYPE_CHECKING:
+    from tierlog.client.endpoints import EndpointsFile
+    from tierlog.embedded.cluster import EmbeddedCluster
+    from tierlog.embedded.endpoints import ExternalServers
+
+URLS: Final = {"http": "http://{}", "grpc": "{}", "wire": "{}"}
+
+
+@command
+def up(
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Where everything is kept (default ./.tierlog).")
+    ] = None,
+    *,
+    external_s3: Annotated[
+        str | None,
+        typer.Option(help="An S3 server that runs: URL; keys and bucket from TIERLOG_S3__…"),
+    ] = None,
+    external_zookeeper: Annotated[str | None, typer.Option(help="host:port[,host:port…]")] = None,
+    external_kafka: Annotated[str | None, typer.Option(help="host:port[,host:port…]")] = None,
+    external_redis: Annotated[str | None, typer.Option(help="redis://host:port/0")] = None,
+    output: OutputOption = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Start S3, ZooKeeper, Kafka, Redis and the four services; stop all on Ctrl-C."""
+    if state_dir is not None:
+        SESSION.state_dir = state_dir
+    given = {
+        "s3": external_s3,
+        "zookeeper": external_zookeeper,
+        "kafka": external_kafka,
+        "redis": external_redis,
+    }
+    asyncio.run(_up(given, output, quiet=quiet))
+
+
+async def _up(given: dict[str, str | None], output: Output, *, quiet: bool) -> None:
+    from tierlog.embedded.cluster import EmbeddedCluster
+    from tierlog.embedded.external import check_external
+
+    settings = load()
+    external = _external(given, settings)
+    await check_external(external)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    cluster = EmbeddedCluster(settings.state_dir, external=external)
+
+    def tell(what: str, _done: int, _total: int | None) -> None:
+        say(what, quiet=quiet)
+
+    if not await _start(cluster, stop, tell):
+        return
+    path = settings.state_dir / "endpoints.json"
+    try:
+        written = endpoints_of(cluster)
+        path.write_text(written.model_dump_json(indent=2), encoding="utf-8")
+        path.chmod(0o600)
+        show(written, output)
+        say(f"ready; {path} names all addresses; Ctrl-C stops everything", quiet=quiet)
+        await _until_stopped(cluster, stop)
+    finally:
+        path.unlink(missing_ok=True)
+        say("stopping", quiet=quiet)
+        await cluster.stop()
+    say("stopped", quiet=quiet)
+
+
+async def _start(cluster: "EmbeddedCluster", stop: asyncio.Event, tell: Any) -> bool:  # noqa: ANN401
+    """Start all; False: somebody asked to stop meanwhile, and nothing is left running."""
+    async with asyncio.TaskGroup() as group:
+        starting = group.create_task(cluster.start(tell))
+        stopping = group.create_task(stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+    return not stop.is_set()
+
+
+async def _until_stopped(cluster: "EmbeddedCluster", stop: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as group:
+        stopping = group.create_task(stop.wait())
+        failing = group.create_task(cluster.wait_failed())
+        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        failing.cancel()
+    if not failing.cancelled():
+        raise RetryableError(failing.result(), remedy="Look into that log, and start again")
+
+
+def _external(given: dict[str, str | None], settings: Any) -> "ExternalServers":  # noqa: ANN401
+    from tierlog.embedded.endpoints import ExternalS3, ExternalServers
+
+    s3 = None
+    if given["s3"] is not None:
+        access, secret = settings.s3.access_key, settings.s3.secret_key
+        if not access or secret is None:
+            raise RefusedError(
+                "the external S3 server needs keys",
+                remedy="Set TIERLOG_S3__ACCESS_KEY, TIERLOG_S3__SECRET_KEY, TIERLOG_S3__BUCKET",
+            )
+        s3 = ExternalS3(
+            endpoint_url=given["s3"],
+            access_key=access,
+            secret_key=secret.get_secret_value(),
+            bucket=settings.s3.bucket,
+        )
+    return ExternalServers(
+        s3=s3, zookeeper=given["zookeeper"], kafka=given["kafka"], redis=given["redis"]
+    )
+
+
+def endpoints_of(cluster: "EmbeddedCluster") -> "EndpointsFile":
+    """Return all addresses of a running cluster."""
+    from tierlog.client.endpoints import EndpointsFile
+    from tierlog.embedded.services import SERVICE_PORTS
+
+    found = cluster.endpoints
+    return EndpointsFile(
+        pid=os.getpid(),
+        state_dir=str(cluster.servers.state_dir),
+        services={
+            kind: {purpose: cluster.address(kind, purpose) for purpose in purposes}
+            for kind, purposes in SERVICE_PORTS.items()
+        },
+        servers={
+            "s3": found.s3_endpoint_url,
+            "s3_bucket": found.s3_bucket,
+            "s3_access_key": found.s3_access_key,
+            "s3_secret_key": found.s3_secret_key,
+            "zookeeper": found.zookeeper_hosts,
+            "kafka": found.kafka_bootstrap,
+            "redis": found.redis_url,
+        },
+    )
+
+
+def show(written: "EndpointsFile", output: Output) -> None:
+    """Print the addresses: a table, or the whole file as JSON."""
+    if output is not Output.TABLE:
+        print_json(written.model_dump(), indent=output is Output.JSON)
+        return
+    rows = [
+        {"what": name, "for": "", "address": written.servers[name]}
+        for name in ("s3", "zookeeper", "kafka", "redis")
+    ]
+    rows += [
+        {"what": kind, "for": purpose, "address": URLS[purpose].format(address)}
+        for kind, purposes in written.services.items()
+        for purpose, address in purposes.items()
+    ]
+    print_rows(rows, dict.fromkeys(("what", "for", "address")), output)

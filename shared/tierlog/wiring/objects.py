@@ -1,0 +1,15 @@
+"""One bucket to look into, as it is: nothing is made, nothing is changed."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from tierlog.adapters.s3 import open_s3
+from tierlog.ports.objects import ObjectStore
+from tierlog.runtime.settings import Settings
+
+
+@contextlib.asynccontextmanager
+async def open_bucket(settings: Settings, bucket: str) -> AsyncIterator[ObjectStore]:
+    """Give a bucket of the S3 server that the settings name, whichever bucket they name."""
+    async with open_s3(settings.s3.model_copy(update={"bucket": bucket})) as store:
+        yield store
