@@ -8,19 +8,20 @@ import asyncio
 from tierlog.format.run import Run
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import AppendedRange
-from tierlog.ports.storage_node import StorageNodeClient
+from tierlog_ingest.storage.node import StorageNode
 from tierlog_ingest.streams.owners import Owners
 
 
 class IngestWireHandler:
     """A ``tierlog.wire.server.WireHandler``."""
 
-    def __init__(self, owners: Owners, node: StorageNodeClient) -> None:
+    def __init__(self, owners: Owners, node: StorageNode) -> None:
         self._owners = owners
         self._node = node
 
     async def ready(self) -> None:
         await self._owners.ready()
+        await self._node.ready()
 
     def append(
         self, stream: StreamName, draft: Run, *, deadline_s: float | None
@@ -28,9 +29,7 @@ class IngestWireHandler:
         return self._owners.submit(stream, draft, deadline_s=deadline_s)
 
     def add_run(self, run: Run, *, recovery: bool) -> "asyncio.Future[None]":
-        answer = self._node.add(run, recovery=recovery)
-        assert isinstance(answer, asyncio.Future)
-        return answer
+        return self._node.add(run, recovery=recovery)
 
     def lac(self, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
         self._node.confirm(ledger_id, last_add_confirmed)

@@ -7,7 +7,7 @@ Invariants:
     * An append is answered exactly once: with its ranges, or with one error.
     * What was sent, even in part, is never answered as a plain failure: only confirmed or
       APPEND_INDETERMINATE. What was not sent at all never reaches a ledger after its error.
-    * The budget's use is the sum of the frames that wait in all queues.
+    * The budget's use is the sum of the frames of all appends that have no answer.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ Answer = asyncio.Future[list[AppendedRange]]
 
 
 class QueueBudget:
-    """Bytes that wait to be sent, over all streams of a process."""
+    """Bytes of appends without an answer, over all streams of a process."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -40,13 +40,13 @@ class QueueBudget:
         await self._room.wait()
 
     def take(self, size: int) -> None:
-        """Count an append in, or raise RESOURCE_EXHAUSTED at twice the limit."""
+        """Count an append in, or raise RESOURCE_EXHAUSTED above twice the limit."""
         if self.used and self.used + size > 2 * self.bytes_max:
             raise RetryableError(
-                f"{self.used} bytes of appends wait already, the limit is {self.bytes_max}",
+                f"{self.used} bytes of appends have no answer yet, the limit is {self.bytes_max}",
                 reason=Reason.RESOURCE_EXHAUSTED,
                 remedy="Send less at once; try again",
-                details={"budget": "appends.queued_bytes"},
+                details={"budget": "appends.unanswered_bytes"},
                 retry_after_s=0.1,
             )
         self.used += size
@@ -149,9 +149,12 @@ class AppendQueue:
 
     def add(self, draft: Run, *, entry_len: int, timeout_s: float) -> Answer:
         """Put an append at the end; its answer comes within ``timeout_s``."""
-        self._budget.take(len(draft.frames))
+        size = len(draft.frames)
+        self._budget.take(size)
         loop = asyncio.get_running_loop()
         append = Append(draft, entry_len, loop.create_future())
+        # Whoever ends it, a caller that goes away included.
+        append.answer.add_done_callback(lambda _: self._budget.give_back(size))
         append.timer = loop.call_later(timeout_s, self._expire, append, timeout_s)
         self._waiting.append(append)
         self._wake()
@@ -177,12 +180,8 @@ class AppendQueue:
             append = self._waiting[0]
             if not append.answer.done():
                 return append
-            if append.taken and append.left:
-                # Its first part may be in a ledger: the rest must not follow much later.
-                append.taken, left = append.draft.header.count, append.left_bytes
-                self._budget.give_back(left)
-            elif append.left:
-                self._budget.give_back(append.left_bytes)
+            # Of one that was sent in part the rest must not follow much later.
+            append.taken = append.draft.header.count
             self._waiting.popleft()
         return None
 
@@ -206,9 +205,7 @@ class AppendQueue:
                 shares.append((other, other.left))
         piece = _piece(shares)
         for append, taken in shares:
-            before = append.left_bytes
             append.taken += taken
-            self._budget.give_back(before - append.left_bytes)
             if not append.left:
                 self._waiting.popleft()
         return piece

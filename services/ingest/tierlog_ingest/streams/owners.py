@@ -9,20 +9,30 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
 from tierlog.format.run import Run
 from tierlog.model.errors import Reason, RetryableError, TierlogError
-from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.ids import LedgerId, NodeId, StreamName
+from tierlog.model.node import NodeInfo
 from tierlog_ingest.streams.appends import Answer
 from tierlog_ingest.streams.owner import OwnerParts, OwnerState, StreamOwner
 
 log = structlog.get_logger()
 
 RECOVERIES_MAX: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundOwner:
+    """Who owns a stream; ``info`` None: this very node."""
+
+    owner_epoch: int
+    info: NodeInfo | None = None
 
 
 class Owners:
@@ -68,6 +78,24 @@ class Owners:
     async def seal(self, stream: StreamName) -> LedgerId | None:
         """Close the stream's open ledger; None: nothing was open."""
         return await self._owner(stream).seal()
+
+    def recovering(self) -> dict[str, str]:
+        """Return what each recovery that does not go on waits for, by ledger."""
+        waiting = self._parts.recovery.waiting
+        return {str(ledger_id): waiting[ledger_id] for ledger_id in sorted(waiting)}
+
+    async def find(self, stream: StreamName) -> FoundOwner:
+        """Return the stream's owner, which is this node where nobody alive owns it yet."""
+        try:
+            owner = self._owner(stream)
+            await owner.recovered.wait()
+            if owner.failure is not None:
+                raise owner.failure
+        except RetryableError as error:
+            if error.reason is not Reason.NOT_OWNER or "wire_address" not in error.details:
+                raise
+            return _found(error.details)
+        return FoundOwner(owner_epoch=owner.owner_epoch)
 
     async def recover_own(self) -> None:
         """Claim and recover what this node owned before it crashed, without waiting for appends.
@@ -120,3 +148,14 @@ class Owners:
         finally:
             if self._owners.get(owner.name) is owner:
                 del self._owners[owner.name]
+
+
+def _found(details: Mapping[str, str]) -> FoundOwner:
+    """Read what NOT_OWNER says of the owner."""
+    info = NodeInfo(
+        node_id=NodeId(details["owner"]),
+        wire_address=details["wire_address"],
+        grpc_address=details["grpc_address"],
+        http_address=details["http_address"],
+    )
+    return FoundOwner(owner_epoch=int(details["owner_epoch"]), info=info)

@@ -1,0 +1,271 @@
+"""The ingest node: storage node and owner of streams, put together without process concerns.
+
+Owns the order of starting and ending. A simulation runs this very object over memory adapters;
+``tierlog_ingest.main`` runs it over the real ones, with HTTP and gRPC in front.
+
+Start: identity, storage (replay), the wire, the front, registration, then recovery of what this
+node owned before. End: appends are answered and open ledgers closed, then the front and the wire
+go, then storage is flushed. Ended by a crash anywhere, the next start finds the same.
+
+Invariants:
+    * Nothing is served before what the journal holds was replayed.
+    * Nothing is appended before the node is registered.
+    * A failed disk ends ``run`` with its error; nothing is answered after it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.ledger.directory import NodeConnector, NodeDirectory
+from tierlog.ledger.recovery import Recovery
+from tierlog.model.ids import NodeId, StreamName, node_id
+from tierlog.model.node import Cluster, NodeInfo
+from tierlog.ports.clock import Clock
+from tierlog.ports.files import Files
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import MetadataStore
+from tierlog.ports.storage_node import StorageNodeClient
+from tierlog.ports.streams import OwnerInfo
+from tierlog.ports.transport import Transport
+from tierlog.runtime.settings import IngestSettings, WireSettings
+from tierlog.wire.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
+from tierlog.wire.connection import Hello
+from tierlog.wire.messages import AUTH_TOKEN, ROLE_OWNER, Credentials
+from tierlog.wire.server import ServerLimits, WireServer
+from tierlog_ingest.presence import Presence
+from tierlog_ingest.storage.node import StorageNode
+from tierlog_ingest.streams.appends import QueueBudget
+from tierlog_ingest.streams.owner import OwnerParts
+from tierlog_ingest.streams.owners import Owners
+from tierlog_ingest.wire_handler import IngestWireHandler
+
+log = structlog.get_logger()
+
+DRAIN_S_MAX: Final = 20.0
+PATIENCE_S: Final = 60.0
+
+Connect = Callable[[Hello, asyncio.TaskGroup], NodeConnector[StorageNodeClient]]
+
+
+class FrontAddresses(NamedTuple):
+    """Where the front listens, ``host:port`` each, as others reach it."""
+
+    grpc_address: str
+    http_address: str
+
+
+Front = Callable[["IngestNode"], AbstractAsyncContextManager[FrontAddresses]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePorts:
+    """What a node needs from outside."""
+
+    files: Files
+    transport: Transport
+    store: MetadataStore
+    clock: Clock
+    ids: Ids
+    connect: Connect
+    """Makes the connector to other storage nodes."""
+
+
+class IngestNode:
+    """One node. ``run`` is its life."""
+
+    def __init__(
+        self, ports: NodePorts, *, settings: IngestSettings, wire: WireSettings, front: Front
+    ) -> None:
+        self.node_id: NodeId = node_id(settings.node_id)
+        self.catalog = Catalog.over(ports.store, clock=ports.clock, ids=ports.ids)
+        self.ready = asyncio.Event()
+        """Set while the node serves everything."""
+        self.info: NodeInfo | None = None
+        self.cluster: Cluster | None = None
+        self._ports = ports
+        self._settings = settings
+        self._wire = wire
+        self._front = front
+        self._owners: Owners | None = None
+        self._storage: StorageNode | None = None
+        self._presence: Presence | None = None
+
+    def __repr__(self) -> str:
+        return f"<IngestNode {self.node_id} ready={self.ready.is_set()} {self._owners!r}>"
+
+    @property
+    def owners(self) -> Owners:
+        """The owned streams; there once the front is entered."""
+        assert self._owners is not None
+        return self._owners
+
+    @property
+    def storage(self) -> StorageNode:
+        """The storage node; there once the front is entered."""
+        assert self._storage is not None
+        return self._storage
+
+    @property
+    def registered(self) -> bool:
+        """Whether others see this node among the live ones."""
+        return self._presence is not None and self._presence.registered.is_set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop``, then drain. Raises what the node can't go on after."""
+        ports = self._ports
+        await self.catalog.streams.ensure_roots()
+        self.cluster = await self.catalog.nodes.ensure_cluster()
+        async with asyncio.TaskGroup() as tasks:
+            storage = self._storage = await StorageNode.open(
+                ports.files, ports.ids, self._settings.storage
+            )
+            storage_stop = asyncio.Event()
+            keeping = tasks.create_task(storage.run(storage_stop), name="storage")
+            directory = self._directory(storage, self.cluster.cluster_id, tasks)
+            recovery = Recovery(self.catalog, directory, ids=ports.ids)
+            self._owners = Owners(self._parts(directory, recovery))
+            try:
+                await self._serve(stop, tasks)
+            finally:
+                self.ready.clear()
+                await directory.close()
+            storage_stop.set()
+            await keeping
+
+    async def _serve(self, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
+        """Open the wire and the front, register, recover; at the end go back the same way."""
+        assert self.cluster is not None
+        listen = self._settings.listen
+        server = WireServer(
+            IngestWireHandler(self.owners, self.storage),
+            cluster_id=self.cluster.cluster_id,
+            node_id=self.node_id,
+            authenticator=_authenticator(self._wire),
+            limits=ServerLimits(
+                hello_s_max=self._wire.hello_timeout_s,
+                credit_bytes=self._wire.credit_bytes,
+                frame_len_max=self._wire.frame_bytes_max,
+            ),
+        )
+        owning = tasks.create_task(self.owners.run(), name="owners")
+        listener = await self._ports.transport.listen(
+            f"{listen.host}:{listen.wire_port}", server.serve
+        )
+        try:
+            async with self._front(self) as front:
+                self.info = self._info(listener.address, front)
+                presence = self._presence = Presence(
+                    self.catalog, self.info, ids=self._ports.ids, patience_s=PATIENCE_S
+                )
+                being = tasks.create_task(presence.run(), name="presence")
+                if await _happens_first(presence.registered, stop):
+                    recovering = tasks.create_task(self.owners.recover_own(), name="recovery")
+                    self.ready.set()
+                    log.info("node.ready", node_id=self.node_id, **front._asdict())
+                    await stop.wait()
+                    recovering.cancel()
+                self.ready.clear()
+                await self._drain(owning)
+                being.cancel()
+        finally:
+            owning.cancel()
+            await listener.close()
+
+    async def _drain(self, owning: "asyncio.Task[None]") -> None:
+        """Answer what is here and close the open ledgers, for so long as that may take."""
+        await self.owners.drain()
+        _, left = await asyncio.wait({owning}, timeout=DRAIN_S_MAX)
+        if left:
+            # Not a failure: the next start recovers what is still open.
+            log.warning("node.drain_cut_short", drain_s_max=DRAIN_S_MAX)
+
+    async def find_owner(self, stream: StreamName) -> OwnerInfo:
+        """Return who owns the stream; where nobody alive does, this node claims it first."""
+        assert self.cluster is not None
+        assert self.info is not None
+        found = await self.owners.find(stream)
+        info = self.info if found.info is None else found.info
+        return OwnerInfo(
+            node_id=info.node_id,
+            wire_address=info.wire_address,
+            grpc_address=info.grpc_address,
+            http_address=info.http_address,
+            owner_epoch=found.owner_epoch,
+            cluster_id=self.cluster.cluster_id,
+        )
+
+    def statistics(self) -> dict[str, object]:
+        """Return what people ask of a node."""
+        return {
+            "node_id": self.node_id,
+            "cluster_id": str(self.cluster.cluster_id) if self.cluster else None,
+            "ready": self.ready.is_set(),
+            "registered": self.registered,
+            "streams": self.owners.statistics(),
+            "recovering": self.owners.recovering(),
+            "storage": self.storage.statistics(),
+        }
+
+    def _directory(
+        self, storage: StorageNodeClient, cluster_id: UUID, tasks: asyncio.TaskGroup
+    ) -> NodeDirectory[StorageNodeClient]:
+        token = self._wire.token
+        shown = (
+            Credentials(method=AUTH_TOKEN, data=token.get_secret_value().encode())
+            if token is not None
+            else Credentials()
+        )
+        hello = Hello(
+            cluster_id=cluster_id, role=ROLE_OWNER, client_name=self.node_id, credentials=shown
+        )
+        return NodeDirectory(
+            self.catalog.nodes.live,
+            self._ports.connect(hello, tasks),
+            local={self.node_id: storage},
+        )
+
+    def _parts(self, directory: NodeDirectory[StorageNodeClient], recovery: Recovery) -> OwnerParts:
+        return OwnerParts(
+            node_id=self.node_id,
+            catalog=self.catalog,
+            nodes=directory,
+            recovery=recovery,
+            clock=self._ports.clock,
+            ids=self._ports.ids,
+            settings=self._settings.owner,
+            budget=QueueBudget(self._settings.owner.in_flight_bytes_max),
+        )
+
+    def _info(self, wire_address: str, front: FrontAddresses) -> NodeInfo:
+        listen = self._settings.listen
+        port = wire_address.rpartition(":")[2]
+        return NodeInfo(
+            node_id=self.node_id,
+            wire_address=f"{listen.advertise_host or listen.host}:{port}",
+            grpc_address=front.grpc_address,
+            http_address=front.http_address,
+            zone=self._settings.zone,
+        )
+
+
+def _authenticator(wire: WireSettings) -> Authenticator:
+    if wire.token is None:
+        return OpenAuthenticator()
+    return TokenAuthenticator(wire.token.get_secret_value().encode())
+
+
+async def _happens_first(event: asyncio.Event, other: asyncio.Event) -> bool:
+    """Wait for either; tell whether it was the first."""
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(one.wait()) for one in (event, other)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for one in waiting:
+            one.cancel()
+    return event.is_set()

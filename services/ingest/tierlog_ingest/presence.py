@@ -1,0 +1,67 @@
+"""Keeps this node registered among the live ones, whatever becomes of sessions.
+
+Invariant: while the store can be reached, the registration is this process's own within a moment:
+after a lost session, and after one that a crash left behind has gone.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError
+from tierlog.model.node import NodeInfo
+from tierlog.ports.ids import Ids
+
+log = structlog.get_logger()
+
+BACKOFF_S: Final = 0.5
+
+
+class Presence:
+    """Announces one node for as long as ``run`` runs."""
+
+    def __init__(self, catalog: Catalog, info: NodeInfo, *, ids: Ids, patience_s: float) -> None:
+        self.registered = asyncio.Event()
+        self._catalog = catalog
+        self._info = info
+        self._ids = ids
+        self._patience_s = patience_s
+
+    async def run(self) -> None:
+        """Register, and again whenever the registration is gone.
+
+        Raises ``RefusedError`` when another process holds the node's id longer than a crashed
+        one's session lasts.
+        """
+        loop = asyncio.get_running_loop()
+        refused_since_s: float | None = None
+        while True:
+            try:
+                lost = await self._catalog.nodes.announce(self._info)
+                changed = await self._catalog.nodes.watch_announced(self._info.node_id)
+            except (RetryableError, IndeterminateError) as error:
+                log.warning("node.not_registered", cause=str(error))
+            except RefusedError as error:
+                since_s = refused_since_s = refused_since_s or loop.time()
+                if loop.time() - since_s > self._patience_s:
+                    raise
+                log.info("node.registration_held", cause=str(error))
+            else:
+                if changed is not None:
+                    refused_since_s = None
+                    self.registered.set()
+                    await _first_of(lost, changed)
+                    self.registered.clear()
+                    log.info("node.registration_moved", session_lost=lost.is_set())
+                    continue
+            await asyncio.sleep(self._ids.uniform(0.5, 1.0) * BACKOFF_S)
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(event.wait()) for event in events]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for one in waiting:
+            one.cancel()
