@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tierlog.catalog.contexts import ContextCatalog
 from tierlog.catalog.ledgers import LedgerCatalog
 from tierlog.catalog.nodes import NodeCatalog
+from tierlog.catalog.progress import ProgressCatalog
 from tierlog.catalog.streams import StreamCatalog
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -22,13 +23,14 @@ from tierlog.ports.metadata import MetadataStore
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The four parts of the catalog over one client of the metadata store."""
+    """The parts of the catalog over one client of the metadata store."""
 
     store: MetadataStore
     nodes: NodeCatalog
     streams: StreamCatalog
     ledgers: LedgerCatalog
     contexts: ContextCatalog
+    progress: ProgressCatalog
 
     @classmethod
     def over(cls, store: MetadataStore, *, clock: Clock, ids: Ids) -> "Catalog":
@@ -40,7 +42,15 @@ class Catalog:
             streams=streams,
             ledgers=LedgerCatalog(store, streams, clock=clock, ids=ids),
             contexts=ContextCatalog(store, clock=clock, ids=ids),
+            progress=ProgressCatalog(store, ids=ids),
         )
 
 
-__all__ = ["Catalog", "ContextCatalog", "LedgerCatalog", "NodeCatalog", "StreamCatalog"]
+__all__ = [
+    "Catalog",
+    "ContextCatalog",
+    "LedgerCatalog",
+    "NodeCatalog",
+    "ProgressCatalog",
+    "StreamCatalog",
+]

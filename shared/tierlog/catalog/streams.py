@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tierlog.catalog.change import MOVED, Moved, ensure_node, settle
 from tierlog.format import paths, records
 from tierlog.model.errors import Reason, RefusedError
-from tierlog.model.ids import NodeId, StreamName
+from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
 from tierlog.model.stream import ListedLedger, Owner, Stream
 from tierlog.ports.clock import Clock
@@ -121,6 +121,16 @@ class StreamCatalog:
             name,
             lambda stream: replace(stream, policy=policy),
             applied=lambda stream: stream.policy == policy,
+        )
+
+    async def want_offloaded(self, name: StreamName, through: LedgerId) -> Stream:
+        """Keep an admin's wish that every sealed ledger up to ``through`` be offloaded."""
+        return await self.change(
+            name,
+            lambda stream: replace(stream, offload_through=through),
+            applied=lambda stream: (
+                stream.offload_through is not None and stream.offload_through >= through
+            ),
         )
 
     async def change(

@@ -11,6 +11,7 @@
     /tierlog/streams/<name>/pages/{10}   older ledgers of the list
     /tierlog/contexts/{2}/{4}/L{4}       a ledger's offload context
     /tierlog/locks/ledgers/L{10}         ephemeral: a worker is offloading the ledger
+    /tierlog/scheduler/progress          how long leaders were at work
     /tierlog/election/scheduler/…        ephemeral, sequential: candidates for leader
     /tierlog/nodes/{10}                  persistent: numbers given to storage nodes, one each
 
@@ -44,6 +45,7 @@ STREAMS: Final = f"{ROOT}/streams"
 CONTEXTS: Final = f"{ROOT}/contexts"
 LEDGER_LOCKS: Final = f"{ROOT}/locks/ledgers"
 SCHEDULER_ELECTION: Final = f"{ROOT}/election/scheduler"
+SCHEDULER_PROGRESS: Final = f"{ROOT}/scheduler/progress"
 SCHEDULER_CANDIDATE_PREFIX: Final = f"{SCHEDULER_ELECTION}/candidate-"
 NODES: Final = f"{ROOT}/nodes"
 

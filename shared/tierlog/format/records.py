@@ -25,6 +25,7 @@ from tierlog.model.offload import (
     AbandonedAttempt,
     OffloadContext,
     OffloadState,
+    SchedulerProgress,
     Tier2Copy,
     Tier2Location,
 )
@@ -75,6 +76,8 @@ def encode_stream(stream: Stream) -> bytes:
         pages=[_page_ref_to_record(page) for page in stream.pages],
         deleting=stream.deleting,
     )
+    if stream.offload_through is not None:
+        record.offload_through = stream.offload_through
     if stream.owner is not None:
         record.owner_claim = stream.owner.claim.bytes
         record.owner_node_id = stream.owner.node_id
@@ -134,6 +137,34 @@ def encode_context(context: OffloadContext) -> bytes:
 def decode_context(data: Buffer) -> OffloadContext:
     """Read a ledger's context znode."""
     return _decoded(pb.OffloadContextRecord(), data, Format.CONTEXT_RECORD, _context_of)
+
+
+def encode_progress(progress: SchedulerProgress) -> bytes:
+    """Return the data of the scheduler's progress."""
+    return pb.SchedulerProgressRecord(
+        version=current(Format.PROGRESS_RECORD),
+        progress_ms=progress.progress_ms,
+        ledger_id=list(progress.complete_seen_ms),
+        complete_seen_ms=list(progress.complete_seen_ms.values()),
+    ).SerializeToString(deterministic=True)
+
+
+def decode_progress(data: Buffer) -> SchedulerProgress:
+    """Read the scheduler's progress."""
+    return _decoded(
+        pb.SchedulerProgressRecord(),
+        data,
+        Format.PROGRESS_RECORD,
+        lambda record: SchedulerProgress(
+            progress_ms=record.progress_ms,
+            complete_seen_ms={
+                LedgerId(ledger_id): seen_ms
+                for ledger_id, seen_ms in zip(
+                    record.ledger_id, record.complete_seen_ms, strict=True
+                )
+            },
+        ),
+    )
 
 
 def encode_cluster(cluster: Cluster) -> bytes:
@@ -246,6 +277,9 @@ def _stream_of(record: pb.StreamRecord) -> Stream:
         ledgers=_ledgers_of(record.ledgers),
         pages=tuple(_page_ref_of(page) for page in record.pages),
         deleting=tuple(LedgerId(number) for number in record.deleting),
+        offload_through=(
+            LedgerId(record.offload_through) if record.HasField("offload_through") else None
+        ),
     )
 
 

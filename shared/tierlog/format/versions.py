@@ -37,6 +37,7 @@ class Format(IntEnum):
     MANIFEST = 16
     FENCE_FILE = 17
     CLOUD_EVENT = 18
+    PROGRESS_RECORD = 19
 
 
 class Versions(NamedTuple):
@@ -73,6 +74,7 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.MANIFEST: _only(1),
     Format.FENCE_FILE: _only(1),
     Format.CLOUD_EVENT: _only(1),
+    Format.PROGRESS_RECORD: _only(1),
 }
 
 assert set(GATE) == set(Format)

@@ -9,7 +9,7 @@ Invariants (protocols.md section 3):
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Self
 from uuid import UUID
@@ -83,6 +83,18 @@ class Tier2Copy:
     side_len: int = 0
     side_sha256: bytes = b""
     data_sha256: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerProgress:
+    """How long leaders were at work in all, on clocks that never jump.
+
+    ``complete_seen_ms``: when on that clock a ledger was first seen complete, while its local
+    copy stands. Time during which no leader was at work does not count.
+    """
+
+    progress_ms: int = 0
+    complete_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

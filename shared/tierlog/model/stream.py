@@ -59,7 +59,10 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A stream's znode as a value. ``ledgers`` is the tail of the list, behind ``pages``."""
+    """A stream's znode as a value. ``ledgers`` is the tail of the list, behind ``pages``.
+
+    ``offload_through``: an admin wants every sealed ledger up to that one offloaded.
+    """
 
     name: StreamName
     incarnation: UUID
@@ -72,6 +75,7 @@ class Stream:
     ledgers: tuple[ListedLedger, ...] = ()
     pages: tuple[LedgerPageRef, ...] = ()
     deleting: tuple[LedgerId, ...] = ()
+    offload_through: LedgerId | None = None
 
     def __post_init__(self) -> None:
         ids = [ledger.ledger_id for ledger in self.ledgers]

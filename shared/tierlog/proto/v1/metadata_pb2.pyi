@@ -266,6 +266,7 @@ class StreamRecord(_message.Message):
     LEDGERS_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     DELETING_FIELD_NUMBER: _builtins.int
+    OFFLOAD_THROUGH_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     name: _builtins.str
     incarnation: _builtins.bytes
@@ -278,6 +279,8 @@ class StreamRecord(_message.Message):
     """UUID of the claim: tells two processes apart that raised to the same number."""
     owner_node_id: _builtins.str
     """Node id of the owner."""
+    offload_through: _builtins.int
+    """An admin wants every sealed ledger up to this one offloaded, whatever the thresholds say."""
     @_builtins.property
     def policy(self) -> Global___PolicyRecord: ...
     @_builtins.property
@@ -306,12 +309,15 @@ class StreamRecord(_message.Message):
         ledgers: _abc.Iterable[Global___ListedLedger] | None = ...,
         pages: _abc.Iterable[Global___LedgerPageRef] | None = ...,
         deleting: _abc.Iterable[_builtins.int] | None = ...,
+        offload_through: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through", "offload_through", b"offload_through", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "deleting", b"deleting", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "policy", b"policy", "raw", b"raw", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through", "created_ms", b"created_ms", "deleting", b"deleting", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "policy", b"policy", "raw", b"raw", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__offload_through: _TypeAlias = _typing.Literal["offload_through"]  # noqa: Y015
+    _WhichOneofArgType__offload_through: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_through) -> _WhichOneofReturnType__offload_through | None: ...
 
 Global___StreamRecord: _TypeAlias = StreamRecord  # noqa: Y015
 
@@ -506,6 +512,42 @@ class ClusterRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterRecord: _TypeAlias = ClusterRecord  # noqa: Y015
+
+@_typing.final
+class SchedulerProgressRecord(_message.Message):
+    """Data of /tierlog/scheduler/progress: how long leaders were at work, on monotonic clocks, and
+    when on that clock each complete copy was first seen whose local one still stands.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    PROGRESS_MS_FIELD_NUMBER: _builtins.int
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    COMPLETE_SEEN_MS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    progress_ms: _builtins.int
+    @_builtins.property
+    def ledger_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Parallel lists: a million numbers cost less than messages."""
+
+    @_builtins.property
+    def complete_seen_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        progress_ms: _builtins.int = ...,
+        ledger_id: _abc.Iterable[_builtins.int] | None = ...,
+        complete_seen_ms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete_seen_ms", b"complete_seen_ms", "ledger_id", b"ledger_id", "progress_ms", b"progress_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerProgressRecord: _TypeAlias = SchedulerProgressRecord  # noqa: Y015
 
 @_typing.final
 class Cookie(_message.Message):
