@@ -1,0 +1,166 @@
+"""A whole ingest node over memory adapters: the wire, owners, storage and its journal.
+
+Protocols.md section 1, "must hold": an acknowledged entry is never lost, whenever the power goes.
+"""
+
+# Ids are plain numbers and names here; what is None fails the test anyway.
+# mypy: disable-error-code="index,arg-type,union-attr,var-annotated,assignment"
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.ledger.small_cluster import STREAM, NoConnector, draft
+from tierlog.adapters.memory.clock import SimClock
+from tierlog.adapters.memory.files import MemoryDisk
+from tierlog.adapters.memory.ids import SeededIds
+from tierlog.adapters.memory.metadata import MemoryMetadata
+from tierlog.adapters.memory.transport import MemoryNetwork
+from tierlog.catalog import Catalog
+from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.reader import Tier1ReadHandle
+from tierlog.model.errors import IndeterminateError, RetryableError
+from tierlog.model.ledger import LedgerState
+from tierlog.model.policy import Policy
+from tierlog.ports.files import DiskFailedError
+from tierlog.runtime.settings import IngestSettings, StorageSettings, WireSettings
+from tierlog.wire.connection import Hello, WireClient
+from tierlog.wire.messages import ROLE_PRODUCER
+from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
+
+SETTINGS = IngestSettings(
+    node_id="n1", storage=StorageSettings(journal_segment_bytes=256 * 1024, free_bytes_min=0)
+)
+
+
+@contextlib.asynccontextmanager
+async def no_front(node):
+    yield FrontAddresses("n1:2", "n1:3")
+
+
+class World:
+    """What outlives the node: its disk, the metadata and the network."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.disk = MemoryDisk(self.rng)
+        self.metadata = MemoryMetadata()
+        self.network = MemoryNetwork(latency_s=lambda: self.rng.uniform(0, 0.001))
+        self.clock = SimClock()
+        self.ids = SeededIds(self.rng)
+
+    def catalog(self):
+        return Catalog.over(self.metadata.connect(), clock=self.clock, ids=self.ids)
+
+    def node(self):
+        store = self.metadata.connect()
+        ports = NodePorts(
+            files=self.disk.mount(),
+            transport=self.network.transport("n1"),
+            store=store,
+            clock=self.clock,
+            ids=self.ids,
+            connect=lambda _hello, _tasks: NoConnector(),
+        )
+        return IngestNode(ports, settings=SETTINGS, wire=WireSettings(), front=no_front), store
+
+    @contextlib.asynccontextmanager
+    async def running(self, *, crash: bool):
+        """Run a node; then drain it, or let the power go."""
+        node, store = self.node()
+        stop = asyncio.Event()
+        life = asyncio.get_running_loop().create_task(node.run(stop))
+        await node.ready.wait()
+        yield node
+        if crash:
+            self.disk.crash()
+            self.network.crash("n1")
+            life.cancel()
+            store.expire_session()
+        else:
+            stop.set()
+        await asyncio.wait({life})
+        if not life.cancelled() and life.exception() is not None and not crash:
+            raise life.exception()
+
+    async def client(self, node, tasks):
+        return await WireClient.connect(
+            self.network.transport("producer"),
+            node.info.wire_address,
+            Hello(cluster_id=node.cluster.cluster_id, role=ROLE_PRODUCER),
+            tasks=tasks,
+        )
+
+
+async def append_some(world, node, count, confirmed):
+    """Append with many in flight until ``count`` were sent; note what was acknowledged."""
+
+    async def one(client, entry):
+        try:
+            (where,) = await client.append(STREAM, draft(entry), deadline_s=10.0)
+        except (IndeterminateError, RetryableError):
+            return
+        confirmed[where.ledger_id, where.first_entry_id] = entry
+
+    async with asyncio.TaskGroup() as tasks:
+        client = await world.client(node, tasks)
+        for number in range(count):
+            entry = b"%d-%d" % (len(confirmed), number) * world.rng.randint(1, 200)
+            tasks.create_task(one(client, entry))
+            if world.rng.random() < 0.1:
+                await asyncio.sleep(world.rng.uniform(0, 0.01))
+        await asyncio.sleep(world.rng.uniform(0, 0.02))
+        await client.close()
+
+
+@pytest.mark.covers("A03", "D09", "D18", "D37")
+@pytest.mark.parametrize("seed", range(8))
+def test_power_goes_in_mid_append_and_nothing_acknowledged_is_lost(seed):
+    async def main():
+        world = World(seed)
+        await world.catalog().streams.ensure_roots()
+        await world.catalog().nodes.ensure_cluster()
+        await world.catalog().streams.create(STREAM, policy=Policy(ledger_entries_max=50))
+        confirmed = {}
+        for _ in range(4):
+            async with world.running(crash=True) as node:
+                await append_some(world, node, 120, confirmed)
+        assert len(confirmed) > 100
+        async with world.running(crash=False) as node:
+            await asyncio.sleep(5)
+            catalog = world.catalog()
+            snapshot = await catalog.streams.snapshot(STREAM)
+            assert all(one.closed for one in snapshot.ledgers)
+            nodes = NodeDirectory(
+                catalog.nodes.live, NoConnector(), local={node.node_id: node.storage}
+            )
+            for (ledger_id, entry_id), entry in confirmed.items():
+                metadata = await catalog.ledgers.get(ledger_id)
+                assert metadata.state is LedgerState.CLOSED
+                handle = Tier1ReadHandle(ledger_id, metadata, nodes)
+                async for run in handle.read_runs(entry_id, entry_id):
+                    assert bytes(run.entry(entry_id)) == entry
+
+    run_virtual(main())
+
+
+def test_a_failed_disk_ends_the_node():
+    async def main():
+        world = World(1)
+        await world.catalog().streams.ensure_roots()
+        await world.catalog().nodes.ensure_cluster()
+        await world.catalog().streams.create(STREAM)
+        confirmed = {}
+        with pytest.raises(BaseExceptionGroup) as caught:
+            async with world.running(crash=False) as node:
+                await append_some(world, node, 5, confirmed)
+                world.disk.fail_syncs = True
+                before = len(confirmed)
+                await append_some(world, node, 5, confirmed)
+                assert len(confirmed) == before
+        assert caught.group_contains(DiskFailedError)
+
+    run_virtual(main())
