@@ -14,7 +14,7 @@ find_python = { \
   echo "remedy: install CPython 3.11 or 3.12 (Debian: apt install python3.11 python3.11-venv)," >&2; \
   echo "        or name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 
-.PHONY: help venv lint format proto proto-check test demo coverage bench lock clean
+.PHONY: help venv lint format proto proto-check test demo coverage reference bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -46,6 +46,9 @@ demo: venv ## the main job, end to end, on this machine
 
 coverage: venv ## how many rows of the checklist are shown by tests
 	$(BIN)/python tools/coverage_map.py
+
+reference: venv ## generate docs/reference (formats, settings, errors, commands) from the code
+	$(BIN)/python tools/generate_reference.py
 
 bench: venv ## the benchmarks, each printing its ratios
 	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python "$$b" || exit 1; done
