@@ -1,0 +1,146 @@
+"""The admin REST API of the scheduler (seeds/000, "Triggering an offload").
+
+Any scheduler answers, leader or not: what is read comes from the metadata, and what is wanted is
+written there. Errors are problem+json with the reasons of the closed list.
+"""
+
+from typing import Annotated
+
+from fastapi import Body, FastAPI, Path, Query
+
+from tierlog.catalog import Catalog
+from tierlog.catalog.ledgers import context_not_found
+from tierlog.catalog.streams import StreamSnapshot
+from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, stream_name
+from tierlog.model.offload import OffloadState
+from tierlog.model.policy import CLUSTER_DEFAULT
+from tierlog.model.position import Position
+from tierlog_scheduler.documents import (
+    LedgerAnswer,
+    LedgerDocument,
+    LedgerMetadataDocument,
+    OffloadAnswer,
+    OffloadDocument,
+    OffloadRequestDocument,
+    OffloadsAnswer,
+    PolicyAnswer,
+    PolicyDocument,
+    StreamDocument,
+    StreamsAnswer,
+    StreamSummary,
+)
+from tierlog_scheduler.scheduler import Scheduler
+
+LedgerPath = Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)]
+
+
+class AdminApi:
+    """The handlers, over the catalog and a scheduler."""
+
+    def __init__(self, catalog: Catalog, scheduler: Scheduler) -> None:
+        self._catalog = catalog
+        self._scheduler = scheduler
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the API to ``app``."""
+        app.add_api_route("/v1/streams", self.streams, methods=["GET"])
+        app.add_api_route("/v1/streams/{name}", self.stream, methods=["GET"])
+        app.add_api_route("/v1/streams/{name}/offload", self.offload, methods=["POST"])
+        app.add_api_route("/v1/streams/{name}/policy", self.policy, methods=["GET"])
+        app.add_api_route("/v1/streams/{name}/policy", self.set_policy, methods=["PUT"])
+        app.add_api_route("/v1/ledgers/{ledger_id}", self.ledger, methods=["GET"])
+        app.add_api_route("/v1/offloads", self.offloads, methods=["GET"])
+
+    async def streams(self) -> StreamsAnswer:
+        """List all streams."""
+        found: list[StreamSummary] = []
+        for name in await self._catalog.streams.names():
+            snapshot = await self._catalog.streams.snapshot(name)
+            found.append(StreamSummary.of(snapshot, await self._ledgers(snapshot)))
+        return StreamsAnswer(streams=found)
+
+    async def stream(self, name: str) -> StreamDocument:
+        """Show a stream and its ledgers: state, tiers, attempts, sizes."""
+        snapshot = await self._catalog.streams.snapshot(stream_name(name))
+        stream = snapshot.stream
+        return StreamDocument(
+            stream=stream.name,
+            incarnation=str(stream.incarnation),
+            lifecycle=stream.lifecycle.name,
+            raw=stream.raw,
+            created_ms=stream.created_ms,
+            owner=stream.owner.node_id if stream.owner is not None else None,
+            owner_epoch=stream.owner_epoch,
+            offload_through=stream.offload_through,
+            policy=PolicyDocument.of(snapshot.policy),
+            ledgers=await self._ledgers(snapshot),
+        )
+
+    async def _ledgers(self, snapshot: StreamSnapshot) -> list[LedgerDocument]:
+        return [
+            LedgerDocument.of(one, await self._catalog.contexts.peek(one.ledger_id))
+            for one in snapshot.ledgers
+        ]
+
+    async def ledger(self, ledger_id: LedgerPath) -> LedgerAnswer:
+        """Show a ledger: its metadata and its offload context."""
+        context = await self._catalog.contexts.get(LedgerId(ledger_id))
+        if context is None:
+            raise context_not_found(LedgerId(ledger_id))
+        metadata = await self._catalog.ledgers.get(context.ledger_id)
+        length = metadata.length if metadata is not None else None
+        return LedgerAnswer(
+            ledger_id=ledger_id,
+            stream=context.stream,
+            metadata=LedgerMetadataDocument.of(metadata) if metadata is not None else None,
+            offload=OffloadDocument.of(context, length=length),
+        )
+
+    async def offload(
+        self, name: str, wish: Annotated[OffloadRequestDocument | None, Body()] = None
+    ) -> OffloadAnswer:
+        """Offload every sealed ledger before a position, whatever the thresholds say."""
+        text = wish.before if wish is not None else None
+        before = Position.parse(text) if text is not None else None
+        done = await self._scheduler.offload_prefix(stream_name(name), before)
+        return OffloadAnswer(
+            stream=name,
+            position=str(done.position) if done.position is not None else None,
+            ledgers=list(done.selected),
+            requested=list(done.requested),
+        )
+
+    async def policy(self, name: str) -> PolicyAnswer:
+        """Show a stream's thresholds."""
+        snapshot = await self._catalog.streams.snapshot(stream_name(name))
+        return PolicyAnswer(
+            own=PolicyDocument.of(snapshot.stream.policy),
+            effective=PolicyDocument.of(snapshot.policy),
+        )
+
+    async def set_policy(self, name: str, wanted: PolicyDocument) -> PolicyAnswer:
+        """Replace a stream's own thresholds; those that don't fit together are refused."""
+        policy = wanted.policy()
+        stream = await self._catalog.streams.set_policy(stream_name(name), policy)
+        return PolicyAnswer(
+            own=PolicyDocument.of(stream.policy),
+            effective=PolicyDocument.of(stream.policy.over(CLUSTER_DEFAULT)),
+        )
+
+    async def offloads(
+        self,
+        stream: Annotated[str | None, Query()] = None,
+        state: Annotated[str | None, Query()] = None,
+    ) -> OffloadsAnswer:
+        """List what is on its way to tier 2, or there: state, attempts, last error, leftovers."""
+        names = [stream_name(stream)] if stream is not None else None
+        found: list[OffloadDocument] = []
+        for name in names or await self._catalog.streams.names():
+            snapshot = await self._catalog.streams.snapshot(name)
+            for listed in snapshot.ledgers:
+                context = await self._catalog.contexts.peek(listed.ledger_id)
+                if context is None or context.state is OffloadState.LOCAL:
+                    continue
+                if state is None or context.state.name == state.upper():
+                    found.append(OffloadDocument.of(context, length=listed.length))
+        return OffloadsAnswer(offloads=found)
