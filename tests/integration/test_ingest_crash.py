@@ -91,6 +91,12 @@ async def control_of(spec):
         await control.close()
 
 
+async def ask(request):
+    """Return status and JSON of an answer."""
+    async with request as answer:
+        return answer.status, await answer.json()
+
+
 async def until_all_closed(catalog, name=STREAM, seconds=30.0):
     """Return the stream's ledgers once all are closed."""
     async with asyncio.timeout(seconds):
@@ -229,17 +235,16 @@ async def test_calls_and_their_errors_over_grpc_and_http(services, spec, catalog
         await control.append(STREAM, [bytes(5 * MIB - 140)])
 
         base = f"http://127.0.0.1:{spec.ports['http']}"
-        owner = await (await http.get(f"{base}/v1/streams/{STREAM}/owner")).json()
+        _, owner = await ask(http.get(f"{base}/v1/streams/{STREAM}/owner"))
         assert (owner["node_id"], owner["owner_epoch"]) == ("node-1", 1)
-        status = await (await http.get(f"{base}/v1/status")).json()
+        _, status = await ask(http.get(f"{base}/v1/status"))
         assert status["registered"]
         assert status["streams"][0]["last_add_confirmed"] == 0
-        sealed = await (await http.post(f"{base}/v1/streams/{STREAM}/seal")).json()
+        _, sealed = await ask(http.post(f"{base}/v1/streams/{STREAM}/seal"))
         assert sealed["ledger_id"] == status["streams"][0]["open_ledger"]
         assert await control.seal(STREAM) is None
         assert len(await read_all(catalog)) == 1
-        answer = await http.get(f"{base}/v1/streams/none/owner")
-        assert answer.status == 404
-        assert (await answer.json())["reason"] == "STREAM_NOT_FOUND"
-        metrics = await http.get(f"{base}/metrics")
-        assert metrics.status == 200
+        code, problem = await ask(http.get(f"{base}/v1/streams/none/owner"))
+        assert (code, problem["reason"]) == (404, "STREAM_NOT_FOUND")
+        async with http.get(f"{base}/metrics") as metrics:
+            assert metrics.status == 200
