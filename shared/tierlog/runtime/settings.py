@@ -102,6 +102,12 @@ class StorageSettings(_Section):
     journal_queue_bytes_max: PositiveBytes = 64 * MIB
     group_bytes_max: PositiveBytes = 4 * MIB
     group_wait_ms: float = Field(default=0.0, ge=0)
+    idle_marker_s: Seconds = 0.05
+    """So long after the last group its marker is written, which tells damage from a torn tail."""
+    checkpoint_interval_s: Seconds = 60.0
+    checkpoint_journal_bytes: PositiveBytes = 512 * MIB
+    space_check_s: Seconds = 5.0
+    read_bytes: PositiveBytes = 1 * MIB
     ledger_buffer_bytes_max: PositiveBytes = 4 * MIB
     open_files_max: int = Field(default=256, gt=0)
     free_bytes_min: int = Field(default=256 * MIB, ge=0)

@@ -1,0 +1,1 @@
+"""The storage node: keeper of entries (seeds/003; protocols.md section 2)."""
