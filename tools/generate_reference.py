@@ -121,7 +121,7 @@ def _limit(constraint: Any) -> str:  # noqa: ANN401 - annotated_types has no com
     signs = {"gt": ">", "ge": ">=", "le": "<=", "lt": "<"}
     pattern = getattr(constraint, "pattern", None)
     if pattern:
-        return "`" + pattern.replace("|", "\\|") + "`"
+        return f"`{str(pattern).replace('|', chr(92) + '|')}`"
     found = (f"{sign} {getattr(constraint, key)}" for key, sign in signs.items()
              if hasattr(constraint, key))  # fmt: skip
     return " ".join(found)
