@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from tierlog.format.checksum import Buffer
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.reader import Tier1ReadHandle, closing_runs
-from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
 from tierlog.model.ledger import LedgerState
 from tierlog.model.stream import ListedLedger
@@ -33,22 +33,18 @@ class StorageNodeTier(Generic[Node]):
     async def read(self, ledger: ListedLedger, first_entry_id: EntryId, budget: Budget) -> Chunk:
         """Return what follows ``first_entry_id``, within the budget."""
         handle = await self._open(ledger.ledger_id)
-        metadata = handle.ledger_metadata
-        last = EntryId(min(INT64_MAX, first_entry_id + budget.entries_max - 1))
-        if metadata.state is LedgerState.CLOSED:
-            if first_entry_id > metadata.last_entry_id:
-                raise _gone(ledger.ledger_id)
-            last = min(last, metadata.last_entry_id)
+        until = EntryId(min(INT64_MAX, first_entry_id + budget.entries_max - 1))
+        last, wait_s = await self._end(handle, first_entry_id, budget.wait_s)
         frames: list[Buffer] = []
         expected = first_entry_id
         runs = handle.read_runs(
-            first_entry_id, last, bytes_max=budget.bytes_max, wait_s=budget.wait_s
+            first_entry_id, min(last, until), bytes_max=budget.bytes_max, wait_s=wait_s
         )
         async with closing_runs(runs):
             async for run in runs:
-                until = min(last, run.last_entry_id)
-                frames.append(run.frames_between(expected, until))
-                expected = EntryId(until + 1)
+                end = min(until, run.last_entry_id)
+                frames.append(run.frames_between(expected, end))
+                expected = EntryId(end + 1)
         if not frames:
             raise _gone(ledger.ledger_id)
         return Chunk(
@@ -57,6 +53,24 @@ class StorageNodeTier(Generic[Node]):
             count=expected - first_entry_id,
             frames=tuple(frames),
             tier=Tier.TIER1,
+        )
+
+    async def _end(
+        self, handle: Tier1ReadHandle[Node], first_entry_id: EntryId, wait_s: float
+    ) -> tuple[EntryId, float]:
+        """Return the last entry to ask for, and how long to wait for it."""
+        closed = handle.ledger_metadata.state is LedgerState.CLOSED
+        last = await handle.last_add_confirmed()
+        if first_entry_id <= last:
+            return last, 0.0
+        if closed:
+            raise _gone(handle.ledger_id)
+        if wait_s > 0:
+            return first_entry_id, wait_s
+        raise RetryableError(
+            f"entry {handle.ledger_id}:{first_entry_id} is not confirmed yet",
+            reason=Reason.NOT_YET,
+            remedy="Wait for producers",
         )
 
     async def last_confirmed(self, ledger_id: LedgerId) -> EntryId:

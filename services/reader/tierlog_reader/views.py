@@ -12,6 +12,7 @@ Invariants:
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tierlog.catalog import Catalog
@@ -22,6 +23,15 @@ from tierlog.model.offload import OffloadContext
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(Generic[Value]):
+    """A value, when its reading began, and the how-manieth reading it was."""
+
+    number: int
+    begun_s: float
+    value: Value
 
 
 class AgedCache(Generic[Key, Value]):
@@ -37,36 +47,44 @@ class AgedCache(Generic[Key, Value]):
         self._read = read
         self._age_s_max = age_s_max
         self._entries_max = entries_max
-        self._kept: OrderedDict[Key, tuple[float, Value]] = OrderedDict()
+        self._kept: OrderedDict[Key, _Kept[Value]] = OrderedDict()
+        self._read_count = 0
         self._reading: dict[Key, asyncio.Lock] = {}
 
     async def get(self, key: Key, *, fresh: bool = False) -> Value:
         """Return the value; ``fresh``: as of this call or later."""
-        asked_s = asyncio.get_running_loop().time()
-        oldest_s = asked_s if fresh else asked_s - self._age_s_max
-        kept = self._kept.get(key)
-        if kept is not None and kept[0] >= oldest_s:
+        asked = self._read_count
+        kept = self._usable(key, newer_than=asked if fresh else -1)
+        if kept is not None:
             self._kept.move_to_end(key)
-            return kept[1]
+            return kept.value
         lock = self._reading.setdefault(key, asyncio.Lock())
         try:
             async with lock:
-                kept = self._kept.get(key)
-                if kept is not None and kept[0] >= oldest_s:
-                    return kept[1]
-                begun_s = asyncio.get_running_loop().time()
-                value = await self._read(key)
-                self._keep(key, begun_s, value)
-                return value
+                kept = self._usable(key, newer_than=asked if fresh else -1)
+                if kept is None:
+                    kept = await self._read_now(key)
+                return kept.value
         finally:
             if not lock.locked():
                 self._reading.pop(key, None)
 
-    def _keep(self, key: Key, begun_s: float, value: Value) -> None:
-        self._kept[key] = (begun_s, value)
+    def _usable(self, key: Key, *, newer_than: int) -> _Kept[Value] | None:
+        kept = self._kept.get(key)
+        if kept is None or kept.number <= newer_than:
+            return None
+        age_s = asyncio.get_running_loop().time() - kept.begun_s
+        return kept if age_s <= self._age_s_max else None
+
+    async def _read_now(self, key: Key) -> _Kept[Value]:
+        self._read_count += 1
+        number, begun_s = self._read_count, asyncio.get_running_loop().time()
+        kept = _Kept(number, begun_s, await self._read(key))
+        self._kept[key] = kept
         self._kept.move_to_end(key)
         while len(self._kept) > self._entries_max:
             self._kept.popitem(last=False)
+        return kept
 
 
 class Views:

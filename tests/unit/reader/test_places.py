@@ -1,0 +1,150 @@
+"""Protocols section 5: what a position means, and which tier is asked. A table, without I/O."""
+
+from uuid import UUID
+
+import pytest
+
+from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.position import Edge, Position
+from tierlog.model.stream import ListedLedger
+from tierlog_reader.places import AtEnd, BehindLast, Spot, Tier, choose_tier, locate
+
+LOGS = StreamName("logs")
+EARLIEST, LATEST = Edge.EARLIEST, Edge.LATEST
+
+
+def closed(ledger_id, entries):
+    return ListedLedger(
+        ledger_id=LedgerId(ledger_id),
+        opened_ms=1,
+        block_size=64,
+        owner_epoch=1,
+        closed=True,
+        last_entry_id=EntryId(entries - 1),
+        length=entries,
+        closed_ms=2,
+    )
+
+
+def opened(ledger_id):
+    return ListedLedger(ledger_id=LedgerId(ledger_id), opened_ms=1, block_size=64, owner_epoch=1)
+
+
+def at(ledger_id, entry_id):
+    return Position(LedgerId(ledger_id), EntryId(entry_id))
+
+
+LIST = (closed(5, 10), closed(7, 3), opened(9))
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "where", "ledger_id", "entry_id", "resume"),
+    [
+        (LIST, EARLIEST, 5, 0, EARLIEST),
+        (LIST, at(5, 0), 5, 0, at(5, 0)),
+        (LIST, at(5, 9), 5, 9, at(5, 9)),
+        # A ledger's end means the start of the next one.
+        (LIST, at(5, 10), 7, 0, at(5, 10)),
+        (LIST, at(7, 3), 9, 0, at(7, 3)),
+        (LIST, at(9, 4), 9, 4, at(9, 4)),
+        # An open ledger without entries may vanish: its start is named by what is before it.
+        (LIST, at(9, 0), 9, 0, at(7, 3)),
+        ((opened(9),), at(9, 0), 9, 0, EARLIEST),
+    ],
+)
+def test_a_position_means_an_entry(ledgers, where, ledger_id, entry_id, resume):
+    place = locate(LOGS, ledgers, where)
+    assert isinstance(place, Spot)
+    assert (place.ledger.ledger_id, place.entry_id, place.resume) == (ledger_id, entry_id, resume)
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "where", "resume"),
+    [
+        ((), EARLIEST, EARLIEST),
+        ((), LATEST, EARLIEST),
+        ((closed(5, 10),), at(5, 10), at(5, 10)),
+        ((closed(5, 10),), LATEST, at(5, 10)),
+    ],
+)
+def test_behind_everything_there_is_only_waiting(ledgers, where, resume):
+    assert locate(LOGS, ledgers, where) == AtEnd(resume=resume)
+
+
+def test_latest_of_an_open_ledger_is_behind_its_lac_whichever_that_is():
+    place = locate(LOGS, LIST, LATEST)
+    assert place == BehindLast(ledger=LIST[2], resume=at(7, 3))
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        (at(5, 11), Reason.NO_SUCH_ENTRY),
+        (at(7, 400), Reason.NO_SUCH_ENTRY),
+        (at(4, 0), Reason.TRIMMED),
+        (at(1, 77), Reason.TRIMMED),
+        (at(6, 0), Reason.LEDGER_NOT_FOUND),
+        (at(8, 1), Reason.LEDGER_NOT_FOUND),
+        (at(10, 0), Reason.LEDGER_NOT_FOUND),
+    ],
+)
+def test_what_is_not_there_is_told_by_its_reason_and_with_a_remedy(where, reason):
+    with pytest.raises(RefusedError) as caught:
+        locate(LOGS, LIST, where)
+    assert caught.value.reason is reason
+    assert caught.value.remedy
+    assert caught.value.details
+
+
+def context(state, **more):
+    return OffloadContext(
+        stream=LOGS, incarnation=UUID(int=1), ledger_id=LedgerId(5), state=state, **more
+    )
+
+
+S = OffloadState
+
+
+@pytest.mark.covers("A08", "A09", "B11")
+@pytest.mark.parametrize(
+    ("state", "priority", "tier"),
+    [
+        (S.LOCAL, "tier2", Tier.TIER1),
+        (S.OFFLOADING, "tier2", Tier.TIER1),
+        (S.COMPLETE, "tier2", Tier.TIER2),
+        (S.COMPLETE, "tier1", Tier.TIER1),
+        # Being deleted is gone, whatever the priority.
+        (S.TIER1_DELETING, "tier1", Tier.TIER2),
+        (S.TIER1_DELETED, "tier1", Tier.TIER2),
+        (S.REPAIRING, "tier2", Tier.TIER2),
+    ],
+)
+def test_the_tier_follows_the_context_and_the_priority(state, priority, tier):
+    gone_locally = state in {S.TIER1_DELETED}
+    found = context(state, bookkeeper_deleted=gone_locally)
+    assert choose_tier(LIST[0], found, priority=priority) is tier
+
+
+def test_an_open_ledger_is_only_ever_in_tier_1():
+    assert choose_tier(LIST[2], None, priority="tier2") is Tier.TIER1
+
+
+def test_a_tier_that_turned_out_empty_is_left_for_the_other():
+    found = context(S.COMPLETE)
+    gone = frozenset({Tier.TIER2})
+    assert choose_tier(LIST[0], found, priority="tier2", gone=gone) is Tier.TIER1
+
+
+def test_no_tier_left_is_unknown_and_never_empty():
+    found = context(S.TIER1_DELETED, bookkeeper_deleted=True)
+    with pytest.raises(RetryableError) as caught:
+        choose_tier(LIST[0], found, priority="tier2", gone=frozenset({Tier.TIER2}))
+    assert caught.value.reason is Reason.UNKNOWN
+
+
+def test_a_ledger_that_is_being_trimmed_is_trimmed():
+    with pytest.raises(RefusedError) as caught:
+        choose_tier(LIST[0], context(S.TRIMMING), priority="tier2")
+    assert caught.value.reason is Reason.TRIMMED

@@ -1,0 +1,231 @@
+"""Protocols section 5, on virtual time: any position, whichever tier has it, and the tail."""
+
+import asyncio
+
+import pytest
+
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
+from tierlog.adapters.memory.faults import Faults
+from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.ids import EntryId, StreamName
+from tierlog.model.policy import Policy
+from tierlog.model.position import Edge
+from tierlog_reader.places import Tier
+
+
+def numbered(first, count, size=40):
+    return [f"{number:08d}".encode() * (size // 8) for number in range(first, first + count)]
+
+
+A, B, C = numbered(0, 30), numbered(100, 20), numbered(200, 10)
+
+
+async def three_ledgers(policy=None):
+    """One offloaded and gone locally, one in both tiers, one open."""
+    world = ReaderWorld()
+    await world.start(policy=policy)
+    first = await world.sealed(A)
+    await world.offloaded(first)
+    await world.gone_locally(first)
+    second = await world.sealed(B)
+    await world.offloaded(second)
+    third = await world.opened(C)
+    return world, first, second, third
+
+
+@pytest.mark.covers("A04", "A06", "A09", "A19")
+@on_virtual_time
+async def test_a_stream_reads_as_one_whichever_tier_holds_what():
+    world, *_ = await three_ledgers()
+    async with world.reader() as source:
+        assert await world.read_all(source) == A + B + C
+        assert await world.read_all(source, size=1) == A + B + C
+        assert await world.read_all(source, size=100_000) == A + B + C
+
+
+@pytest.mark.covers("A09")
+@pytest.mark.parametrize(("priority", "tier"), [("tier2", Tier.TIER2), ("tier1", Tier.TIER1)])
+def test_policy_decides_where_to_read_what_both_tiers_have(priority, tier):
+    @on_virtual_time
+    async def test():
+        policy = Policy(offloaded_read_priority=priority)
+        world, first, second, third = await three_ledgers(policy)
+        async with world.reader() as source:
+            tiers = [
+                (await source.read(STREAM, at(ledger, 0), budget())).chunk.tier
+                for ledger in (first, second, third)
+            ]
+        assert tiers == [Tier.TIER2, tier, Tier.TIER1]
+
+    test()
+
+
+@on_virtual_time
+async def test_every_position_can_be_read_alone():
+    world, first, _, third = await three_ledgers()
+    async with world.reader() as source:
+        for ledger, entries in ((first, A), (third, C)):
+            for number, entry in enumerate(entries):
+                answer = await source.read(STREAM, at(ledger, number), budget(entries=1))
+                assert payloads(answer) == [entry]
+                assert answer.resume == at(ledger, number + 1)
+
+
+@on_virtual_time
+async def test_a_budget_bounds_an_answer_but_never_below_one_entry():
+    world, first, *_ = await three_ledgers()
+    async with world.reader() as source:
+        few = await source.read(STREAM, at(first, 3), budget(entries=4))
+        assert payloads(few) == A[3:7]
+        one = await source.read(STREAM, at(first, 3), budget(size=1))
+        assert payloads(one) == A[3:4]
+
+
+@on_virtual_time
+async def test_what_is_wrong_with_a_position_is_told_apart():
+    world, first, second, third = await three_ledgers()
+    cases = [
+        (at(first, 31), Reason.NO_SUCH_ENTRY),
+        (at(second, 99), Reason.NO_SUCH_ENTRY),
+        (at(third, 11), Reason.NOT_YET),
+        (at(third + 5, 0), Reason.LEDGER_NOT_FOUND),
+    ]
+    async with world.reader() as source:
+        for where, reason in cases:
+            with pytest.raises((RefusedError, RetryableError)) as caught:
+                await source.read(STREAM, where, budget())
+            assert caught.value.reason is reason
+            assert caught.value.remedy
+        with pytest.raises(RefusedError) as caught:
+            await source.read(StreamName("nowhere"), Edge.EARLIEST, budget())
+        assert caught.value.reason is Reason.STREAM_NOT_FOUND
+
+
+@on_virtual_time
+async def test_the_tail_answers_empty_at_once_or_waits_for_what_comes():
+    world, *_, third = await three_ledgers()
+    async with world.reader() as source:
+        end = at(third, len(C))
+        empty = await source.read(STREAM, end, budget())
+        assert (empty.chunk, empty.resume) == (None, end)
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(source.read(STREAM, end, budget(wait_s=30)))
+            await asyncio.sleep(7)
+            await world.write(third, [b"late"], first=len(C))
+        assert payloads(reading.result()) == [b"late"]
+        assert 7 <= loop.time() - asked_s < 8
+
+
+@pytest.mark.covers("A02")
+@on_virtual_time
+async def test_a_tail_read_follows_a_roll_over_while_it_waits():
+    world, *_, third = await three_ledgers()
+    async with world.reader() as source:
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(source.read(STREAM, at(third, len(C)), budget(wait_s=30)))
+            await asyncio.sleep(3)
+            await world.catalog().ledgers.close(
+                world.claimed, third, last_entry_id=EntryId(len(C) - 1), length=400
+            )
+            await asyncio.sleep(3)
+            fourth = await world.opened([b"next ledger"])
+        answer = reading.result()
+        assert payloads(answer) == [b"next ledger"]
+        assert answer.resume == at(fourth, 1)
+
+
+@on_virtual_time
+async def test_latest_is_what_comes_after_the_call():
+    world, *_, third = await three_ledgers()
+    async with world.reader() as source:
+        empty = await source.read(STREAM, Edge.LATEST, budget())
+        assert (empty.chunk, empty.resume) == (None, at(third, len(C)))
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(source.read(STREAM, Edge.LATEST, budget(wait_s=30)))
+            await asyncio.sleep(2)
+            await world.write(third, [b"new"], first=len(C))
+        assert payloads(reading.result()) == [b"new"]
+
+
+@on_virtual_time
+async def test_nothing_behind_the_lac_of_an_open_ledger_is_served():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.opened(C, lac=5)  # the end of a run
+    async with world.reader() as source:
+        answer = await source.read(STREAM, Edge.EARLIEST, budget())
+        assert payloads(answer) == C[:6]
+        empty = await source.read(STREAM, at(ledger, 6), budget())
+        assert empty.chunk is None
+
+
+@on_virtual_time
+async def test_an_empty_stream_says_earliest_until_there_is_an_entry():
+    world = ReaderWorld()
+    await world.start()
+    async with world.reader() as source:
+        assert await source.bounds(STREAM) == (Edge.EARLIEST, Edge.EARLIEST)
+        empty = await source.read(STREAM, Edge.LATEST, budget())
+        assert (empty.chunk, empty.resume) == (None, Edge.EARLIEST)
+        ledger = await world.opened()
+        assert await source.bounds(STREAM) == (Edge.EARLIEST, Edge.EARLIEST)
+        await world.write(ledger, [b"one"])
+        assert await source.bounds(STREAM) == (at(ledger, 0), at(ledger, 1))
+
+
+@on_virtual_time
+async def test_a_ledger_that_leaves_tier_1_between_lookup_and_read_is_looked_up_again():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.sealed(A)
+    async with world.reader(age_s=1000) as source:
+        assert (await source.read(STREAM, at(ledger, 0), budget(entries=1))).chunk.tier == "tier1"
+        await world.offloaded(ledger)
+        await world.gone_locally(ledger)
+        # The reader's view is old by now; the node tells that the ledger is gone.
+        answer = await source.read(STREAM, at(ledger, 1), budget(entries=1))
+        assert answer.chunk.tier == "tier2"
+        assert payloads(answer) == A[1:2]
+
+
+@on_virtual_time
+async def test_a_tier_that_is_away_or_damaged_is_left_for_the_other():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.sealed(A)
+    await world.offloaded(ledger)
+    context = await world.context(ledger)
+    world.bucket.damage(context.location.data_key, 20)
+    async with world.reader() as source:
+        answer = await source.read(STREAM, at(ledger, 0), budget())
+        assert answer.chunk.tier == "tier1"
+        assert payloads(answer) == A
+    del world.bucket.objects[context.location.index_key]
+    async with world.reader() as source:
+        assert payloads(await source.read(STREAM, at(ledger, 0), budget())) == A
+
+
+@on_virtual_time
+async def test_when_the_last_tier_is_away_its_error_is_told_and_nothing_is_empty():
+    world, first, *_ = await three_ledgers()
+    faults = Faults(world.rng)
+    faults.outages.add("objects")
+    async with world.reader(objects_faults=faults) as source:
+        with pytest.raises(RetryableError) as caught:
+            await source.read(STREAM, at(first, 0), budget())
+        assert caught.value.reason is Reason.UNAVAILABLE
+
+
+@pytest.mark.covers("A77")
+@on_virtual_time
+async def test_index_objects_are_shared_and_a_spoilt_one_is_not_believed():
+    world, first, *_ = await three_ledgers()
+    async with world.reader() as source:
+        await source.read(STREAM, at(first, 0), budget())
+    assert len(world.cache.values) == 1
+    key, (value, end_s) = next(iter(world.cache.values.items()))
+    world.cache.values[key] = (value[:-1] + b"\xff", end_s)
+    async with world.reader() as source:
+        assert payloads(await source.read(STREAM, at(first, 2), budget(entries=1))) == A[2:3]

@@ -1,0 +1,134 @@
+"""A stream over one storage node, metadata and a bucket, all in memory, and a reader of it."""
+
+import contextlib
+
+from tests.unit.catalog.world import on_virtual_time
+from tests.unit.offload.world import STREAM, World
+from tierlog.adapters.memory.cache import MemoryCache
+from tierlog.adapters.memory.faults import Faults, no_faults
+from tierlog.adapters.memory.storage_node import MemoryStorageNode
+from tierlog.format.frame import FRAME_HEADER_LEN, pack_entries, walk_frames
+from tierlog.format.run import cut_runs
+from tierlog.ledger.directory import NodeDirectory
+from tierlog.model.ids import EntryId, LedgerId, NodeId
+from tierlog.model.position import Edge, Position
+from tierlog.offload.ranges import RangeLimits, Ranges
+from tierlog_reader.chunk import Answer, Budget
+from tierlog_reader.source import StreamSource
+from tierlog_reader.tier1 import StorageNodeTier
+from tierlog_reader.tier2 import ObjectTier, Tier2Limits
+from tierlog_reader.views import Views
+
+__all__ = ["STREAM", "ReaderWorld", "at", "budget", "on_virtual_time", "payloads"]
+
+N1 = NodeId("n1")
+
+
+def at(ledger_id: int, entry_id: int) -> Position:
+    return Position(LedgerId(ledger_id), EntryId(entry_id))
+
+
+def budget(*, entries: int = 1000, size: int = 100_000, wait_s: float = 0.0) -> Budget:
+    return Budget(entries_max=entries, bytes_max=size, wait_s=wait_s)
+
+
+def payloads(answer: Answer) -> list[bytes]:
+    """Return the entries of an answer."""
+    assert answer.chunk is not None
+    frames = b"".join(answer.chunk.frames)
+    starts = walk_frames(frames, answer.chunk.first_entry_id).tolist()
+    assert len(starts) == answer.chunk.count
+    ends = [*starts[1:], len(frames)]
+    return [frames[a + FRAME_HEADER_LEN : b] for a, b in zip(starts, ends, strict=True)]
+
+
+class ReaderWorld(World):
+    """The offload world with a storage node that really keeps the runs."""
+
+    def __init__(self, **named) -> None:
+        super().__init__(**named)
+        self.node = MemoryStorageNode(N1)
+        self.cache = MemoryCache(self.clock)
+        self.claimed = None
+
+    async def start(self, policy=None) -> None:
+        self.claimed = await self.stream(policy=policy)
+
+    async def write(self, ledger_id: LedgerId, entries, *, first: int = 0, lac=None) -> None:
+        """Store entries as an owner does, and confirm them up to ``lac`` (all of them)."""
+        frames, offsets = pack_entries(entries)
+        runs = cut_runs(
+            frames,
+            offsets,
+            ledger_id=ledger_id,
+            first_entry_id=first,
+            last_add_confirmed=first - 1,
+            owner_epoch=1,
+            run_bytes_max=200,
+            stripe_entries=2**40,
+        )
+        for run in runs:
+            await self.node.add(run)
+        self.node.confirm(ledger_id, EntryId(first + len(entries) - 1 if lac is None else lac))
+
+    async def sealed(self, entries) -> LedgerId:
+        """Write a ledger and close it."""
+        ledger_id = await self.seal(self.claimed, entries)
+        await self.write(ledger_id, entries)
+        return ledger_id
+
+    async def opened(self, entries=(), **named) -> LedgerId:
+        """Open a ledger with some entries."""
+        ledger_id = await self.seal(self.claimed, list(entries), close=False)
+        if entries:
+            await self.write(ledger_id, list(entries), **named)
+        return ledger_id
+
+    async def offloaded(self, ledger_id: LedgerId) -> None:
+        """Copy a sealed ledger to the bucket and complete its context."""
+        catalog, offloader = self.catalog(), self.offloader()
+        uuid = self.ids.uuid()
+        await catalog.contexts.begin_attempt(
+            ledger_id, uuid=uuid, location=offloader.location(ledger_id, uuid), worker="w"
+        )
+        metadata = await catalog.ledgers.get(ledger_id)
+        copy = await offloader.offload(self.open_ledger(ledger_id, metadata), uuid, {})
+        await catalog.contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
+
+    async def gone_locally(self, ledger_id: LedgerId) -> None:
+        """Delete the local copy, as the scheduler does after the lag."""
+        catalog = self.catalog()
+        context = await self.context(ledger_id)
+        deleting = await catalog.contexts.begin_tier1_deletion(ledger_id, uuid=context.uuid)
+        await catalog.ledgers.delete_tier1(ledger_id, deleting)
+        self.node.runs.pop(ledger_id, None)
+
+    @contextlib.asynccontextmanager
+    async def reader(self, *, objects_faults: Faults | None = None, age_s: float = 0.5):
+        """Give a source over all of it."""
+        catalog = self.catalog()
+        views = Views(catalog, age_s_max=age_s, entries_max=100)
+        nodes = NodeDirectory(catalog.nodes.live, None, local={N1: self.node})
+        objects = self.bucket.connect(objects_faults or no_faults())
+        ranges = Ranges(objects, RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=2048))
+        tier2 = ObjectTier(
+            objects,
+            ranges,
+            self.cache.connect(),
+            Tier2Limits(handles_max=4, index_ttl_s=60, ahead_bytes=1024),
+            bucket="b",
+        )
+        async with tier2.run():
+            yield StreamSource(views, StorageNodeTier(views, nodes), tier2)
+
+    async def read_all(self, source: StreamSource, *, size: int = 600) -> list[bytes]:
+        """Read the stream from its beginning until nothing more is there."""
+        where: Position | Edge = Edge.EARLIEST
+        found: list[bytes] = []
+        while True:
+            answer = await source.read(STREAM, where, budget(size=size))
+            if answer.chunk is None:
+                return found
+            found += payloads(answer)
+            assert answer.resume != where
+            where = answer.resume
