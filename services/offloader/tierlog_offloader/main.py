@@ -1,0 +1,77 @@
+"""The offloader process: real adapters around ``OffloadWorker``, in one consumer group.
+
+SIGTERM drains: nothing more is taken, what was begun gets its time, then is given up as a crash
+would; another worker begins anew.
+"""
+
+import asyncio
+import sys
+
+from tierlog.ledger.reader import Tier1ReadHandle
+from tierlog.model.errors import TierlogError
+from tierlog.offload.messages import Stationery, Topics
+from tierlog.runtime.http import build_http_app, serve_http
+from tierlog.runtime.service import announce_ready, run_service
+from tierlog.runtime.settings import Settings
+from tierlog.runtime.worker import WorkerLimits, run_worker
+from tierlog.wiring.build import open_offload_requests, system_clock, system_ids
+from tierlog.wiring.offload import OffloadParts, open_offload_parts
+from tierlog_offloader.worker import OffloadWorker, WorkerSettings
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    """Handle offload requests until ``stop``."""
+    own, listen = settings.offloader, settings.offloader.listen
+    async with open_offload_parts(settings) as parts:
+        worker = _worker(parts, settings)
+
+        async def metadata_answers() -> bool:
+            try:
+                await parts.catalog.streams.names()
+            except TierlogError:
+                return False
+            return True
+
+        app = build_http_app("Tierlog offloader", checks={"metadata": metadata_answers})
+        async with (
+            open_offload_requests(settings) as source,
+            serve_http(app, host=listen.host, port=listen.http_port) as http_port,
+        ):
+            announce_ready(
+                service="offloader", http=f"{listen.advertise_host or listen.host}:{http_port}"
+            )
+            await run_worker(
+                source,
+                worker.handle,
+                stop=stop,
+                limits=WorkerLimits(
+                    in_flight_max=own.ledgers_in_flight_max, drain_s_max=own.drain_s_max
+                ),
+            )
+
+
+def _worker(parts: OffloadParts, settings: Settings) -> OffloadWorker:
+    clock, ids = system_clock(), system_ids()
+    name = settings.offloader.worker_name or f"offloader-{ids.uuid().hex[:8]}"
+
+    return OffloadWorker(
+        catalog=parts.catalog,
+        open_ledger=lambda ledger_id, metadata: Tier1ReadHandle(ledger_id, metadata, parts.nodes),
+        offloader=parts.offloader,
+        publisher=parts.publisher,
+        stationery=Stationery(
+            Topics.of(settings.kafka.topic_prefix), source=name, clock=clock, ids=ids
+        ),
+        clock=clock,
+        ids=ids,
+        settings=WorkerSettings(name=name, deliveries_max=settings.kafka.deliveries_max),
+    )
+
+
+def main() -> None:
+    """Run the service and exit with its code."""
+    sys.exit(run_service("offloader", serve))
+
+
+if __name__ == "__main__":
+    main()
