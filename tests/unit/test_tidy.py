@@ -15,6 +15,8 @@ FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 LINE_LEN_MAX = 100
 
+# What is said to a tool at a line's end does not count, as with ruff.
+PRAGMA = re.compile(r"\s+# (?:noqa|type: ignore|fmt:).*$")
 MADE_BY_TOOLS = frozenset({"__pycache__", "build", "dist", "node_modules"})
 GENERATED = ROOT / "shared" / "tierlog" / "proto"
 
@@ -89,7 +91,7 @@ def test_no_file_and_no_line_is_too_long():
         long += [
             f"{_named(path)}:{number} has {len(line)} characters"
             for number, line in enumerate(lines, 1)
-            if len(line) > LINE_LEN_MAX
+            if len(PRAGMA.sub("", line)) > LINE_LEN_MAX
         ]
     assert long == []
 
