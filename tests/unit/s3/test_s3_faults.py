@@ -1,0 +1,273 @@
+"""The S3 adapter when the store throttles, lies, hangs up, or answers late.
+
+Pins what the streaming body rests on: the duck typing of a pinned library. What arrives is the
+buffers back to back, whole at each try, with the checksum beside it and no payload signature.
+"""
+
+import hashlib
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+from botocore.retries.standard import ExponentialBackoff
+from pydantic import SecretStr
+
+from tests.unit.s3.scripted import Answer, CutRequest, Request, ScriptedS3, error
+from tierlog.adapters.s3.body import CHUNK_BYTES, BuffersBody, chunks
+from tierlog.adapters.s3.store import S3ObjectStore, composite_etag, open_s3
+from tierlog.format.checksum import crc32c_of, to_base64
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
+from tierlog.ports.files import Buffer
+from tierlog.ports.objects import NoSuchUploadError, ObjectExistsError, Part
+from tierlog.runtime.settings import S3Settings
+
+BUFFERS: list[Buffer] = [
+    b"h" * 128,
+    memoryview(bytes(range(256)) * 2000),
+    b"",
+    bytearray(b"tail"),
+    b"x" * 40_000,
+]
+WHOLE = b"".join(BUFFERS)
+CRC = crc32c_of(BUFFERS)
+STAMP = {"Last-Modified": "Sat, 21 Nov 2026 10:00:00 GMT", "ETag": '"e"'}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    """Back-off as ever, but a hundred times faster."""
+    delay_amount = ExponentialBackoff.delay_amount
+    monkeypatch.setattr(
+        ExponentialBackoff, "delay_amount", lambda self, context: delay_amount(self, context) / 100
+    )
+    monkeypatch.setattr("tierlog.adapters.s3.store.BACKOFF_S_FIRST", 0.001)
+    monkeypatch.setattr("tierlog.adapters.s3.store.BACKOFF_S_MAX", 0.01)
+
+
+def opened(
+    server: ScriptedS3, *, attempts_max: int = 3
+) -> AbstractAsyncContextManager[S3ObjectStore]:
+    return open_s3(
+        S3Settings(
+            endpoint_url=server.url,
+            access_key="a",
+            secret_key=SecretStr("s"),
+            bucket="b",
+            attempts_max=attempts_max,
+        )
+    )
+
+
+def part_taken(request: Request) -> Answer:
+    etag = hashlib.md5(request.body, usedforsecurity=False).hexdigest()
+    return Answer(200, {"ETag": f'"{etag}"', "x-amz-checksum-crc32c": to_base64(CRC)})
+
+
+async def upload(server: ScriptedS3) -> Part:
+    async with opened(server) as store:
+        return await store.upload_part("k", "u", 1, BUFFERS, crc32c=CRC)
+
+
+@pytest.mark.covers("A42")
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        [],
+        [error(503, "SlowDown")],
+        [error(500, "InternalError"), error(503, "ServiceUnavailable")],
+        [CutRequest(0)],
+        [CutRequest(100_000)],
+        [CutRequest(len(WHOLE))],
+        [error(400, "RequestTimeout")],
+    ],
+)
+async def test_a_part_arrives_whole_at_each_try(trouble):
+    async with ScriptedS3(*trouble, part_taken) as server:
+        part = await upload(server)
+        assert part.size == len(WHOLE)
+        assert part.etag.strip('"') == hashlib.md5(WHOLE, usedforsecurity=False).hexdigest()
+        assert len(server.requests) == len(trouble) + 1
+        last = server.requests[-1]
+        assert last.body == WHOLE
+        assert last.headers["content-length"] == str(len(WHOLE))
+        assert last.headers["x-amz-checksum-crc32c"] == to_base64(CRC)
+        assert last.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+        assert "transfer-encoding" not in last.headers
+        assert "x-amz-trailer" not in last.headers
+
+
+async def test_tries_are_bounded_and_the_error_names_the_request():
+    async with ScriptedS3(*[error(503, "SlowDown")] * 3) as server:
+        with pytest.raises(RetryableError) as raised:
+            await upload(server)
+        assert len(server.requests) == 3
+        assert raised.value.reason is Reason.UNAVAILABLE
+        assert raised.value.details["code"] == "SlowDown"
+        assert raised.value.details["request_id"] == "REQ-1"
+        assert raised.value.details["object"] == "k"
+        assert raised.value.remedy
+
+
+async def test_nobody_there_is_retryable():
+    async with ScriptedS3() as server:
+        pass
+    with pytest.raises(RetryableError):
+        await upload(server)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "reason"),
+    [
+        (error(400, "BadDigest"), CorruptError, Reason.CORRUPT),
+        (error(403, "AccessDenied"), RefusedError, Reason.PERMISSION_DENIED),
+        (error(403, "SignatureDoesNotMatch"), RefusedError, Reason.UNAUTHENTICATED),
+        (error(404, "NoSuchBucket"), RefusedError, Reason.INVALID_ARGUMENT),
+        (error(404, "NoSuchUpload"), NoSuchUploadError, Reason.INVALID_ARGUMENT),
+        (error(400, "EntityTooSmall"), RefusedError, Reason.INVALID_ARGUMENT),
+    ],
+)
+async def test_each_refusal_is_of_its_kind_and_not_tried_again(answer, kind, reason):
+    async with ScriptedS3(answer) as server:
+        with pytest.raises(kind) as raised:
+            await upload(server)
+        assert raised.value.reason is reason
+        assert raised.value.details["request_id"] == "REQ-1"
+
+
+async def test_a_store_that_confirms_another_checksum_is_corrupt():
+    lie = Answer(200, {"ETag": '"e"', "x-amz-checksum-crc32c": to_base64(1)})
+    async with ScriptedS3(lie) as server:
+        with pytest.raises(CorruptError):
+            await upload(server)
+
+
+PARTS = [
+    Part(number=n, etag=f'"{hashlib.md5(bytes([n])).hexdigest()}"', crc32c=n, size=10)
+    for n in (1, 2)
+]
+COMPLETED = Answer(
+    200,
+    None,
+    b"<?xml version='1.0'?><CompleteMultipartUploadResult><ETag>e</ETag></"
+    b"CompleteMultipartUploadResult>",
+)
+
+
+def headed(size: int, etag: str) -> Answer:
+    return Answer(200, {**STAMP, "ETag": etag}, bytes(size))
+
+
+class TestCompleting:
+    async def complete(self, *script) -> ScriptedS3:
+        async with ScriptedS3(*script) as server, opened(server) as store:
+            await store.complete_upload("k", "u", PARTS)
+            return server
+
+    async def test_names_each_part_with_its_checksum(self):
+        server = await self.complete(COMPLETED)
+        body = server.requests[0].body.decode()
+        for part in PARTS:
+            assert to_base64(part.crc32c) in body
+
+    async def test_200_with_an_error_inside_is_tried_again(self):
+        inside = Answer(200, None, error(500, "InternalError").body)
+        server = await self.complete(inside, COMPLETED)
+        assert len(server.requests) == 2
+
+    async def test_its_own_success_whose_answer_was_lost_is_one(self):
+        own = headed(20, f'"{composite_etag(PARTS)}"')
+        await self.complete(CutRequest(0), error(404, "NoSuchUpload"), own)
+        await self.complete(*[error(500, "InternalError")] * 3, own)
+
+    @pytest.mark.parametrize(
+        "found", [headed(20, '"other-2"'), headed(21, f'"{composite_etag(PARTS)}"')]
+    )
+    async def test_another_object_under_the_key_is_none(self, found):
+        with pytest.raises(NoSuchUploadError):
+            await self.complete(error(404, "NoSuchUpload"), found)
+
+    async def test_an_upload_that_is_gone_without_an_object_is_refused(self):
+        with pytest.raises(NoSuchUploadError):
+            await self.complete(error(404, "NoSuchUpload"), error(404, "404"), Answer())
+
+
+def ranged(body: bytes, total: int, **more) -> Answer:
+    headers = {**STAMP, "Content-Range": f"bytes 0-{len(body) - 1}/{total}"}
+    return Answer(206, headers, body, **more)
+
+
+class TestRanges:
+    async def get(self, *script, length: int = 10) -> bytes | None:
+        async with ScriptedS3(*script) as server, opened(server) as store:
+            return await store.get_range("k", 0, length)
+
+    async def test_a_cut_body_is_asked_for_again(self):
+        cut = ranged(b"0123456789", 20, cut_body=4)
+        assert await self.get(cut, cut, ranged(b"0123456789", 20)) == b"0123456789"
+
+    async def test_bodies_that_stay_cut_are_retryable(self):
+        with pytest.raises(RetryableError, match="4 bytes arrived of 10"):
+            await self.get(*[ranged(b"0123456789", 20, cut_body=4)] * 3)
+
+    async def test_fewer_bytes_than_asked_only_at_the_end(self):
+        assert await self.get(ranged(b"0123", 4)) == b"0123"
+        with pytest.raises(RetryableError):
+            await self.get(*[ranged(b"0123", 20)] * 3)
+
+    async def test_a_store_that_ignores_ranges_is_refused(self):
+        with pytest.raises(RefusedError, match="without saying which"):
+            await self.get(Answer(200, STAMP, b"0123456789"))
+
+    async def test_missing_object_and_missing_bucket_are_two_things(self):
+        assert await self.get(error(404, "NoSuchKey")) is None
+        with pytest.raises(RefusedError):
+            await self.get(error(404, "NoSuchBucket"))
+
+
+class TestConditionalPut:
+    async def put(self, *script):
+        async with ScriptedS3(*script) as server, opened(server) as store:
+            return await store.put("k", b"body", metadata={"A": "1"}, if_none_match=True)
+
+    async def test_refused_when_someone_else_was_first(self):
+        with pytest.raises(ObjectExistsError):
+            await self.put(error(412, "PreconditionFailed"))
+
+    async def test_its_own_success_whose_answer_was_lost_is_one(self):
+        own = Answer(200, {**STAMP, "x-amz-meta-a": "1"}, b"body")
+        info = await self.put(CutRequest(4), error(412, "PreconditionFailed"), own)
+        assert info.size == 4
+
+    async def test_another_body_is_someone_else_even_after_a_retry(self):
+        other = Answer(200, {**STAMP, "x-amz-meta-a": "1"}, b"else")
+        with pytest.raises(ObjectExistsError):
+            await self.put(CutRequest(4), error(412, "PreconditionFailed"), other)
+
+
+async def test_head_of_a_missing_bucket_is_not_a_missing_object():
+    async with ScriptedS3(error(404, "404"), Answer()) as server, opened(server) as store:
+        assert await store.head("k") is None
+    async with (
+        ScriptedS3(error(404, "404"), error(404, "404")) as server,
+        opened(server) as store,
+    ):
+        with pytest.raises(RefusedError, match="no bucket"):
+            await store.head("k")
+
+
+def test_chunks_join_the_small_and_cut_the_large():
+    buffers = [b"a" * 100] * 1000 + [b"b" * (3 * CHUNK_BYTES + 1)] + [b"", b"c"]
+    pieces = list(chunks(buffers))
+    assert b"".join(pieces) == b"".join(buffers)
+    assert max(map(len, pieces)) <= CHUNK_BYTES
+    assert len(pieces) == 2 + 4 + 1
+
+
+def test_the_body_is_a_file_too():
+    body = BuffersBody(BUFFERS)
+    assert len(body) == len(WHOLE)
+    assert body.read(200) + body.read() == WHOLE
+    assert body.read() == b""
+    assert body.seek(-4, 2) == body.tell() == len(WHOLE) - 4
+    assert body.read() == WHOLE[-4:]
+    assert body.seek(0) == 0
+    assert body.read(10**9) == WHOLE
