@@ -16,7 +16,7 @@ Invariants:
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -165,6 +165,7 @@ class IngestNode:
                     self.catalog, self.info, ids=self._ports.ids, patience_s=PATIENCE_S
                 )
                 being = tasks.create_task(presence.run(), name="presence")
+                telling = tasks.create_task(self._tell_read_only(presence), name="read-only")
                 if await _happens_first(presence.registered, stop):
                     recovering = tasks.create_task(self.owners.recover_own(), name="recovery")
                     self.ready.set()
@@ -174,9 +175,17 @@ class IngestNode:
                 self.ready.clear()
                 await self._drain(owning)
                 being.cancel()
+                telling.cancel()
         finally:
             owning.cancel()
             await listener.close()
+
+    async def _tell_read_only(self, presence: Presence) -> None:
+        """Let others know while this node takes no ordinary adds."""
+        while True:
+            changed = self.storage.state_changed
+            presence.amend(replace(presence.info, read_only=self.storage.read_only))
+            await changed.wait()
 
     async def _drain(self, owning: "asyncio.Task[None]") -> None:
         """Answer what is here and close the open ledgers, for so long as that may take."""

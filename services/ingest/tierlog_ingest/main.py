@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import grpc
+from prometheus_client import REGISTRY
 
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.rpc import serve_grpc
@@ -20,6 +21,7 @@ from tierlog.wiring.build import open_metadata, system_clock, system_ids
 from tierlog.wiring.nodes import open_files, open_transport, wire_connector
 from tierlog_ingest import http_runs, http_status, rpc_ingest, rpc_storage
 from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
+from tierlog_ingest.metrics import NodeCollector
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -73,17 +75,22 @@ async def _front(node: IngestNode, listen: ListenSettings) -> AsyncIterator[Fron
     )
     http_runs.add_routes(app, node.storage)
     http_status.add_routes(app, node)
+    collector = NodeCollector(node)
+    REGISTRY.register(collector)
 
     def register(server: grpc.aio.Server) -> None:
         rpc_ingest.register(server, catalog=node.catalog, owners=node.owners, finder=node)
         rpc_storage.register(server, node.storage)
 
     host = listen.advertise_host or listen.host
-    async with (
-        serve_grpc(register, host=listen.host, port=listen.grpc_port) as grpc_port,
-        serve_http(app, host=listen.host, port=listen.http_port) as http_port,
-    ):
-        yield FrontAddresses(f"{host}:{grpc_port}", f"{host}:{http_port}")
+    try:
+        async with (
+            serve_grpc(register, host=listen.host, port=listen.grpc_port) as grpc_port,
+            serve_http(app, host=listen.host, port=listen.http_port) as http_port,
+        ):
+            yield FrontAddresses(f"{host}:{grpc_port}", f"{host}:{http_port}")
+    finally:
+        REGISTRY.unregister(collector)
 
 
 def main() -> int:

@@ -24,10 +24,17 @@ class Presence:
 
     def __init__(self, catalog: Catalog, info: NodeInfo, *, ids: Ids, patience_s: float) -> None:
         self.registered = asyncio.Event()
+        self.info = info
+        self._amended = asyncio.Event()
         self._catalog = catalog
-        self._info = info
         self._ids = ids
         self._patience_s = patience_s
+
+    def amend(self, info: NodeInfo) -> None:
+        """Tell others something new of this node (read-only, or no more)."""
+        assert info.node_id == self.info.node_id
+        self.info = info
+        self._amended.set()
 
     async def run(self) -> None:
         """Register, and again whenever the registration is gone.
@@ -39,8 +46,12 @@ class Presence:
         refused_since_s: float | None = None
         while True:
             try:
-                lost = await self._catalog.nodes.announce(self._info)
-                changed = await self._catalog.nodes.watch_announced(self._info.node_id)
+                self._amended.clear()
+                info = self.info
+                # What stands there may be older news of this very process.
+                await self._catalog.nodes.amend(info)
+                lost = await self._catalog.nodes.announce(info)
+                changed = await self._catalog.nodes.watch_announced(info.node_id)
             except (RetryableError, IndeterminateError) as error:
                 log.warning("node.not_registered", cause=str(error))
             except RefusedError as error:
@@ -52,7 +63,9 @@ class Presence:
                 if changed is not None:
                     refused_since_s = None
                     self.registered.set()
-                    await _first_of(lost, changed)
+                    await _first_of(lost, changed, self._amended)
+                    if self._amended.is_set():
+                        continue
                     self.registered.clear()
                     log.info("node.registration_moved", session_lost=lost.is_set())
                     continue

@@ -81,6 +81,23 @@ class NodeCatalog:
 
         return await settle(self._store, self._ids, path, one_round)
 
+    async def amend(self, info: NodeInfo) -> None:
+        """Change what a registered node says of itself (read-only, free bytes); it stays its own.
+
+        Does nothing when there is no registration, or one with other addresses.
+        """
+        path = paths.available_path(info.node_id)
+
+        async def one_round() -> None:
+            found = await self._store.get(path)
+            if found is None:
+                return
+            there = records.decode_node(found.data)
+            if there != info and there.wire_address == info.wire_address:
+                await self._store.set(path, records.encode_node(info), version=found.version)
+
+        await settle(self._store, self._ids, path, one_round)
+
     async def watch_announced(self, node_id: NodeId) -> asyncio.Event | None:
         """Return an event that is set once the node's registration changes; None: there is none.
 

@@ -1,6 +1,7 @@
 """A node stays registered: through lost sessions, and after a crash whose session lingers."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_a_registration_left_by_a_crash_is_outlived_on_the_same_and_on_other_por
     async def main():
         cluster = SmallCluster()
         crashed_store, crashed = client(cluster)
-        await crashed.nodes.announce(presence(cluster, crashed)._info)
+        await crashed.nodes.announce(presence(cluster, crashed).info)
         _, catalog = client(cluster)
         one = presence(cluster, catalog, wire=wire)
         async with asyncio.TaskGroup() as tasks:
@@ -68,11 +69,29 @@ def test_another_process_with_the_same_id_is_an_error_once_a_crash_is_ruled_out(
     async def main():
         cluster = SmallCluster()
         _, first = client(cluster)
-        await first.nodes.announce(presence(cluster, first)._info)
+        await first.nodes.announce(presence(cluster, first).info)
         _, catalog = client(cluster)
         one = presence(cluster, catalog, wire="n1:99", patience_s=20.0)
         with pytest.raises(RefusedError, match="registered already"):
             await one.run()
         assert asyncio.get_running_loop().time() > 20
+
+    run_virtual(main())
+
+
+def test_a_read_only_node_says_so_and_takes_it_back():
+    async def main():
+        cluster = SmallCluster()
+        _, catalog = client(cluster)
+        one = presence(cluster, catalog)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(one.run())
+            await one.registered.wait()
+            for read_only in (True, False):
+                one.amend(dataclasses.replace(one.info, read_only=read_only))
+                await asyncio.sleep(1)
+                assert one.registered.is_set()
+                assert (await catalog.nodes.live())[N1].read_only is read_only
+            running.cancel()
 
     run_virtual(main())

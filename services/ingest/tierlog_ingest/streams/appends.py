@@ -14,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -21,7 +22,13 @@ from tierlog.format.frame import FRAME_HEADER_LEN, Offsets
 from tierlog.format.run import Run
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.policy import BLOCK_SIZE_MIN, MIB
 from tierlog.model.position import AppendedRange
+
+ENTRY_LEN_SURE: Final = 4 * MIB
+"""No stream's limit lies below: an append that is no longer needs no look at its entries."""
+
+assert ENTRY_LEN_SURE < BLOCK_SIZE_MIN - 140
 
 Answer = asyncio.Future[list[AppendedRange]]
 
@@ -107,7 +114,9 @@ class Append:
 
 
 def entry_len_max(draft: Run) -> int:
-    """Return the length of the draft's largest entry."""
+    """Return the length of the draft's largest entry, or a bound that every limit allows."""
+    if draft.payload_len <= ENTRY_LEN_SURE:
+        return draft.payload_len
     ends = np.append(draft.offsets[1:], len(draft.frames)).astype(np.int64)
     return int((ends - draft.offsets).max()) - FRAME_HEADER_LEN
 

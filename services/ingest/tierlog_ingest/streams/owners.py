@@ -9,14 +9,14 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
 from tierlog.format.run import Run
-from tierlog.model.errors import Reason, RetryableError, TierlogError
+from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.node import NodeInfo
 from tierlog_ingest.streams.appends import Answer
@@ -25,6 +25,10 @@ from tierlog_ingest.streams.owner import OwnerParts, OwnerState, StreamOwner
 log = structlog.get_logger()
 
 RECOVERIES_MAX: Final = 8
+BACKOFF_S_FIRST: Final = 0.1
+BACKOFF_S_MAX: Final = 5.0
+
+Answered = TypeVar("Answered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,25 +104,46 @@ class Owners:
     async def recover_own(self) -> None:
         """Claim and recover what this node owned before it crashed, without waiting for appends.
 
-        Streams that can't be read now are left for their next append.
+        Metadata that can't be read is asked again: a ledger that nobody closes is never offloaded.
         """
-        catalog, slots = self._parts.catalog, asyncio.Semaphore(self._recoveries_max)
+        slots = asyncio.Semaphore(self._recoveries_max)
 
         async def one(name: StreamName) -> None:
             async with slots:
-                try:
-                    snapshot = await catalog.streams.snapshot(name)
-                    claimant = snapshot.stream.owner
-                    mine = claimant is not None and claimant.node_id == self._parts.node_id
-                    if mine and not all(ledger.closed for ledger in snapshot.ledgers):
-                        await self._owner(name).recovered.wait()
-                except TierlogError as error:
-                    log.warning("owner.not_recovered", stream=name, cause=str(error))
+                await self._until_answered(name, lambda: self._recover_if_own(name))
 
-        names: Sequence[StreamName] = await catalog.streams.names()
+        names = await self._until_answered("all streams", self._parts.catalog.streams.names)
         async with asyncio.TaskGroup() as tasks:
-            for name in names:
+            for name in names or ():
                 tasks.create_task(one(name))
+
+    async def _recover_if_own(self, name: StreamName) -> None:
+        """Recover a stream that this node owned; raises what kept it from that for now."""
+        snapshot = await self._parts.catalog.streams.snapshot(name)
+        claimant = snapshot.stream.owner
+        mine = claimant is not None and claimant.node_id == self._parts.node_id
+        if mine and not all(ledger.closed for ledger in snapshot.ledgers):
+            owner = self._owner(name)
+            await owner.recovered.wait()
+            if owner.failure is not None:
+                raise owner.failure
+
+    async def _until_answered(
+        self, what: str, ask: Callable[[], Awaitable[Answered]]
+    ) -> Answered | None:
+        """Ask until there is an answer; None: it was refused, or the node shuts down."""
+        backoff_s = BACKOFF_S_FIRST
+        while not self._stopping.is_set():
+            try:
+                return await ask()
+            except (RetryableError, IndeterminateError) as error:
+                log.warning("owner.not_recovered", stream=what, cause=str(error))
+            except TierlogError as error:
+                log.warning("owner.left_alone", stream=what, cause=str(error))
+                return None
+            await asyncio.sleep(self._parts.ids.uniform(0.5, 1.0) * backoff_s)
+            backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
+        return None
 
     def _owner(self, name: StreamName) -> StreamOwner:
         found = self._owners.get(name)
