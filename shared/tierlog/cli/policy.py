@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from tierlog.cli.output import Output, OutputOption, print_one
+from tierlog.cli.output import Output, OutputOption, print_json, print_table
 from tierlog.cli.session import command
 from tierlog.cli.stream import Name, with_client
 from tierlog.model.errors import RefusedError
@@ -24,7 +24,7 @@ Size = Annotated[str | None, typer.Option(help="As 512k, 64M, 1G; none: unset.")
 @command
 def show(stream: Name, *, output: OutputOption = Output.TABLE) -> None:
     """Show a stream's thresholds."""
-    print_one(with_client(lambda client: client.policy(stream)), output)
+    _print(with_client(lambda client: client.policy(stream)), output)
 
 
 @app.command("set")
@@ -65,9 +65,20 @@ def set_policy(  # noqa: PLR0913 - one option a threshold
 
     async def change(client: Any) -> Any:  # noqa: ANN401 - JSON
         found = await client.policy(stream)
-        return await client.set_policy(stream, {**found.get("policy", {}), **changed})
+        return await client.set_policy(stream, {**found["own"], **changed})
 
-    print_one(with_client(change), output)
+    _print(with_client(change), output)
+
+
+def _print(found: Any, output: Output) -> None:  # noqa: ANN401 - JSON
+    if output is not Output.TABLE:
+        print_json(found, indent=output is Output.JSON)
+        return
+    rows = [
+        {"threshold": name, "own": found["own"][name], "effective": value}
+        for name, value in found["effective"].items()
+    ]
+    print_table(rows, dict.fromkeys(("threshold", "own", "effective")))
 
 
 def _parsed(text: str | None, parse: Any) -> tuple[int | None] | None:  # noqa: ANN401

@@ -16,7 +16,7 @@ import structlog
 
 from tierlog.format.entry import Entry, decode_entry
 from tierlog.format.frame import FRAME_HEADER_LEN, check_frames, walk_frames
-from tierlog.model.errors import CorruptError, RetryableError
+from tierlog.model.errors import CorruptError, Reason, RetryableError
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.position import Edge, Position
 from tierlog.ports.reads import FramesAnswer, StreamReads
@@ -96,6 +96,9 @@ class StreamReader:
             until = end
         left = self._limit
         where = self._start
+        if isinstance(where, Position) and until is not None and where > until:
+            # Behind the end: the reader says what is wrong with it.
+            await self._next(where, left)
         while (left is None or left > 0) and not _reached(where, until):
             answer = await self._next(where, left)
             if answer.count == 0:
@@ -137,7 +140,8 @@ class StreamReader:
                     wait_s=FOLLOW_WAIT_S if self._follow else 0.0,
                 )
             except (RetryableError, CorruptError) as error:
-                if loop.time() + backoff_s >= deadline_s:
+                waits_for_producers = error.reason is Reason.NOT_YET and not self._follow
+                if waits_for_producers or loop.time() + backoff_s >= deadline_s:
                     raise
                 log.info("read.again", stream=self.stream, position=str(where), cause=str(error))
             await asyncio.sleep(backoff_s)
