@@ -104,7 +104,7 @@ class FrameDecoder:
         return self._chunk[self._end :]
 
     def wrote(self, count: int) -> None:
-        """Take note of ``count`` bytes written to ``buffer()``. ````CorruptError`` at a bad head."""
+        """Take note of ``count`` bytes written to ``buffer()``. ``CorruptError`` at a bad head."""
         if self._failed:
             return  # behind a bad head there are no frames to find
         self._end += count

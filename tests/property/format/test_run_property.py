@@ -51,6 +51,7 @@ def naive_run(raw: bytes) -> tuple[dict[str, int], list[tuple[int, bytes]]]:
     return fields, entries
 
 
+@pytest.mark.covers("D04", "D05", "D06", "D07")
 @given(batches, ids)
 def test_a_run_is_what_its_table_says(entries: list[bytes], first: int) -> None:
     frames, offsets = pack_entries(entries, first)
@@ -137,6 +138,7 @@ def test_frames_between_are_the_frames_asked_for(entries: list[bytes], data) -> 
     assert bytes(run.entry(low)) == entries[low - 10]
 
 
+@pytest.mark.covers("D08")
 @given(batches, st.data())
 def test_every_flip_and_every_truncation_is_refused(entries: list[bytes], data) -> None:
     frames, offsets = pack_entries(entries)

@@ -31,7 +31,7 @@ async def test_the_first_process_names_the_cluster_and_its_layout_for_all():
     assert b"HierarchicalLedgerManagerFactory" in layout.data
 
 
-@pytest.mark.covers("D57")
+@pytest.mark.covers("D48", "D57")
 @on_virtual_time
 async def test_the_flat_layout_is_refused_with_a_remedy():
     world = World()

@@ -53,7 +53,7 @@ def copied(entries, *, block_size=BLOCK, run_bytes_max=200):
     return run_virtual(main())
 
 
-@pytest.mark.covers("A11", "A39", "A40", "A42", "A44", "A71", "A72", "A73", "A75")
+@pytest.mark.covers("A11", "A39", "A40", "A42", "A44", "A71", "A72", "A73", "A75", "B24")
 @settings(max_examples=80, deadline=None)
 @given(entry_lists, st.integers(13, 700))
 def test_objects_are_those_of_the_specification(entries, run_bytes_max):
@@ -70,7 +70,7 @@ def test_objects_are_those_of_the_specification(entries, run_bytes_max):
     assert not world.bucket.uploads
 
 
-@pytest.mark.covers("A09", "A12", "A19")
+@pytest.mark.covers("A07", "A09", "A12", "A19")
 @settings(max_examples=60, deadline=None)
 @given(entry_lists, st.data())
 def test_reading_the_copy_is_identical(entries, data):
@@ -93,7 +93,7 @@ def test_reading_the_copy_is_identical(entries, data):
     run_virtual(main())
 
 
-@pytest.mark.covers("A17", "A41", "A69", "A70")
+@pytest.mark.covers("A17", "A41", "A69", "A70", "B14")
 def test_names_and_user_metadata():
     world, _, offloader = copied([b"x" * 300] * 3)
     location = offloader.location(LEDGER, UUID_1)
@@ -154,7 +154,7 @@ def test_delete_takes_one_attempt_and_its_open_uploads():
     run_virtual(main())
 
 
-@pytest.mark.covers("A22")
+@pytest.mark.covers("A22", "B06")
 def test_the_default_refuses_any_use():
     offloader = UnconfiguredOffloader()
     handle = ListHandle(LEDGER, [b"a"])

@@ -118,7 +118,6 @@ async def test_the_tail_answers_empty_at_once_or_waits_for_what_comes():
         assert 7 <= loop.time() - asked_s < 8
 
 
-@pytest.mark.covers("A02")
 @on_virtual_time
 async def test_a_tail_read_follows_a_roll_over_while_it_waits():
     world, *_, third = await three_ledgers()
