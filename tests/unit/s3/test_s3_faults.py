@@ -4,9 +4,12 @@ Pins what the streaming body rests on: the duck typing of a pinned library. What
 buffers back to back, whole at each try, with the checksum beside it and no payload signature.
 """
 
+import functools
 import hashlib
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
+import aioboto3
 import pytest
 from botocore.retries.standard import ExponentialBackoff
 from pydantic import SecretStr
@@ -41,6 +44,16 @@ def no_waiting(monkeypatch):
     )
     monkeypatch.setattr("tierlog.adapters.s3.store.BACKOFF_S_FIRST", 0.001)
     monkeypatch.setattr("tierlog.adapters.s3.store.BACKOFF_S_MAX", 0.01)
+    monkeypatch.setattr("aioboto3.Session", one_session)
+
+
+@functools.cache
+def one_session(**settings: str) -> Any:
+    """The session that is the same in each test: it takes long to read what S3 is."""
+    return _SESSION(**settings)
+
+
+_SESSION = aioboto3.Session
 
 
 def opened(
