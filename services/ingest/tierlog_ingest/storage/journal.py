@@ -78,6 +78,7 @@ class Journal:
         self.queued_bytes = 0
         self.written_bytes = 0
         self.group_count = 0
+        self.on_durable: Callable[[list[object]], None] = lambda _tags: None
         self.on_rollback: Callable[[list[object]], None] = lambda _tags: None
 
     def __repr__(self) -> str:
@@ -94,7 +95,10 @@ class Journal:
     def append(
         self, kind: Kind, payload: Sequence[Buffer], *, tag: object = None
     ) -> "asyncio.Future[None]":
-        """Queue a record; the future succeeds once it is durable. ``on_rollback`` gets ``tag``."""
+        """Queue a record; the future succeeds once it is durable.
+
+        Before anyone hears, ``on_durable`` or ``on_rollback`` gets its ``tag``.
+        """
         length = RECORD_HEADER_LEN + sum(map(len, payload))
         return self._push(_Item(kind, payload, length, _future(), tag))
 
@@ -201,6 +205,7 @@ class Journal:
             raise
         self._advance(GROUP_HEADER_LEN + records_len)
         self._marker_due = True
+        self.on_durable([item.tag for item in items if item.tag is not None])
         for item in items:
             if not item.done.done():
                 item.done.set_result(None)

@@ -6,15 +6,17 @@
 Owns: the lengths that say what is where, buffering, flushing, and finding runs in a file after a
 restart. Does not own durability of acknowledged runs: the journal does, until a checkpoint.
 
-    0 <= synced_len <= flushed_len <= logical_len
-         synced_len    durable in the file
-         flushed_len   given to the file
-         logical_len   where the next run goes; the rest is in ``buffer``
-         mark_len      logical_len at the last mark: what BASE records
+    0 <= synced_len <= flushed_len <= journaled_len <= logical_len
+         synced_len     durable in the file
+         flushed_len    given to the file
+         journaled_len  durable in the journal, or in the file since before the last mark
+         logical_len    where the next run goes; what is not in the file is in ``buffer``
+         mark_len       logical_len at the last mark: what BASE records
 
 Invariants:
     * ``index`` and ``buffer`` hold exactly the runs below ``logical_len``.
-    * A flush that a rollback overtook does not count what was rolled back.
+    * Nothing reaches the file that the journal does not know of (BASE, too), so that whatever a
+      crash does to the file's tail, the journal says where the tail begins.
     * What scanning can't read makes ``damaged``: nothing of the ledger is called absent then.
 """
 
@@ -131,6 +133,7 @@ class Ledger:
         """The file's name may not be durable yet."""
         self.buffer: dict[int, Run] = {}
         self.logical_len = 0
+        self.journaled_len = 0
         self.flushed_len = 0
         self.synced_len = 0
         self.mark_len = 0
@@ -139,8 +142,6 @@ class Ledger:
         self.last_add_confirmed: EntryId = NO_ENTRY
         self.lac_moved = asyncio.Event()
         self.in_use = 0
-        self._flush_limit = 0
-        self._cut_wanted = False  # the file may be longer than it should be
         self._flushing = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -152,12 +153,12 @@ class Ledger:
     @property
     def dirty(self) -> bool:
         """Whether something is not durable in the file."""
-        return self.synced_len < self.logical_len or self.new_name or self._cut_wanted
+        return self.synced_len < self.logical_len or self.new_name
 
     @property
     def begun(self) -> bool:
         """Whether anything ever went to the file, or should."""
-        return bool(self.buffer) or self.flushed_len > 0 or self._cut_wanted
+        return self.journaled_len > 0
 
     @property
     def has_entries(self) -> bool:
@@ -183,15 +184,12 @@ class Ledger:
 
     def roll_back(self, offset: int) -> None:
         """Forget what lies at ``offset`` and behind: it could not be journaled."""
+        assert offset >= self.journaled_len
         self.index.drop_from(offset)
-        self._cut_wanted = True
         for found in [one for one in self.buffer if one >= offset]:
             self._unbuffer(found)
         self.logical_len = offset
-        self.flushed_len = min(self.flushed_len, offset)
-        self.synced_len = min(self.synced_len, offset)
         self.mark_len = min(self.mark_len, offset)
-        self._flush_limit = min(self._flush_limit, offset)
         self.based_in_era = -1
 
     async def flush(self, open_files: OpenFiles, *, sync: bool = False) -> None:
@@ -203,19 +201,17 @@ class Ledger:
                 await self._flush(file, sync=sync)
 
     async def _flush(self, file: File, *, sync: bool) -> None:
-        await self._cut(file)
-        start = self.flushed_len
-        runs = [self.buffer[at] for at in sorted(self.buffer)]
-        self._flush_limit = self.logical_len
-        if runs:
-            await file.write(start, [run.encoded for run in runs])
-        self.flushed_len = max(self.flushed_len, self._flush_limit)
-        for at in [one for one in self.buffer if one < self.flushed_len]:
+        target = self.journaled_len
+        offsets = sorted(at for at in self.buffer if at < target)
+        if offsets:
+            assert offsets[0] == self.flushed_len
+            await file.write(self.flushed_len, [self.buffer[at].encoded for at in offsets])
+            self.flushed_len = target
+        for at in offsets:
             self._unbuffer(at)
         if sync:
-            target = self._flush_limit = self.flushed_len
             await file.sync()
-            self.synced_len = max(self.synced_len, min(target, self._flush_limit))
+            self.synced_len = target
 
     def _unbuffer(self, at: int) -> None:
         self._gauge.bytes -= len(self.buffer.pop(at).encoded)
@@ -230,21 +226,13 @@ class Ledger:
             with contextlib.suppress(FileNotFoundError):
                 await files.remove(ledger_file_path(self.ledger_id))
 
-    async def _cut(self, file: File) -> None:
-        if self._cut_wanted:
-            self._cut_wanted = False
-            try:
-                await file.truncate(self.flushed_len)
-            except BaseException:
-                self._cut_wanted = True
-                raise
-
     async def load(self, open_files: OpenFiles) -> None:
         """Build the index from the whole file, all of which is durable."""
         async with open_files.use(self.ledger_id) as file:
             size = await file.size()
             await self._scan(file, size)
-        self.logical_len = self.flushed_len = self.synced_len = self.mark_len = size
+        self.logical_len = self.journaled_len = self.flushed_len = size
+        self.synced_len = self.mark_len = size
         self.loaded = True
 
     async def restore(self, open_files: OpenFiles, base_len: int) -> None:

@@ -1,7 +1,8 @@
 """The storage node: runs, fences and LACs, durable before they are answered.
 
-Run → ledger buffer → index → journal (group commit) → answer. A checkpoint rolls the journal,
-makes every ledger file durable that changed, persists the mark, and removes the older journals.
+Run → ledger buffer → index → journal (group commit) → answer; then the buffer may go to the
+ledger's file. A checkpoint rolls the journal, makes every ledger file durable that changed,
+persists the mark, and removes the older journals.
 
 Owns: the order of these steps, fences, what is absent and what is unknown, and what the disk's
 state means for callers. Does not own bytes on disk (``journal``, ``replay``, ``ledger_file``),
@@ -87,6 +88,7 @@ class StorageNode:
         self._files = files
         self._settings = settings
         self._journal = Journal(files, ids, settings)
+        self._journal.on_durable = self._journaled
         self._journal.on_rollback = self._roll_back
         self._open_files = OpenFiles(files, open_max=settings.open_files_max)
         self._ledgers: dict[LedgerId, Ledger] = {}
@@ -246,21 +248,28 @@ class StorageNode:
         if ledger.based_in_era != self._era:
             ledger.based_in_era = self._era
             base = encode_base(ledger.ledger_id, ledger.mark_len)
-            self._journal.append(Kind.BASE, [base], tag=(ledger, offset))
-        if self._gauge.bytes >= self._settings.ledger_buffer_bytes_max:
-            self._flush_wanted.set()
+            self._journal.append(Kind.BASE, [base], tag=(ledger, offset, offset))
         if self._journal_since_mark() >= self._settings.checkpoint_journal_bytes:
             self._checkpoint_wanted.set()
         # Also what is there already: it may not be durable yet, and then must not be answered.
-        tag = (ledger, offset) if placed else None
+        tag = (ledger, offset, ledger.logical_len) if placed else None
         return self._journal.append(Kind.RUN, [run.encoded], tag=tag)
+
+    def _journaled(self, tags: list[object]) -> None:
+        """Let the runs that are durable now go to their files."""
+        for tag in tags:
+            assert isinstance(tag, tuple)
+            ledger, _, end = tag
+            ledger.journaled_len = end
+        if self._gauge.bytes >= self._settings.ledger_buffer_bytes_max:
+            self._flush_wanted.set()
 
     def _roll_back(self, tags: list[object]) -> None:
         """Forget the runs that could not be journaled: the disk is full."""
         offsets: dict[Ledger, int] = {}
         for tag in tags:
             assert isinstance(tag, tuple)
-            ledger, offset = tag
+            ledger, offset, _ = tag
             offsets[ledger] = min(offset, offsets.get(ledger, offset))
         for ledger, offset in offsets.items():
             ledger.roll_back(offset)
@@ -279,6 +288,8 @@ class StorageNode:
         recovery: bool = False,
     ) -> AsyncIterator[Run]:
         self._check_serving()
+        if ledger_id in self._quarantined:
+            raise unknown_entry(ledger_id, first_entry_id)
         if recovery:
             await self.fence(ledger_id)
         ledger = await self._loaded(ledger_id)
@@ -359,10 +370,10 @@ class StorageNode:
     async def free(self, ledger_id: LedgerId) -> None:
         """Forget a deleted ledger for ever, durably; its id stays fenced."""
         self._check_serving()
-        if ledger_id in self._freed:
-            return
-        await self._journal.append(Kind.FREED, [encode_ledger_id(ledger_id)])
-        await self._drop(ledger_id)
+        async with self._checkpointing:  # or its record could be in a journal that just goes
+            if ledger_id not in self._freed:
+                await self._journal.append(Kind.FREED, [encode_ledger_id(ledger_id)])
+                await self._drop(ledger_id)
 
     def limit_limbo(self, ledger_id_max: LedgerId) -> None:
         """Take note that ledgers above this id were made after the journal was damaged."""
@@ -469,12 +480,14 @@ class StorageNode:
         while True:
             await self._flush_wanted.wait()
             self._flush_wanted.clear()
+            buffered = self._gauge.bytes
             try:
                 await self._flush_largest()
             except TierlogError as error:
                 log.warning("flush.failed", cause=str(error))
                 self._set_read_only(value=True)
-            self._flushed.set()
+            if self._gauge.bytes < buffered:
+                self._flushed.set()
 
     async def _flush_largest(self) -> None:
         buffered = [one for one in self._ledgers.values() if one.buffer]
@@ -580,6 +593,7 @@ class StorageNode:
         except CorruptError as error:
             replay.damages.append(str(error))
             log.error("journal.conflict", cause=str(error))  # noqa: TRY400 - no bug of ours
+        ledger.journaled_len = ledger.logical_len
         ledger.confirm(run.header.last_add_confirmed)
         if self._gauge.bytes >= self._settings.ledger_buffer_bytes_max:
             await self._flush_largest()
