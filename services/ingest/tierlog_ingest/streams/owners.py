@@ -25,6 +25,7 @@ from tierlog_ingest.streams.owner import OwnerParts, OwnerState, StreamOwner
 log = structlog.get_logger()
 
 RECOVERIES_MAX: Final = 8
+RECOVERY_SLOT_S_MAX: Final = 30.0
 BACKOFF_S_FIRST: Final = 0.1
 BACKOFF_S_MAX: Final = 5.0
 
@@ -124,7 +125,12 @@ class Owners:
         mine = claimant is not None and claimant.node_id == self._parts.node_id
         if mine and not all(ledger.closed for ledger in snapshot.ledgers):
             owner = self._owner(name)
-            await owner.recovered.wait()
+            try:
+                async with asyncio.timeout(RECOVERY_SLOT_S_MAX):
+                    await owner.recovered.wait()
+            except TimeoutError:
+                # It waits for a node, says so, and goes on by itself; others get the slot.
+                return
             if owner.failure is not None:
                 raise owner.failure
 
