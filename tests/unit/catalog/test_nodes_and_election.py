@@ -11,6 +11,7 @@ from tierlog.format import paths
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import NodeId
 from tierlog.model.node import NodeInfo
+from tierlog.model.offload import SchedulerProgress
 
 INFO = NodeInfo(
     node_id=NODE,
@@ -180,3 +181,31 @@ async def test_a_lock_whose_answer_was_lost_is_read_back():
     assert await CourtesyLock(first.client, path, first.ids.uuid()).take()
     second.faults.next("metadata.create_ephemeral", Outcome.REPLY_LOST)
     assert not await CourtesyLock(second.client, path, second.ids.uuid()).take()
+
+
+@on_virtual_time
+async def test_progress_outlives_its_leader_and_never_goes_back():
+    world = World()
+    first, second = world.process(), world.process()
+    assert await first.catalog.progress.load() == SchedulerProgress()
+    further = SchedulerProgress(progress_ms=2_000)
+    first.faults.next("metadata.create", Outcome.REPLY_LOST)
+    await first.catalog.progress.save(further)
+    await second.catalog.progress.save(SchedulerProgress(progress_ms=1_000))
+    assert await second.catalog.progress.load() == further
+    second.faults.next("metadata.set", Outcome.REPLY_LOST)
+    await second.catalog.progress.save(SchedulerProgress(progress_ms=3_000))
+    assert (await first.catalog.progress.load()).progress_ms == 3_000
+
+
+@on_virtual_time
+async def test_a_candidate_that_resigns_while_nothing_answers_goes_with_its_session():
+    world = World()
+    first, second = world.process(), world.process()
+    leading = Election(first.client, first.ids, office="test")
+    await leading.win()
+    first.faults.outages.add("metadata")
+    await leading.resign()
+    first.client.abandon()
+    async with asyncio.timeout(10):
+        await Election(second.client, second.ids, office="test").win()

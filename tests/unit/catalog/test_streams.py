@@ -7,7 +7,7 @@ from tierlog.adapters.memory.faults import Outcome
 from tierlog.catalog.ledgers import PAGE_LEDGERS, TAIL_LEDGERS_MAX
 from tierlog.format import paths
 from tierlog.model.errors import Reason, RefusedError
-from tierlog.model.ids import EntryId, NodeId, StreamName
+from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.policy import DELETION_LAG_DEFAULT_MS, Policy
 
 
@@ -151,3 +151,16 @@ async def test_a_snapshot_is_of_one_moment_though_the_list_is_paged_while_it_is_
     assert len(ids) == TAIL_LEDGERS_MAX + PAGE_LEDGERS + 1
     assert ids == sorted(set(ids))
     assert len(snapshot.stream.pages) == 2
+
+
+@on_virtual_time
+async def test_an_admins_wish_only_ever_reaches_further():
+    world = World()
+    process = world.process()
+    streams = process.catalog.streams
+    await streams.create(ORDERS)
+    for outcome in (Outcome.REPLY_LOST, Outcome.REQUEST_LOST):
+        process.faults.next("metadata.set", outcome)
+        assert (await streams.want_offloaded(ORDERS, LedgerId(7))).offload_through == 7
+    assert (await streams.want_offloaded(ORDERS, LedgerId(3))).offload_through == 7
+    assert (await streams.snapshot(ORDERS)).stream.offload_through == 7
