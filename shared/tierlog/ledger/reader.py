@@ -145,40 +145,51 @@ class Tier1ReadHandle(Generic[Node]):
         trouble: list[TierlogError],
     ) -> AsyncIterator[Run]:
         """Yield what one node has from ``first`` on, without a gap; note why it ended."""
+        budget = bytes_max if bytes_max is not None else READ_BYTES_MAX
+        closed = self._metadata.state is LedgerState.CLOSED
         expected = first
-        client: Node | None = None
-        try:
-            client = await self._nodes.client(node_id)
-            runs = client.read(
-                self._ledger_id,
-                first,
-                last_entry_id=last,
-                bytes_max=bytes_max if bytes_max is not None else READ_BYTES_MAX,
-                wait_s=wait_s,
-                # A node knows no LAC behind its last run; of a closed ledger the metadata is the
-                # end, and the fence that comes with such a read changes nothing any more.
-                recovery=self._metadata.state is LedgerState.CLOSED,
-            )
-            async with closing_runs(runs):
-                async for run in runs:
-                    if not self._continues(run, expected, at_start=expected == first):
-                        break
-                    expected = EntryId(run.last_entry_id + 1)
-                    yield run
-                    if expected > last:
-                        return
-        except TierlogError as error:
-            trouble.append(error)
-            if error.reason not in _ANSWERS:
-                log.warning(
-                    "replica.unreadable",
-                    ledger_id=self._ledger_id,
-                    node_id=node_id,
-                    entry_id=expected,
-                    cause=str(error),
+        # A node knows no LAC behind its last run; of a closed ledger the metadata is the end, and
+        # the fence that comes with a recovery read changes nothing any more.
+        for recovery in (False, True) if closed else (False,):
+            client: Node | None = None
+            try:
+                client = await self._nodes.client(node_id)
+                runs = client.read(
+                    self._ledger_id,
+                    first,
+                    last_entry_id=last,
+                    bytes_max=budget,
+                    wait_s=0.0 if closed else wait_s,
+                    recovery=recovery,
                 )
-                if client is not None:
-                    await self._nodes.report_failed(node_id, client)
+                async with closing_runs(runs):
+                    async for run in runs:
+                        if not self._continues(run, expected, at_start=expected == first):
+                            break
+                        expected = EntryId(run.last_entry_id + 1)
+                        yield run
+                        if expected > last:
+                            return
+            except TierlogError as error:
+                trouble.append(error)
+                if error.reason not in _ANSWERS:
+                    await self._give_up(node_id, client, expected, error)
+                    return
+            if expected > first:
+                return
+
+    async def _give_up(
+        self, node_id: NodeId, client: Node | None, entry_id: EntryId, error: TierlogError
+    ) -> None:
+        log.warning(
+            "replica.unreadable",
+            ledger_id=self._ledger_id,
+            node_id=node_id,
+            entry_id=entry_id,
+            cause=str(error),
+        )
+        if client is not None:
+            await self._nodes.report_failed(node_id, client)
 
     def _continues(self, run: Run, expected: EntryId, *, at_start: bool) -> bool:
         if run.header.ledger_id != self._ledger_id or run.last_entry_id < expected:

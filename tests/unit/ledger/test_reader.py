@@ -56,6 +56,21 @@ def test_a_lost_node_or_a_damaged_run_is_read_from_the_other_replica():
     run_virtual(main())
 
 
+def test_reading_what_a_node_knows_to_be_confirmed_writes_nothing_there():
+    async def main():
+        cluster = SmallCluster(2)
+        handle = await closed_ledger(cluster)
+        for node in cluster.nodes.values():
+            node.fenced.clear()
+            node.confirm(handle.ledger_id, 3)
+        assert len([run async for run in handle.read_runs(0, 3)]) == 2
+        assert all(not node.fenced for node in cluster.nodes.values())
+        assert len([run async for run in handle.read_runs(0, 4)]) == 3
+        assert any(node.fenced for node in cluster.nodes.values())
+
+    run_virtual(main())
+
+
 def test_what_no_replica_gives_is_unknown_and_behind_the_end_is_no_such_entry():
     async def main():
         cluster = SmallCluster(2)
