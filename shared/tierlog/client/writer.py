@@ -146,6 +146,11 @@ class StreamWriter:
             raise failure
 
     @property
+    def in_flight_events(self) -> int:
+        """Events that were sent, or wait to be, and are not acknowledged yet."""
+        return sum(one.event_count for one in self._batches)
+
+    @property
     def last_position(self) -> Position | None:
         """Where the last acknowledged entry is."""
         return self._last

@@ -1,0 +1,301 @@
+"""The demo's job: append, offload, two crashes, and everything read back and compared.
+
+Owns the order of the steps and every check. Each check that fails ends the demo with exit 6.
+
+What is shown:
+    * an offloader that is killed in the middle of an upload leaves nothing behind in the end,
+    * ingest that is killed in the middle of appending loses nothing that was acknowledged, and
+      what was not acknowledged is neither lost nor doubled,
+    * ledgers that left the local disk read back the same, byte for byte.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from tierlog.cli.demo.records import Source, replayed
+from tierlog.cli.demo.stage import POLL_S, Stage
+from tierlog.format.entry import StructuredEvent
+from tierlog.model.errors import CorruptError
+from tierlog.model.ids import StreamName
+from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.policy import MIB, Policy
+from tierlog.model.position import Edge
+
+if TYPE_CHECKING:
+    from tierlog.client import StreamWriter
+
+STREAM: Final = StreamName("changelogs")
+POLICY: Final = Policy(
+    ledger_bytes_max=7 * MIB,
+    block_size=5 * MIB,
+    offload_size_bytes=12 * MIB,
+    retention_size_bytes=1024 * MIB,
+    deletion_lag_ms=1000,
+)
+LEDGERS_IN_TIER2_MIN: Final = 5
+STEP_BYTES: Final = 10 * 1000 * 1000
+# So long waits the offloader that is to be killed after each part of its upload.
+PART_DELAY_S: Final = 4.0
+
+
+class Digest:
+    """SHA-256 over events: key, time and payload of each, with their lengths."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.payload_bytes = 0
+        self._sha256 = hashlib.sha256()
+
+    def add(self, key: bytes | None, event_time_ms: int | None, payload: bytes) -> None:
+        """Take one event."""
+        head = f"{key!r} {event_time_ms} {len(payload)} ".encode()
+        self._sha256.update(head + payload)
+        self.count += 1
+        self.payload_bytes += len(payload)
+
+    def hex(self) -> str:
+        """Return the digest so far."""
+        return self._sha256.hexdigest()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the job found, for the report."""
+
+    source: str
+    appended: Digest = field(default_factory=Digest)
+    read: Digest = field(default_factory=Digest)
+    tiers_read: dict[str, int] = field(default_factory=dict)
+    killed_attempt: UUID | None = None
+    killed_ledger: int | None = None
+    left_behind: list[str] = field(default_factory=list)
+    unacknowledged_at_kill: int = 0
+    acknowledged: int = 0
+    resolved_count: int = 0
+    ledgers: list[dict[str, Any]] = field(default_factory=list)
+    append_s: float = 0.0
+    read_s: float = 0.0
+
+    @property
+    def same(self) -> bool:
+        """Whether what was read is what was appended."""
+        return (self.read.count, self.read.hex()) == (self.appended.count, self.appended.hex())
+
+
+class Job:
+    """One run of the main job on a stage."""
+
+    def __init__(self, stage: Stage, source: Source, *, bytes_min: int) -> None:
+        self._stage = stage
+        self._source = source
+        self._bytes_min = bytes_min
+        self.outcome = Outcome(source=source.name)
+
+    async def run(self) -> Outcome:
+        """Do all of it; raises ``CorruptError`` when anything differs."""
+        stage = self._stage
+        await stage.client.create_stream(STREAM, policy=POLICY)
+        stage.tell(f"{len(self._source.records)} records from {self._source.name}")
+        await self._slow_offloader()
+        await self._append()
+        await self._until_offloaded()
+        await self._check_bucket()
+        await self._read_back()
+        await self._survey()
+        return self.outcome
+
+    async def _slow_offloader(self) -> None:
+        """Restart the offloader so that an upload takes long enough to be interrupted."""
+        env = {"TIERLOG_OFFLOADER__PART_DELAY_S": str(PART_DELAY_S)}
+        await self._stage.cluster.services.restart("offloader", env=env)
+
+    # Appending, with both crashes on the way
+
+    async def _append(self) -> None:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        async with asyncio.TaskGroup() as group, self._stage.client.writer(STREAM) as writer:
+            offloader = group.create_task(self._kill_offloader())
+            ingest = group.create_task(self._kill_ingest(writer))
+            told = 0
+            for event in self._events():
+                await writer.send(event)
+                if writer.acked_bytes // STEP_BYTES > told:
+                    told = writer.acked_bytes // STEP_BYTES
+                    self._stage.tell(f"{writer.acked_bytes / 1e6:.0f} MB appended")
+            await writer.flush()
+            await ingest
+            await offloader
+        self.outcome.append_s = loop.time() - begun_s
+        self.outcome.resolved_count = writer.resolved_count
+        self.outcome.acknowledged = writer.acked_events
+        if writer.acked_events != self.outcome.appended.count:
+            raise _differs("not every event was acknowledged")
+        self._stage.tell(
+            f"all {writer.acked_events} events ({writer.acked_bytes / 1e6:.1f} MB) acknowledged; "
+            f"lost answers were read back {writer.resolved_count} times"
+        )
+
+    def _events(self) -> Iterator[StructuredEvent]:
+        for event in replayed(self._source, self._bytes_min):
+            self.outcome.appended.add(event.key, event.event_time_ms, event.payload)
+            yield event
+
+    async def _kill_ingest(self, writer: "StreamWriter") -> None:
+        """Kill ingest once half of the events are acknowledged and more are in flight."""
+        stage, half = self._stage, self._bytes_min // 2
+        while writer.acked_bytes < half or not writer.in_flight_events:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        self.outcome.unacknowledged_at_kill = writer.in_flight_events
+        stage.tell(
+            f"kill -9 ingest: {writer.acked_events} events acknowledged, "
+            f"{writer.in_flight_events} in flight"
+        )
+        stage.cluster.services.kill("ingest")
+        await asyncio.sleep(1.0)
+        stage.tell("restarting ingest; it recovers the open ledger, the writer reads back")
+        await stage.cluster.services.restart("ingest")
+        stage.tell("ingest is ready again")
+
+    async def _kill_offloader(self) -> None:
+        """Kill the offloader while an upload is open that the metadata names."""
+        stage = self._stage
+        async for context in self._uploading():
+            assert context.location is not None
+            uploads = await stage.objects.list_uploads(context.location.data_key)
+            if not uploads:
+                continue
+            stage.cluster.services.kill("offloader")
+            still = await stage.objects.list_uploads(context.location.data_key)
+            now = await stage.catalog.contexts.get(context.ledger_id)
+            if not still or now is None or now.state is not OffloadState.OFFLOADING:
+                raise _differs("the offloader was not in the middle of an upload when killed")
+            self.outcome.killed_attempt = context.uuid
+            self.outcome.killed_ledger = context.ledger_id
+            stage.tell(
+                f"kill -9 offloader: ledger {context.ledger_id} is OFFLOADING as attempt "
+                f"{context.uuid}, its upload is open"
+            )
+            break
+        await asyncio.sleep(1.0)
+        env = {"TIERLOG_OFFLOADER__PART_DELAY_S": "0"}
+        await stage.cluster.services.restart("offloader", env=env)
+        stage.tell("the offloader is ready again")
+
+    async def _uploading(self) -> AsyncIterator[OffloadContext]:
+        while True:
+            for context in await self._stage.contexts(STREAM):
+                if context.state is OffloadState.OFFLOADING:
+                    yield context
+            await asyncio.sleep(POLL_S)
+
+    # What must hold afterwards
+
+    async def _until_offloaded(self) -> None:
+        stage = self._stage
+        stage.tell("waiting until ledgers are complete in S3 and gone from the local disk")
+        told = -1
+
+        async def enough() -> bool:
+            nonlocal told
+            contexts = await stage.contexts(STREAM)
+            gone = sum(one.state is OffloadState.TIER1_DELETED for one in contexts)
+            if gone != told:
+                told = gone
+                stage.tell(f"{gone} ledgers are in S3 alone")
+            busy = {OffloadState.OFFLOADING, OffloadState.COMPLETE, OffloadState.TIER1_DELETING}
+            return gone >= LEDGERS_IN_TIER2_MIN and all(one.state not in busy for one in contexts)
+
+        await stage.until("five ledgers in S3 alone", enough, timeout_s=100)
+        stage.tell("waiting until nothing of the killed attempt is left")
+
+        async def swept() -> bool:
+            return not any(one.abandoned for one in await stage.contexts(STREAM))
+
+        await stage.until("the killed attempt struck off", swept, timeout_s=60)
+
+    async def _check_bucket(self) -> None:
+        """Check that the bucket holds exactly what the metadata names, and no open upload."""
+        stage = self._stage
+        named: set[str] = set()
+        for context in await stage.contexts(STREAM):
+            if context.complete:
+                assert context.location is not None
+                named |= {context.location.data_key, context.location.index_key}
+        found = {info.key async for info in stage.objects.list()}
+        uploads = await stage.objects.list_uploads()
+        killed = str(self.outcome.killed_attempt)
+        keys = [*found, *(one.key for one in uploads)]
+        self.outcome.left_behind = [key for key in keys if killed in key]
+        if self.outcome.left_behind or uploads or found != named:
+            raise _differs(
+                f"the bucket has {len(found - named)} objects too many, {len(named - found)} too "
+                f"few, {len(uploads)} open uploads; of the killed attempt: "
+                f"{len(self.outcome.left_behind)}"
+            )
+        stage.tell(
+            f"the bucket holds exactly the {len(named)} objects that the metadata names, "
+            "and no open upload"
+        )
+
+    async def _read_back(self) -> None:
+        stage, outcome = self._stage, self.outcome
+        loop = asyncio.get_running_loop()
+        begun_s, told = loop.time(), 0
+        stage.tell("reading the whole stream back")
+        async for event in stage.client.reader(STREAM, start=Edge.EARLIEST).events():
+            outcome.read.add(event.key, event.event_time_ms, event.payload)
+            outcome.tiers_read[event.tier] = outcome.tiers_read.get(event.tier, 0) + 1
+            if outcome.read.payload_bytes // STEP_BYTES > told:
+                told = outcome.read.payload_bytes // STEP_BYTES
+                stage.tell(f"{outcome.read.payload_bytes / 1e6:.0f} MB read")
+        outcome.read_s = loop.time() - begun_s
+        if not outcome.same:
+            raise _differs(
+                f"{outcome.read.count} events with SHA-256 {outcome.read.hex()} were read, "
+                f"{outcome.appended.count} with {outcome.appended.hex()} were appended"
+            )
+        stage.tell(f"{outcome.read.count} events, SHA-256 {outcome.read.hex()[:16]}…: the same")
+
+    async def _survey(self) -> None:
+        """Note where each ledger lies, for the report."""
+        listed = await self._stage.ledgers(STREAM)
+        contexts = {one.ledger_id: one for one in await self._stage.contexts(STREAM)}
+        last = (await self._stage.client.bounds(STREAM))[1]
+        for ledger in listed:
+            context = contexts[ledger.ledger_id]
+            entries, size = ledger.entry_count, ledger.length
+            if not ledger.closed and not isinstance(last, Edge):
+                entries = last.entry_id if last.ledger_id == ledger.ledger_id else 0
+            self.outcome.ledgers.append(
+                {
+                    "ledger_id": int(ledger.ledger_id),
+                    "state": "closed" if ledger.closed else "open",
+                    "entries": int(entries),
+                    "bytes": size if ledger.closed else None,
+                    "where": _where(context),
+                    "attempts": context.attempt_count,
+                    "blocks": context.copy.block_count if context.copy is not None else None,
+                    "uuid": str(context.uuid) if context.uuid is not None else None,
+                }
+            )
+        in_tier2 = sum(one["where"] == "S3" for one in self.outcome.ledgers)
+        if in_tier2 < LEDGERS_IN_TIER2_MIN:
+            raise _differs(f"only {in_tier2} ledgers are in S3 alone")
+
+
+def _where(context: OffloadContext) -> str:
+    if context.state is OffloadState.TIER1_DELETED:
+        return "S3"
+    return "both" if context.complete else "local"
+
+
+def _differs(what: str) -> CorruptError:
+    return CorruptError(
+        f"the demo found a difference: {what}",
+        remedy="Run it with --keep and look into the logs of its state directory",
+    )

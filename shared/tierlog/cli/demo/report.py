@@ -1,0 +1,124 @@
+"""What the demo shows at its end: a table of ledgers, and a picture of the stream by tier."""
+
+import sys
+from typing import Any, Final
+
+from tierlog.cli.demo.job import Outcome
+from tierlog.cli.output import Output, print_json, print_rows, size_text, stdout_console
+
+WIDTH: Final = 72
+MARKS: Final = {"S3": ("#", "blue"), "both": ("=", "magenta"), "local": (".", "green")}
+MEANINGS: Final = {"S3": "S3 alone", "both": "S3 and local disk", "local": "local disk"}
+
+
+def document_of(outcome: Outcome, *, elapsed_s: float) -> dict[str, Any]:
+    """Return the whole outcome as JSON."""
+    appended, read = outcome.appended, outcome.read
+    return {
+        "same": outcome.same,
+        "source": outcome.source,
+        "appended": {
+            "events": appended.count,
+            "bytes": appended.payload_bytes,
+            "sha256": appended.hex(),
+            "seconds": round(outcome.append_s, 2),
+        },
+        "read": {
+            "events": read.count,
+            "bytes": read.payload_bytes,
+            "sha256": read.hex(),
+            "seconds": round(outcome.read_s, 2),
+            "events_by_tier": outcome.tiers_read,
+        },
+        "killed_offloader": {
+            "ledger_id": outcome.killed_ledger,
+            "attempt": str(outcome.killed_attempt),
+            "left_behind": outcome.left_behind,
+        },
+        "killed_ingest": {
+            "events_in_flight": outcome.unacknowledged_at_kill,
+            "resolved_by_reading_back": outcome.resolved_count,
+            "acknowledged_events": outcome.acknowledged,
+            "events_lost": max(0, outcome.acknowledged - read.count),
+            "events_doubled": max(0, read.count - appended.count),
+        },
+        "ledgers": outcome.ledgers,
+        "seconds": round(elapsed_s, 1),
+    }
+
+
+def show(outcome: Outcome, output: Output, *, elapsed_s: float) -> None:
+    """Print the outcome."""
+    document = document_of(outcome, elapsed_s=elapsed_s)
+    if output is not Output.TABLE:
+        print_json(document, indent=output is Output.JSON)
+        return
+    columns = {
+        "ledger_id": None,
+        "state": None,
+        "entries": None,
+        "bytes": size_text,
+        "where": None,
+        "attempts": None,
+        "blocks": None,
+        "uuid": None,
+    }
+    print_rows(outcome.ledgers, columns, Output.TABLE, title="The stream's ledgers")
+    _draw(outcome)
+    _sum_up(document)
+
+
+def picture_of(ledgers: list[dict[str, Any]], width: int = WIDTH) -> list[tuple[str, str]]:
+    """Return (marks, where) for each ledger; lengths are in proportion to entries."""
+    total = sum(one["entries"] for one in ledgers) or 1
+    pieces = []
+    for one in ledgers:
+        length = max(1, round(width * one["entries"] / total))
+        pieces.append((MARKS[one["where"]][0] * length, one["where"]))
+    return pieces
+
+
+def _draw(outcome: Outcome) -> None:
+    from rich.text import Text
+
+    console = stdout_console()
+    bar = Text("  oldest |")
+    for marks, where in picture_of(outcome.ledgers):
+        bar.append(marks, style=MARKS[where][1] if sys.stdout.isatty() else "")
+        bar.append("|")
+    bar.append(" newest")
+    console.print(Text("The stream by tier"))
+    console.print(bar)
+    legend = "   ".join(f"{mark} {MEANINGS[where]}" for where, (mark, _) in MARKS.items())
+    console.print(Text(f"  {legend}   | a ledger's end"))
+
+
+def _sum_up(document: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    appended, read = document["appended"], document["read"]
+    crash, ingest = document["killed_offloader"], document["killed_ingest"]
+    tiers = ", ".join(f"{count} from {tier}" for tier, count in read["events_by_tier"].items())
+    lines = [
+        (
+            f"appended {appended['events']} events, {appended['bytes'] / 1e6:.1f} MB "
+            f"in {appended['seconds']} s, SHA-256 {appended['sha256']}"
+        ),
+        (
+            f"read     {read['events']} events, {read['bytes'] / 1e6:.1f} MB "
+            f"in {read['seconds']} s, SHA-256 {read['sha256']} ({tiers})"
+        ),
+        (
+            f"offloader killed in the upload of ledger {crash['ledger_id']} "
+            f"(attempt {crash['attempt']}): {len(crash['left_behind'])} leftovers"
+        ),
+        (
+            f"ingest killed with {ingest['events_in_flight']} events in flight: "
+            f"{ingest['events_lost']} lost, {ingest['events_doubled']} doubled "
+            f"(read back {ingest['resolved_by_reading_back']} times)"
+        ),
+        f"all of it in {document['seconds']} s: the same, byte for byte",
+    ]
+    console = stdout_console()
+    for line in lines:
+        console.print(Text(line))

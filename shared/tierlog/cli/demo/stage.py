@@ -1,0 +1,145 @@
+"""What the demo stands on: a whole cluster in a folder of its own, and a look behind the scenes.
+
+Owns starting, killing and restarting the cluster's processes, and reading the metadata and the
+bucket beside the services, as an observer. Does not own the job.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tierlog.cli.output import say
+from tierlog.model.errors import RetryableError
+
+if TYPE_CHECKING:
+    from tierlog.catalog import Catalog
+    from tierlog.client import Client
+    from tierlog.embedded.cluster import EmbeddedCluster
+    from tierlog.model.ids import StreamName
+    from tierlog.model.offload import OffloadContext
+    from tierlog.model.stream import ListedLedger
+    from tierlog.ports.objects import ObjectStore
+    from tierlog.runtime.settings import Settings
+
+POLL_S: Final = 0.1
+
+# Everything that takes hours in earnest takes seconds here.
+QUICK: Final = {
+    "TIERLOG_SCHEDULER__INTERVAL_S": "0.5",
+    "TIERLOG_SCHEDULER__REQUEST_AGAIN_S": "3",
+    "TIERLOG_SCHEDULER__SWEEP_AGAIN_S": "2",
+    "TIERLOG_OFFLOADER__SWEEP_DEADLINE_S": "2",
+    "TIERLOG_INGEST__STORAGE__GC_INTERVAL_S": "1",
+    "TIERLOG_INGEST__STORAGE__GC_QUARANTINE_S": "1",
+    "TIERLOG_INGEST__STORAGE__GC_SHARE_MAX": "1",
+}
+
+
+class Telling:
+    """Says what happens, with the seconds since the beginning, on standard error."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._begun_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._begun_s
+
+    def __call__(self, text: str) -> None:
+        say(f"[{self.elapsed_s:6.1f} s] {text}", quiet=self._quiet)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A running cluster, a client of it, and an observer's view."""
+
+    cluster: "EmbeddedCluster"
+    client: "Client"
+    catalog: "Catalog"
+    objects: "ObjectStore"
+    tell: Telling
+
+    async def ledgers(self, stream: "StreamName") -> "list[ListedLedger]":
+        """Return the stream's list of ledgers."""
+        return list((await self.catalog.streams.snapshot(stream)).ledgers)
+
+    async def contexts(self, stream: "StreamName") -> "list[OffloadContext]":
+        """Return the offload contexts of all ledgers of the stream."""
+        found = [
+            await self.catalog.contexts.get(one.ledger_id) for one in await self.ledgers(stream)
+        ]
+        return [one for one in found if one is not None]
+
+    async def until(
+        self, what: str, condition: Callable[[], Awaitable[bool]], *, timeout_s: float
+    ) -> None:
+        """Wait until ``condition`` holds, or say that it never did."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await condition():  # noqa: ASYNC110 - what is watched is far away
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise RetryableError(
+                f"{what}: not within {timeout_s:.0f} s",
+                remedy=f"Run with --keep and look into {self.cluster.servers.log_dir}",
+            ) from None
+
+
+@contextlib.asynccontextmanager
+async def open_stage(state_dir: Path, tell: Telling) -> AsyncIterator[Stage]:
+    """Start everything under ``state_dir``; at the end no process is left."""
+    from tierlog.client import open_client
+    from tierlog.embedded.cluster import EmbeddedCluster
+    from tierlog.wiring.build import open_catalog, open_objects
+
+    cluster = EmbeddedCluster(state_dir, settings=QUICK)
+    tell("starting S3, ZooKeeper, Kafka, Redis and the four services")
+    await cluster.start(lambda what, _done, _total: tell(what))
+    try:
+        settings = settings_of(cluster, state_dir)
+        async with (
+            open_client(settings) as client,
+            open_catalog(settings) as catalog,
+            open_objects(settings) as objects,
+        ):
+            yield Stage(cluster, client, catalog, objects, tell)
+    finally:
+        tell("stopping everything")
+        children = [*cluster.servers.children.values(), *cluster.services.children.values()]
+        await cluster.stop()
+        left = [str(child) for child in children if child.running]
+        if left:
+            raise RetryableError(
+                f"processes are left: {', '.join(left)}", remedy="End them by their process ids"
+            )
+
+
+def settings_of(cluster: "EmbeddedCluster", state_dir: Path) -> "Settings":
+    """Return the settings of a client, and of an observer, of the cluster."""
+    from tierlog.runtime.settings import ClientSettings, S3Settings, Settings, ZooKeeperSettings
+
+    found = cluster.endpoints
+    return Settings(
+        state_dir=state_dir,
+        s3=S3Settings.model_validate(
+            {
+                "endpoint_url": found.s3_endpoint_url,
+                "access_key": found.s3_access_key,
+                "secret_key": found.s3_secret_key,
+                "bucket": found.s3_bucket,
+            }
+        ),
+        zookeeper=ZooKeeperSettings(hosts=found.zookeeper_hosts),
+        client=ClientSettings(
+            ingest_address=cluster.address("ingest", "grpc"),
+            reader_http_address=cluster.address("reader", "http"),
+            scheduler_http_address=cluster.address("scheduler", "http"),
+            timeout_s=60.0,
+        ),
+    )
