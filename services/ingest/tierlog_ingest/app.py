@@ -3,9 +3,9 @@
 Owns the order of starting and ending. A simulation runs this very object over memory adapters;
 ``tierlog_ingest.main`` runs it over the real ones, with HTTP and gRPC in front.
 
-Start: identity, storage (replay), the wire, the front, registration, then recovery of what this
-node owned before. End: appends are answered and open ledgers closed, then the front and the wire
-go, then storage is flushed. Ended by a crash anywhere, the next start finds the same.
+Start: identity (cookie), storage (replay), the wire, the front, registration, then recovery of
+what this node owned before. End: appends are answered and open ledgers closed, then the front and
+the wire go, then storage is flushed. Ended by a crash anywhere, the next start finds the same.
 
 Invariants:
     * Nothing is served before what the journal holds was replayed.
@@ -40,6 +40,8 @@ from tierlog.wire.connection import Hello
 from tierlog.wire.messages import AUTH_TOKEN, ROLE_OWNER, Credentials
 from tierlog.wire.server import ServerLimits, WireServer
 from tierlog_ingest.presence import Presence
+from tierlog_ingest.storage.cookies import check_cookie
+from tierlog_ingest.storage.gc import GarbageCollector
 from tierlog_ingest.storage.node import StorageNode
 from tierlog_ingest.streams.appends import QueueBudget
 from tierlog_ingest.streams.owner import OwnerParts
@@ -96,6 +98,7 @@ class IngestNode:
         self._owners: Owners | None = None
         self._storage: StorageNode | None = None
         self._presence: Presence | None = None
+        self._garbage: GarbageCollector | None = None
 
     def __repr__(self) -> str:
         return f"<IngestNode {self.node_id} ready={self.ready.is_set()} {self._owners!r}>"
@@ -122,6 +125,13 @@ class IngestNode:
         ports = self._ports
         await self.catalog.streams.ensure_roots()
         self.cluster = await self.catalog.nodes.ensure_cluster()
+        await check_cookie(
+            ports.files,
+            ports.store,
+            ports.ids,
+            cluster_id=self.cluster.cluster_id,
+            node_id=self.node_id,
+        )
         async with asyncio.TaskGroup() as tasks:
             storage = self._storage = await StorageNode.open(
                 ports.files, ports.ids, self._settings.storage
@@ -131,9 +141,11 @@ class IngestNode:
             directory = self._directory(storage, self.cluster.cluster_id, tasks)
             recovery = Recovery(self.catalog, directory, ids=ports.ids)
             self._owners = Owners(self._parts(directory, recovery))
+            collecting = tasks.create_task(self._collect_garbage(storage), name="gc")
             try:
                 await self._serve(stop, tasks)
             finally:
+                collecting.cancel()
                 self.ready.clear()
                 await directory.close()
             storage_stop.set()
@@ -180,6 +192,18 @@ class IngestNode:
             owning.cancel()
             await listener.close()
 
+    async def _collect_garbage(self, storage: StorageNode) -> None:
+        """Free what was deleted, while this node is registered."""
+        settings = self._settings.storage
+        self._garbage = GarbageCollector(
+            storage,
+            self.catalog.ledgers,
+            self._ports.clock,
+            share_max=settings.gc_share_max,
+            quarantine_s=settings.gc_quarantine_s,
+        )
+        await self._garbage.run(interval_s=settings.gc_interval_s)
+
     async def _tell_read_only(self, presence: Presence) -> None:
         """Let others know while this node takes no ordinary adds."""
         while True:
@@ -212,6 +236,7 @@ class IngestNode:
 
     def statistics(self) -> dict[str, object]:
         """Return what people ask of a node."""
+        alarm = self._garbage.alarm if self._garbage is not None else None
         return {
             "node_id": self.node_id,
             "cluster_id": str(self.cluster.cluster_id) if self.cluster else None,
@@ -220,6 +245,8 @@ class IngestNode:
             "streams": self.owners.statistics(),
             "recovering": self.owners.recovering(),
             "storage": self.storage.statistics(),
+            "damages": list(self.storage.damages),
+            "gc_alarm": alarm.value if alarm is not None else None,
         }
 
     def _directory(

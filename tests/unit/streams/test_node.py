@@ -20,9 +20,10 @@ from tierlog.adapters.memory.ids import SeededIds
 from tierlog.adapters.memory.metadata import MemoryMetadata
 from tierlog.adapters.memory.transport import MemoryNetwork
 from tierlog.catalog import Catalog
+from tierlog.format import paths
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.reader import Tier1ReadHandle
-from tierlog.model.errors import IndeterminateError, RetryableError
+from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError
 from tierlog.model.ledger import LedgerState
 from tierlog.model.policy import Policy
 from tierlog.ports.files import DiskFailedError
@@ -166,5 +167,38 @@ def test_a_failed_disk_ends_the_node():
             await until_it_fails()
         assert len(confirmed) == 5, "nothing was acknowledged after it"
         assert caught.group_contains(DiskFailedError)
+
+    run_virtual(main())
+
+
+@pytest.mark.covers("D58")
+def test_a_ledger_that_was_deleted_from_the_metadata_is_freed_and_no_other():
+    async def main():
+        world = World(2)
+        catalog = world.catalog()
+        await catalog.streams.ensure_roots()
+        await catalog.nodes.ensure_cluster()
+        await catalog.streams.create(STREAM, policy=Policy(ledger_entries_max=2))
+        async with world.running(crash=False) as node:
+            await append_some(world, node, 6, {})
+            held = await node.storage.list_ledgers()
+            path = paths.ledger_path(held[1])
+            await catalog.store.delete(path, version=-1)
+            await asyncio.sleep(200)
+            assert await node.storage.list_ledgers() == [held[0], held[2]]
+            assert node.statistics()["gc_alarm"] is None
+
+    run_virtual(main())
+
+
+def test_a_directory_of_another_cluster_is_refused():
+    async def main():
+        world = World(3)
+        async with world.running(crash=False):
+            pass
+        world.metadata = MemoryMetadata()
+        node, _ = world.node()
+        with pytest.raises(RefusedError, match="belongs to node n1 of cluster"):
+            await node.run(asyncio.Event())
 
     run_virtual(main())
