@@ -131,25 +131,39 @@ class Scheduler:
         """Stand for election and lead, until ``stop``."""
         try:
             while not stop.is_set():
-                lost = await unless_stopped(self._election.win(), stop)
+                try:
+                    lost = await unless_stopped(self._election.win(), stop)
+                except TierlogError as error:
+                    # Whoever can't reach the metadata does not lead, and stands again.
+                    log.warning("election.interrupted", cause=str(error))
+                    await self._pause(asyncio.Event(), stop)
+                    continue
                 if lost is None:
                     break
                 await self._lead(lost, stop)
         finally:
             self.leading = False
+            await self._resign()
+
+    async def _resign(self) -> None:
+        try:
             await self._election.resign()
+        except TierlogError as error:
+            # The office is vacant with the session at the latest.
+            log.warning("election.resign_failed", cause=str(error))
 
     async def _lead(self, lost: asyncio.Event, stop: asyncio.Event) -> None:
         log.info("leader.elected")
         try:
-            await self.begin()
-            self.leading = True
             while not (lost.is_set() or stop.is_set()):
-                await self.run_pass()
+                try:
+                    if not self.leading:
+                        await self.begin()
+                        self.leading = True
+                    await self.run_pass()
+                except TierlogError as error:
+                    log.warning("pass.failed", cause=str(error))
                 await self._pause(lost, stop)
-        except TierlogError as error:
-            log.warning("leader.interrupted", cause=str(error))
-            await self._pause(lost, stop)
         finally:
             self.leading = False
             log.info("leader.retired")
@@ -201,7 +215,7 @@ class Scheduler:
                 await self._do(snapshot, action, now)
         except TierlogError as error:
             # What was seen before stays seen: a stream that could not be read is not empty.
-            seen |= self._complete_seen_ms.keys()
+            seen.update(self._complete_seen_ms)
             log.warning("stream.visit_failed", stream=name, cause=str(error))
         finally:
             self._slots.release()

@@ -6,6 +6,7 @@ is not in it, or whose time lies ahead, waits for its whole lag from the next le
 
 from tierlog.catalog.change import settle
 from tierlog.format import paths, records
+from tierlog.model.errors import CorruptError
 from tierlog.model.offload import SchedulerProgress
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
@@ -36,9 +37,17 @@ class ProgressCatalog:
                 return True
             if found.data == data:
                 return True
-            if records.decode_progress(found.data).progress_ms > progress.progress_ms:
+            if _progress_ms(found.data) > progress.progress_ms:
                 return False
             await self._store.set(path, data, version=found.version)
             return True
 
         await settle(self._store, self._ids, path, one_round)
+
+
+def _progress_ms(data: bytes) -> int:
+    """Return how far on a record is; one that is damaged may be replaced."""
+    try:
+        return records.decode_progress(data).progress_ms
+    except CorruptError:
+        return -1
