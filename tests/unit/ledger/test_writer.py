@@ -46,7 +46,7 @@ def send(writer, *entries):
     return writer.append(one.frames, one.offsets)
 
 
-@pytest.mark.covers("D05", "D06", "D09")
+@pytest.mark.covers("D01", "D05", "D06", "D09")
 def test_entries_get_growing_ids_and_are_confirmed_in_order():
     async def main():
         cluster = SmallCluster()
@@ -68,7 +68,7 @@ def test_entries_get_growing_ids_and_are_confirmed_in_order():
     run_virtual(main())
 
 
-@pytest.mark.covers("D13", "D15")
+@pytest.mark.covers("D02", "D13", "D15")
 def test_a_run_goes_to_the_write_set_of_its_stripe_and_nowhere_else():
     async def main():
         cluster = SmallCluster(3)
