@@ -11,6 +11,7 @@ import pytest
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.ledger.small_cluster import STREAM, SmallCluster, draft, payloads
 from tierlog.adapters.memory.faults import Faults
+from tierlog.catalog import Catalog
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import StreamName
@@ -367,5 +368,49 @@ def test_with_lost_answers_everywhere_nothing_acknowledged_is_lost_or_moved(seed
             handle = Tier1ReadHandle(ledger_id, metadata, cluster.directory(catalog))
             async for run in handle.read_runs(entry_id, entry_id):
                 assert bytes(run.entry(entry_id)) == entry
+
+    run_virtual(main())
+
+
+@pytest.mark.covers("D03", "D14", "D16", "D18")
+def test_a_dead_owners_stream_goes_to_another_node_with_everything_acknowledged():
+    async def main():
+        cluster = SmallCluster(3)
+        cluster.names.remove("n1")
+        await cluster.start()
+        cluster.names.insert(0, "n1")
+        settings = OwnerSettings(
+            ensemble_size=3, write_quorum=3, ack_quorum=2, append_timeout_s=5.0
+        )
+        store = cluster.metadata.connect()
+        mine = Catalog.over(store, clock=cluster.clock, ids=cluster.ids)
+        await mine.nodes.announce(cluster.info("n1"))
+        one = make_owners(cluster, "n1", catalog=mine, settings=settings)
+        two = make_owners(cluster, "n2", settings=settings)
+        confirmed = []
+        async with running(two):
+            async with running(one, drain=False):
+                answers = [one.submit(STREAM, draft(b"%d" % i)) for i in range(30)]
+                for answer in answers[:20]:
+                    await answer
+            confirmed = [i for i, answer in enumerate(answers) if not answer.exception()]
+            # The machine is gone: its storage node too, and soon its registration.
+            cluster.nodes["n1"].down = True
+            store.expire_session()
+            with pytest.raises(RetryableError) as caught:
+                await two.submit(STREAM, draft(b"too few nodes"))
+            assert caught.value.reason is Reason.UNAVAILABLE
+            assert "storage node" in str(caught.value)
+            two_of_three = settings.model_copy(
+                update={"ensemble_size": 2, "write_quorum": 2, "ack_quorum": 2}
+            )
+            three = make_owners(cluster, "n3", settings=two_of_three)
+            async with running(three):
+                # n2 is alive and owns the stream now.
+                with pytest.raises(RetryableError) as caught:
+                    await three.submit(STREAM, draft(b"x"))
+                assert caught.value.details["owner"] == "n2"
+        entries = await read_stream(cluster)
+        assert entries[: len(confirmed)] == [b"%d" % i for i in confirmed]
 
     run_virtual(main())
