@@ -188,9 +188,9 @@ def test_leftovers_are_swept_again_after_the_deadline_then_struck_off():
             assert not world.bucket.uploads
             # A request of the dead worker that was in flight lands late.
             await objects.put(location.data_key, b"late", metadata={})
-            await asyncio.sleep(290)
+            await asyncio.sleep(260)
             assert (await world.context(ledger_id)).abandoned
-            await asyncio.sleep(30)
+            await asyncio.sleep(60)
             assert not (await world.context(ledger_id)).abandoned
         assert set(world.bucket.objects) == await world.expected_keys()
 
