@@ -8,6 +8,7 @@ what this node owned before. End: appends are answered and open ledgers closed, 
 the wire go, then storage is flushed. Ended by a crash anywhere, the next start finds the same.
 
 Invariants:
+    * No directory is opened but this node's own (its cookie).
     * Nothing is served before what the journal holds was replayed.
     * Nothing is appended before the node is registered.
     * A failed disk ends ``run`` with its error; nothing is answered after it.
@@ -41,7 +42,7 @@ from tierlog.wire.messages import AUTH_TOKEN, ROLE_OWNER, Credentials
 from tierlog.wire.server import ServerLimits, WireServer
 from tierlog_ingest.presence import Presence
 from tierlog_ingest.storage.cookies import check_cookie
-from tierlog_ingest.storage.gc import GarbageCollector
+from tierlog_ingest.storage.gc import CatalogLedgers, GarbageCollector
 from tierlog_ingest.storage.node import StorageNode
 from tierlog_ingest.streams.appends import QueueBudget
 from tierlog_ingest.streams.owner import OwnerParts
@@ -136,6 +137,9 @@ class IngestNode:
             storage = self._storage = await StorageNode.open(
                 ports.files, ports.ids, self._settings.storage
             )
+            if storage.limbo_unlimited:
+                # Ledgers made from now on can't have lost anything to that damage.
+                storage.limit_limbo(await self.catalog.ledgers.new_id())
             storage_stop = asyncio.Event()
             keeping = tasks.create_task(storage.run(storage_stop), name="storage")
             directory = self._directory(storage, self.cluster.cluster_id, tasks)
@@ -197,7 +201,7 @@ class IngestNode:
         settings = self._settings.storage
         self._garbage = GarbageCollector(
             storage,
-            self.catalog.ledgers,
+            CatalogLedgers(self.catalog),
             self._ports.clock,
             share_max=settings.gc_share_max,
             quarantine_s=settings.gc_quarantine_s,

@@ -7,6 +7,7 @@ NO_SUCH_ENTRY. A bad record above it is a torn tail and is cut."
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 
 import pytest
@@ -87,7 +88,7 @@ def test_interval_set(numbers):
         assert [n in intervals for n in range(62)] == [n in plain for n in range(62)]
     found = intervals.intervals()
     assert all(a <= b for a, b in found)
-    assert all(before[1] + 1 < after[0] for before, after in zip(found, found[1:], strict=False))
+    assert all(before[1] + 1 < after[0] for before, after in itertools.pairwise(found))
     state = NodeState(mark_segment=3, limbo_ceiling=-1, fences=(1, 5), freed=found)
     assert decode_state(encode_state(state)) == state
 
@@ -240,7 +241,9 @@ def test_limbo_ends_for_ledgers_made_after_it():
     async def check():
         async with opened(copy) as node:
             assert isinstance(await outcome(read_all(node, 50)), RetryableError)
+            assert node.limbo_unlimited
             node.limit_limbo(LedgerId(40))
+            assert not node.limbo_unlimited
             assert (await outcome(read_all(node, 50))).reason is Reason.NO_SUCH_ENTRY
             assert (await outcome(read_all(node, 40))).reason is Reason.UNKNOWN
             await node.add(make_run(60, 0))

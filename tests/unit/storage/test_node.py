@@ -67,9 +67,16 @@ async def test_ordinary_reads_end_at_the_lac():
         assert len(await read_all(node, 1, recovery=False)) == 5
         error = await reading_error(node, 1, 5, recovery=False)
         assert error.reason is Reason.NOT_YET
+        error = await reading_error(node, 1, 5, recovery=False, last_entry_id=EntryId(9))
+        assert error.reason is Reason.NOT_YET
         assert len(await read_all(node, 1, recovery=False, last_entry_id=EntryId(1))) == 2
+        assert len(await read_all(node, 1, recovery=False, last_entry_id=EntryId(9))) == 5
+        await node.add(make_run(1, 5, count=3, lac=4))
+        assert len(await read_all(node, 1, recovery=False, last_entry_id=EntryId(9))) == 5
         runs = await read_all(node, 1, recovery=False, bytes_max=1)
         assert len(runs) == 1
+        assert len(await read_all(node, 1, last_entry_id=EntryId(2))) == 3
+        assert len(await read_all(node, 1)) == 6
 
 
 @virtual
@@ -231,7 +238,8 @@ async def test_a_full_disk_refuses_and_comes_back():
         error = await outcome(node.add(make_run(2, 0)))
         assert error.reason is Reason.READ_ONLY
         assert error.remedy
-        runs = await read_all(node, 1, recovery=False, last_entry_id=EntryId(stored[-1]))
+        node.confirm(L1, EntryId(stored[-1]))
+        runs = await read_all(node, 1, recovery=False)
         assert [one.first_entry_id for one in runs] == stored
         changed = node.state_changed
         disk.capacity_bytes = 10**9
@@ -260,14 +268,17 @@ async def test_a_nearly_full_disk_still_takes_fences():
 async def test_a_failing_sync_ends_the_process():
     disk = new_disk()
     node = await StorageNode.open(disk.mount(), SeededIds(random.Random(1)), SMALL)
-    with pytest.raises(BaseExceptionGroup) as caught:
+    failed = False
+    try:
         async with running(node):
             await node.add(make_run(1, 0))
             disk.fail_syncs = True
             error = await outcome(node.add(make_run(1, 1)))
             assert error.reason is Reason.APPEND_INDETERMINATE
             await asyncio.sleep(10)
-    assert caught.group_contains(DiskFailedError)
+    except* DiskFailedError:
+        failed = True
+    assert failed
     assert isinstance(await outcome(node.add(make_run(1, 2))), RetryableError)
 
 

@@ -294,7 +294,7 @@ class StorageNode:
             await self.fence(ledger_id)
         ledger = await self._loaded(ledger_id)
         if ledger is None:
-            if recovery or last_entry_id is not None:
+            if recovery:
                 raise self._absent(ledger_id, first_entry_id, None)
             ledger = self._known(ledger_id)  # so that whoever waits hears of its LAC
         ledger.in_use += 1
@@ -330,17 +330,16 @@ class StorageNode:
         recovery: bool,  # noqa: FBT001 - as its caller has it
     ) -> EntryId:
         """Return the last entry that may be read."""
+        asked = last_entry_id if last_entry_id is not None else EntryId(INT64_MAX)
         if recovery:
-            return ledger.index.last_entry_id
-        if last_entry_id is not None:
-            return last_entry_id
+            return asked
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while ledger.last_add_confirmed < first_entry_id:
                     await ledger.lac_moved.wait()
         if ledger.last_add_confirmed < first_entry_id:
             raise not_yet(ledger.ledger_id, first_entry_id, ledger.last_add_confirmed)
-        return ledger.last_add_confirmed
+        return min(ledger.last_add_confirmed, asked)
 
     def _absent(
         self, ledger_id: LedgerId, entry_id: EntryId, ledger: Ledger | None
@@ -374,6 +373,11 @@ class StorageNode:
             if ledger_id not in self._freed:
                 await self._journal.append(Kind.FREED, [encode_ledger_id(ledger_id)])
                 await self._drop(ledger_id)
+
+    @property
+    def limbo_unlimited(self) -> bool:
+        """Whether damage to the journal casts doubt on every ledger, future ones too."""
+        return self._limbo_ceiling == INT64_MAX
 
     def limit_limbo(self, ledger_id_max: LedgerId) -> None:
         """Take note that ledgers above this id were made after the journal was damaged."""

@@ -1,0 +1,116 @@
+"""A node's cookie: which node, of which cluster, a directory belongs to.
+
+The cookie lies in the node's directory and in the metadata store, the same in both. A directory
+that lost its cookie lost its data too (another disk is mounted, or none), and a node that served
+it as if it were empty would call acknowledged entries absent.
+
+Owns: formatting a fresh node, and refusing one that is not what it was. Does not own the cookie's
+bytes (``tierlog.format.records``).
+
+Invariants:
+    * Nothing is opened before directory and metadata store agree.
+    * A node id is formatted once: a directory without a cookie never takes over a known id.
+
+Crash: the directory's cookie is durable before the metadata store's is made, so a format that was
+cut short is a directory with nothing but a cookie; the next start goes on with it.
+"""
+
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from tierlog.format import paths, records
+from tierlog.model.errors import IndeterminateError, Reason, RefusedError
+from tierlog.model.ids import NodeId
+from tierlog.model.node import Cookie
+from tierlog.ports.files import Files
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import MetadataStore, NodeExistsError
+
+log = structlog.get_logger()
+
+COOKIE_PATH: Final = "cookie"
+_TEMPORARY_PATH: Final = "cookie.new"
+_NOT_DATA: Final = frozenset({COOKIE_PATH, _TEMPORARY_PATH, "lost+found"})
+
+
+async def check_cookie(
+    files: Files, store: MetadataStore, ids: Ids, *, cluster_id: UUID, node_id: NodeId
+) -> Cookie:
+    """Return the node's cookie, formatting a fresh node; ``RefusedError`` for any doubt."""
+    path = paths.cookie_path(node_id)
+    await store.sync(path)
+    stored = await store.get(path)
+    known = records.decode_cookie(stored.data) if stored is not None else None
+    found = await _read(files)
+    has_data = bool(set(await files.list("")) - _NOT_DATA)
+    if found is None:
+        if known is not None or has_data:
+            raise _refused(
+                f"the data directory of node {node_id} has no cookie",
+                "Mount the right disk. If its data is lost for good, start the node with an empty"
+                " directory and a new node id, and let the other nodes repair what it held",
+            )
+        found = Cookie(cluster_id=cluster_id, node_id=node_id, instance_id=ids.uuid())
+        await _write(files, found)
+        log.info("node.formatted", node_id=node_id, instance_id=str(found.instance_id))
+    if (found.cluster_id, found.node_id) != (cluster_id, node_id):
+        raise _refused(
+            f"the data directory belongs to node {found.node_id} of cluster {found.cluster_id},"
+            f" not to node {node_id} of cluster {cluster_id}",
+            "Mount the right disk, or set the node id that the directory has",
+        )
+    if known is None:
+        if has_data:
+            raise _refused(
+                f"the metadata store does not know node {node_id}, whose directory has data",
+                "Check that the metadata store is the right one, and not an older backup",
+            )
+        known = await _register(store, path, found)
+    if known != found:
+        raise _refused(
+            f"the data directory of node {node_id} is of an older format of that node",
+            "Mount the right disk, or remove the directory of the older node",
+        )
+    return found
+
+
+async def _register(store: MetadataStore, path: str, cookie: Cookie) -> Cookie:
+    """Put the cookie into the metadata store, unless there is one; return what is there."""
+    try:
+        await store.create(path, records.encode_cookie(cookie))
+    except (NodeExistsError, IndeterminateError):
+        await store.sync(path)
+    stored = await store.get(path)
+    if stored is None:
+        raise _refused(
+            f"the cookie of node {cookie.node_id} could not be stored", "Start the node again"
+        )
+    return records.decode_cookie(stored.data)
+
+
+async def _read(files: Files) -> Cookie | None:
+    try:
+        file = await files.open(COOKIE_PATH)
+    except FileNotFoundError:
+        return None
+    try:
+        return records.decode_cookie(await file.read(0, await file.size()))
+    finally:
+        await file.close()
+
+
+async def _write(files: Files, cookie: Cookie) -> None:
+    file = await files.open(_TEMPORARY_PATH, create=True)
+    try:
+        await file.truncate(0)
+        await file.write_and_sync(0, [records.encode_cookie(cookie)])
+    finally:
+        await file.close()
+    await files.rename(_TEMPORARY_PATH, COOKIE_PATH)
+    await files.sync_directory("")
+
+
+def _refused(message: str, remedy: str) -> RefusedError:
+    return RefusedError(message, reason=Reason.PERMISSION_DENIED, remedy=remedy)

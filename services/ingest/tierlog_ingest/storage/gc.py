@@ -1,0 +1,227 @@
+"""Garbage collection: which ledgers of this node were deleted (protocols.md section 1, "Delete").
+
+Owns: the decision (pure) and the order of looking. Does not own deleting: ``StorageNode`` does.
+
+A round: snapshot what the node holds *first*; then sync and list the ledgers that exist; then ask
+of each candidate whether its deletion is on record (its offload context says so); then confirm
+each by a read of its own; then quarantine it; and free it in a later round, when it has been
+quarantined long enough and is confirmed absent once more.
+
+Invariants:
+    * A ledger made after the snapshot is never a candidate.
+    * Nothing is ever concluded from an error, nor from a list without any ledger.
+    * More fresh candidates without a record than a share of what is held stop the round with an
+      alarm.
+    * A held ledger whose id is above what the metadata store ever gave stops the round: the store
+      came back from a backup.
+    * Every ledger that is freed was confirmed absent at least twice, ``quarantine_s`` apart.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.model.errors import TierlogError
+from tierlog.model.ids import LedgerId
+from tierlog.ports.clock import Clock
+
+log = structlog.get_logger()
+
+FEW_LEDGERS = 8
+"""Below so many, a share says nothing; a node with so few may lose them all at once."""
+
+
+class LedgerList(Protocol):
+    """What garbage collection asks the metadata store; every failure raises."""
+
+    async def list_ids(self) -> list[LedgerId]:
+        """Return the ids of all ledgers, as of a sync."""
+        ...
+
+    async def get(self, ledger_id: LedgerId) -> object | None:
+        """Return a ledger's metadata as of a sync, or None when there is none."""
+        ...
+
+    async def newest_id(self) -> LedgerId:
+        """Return an id above all that were ever given."""
+        ...
+
+    async def deletion_on_record(self, ledger_id: LedgerId) -> bool:
+        """Tell whether the ledger's copies on storage nodes were deleted in order."""
+        ...
+
+
+class CatalogLedgers:
+    """``LedgerList`` over the catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    async def list_ids(self) -> list[LedgerId]:
+        return await self._catalog.ledgers.list_ids()
+
+    async def get(self, ledger_id: LedgerId) -> object | None:
+        return await self._catalog.ledgers.get(ledger_id)
+
+    async def newest_id(self) -> LedgerId:
+        return await self._catalog.ledgers.new_id()
+
+    async def deletion_on_record(self, ledger_id: LedgerId) -> bool:
+        context = await self._catalog.contexts.get(ledger_id)
+        return context is not None and context.bookkeeper_deleted
+
+
+class HeldLedgers(Protocol):
+    """What garbage collection does to the node."""
+
+    def held_ledgers(self) -> list[LedgerId]:
+        """Return what the node holds, fences included."""
+        ...
+
+    async def list_ledgers(self) -> list[LedgerId]:
+        """Return the ledgers that the node holds entries of."""
+        ...
+
+    def quarantine(self, ledger_id: LedgerId) -> None:
+        """Serve nothing of a ledger, but keep it."""
+        ...
+
+    def restore(self, ledger_id: LedgerId) -> None:
+        """Serve a ledger again."""
+        ...
+
+    async def free(self, ledger_id: LedgerId) -> None:
+        """Forget a ledger, durably."""
+        ...
+
+
+class Alarm(Enum):
+    """Why a round does nothing."""
+
+    EMPTY_LIST = "the metadata store lists no ledger at all"
+    TOO_MANY = "too large a share of the node's ledgers would go, and nothing says why"
+    OLD_BACKUP = "the node holds a ledger that the metadata store has not made yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a round may go on with."""
+
+    candidates: tuple[LedgerId, ...] = ()
+    alarm: Alarm | None = None
+
+
+def decide(
+    held: Collection[LedgerId],
+    living: Collection[LedgerId],
+    *,
+    accounted_for: Collection[LedgerId],
+    share_max: float,
+) -> Decision:
+    """Judge a snapshot of what is held by a later list of what exists.
+
+    ``accounted_for``: deletion is on record, or was judged in a round before.
+    """
+    alive = set(living)
+    absent = sorted(set(held) - alive)
+    if absent and not alive:
+        return Decision(alarm=Alarm.EMPTY_LIST)
+    if len(set(absent) - set(accounted_for)) > max(FEW_LEDGERS, share_max * len(held)):
+        return Decision(alarm=Alarm.TOO_MANY)
+    return Decision(candidates=tuple(absent))
+
+
+class GarbageCollector:
+    """Runs rounds. What is quarantined is known to it alone; a restart begins anew."""
+
+    def __init__(
+        self,
+        node: HeldLedgers,
+        ledgers: LedgerList,
+        clock: Clock,
+        *,
+        share_max: float,
+        quarantine_s: float,
+    ) -> None:
+        self._node = node
+        self._ledgers = ledgers
+        self._clock = clock
+        self._share_max = share_max
+        self._quarantine_s = quarantine_s
+        self._since_s: dict[LedgerId, float] = {}
+        self.alarm: Alarm | None = None
+        """Why the last round did nothing; None when it did what it had to."""
+
+    def __repr__(self) -> str:
+        return f"<GarbageCollector quarantined={len(self._since_s)} alarm={self.alarm}>"
+
+    @property
+    def quarantined(self) -> Mapping[LedgerId, float]:
+        """Since when (monotonic) each ledger is in quarantine."""
+        return dict(self._since_s)
+
+    async def run(self, *, interval_s: float) -> None:
+        """Collect for ever. An error ends a round, never the loop."""
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await self.collect()
+            except TierlogError as error:
+                log.warning("gc.skipped", cause=str(error))
+
+    async def collect(self) -> list[LedgerId]:
+        """Do one round; return what was freed."""
+        held = self._node.held_ledgers()
+        stored = await self._node.list_ledgers()
+        living = set(await self._ledgers.list_ids())
+        for ledger_id in sorted(living.intersection(self._since_s)):
+            log.error("gc.ledger_revived", ledger_id=ledger_id)
+            self._revive(ledger_id)
+        absent = [one for one in held if one not in living]
+        decision = decide(
+            held,
+            living,
+            accounted_for=await self._accounted_for(absent),
+            share_max=self._share_max,
+        )
+        if absent and stored and stored[-1] > await self._ledgers.newest_id():
+            decision = Decision(alarm=Alarm.OLD_BACKUP)
+        self.alarm = decision.alarm
+        if decision.alarm is not None:
+            log.error("gc.stopped", cause=decision.alarm.value, held=len(held), found=len(living))
+            return []
+        return [one for one in decision.candidates if await self._judge(one)]
+
+    async def _accounted_for(self, absent: list[LedgerId]) -> set[LedgerId]:
+        recorded = set(self._since_s)
+        for ledger_id in absent:
+            if ledger_id not in recorded and await self._ledgers.deletion_on_record(ledger_id):
+                recorded.add(ledger_id)
+        return recorded
+
+    async def _judge(self, ledger_id: LedgerId) -> bool:
+        """Confirm a candidate by a read of its own, then quarantine it or free it."""
+        if await self._ledgers.get(ledger_id) is not None:
+            self._revive(ledger_id)
+            return False
+        since_s = self._since_s.get(ledger_id)
+        if since_s is None:
+            self._since_s[ledger_id] = self._clock.monotonic_s()
+            self._node.quarantine(ledger_id)
+            log.info("gc.quarantined", ledger_id=ledger_id)
+            return False
+        if self._clock.monotonic_s() - since_s < self._quarantine_s:
+            return False
+        await self._node.free(ledger_id)
+        del self._since_s[ledger_id]
+        log.info("gc.freed", ledger_id=ledger_id)
+        return True
+
+    def _revive(self, ledger_id: LedgerId) -> None:
+        if self._since_s.pop(ledger_id, None) is not None:
+            self._node.restore(ledger_id)

@@ -1,0 +1,142 @@
+"""Cookies (protocols.md section 2): "A directory without the node's cookie, or with another's, is
+refused. Formatting gives a node a new id; no id is used twice."
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from uuid import UUID
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tierlog.adapters.memory.faults import Faults, Outcome
+from tierlog.adapters.memory.files import MemoryDisk
+from tierlog.adapters.memory.ids import SeededIds
+from tierlog.adapters.memory.metadata import MemoryMetadata
+from tierlog.format import paths
+from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.ids import NodeId
+from tierlog_ingest.storage.cookies import COOKIE_PATH, check_cookie
+
+CLUSTER, OTHER = UUID(int=1), UUID(int=2)
+N1, N2 = NodeId("n1"), NodeId("n2")
+
+
+class World:
+    def __init__(self):
+        self.metadata = MemoryMetadata()
+        self.disk = self.new_disk()
+        self.ids = SeededIds(random.Random(1))
+
+    def new_disk(self):
+        return MemoryDisk(random.Random(1))
+
+    def check(self, *, disk=None, cluster_id=CLUSTER, node_id=N1, faults=None, disk_faults=None):
+        async def once():
+            files = (disk or self.disk).mount(disk_faults)
+            store = self.metadata.connect(faults)
+            return await check_cookie(
+                files, store, self.ids, cluster_id=cluster_id, node_id=node_id
+            )
+
+        return run_virtual(once())
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_a_fresh_node_is_formatted_once(world):
+    cookie = world.check()
+    assert (cookie.cluster_id, cookie.node_id) == (CLUSTER, N1)
+    world.disk.crash()
+    assert world.check() == cookie
+    world.disk.write_whole("state", b"data")
+    assert world.check() == cookie
+    assert world.check(disk=world.new_disk(), node_id=N2).instance_id != cookie.instance_id
+
+
+def test_a_lost_directory_is_not_served_as_if_empty(world):
+    world.check()
+    for data in ((), ("state",)):
+        disk = world.new_disk()
+        for name in data:
+            disk.write_whole(name, b"data")
+        with pytest.raises(RefusedError, match="no cookie") as caught:
+            world.check(disk=disk)
+        assert "repair" in caught.value.remedy
+
+
+def test_another_nodes_disk_and_another_cluster_are_refused(world):
+    world.check()
+    with pytest.raises(RefusedError, match="belongs to node n1"):
+        world.check(node_id=N2)
+    with pytest.raises(RefusedError, match="cluster"):
+        world.check(cluster_id=OTHER)
+
+
+def test_an_older_format_of_the_same_node_is_refused(world):
+    world.check()
+    old = world.disk
+    world.metadata = MemoryMetadata()
+    world.disk = world.new_disk()
+    world.check()
+    with pytest.raises(RefusedError, match="older format"):
+        world.check(disk=old)
+
+
+def test_data_that_the_metadata_store_does_not_know_is_refused(world):
+    world.check()
+    world.disk.write_whole("state", b"data")
+    world.metadata = MemoryMetadata()
+    with pytest.raises(RefusedError, match="does not know"):
+        world.check()
+    world.disk = world.new_disk()
+    world.disk.write_whole("state", b"data")
+    with pytest.raises(RefusedError, match="no cookie"):
+        world.check()
+
+
+def test_a_damaged_cookie_is_refused(world):
+    world.check()
+    world.disk.write_whole(COOKIE_PATH, b"\xff\xff")
+    with pytest.raises(CorruptError):
+        world.check()
+
+
+def test_an_answer_that_was_lost_is_read_back(world):
+    for outcome in (Outcome.REPLY_LOST, Outcome.REQUEST_LOST):
+        world.metadata, world.disk = MemoryMetadata(), world.new_disk()
+        faults = Faults(random.Random(1))
+        faults.next("metadata.create", outcome)
+        if outcome is Outcome.REQUEST_LOST:
+            with pytest.raises(RefusedError, match="Start the node again"):
+                world.check(faults=faults)
+        cookie = world.check(faults=faults)
+        assert world.check() == cookie
+
+
+@pytest.mark.parametrize("step", range(1, 26))
+def test_a_format_that_is_cut_short_is_gone_on_with(world, step):
+    async def crash():
+        faults = Faults(random.Random(step))
+        faults.crash_after(step)
+        faults.on_crash = world.disk.crash
+        async with asyncio.timeout(60):
+            await check_cookie(
+                world.disk.mount(faults),
+                world.metadata.connect(faults),
+                world.ids,
+                cluster_id=CLUSTER,
+                node_id=N1,
+            )
+
+    with contextlib.suppress(TimeoutError):
+        run_virtual(crash())
+    cookie = world.check()
+    assert cookie == world.check()
+    assert paths.cookie_path(N1) in world.metadata.dump()

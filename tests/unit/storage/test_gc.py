@@ -1,0 +1,198 @@
+"""Garbage collection (protocols.md section 1, "Delete"; BookKeeper's flat collector, seeds/003).
+
+"A snapshot of the ledgers it holds first, then sync() and list, then confirms each candidate by a
+read of its own, then quarantines before it frees, and stops with an alarm above a share of its
+ledgers. Never on an error or an empty answer."
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.storage.node_kit import make_run, opened, outcome, read_all
+from tierlog.adapters.memory.clock import SimClock
+from tierlog.adapters.memory.files import MemoryDisk
+from tierlog.model.errors import Reason, RetryableError
+from tierlog.model.ids import LedgerId
+from tierlog_ingest.storage.gc import FEW_LEDGERS, Alarm, GarbageCollector, decide
+
+pytestmark = pytest.mark.covers("D58", "D59")
+
+
+class Ledgers:
+    """The metadata store's side, with switches."""
+
+    def __init__(self, living):
+        self.living = set(living)
+        self.hidden = set()
+        self.recorded = set()
+        self.fails = False
+        self.newest = 10**6
+        self.on_list = lambda: None
+
+    async def list_ids(self):
+        self._check()
+        found = sorted(self.living - self.hidden)
+        self.on_list()
+        return found
+
+    async def get(self, ledger_id):
+        self._check()
+        return ledger_id if ledger_id in self.living else None
+
+    async def newest_id(self):
+        self._check()
+        return self.newest
+
+    async def deletion_on_record(self, ledger_id):
+        self._check()
+        return ledger_id in self.recorded
+
+    def _check(self):
+        if self.fails:
+            raise RetryableError("no answer", remedy="wait")
+
+
+def collecting(test):
+    def run():
+        async def with_node():
+            async with opened(MemoryDisk(random.Random(1))) as node:
+                ledgers = Ledgers(range(1, 21))
+                for ledger_id in range(1, 21):
+                    await node.add(make_run(ledger_id, 0))
+                collector = GarbageCollector(
+                    node, ledgers, SimClock(), share_max=0.5, quarantine_s=10
+                )
+                await test(node, ledgers, collector)
+
+        run_virtual(with_node(), until_s=10_000)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@collecting
+async def test_a_deleted_ledger_goes_after_its_quarantine(node, ledgers, collector):
+    ledgers.living -= {3}
+    assert await collector.collect() == []
+    assert (await outcome(read_all(node, 3))).reason is Reason.UNKNOWN
+    await asyncio.sleep(5)
+    assert await collector.collect() == []
+    await asyncio.sleep(6)
+    assert await collector.collect() == [3]
+    assert (await outcome(read_all(node, 3))).reason is Reason.LEDGER_NOT_FOUND
+    assert await collector.collect() == []
+    assert len(await node.list_ledgers()) == 19
+
+
+@collecting
+async def test_a_ledger_that_comes_back_is_served_again(node, ledgers, collector):
+    ledgers.living -= {3}
+    await collector.collect()
+    ledgers.living |= {3}
+    await asyncio.sleep(100)
+    assert await collector.collect() == []
+    assert len(await read_all(node, 3)) == 1
+
+
+@collecting
+async def test_a_list_that_lacks_a_ledger_proves_nothing(node, ledgers, collector):
+    ledgers.hidden = {3}
+    for _ in range(4):
+        assert await collector.collect() == []
+        await asyncio.sleep(100)
+    assert len(await read_all(node, 3)) == 1
+
+
+@collecting
+async def test_never_on_an_error_nor_on_an_empty_answer(node, ledgers, collector):
+    ledgers.living -= {3}
+    await collector.collect()
+    await asyncio.sleep(100)
+    ledgers.fails = True
+    assert isinstance(await outcome(collector.collect()), RetryableError)
+    ledgers.fails = False
+    living, ledgers.living = ledgers.living, set()
+    assert await collector.collect() == []
+    assert collector.alarm is Alarm.EMPTY_LIST
+    ledgers.living = living
+    assert len(await node.list_ledgers()) == 20
+    assert await collector.collect() == [3]
+    assert collector.alarm is None
+
+
+@collecting
+async def test_too_many_at_once_stop_with_an_alarm(node, ledgers, collector):
+    gone = set(range(1, 13))
+    ledgers.living -= gone
+    for _ in range(3):
+        assert await collector.collect() == []
+        assert collector.alarm is Alarm.TOO_MANY
+        await asyncio.sleep(100)
+    ledgers.recorded = set(range(1, 8))
+    await collector.collect()
+    assert collector.alarm is None, "their deletion is on record"
+    await asyncio.sleep(100)
+    assert set(await collector.collect()) == gone
+
+
+@collecting
+async def test_a_store_from_an_older_backup_stops_it(node, ledgers, collector):
+    ledgers.living -= {20}
+    ledgers.newest = 15
+    for _ in range(3):
+        assert await collector.collect() == []
+        assert collector.alarm is Alarm.OLD_BACKUP
+        await asyncio.sleep(100)
+    assert len(await read_all(node, 20)) == 1
+
+
+@collecting
+async def test_a_ledger_made_after_the_snapshot_is_no_candidate(node, ledgers, collector):
+    def make():
+        ledgers.on_list = lambda: None
+        node.add(make_run(99, 0))
+
+    ledgers.on_list = make
+    for _ in range(2):
+        await collector.collect()
+        assert 99 not in collector.quarantined
+        ledgers.living |= {99}
+        await asyncio.sleep(100)
+
+
+@collecting
+async def test_the_loop_goes_on_after_errors(node, ledgers, collector):
+    ledgers.fails = True
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(collector.run(interval_s=5))
+        await asyncio.sleep(22)
+        ledgers.fails = False
+        ledgers.living -= {4}
+        await asyncio.sleep(30)
+        running.cancel()
+    assert 4 not in await node.list_ledgers()
+
+
+ids = st.frozensets(st.integers(1, 40).map(LedgerId))
+
+
+@given(ids, ids, ids, st.floats(0.01, 1))
+def test_decisions(held, living, accounted_for, share_max):
+    decision = decide(held, living, accounted_for=accounted_for, share_max=share_max)
+    assert set(decision.candidates) <= held - living
+    if decision.alarm is not None:
+        assert decision.candidates == ()
+        assert held - living
+    else:
+        assert set(decision.candidates) == held - living
+        fresh = held - living - accounted_for
+        assert len(fresh) <= max(FEW_LEDGERS, share_max * len(held))
+    if not living:
+        assert decision.candidates == ()
