@@ -12,7 +12,7 @@ import structlog
 from tierlog.format import paths
 from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.ports.ids import Ids
-from tierlog.ports.metadata import MetadataStore, NodeExistsError
+from tierlog.ports.metadata import MetadataStore, NodeExistsError, NoNodeError
 
 log = structlog.get_logger()
 
@@ -41,13 +41,13 @@ class Election:
             await asyncio.sleep(0)
 
     async def resign(self) -> None:
-        """Leave the office, or the queue for it."""
-        for name, data in await self._candidates():
-            if data == self._candidate.bytes:
-                try:
+        """Leave the office, or the queue for it; at the latest the session's end does that."""
+        try:
+            for name, data in await self._candidates():
+                if data == self._candidate.bytes:
                     await self._store.delete(f"{self._root}/{name}", version=-1)
-                except (IndeterminateError, RetryableError):
-                    log.warning("election.resign_unknown", office=self._root)
+        except (IndeterminateError, RetryableError, NoNodeError) as error:
+            log.warning("election.resign_unknown", office=self._root, cause=str(error))
 
     async def _stand(self) -> str:
         """Return the name of this candidate's node, made if need be."""

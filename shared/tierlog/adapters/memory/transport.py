@@ -10,6 +10,7 @@ Invariants:
 """
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -110,6 +111,7 @@ class MemoryListener:
         self._handler = handler
         self._address = address
         self._tasks: dict[asyncio.Task[None], MemoryChannel] = {}
+        self._context = contextvars.copy_context()
         self.name = name
 
     @property
@@ -118,7 +120,10 @@ class MemoryListener:
 
     def accept(self, channel: "MemoryChannel") -> None:
         """Serve a new connection in a task that ends with it, or with ``close``."""
-        task = asyncio.get_running_loop().create_task(self._serve(channel))
+        # In the listener's context: the caller's says who called, not who serves.
+        task = asyncio.get_running_loop().create_task(
+            self._serve(channel), context=self._context.copy()
+        )
         self._tasks[task] = channel
         task.add_done_callback(self._tasks.pop)
 
