@@ -46,17 +46,26 @@ async def open_cache(settings: Settings) -> AsyncIterator[SharedCache]:
 
 
 @contextlib.asynccontextmanager
+async def open_storage_controls(
+    catalog: Catalog,
+) -> AsyncIterator[NodeDirectory[RemoteStorageControl]]:
+    """Give clients of all storage nodes, for small calls and reads."""
+    nodes: NodeDirectory[RemoteStorageControl] = NodeDirectory(
+        catalog.nodes.live, ControlConnector()
+    )
+    try:
+        yield nodes
+    finally:
+        await nodes.close()
+
+
+@contextlib.asynccontextmanager
 async def open_reader_parts(settings: Settings) -> AsyncIterator[ReaderParts]:
     """Connect everything for the length of the context."""
     async with (
         open_catalog(settings) as catalog,
         open_objects(settings) as objects,
         open_cache(settings) as shared,
+        open_storage_controls(catalog) as nodes,
     ):
-        nodes: NodeDirectory[RemoteStorageControl] = NodeDirectory(
-            catalog.nodes.live, ControlConnector()
-        )
-        try:
-            yield ReaderParts(catalog, objects, shared, nodes)
-        finally:
-            await nodes.close()
+        yield ReaderParts(catalog, objects, shared, nodes)

@@ -72,6 +72,7 @@ class Outcome:
     tiers_read: dict[str, int] = field(default_factory=dict)
     killed_attempt: UUID | None = None
     killed_ledger: int | None = None
+    disk_bytes: int = 0
     left_behind: list[str] = field(default_factory=list)
     unacknowledged_at_kill: int = 0
     acknowledged: int = 0
@@ -211,12 +212,28 @@ class Job:
             return gone >= LEDGERS_IN_TIER2_MIN and all(one.state not in busy for one in contexts)
 
         await stage.until("five ledgers in S3 alone", enough, timeout_s=100)
+        await self._until_off_disk()
         stage.tell("waiting until nothing of the killed attempt is left")
 
         async def swept() -> bool:
             return not any(one.abandoned for one in await stage.contexts(STREAM))
 
         await stage.until("the killed attempt struck off", swept, timeout_s=60)
+
+    async def _until_off_disk(self) -> None:
+        """Wait until the storage node has freed the ledgers that are in S3 alone."""
+        stage = self._stage
+        gone = {
+            one.ledger_id
+            for one in await stage.contexts(STREAM)
+            if one.state is OffloadState.TIER1_DELETED
+        }
+
+        async def freed() -> bool:
+            return not gone & await stage.ledgers_on_disk()
+
+        await stage.until("the local disk freed", freed, timeout_s=60)
+        stage.tell("the storage node holds nothing of them")
 
     async def _check_bucket(self) -> None:
         """Check that the bucket holds exactly what the metadata names, and no open upload."""
@@ -263,6 +280,7 @@ class Job:
 
     async def _survey(self) -> None:
         """Note where each ledger lies, for the report."""
+        self.outcome.disk_bytes = self._stage.bytes_on_disk()
         listed = await self._stage.ledgers(STREAM)
         contexts = {one.ledger_id: one for one in await self._stage.contexts(STREAM)}
         last = (await self._stage.client.bounds(STREAM))[1]

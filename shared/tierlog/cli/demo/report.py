@@ -42,6 +42,7 @@ def document_of(outcome: Outcome, *, elapsed_s: float) -> dict[str, Any]:
             "events_lost": max(0, outcome.acknowledged - read.count),
             "events_doubled": max(0, read.count - appended.count),
         },
+        "bytes_on_local_disk": outcome.disk_bytes,
         "ledgers": outcome.ledgers,
         "seconds": round(elapsed_s, 1),
     }

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tierlog.cli.output import say
 from tierlog.model.errors import RetryableError
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tierlog.catalog import Catalog
     from tierlog.client import Client
     from tierlog.embedded.cluster import EmbeddedCluster
-    from tierlog.model.ids import StreamName
+    from tierlog.ledger.directory import NodeDirectory
+    from tierlog.model.ids import LedgerId, StreamName
     from tierlog.model.offload import OffloadContext
     from tierlog.model.stream import ListedLedger
     from tierlog.ports.objects import ObjectStore
@@ -63,6 +64,7 @@ class Stage:
     client: "Client"
     catalog: "Catalog"
     objects: "ObjectStore"
+    nodes: "NodeDirectory[Any]"
     tell: Telling
 
     async def ledgers(self, stream: "StreamName") -> "list[ListedLedger]":
@@ -76,13 +78,38 @@ class Stage:
         ]
         return [one for one in found if one is not None]
 
+    def _check_alive(self) -> None:
+        """Raise when a process ended that nobody killed."""
+        for name, child in self.cluster.services.children.items():
+            if not child.running:
+                raise RetryableError(
+                    f"{name} ended with {child.exit_code}",
+                    remedy=f"Run with --keep and look into {self.cluster.services.log(name)}",
+                )
+
+    async def ledgers_on_disk(self) -> "set[LedgerId]":
+        """Return the ledgers that the storage nodes hold entries of."""
+        held: set[LedgerId] = set()
+        live = await self.catalog.nodes.live()
+        if not live:
+            raise RetryableError("no storage node is live", remedy="Look into ingest's log")
+        for node_id in live:
+            held |= set(await (await self.nodes.client(node_id)).list_ledgers())
+        return held
+
+    def bytes_on_disk(self) -> int:
+        """Return how much ingest keeps on the local disk, whatever it is."""
+        folder = self.cluster.servers.state_dir / "data" / "ingest"
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
     async def until(
         self, what: str, condition: Callable[[], Awaitable[bool]], *, timeout_s: float
     ) -> None:
         """Wait until ``condition`` holds, or say that it never did."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not await condition():  # noqa: ASYNC110 - what is watched is far away
+                while not await condition():
+                    self._check_alive()
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise RetryableError(
@@ -97,6 +124,7 @@ async def open_stage(state_dir: Path, tell: Telling) -> AsyncIterator[Stage]:
     from tierlog.client import open_client
     from tierlog.embedded.cluster import EmbeddedCluster
     from tierlog.wiring.build import open_catalog, open_objects
+    from tierlog.wiring.reader import open_storage_controls
 
     cluster = EmbeddedCluster(state_dir, settings=QUICK)
     tell("starting S3, ZooKeeper, Kafka, Redis and the four services")
@@ -107,8 +135,9 @@ async def open_stage(state_dir: Path, tell: Telling) -> AsyncIterator[Stage]:
             open_client(settings) as client,
             open_catalog(settings) as catalog,
             open_objects(settings) as objects,
+            open_storage_controls(catalog) as nodes,
         ):
-            yield Stage(cluster, client, catalog, objects, tell)
+            yield Stage(cluster, client, catalog, objects, nodes, tell)
     finally:
         tell("stopping everything")
         children = [*cluster.servers.children.values(), *cluster.services.children.values()]
