@@ -92,3 +92,12 @@ def no_such_entry(ledger_id: LedgerId, entry_id: EntryId) -> RefusedError:
         remedy="Ask another node of the entry's write set",
         details={"ledger_id": str(ledger_id), "entry_id": str(entry_id)},
     )
+
+
+def unreadable(ledger_id: LedgerId, cause: Exception) -> RetryableError:
+    """Say that a ledger's file can't be read."""
+    return RetryableError(
+        f"the node can't read ledger {ledger_id} ({cause})",
+        reason=Reason.UNKNOWN,
+        remedy="Read another copy; look into the node's log",
+    )

@@ -52,6 +52,7 @@ from tierlog_ingest.storage.answers import (
     queue_full,
     read_only,
     unknown_entry,
+    unreadable,
 )
 from tierlog_ingest.storage.journal import Journal
 from tierlog_ingest.storage.journal_format import (
@@ -302,15 +303,9 @@ class StorageNode:
             bound = await self._bound(ledger, first_entry_id, last_entry_id, wait_s, recovery)
             if ledger.index.find(first_entry_id) is None:
                 raise self._absent(ledger_id, first_entry_id, ledger)
-            reading = read_runs(
-                ledger,
-                self._open_files,
-                first_entry_id,
-                bound=bound,
-                bytes_max=bytes_max,
-                read_len=self._settings.read_bytes,
-            )
-            async for run in reading:
+            limits = {"bytes_max": bytes_max, "read_len": self._settings.read_bytes}
+            runs = read_runs(ledger, self._open_files, first_entry_id, bound=bound, **limits)
+            async for run in runs:
                 yield run
         finally:
             ledger.in_use -= 1
@@ -422,11 +417,7 @@ class StorageNode:
             await ledger.load(self._open_files)
             error = None
         except (TierlogError, FileNotFoundError) as caught:
-            error = RetryableError(
-                f"the node can't read ledger {ledger.ledger_id} ({caught})",
-                reason=Reason.UNKNOWN,
-                remedy="Read another copy; look into the node's log",
-            )
+            error = unreadable(ledger.ledger_id, caught)
         finally:
             ledger.loading = None
             if error is None:
@@ -470,11 +461,9 @@ class StorageNode:
         await self._files.sync_directory(LEDGERS_DIRECTORY)
         for ledger in dirty:
             ledger.new_name = False
+        ceiling = self._limbo_ceiling
         state = NodeState(
-            mark_segment=segment_id,
-            limbo_ceiling=self._limbo_ceiling,
-            fences=fences,
-            freed=freed,
+            mark_segment=segment_id, limbo_ceiling=ceiling, fences=fences, freed=freed
         )
         await write_state(self._files, state)
         self._journal_at_mark = written
