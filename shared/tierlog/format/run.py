@@ -4,7 +4,7 @@
          0     4  magic               "TLRN"
          4     1  version             1
          5     1  flags               bit 0: authenticated by an HMAC (reserved); others zero
-         6     2  header_len          72
+         6     2  header_len          80
          8     4  count               frames, at least 1
         12     4  frames_len          bytes of all frames
         16     8  ledger_id
@@ -13,9 +13,10 @@
         40     8  owner_epoch
         48     8  publish_ms_min      0, 0: none known
         56     8  publish_ms_max
-        64     4  zeros
-        68     4  crc32c              over bytes 0 to 67, the offsets and the frames
-        72     …  offsets             count x u32, from the first frame's first byte
+        64     8  ledger_len          payload bytes of the ledger, this run included; -1: unknown
+        72     4  zeros
+        76     4  crc32c              over bytes 0 to 75, the offsets and the frames
+        80     …  offsets             count x u32, from the first frame's first byte
          …     …  frames              frames_len bytes (tierlog.format.frame)
 
 Integers are big-endian; ids, epoch and times signed. The first 16 bytes tell how long it all is.
@@ -45,14 +46,15 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import INT64_MAX, NO_ENTRY, EntryId, LedgerId
 
 RUN_MAGIC: Final = b"TLRN"
+LEN_UNKNOWN: Final = -1  # in drafts, and in runs cut from a copy in tier 2
 FLAG_HMAC: Final = 0x01  # reserved: refused until there are keys
 
 _PREFIX: Final = Struct(">4sBBHII")
-_IDS: Final = Struct(">qqqqqqI")
+_IDS: Final = Struct(">qqqqqqqI")
 
 RUN_PREFIX_LEN: Final = 16
 IDS_OFFSET: Final = RUN_PREFIX_LEN
-IDS_LEN: Final = 6 * 8 + 4
+IDS_LEN: Final = 7 * 8 + 4
 CRC_OFFSET: Final = IDS_OFFSET + IDS_LEN
 CRC_LEN: Final = 4
 RUN_HEADER_LEN: Final = CRC_OFFSET + CRC_LEN
@@ -66,8 +68,8 @@ RUN_LEN_MAX: Final = RUN_HEADER_LEN + OFFSET_LEN * RUN_COUNT_MAX + RUN_FRAMES_LE
 
 assert _PREFIX.size == RUN_PREFIX_LEN
 assert _IDS.size == IDS_LEN
-assert CRC_OFFSET == 68
-assert RUN_HEADER_LEN == 72
+assert CRC_OFFSET == 76
+assert RUN_HEADER_LEN == 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,8 @@ class RunHeader:
     publish_ms_min: int
     publish_ms_max: int
     frames_len: int
+    ledger_len: int
+    """As BookKeeper's ``length``: a closing owner need not read from the ledger's start."""
 
     def __post_init__(self) -> None:
         # Checked here, so that both sides of the codec enforce it.
@@ -99,6 +103,9 @@ class RunHeader:
             _corrupt("run with an id out of bounds", offset=IDS_OFFSET)
         if not 0 <= self.publish_ms_min <= self.publish_ms_max <= INT64_MAX:
             _corrupt("run with publish times out of order", offset=48)
+        payload_len = self.frames_len - FRAME_HEADER_LEN * self.count
+        if self.ledger_len != LEN_UNKNOWN and not payload_len <= self.ledger_len <= INT64_MAX:
+            _corrupt("run longer than its ledger", offset=64)
 
     @property
     def last_entry_id(self) -> EntryId:
@@ -117,6 +124,7 @@ class RunHeader:
             self.owner_epoch,
             self.publish_ms_min,
             self.publish_ms_max,
+            self.ledger_len,
             0,
         )
 
@@ -205,7 +213,9 @@ class Run:
         if crc32c(encoded[RUN_HEADER_LEN:], crc32c(encoded[:CRC_OFFSET])) != expected:
             _corrupt("run whose checksum differs", offset=CRC_OFFSET)
         count, frames_len = _COUNTS.unpack_from(encoded, 8)
-        ledger_id, first, lac, epoch, low, high, zeros = _IDS.unpack_from(encoded, IDS_OFFSET)
+        ledger_id, first, lac, epoch, low, high, ledger_len, zeros = _IDS.unpack_from(
+            encoded, IDS_OFFSET
+        )
         if zeros:
             _corrupt("run with a reserved field set", offset=CRC_OFFSET - 4)
         header = RunHeader(
@@ -217,6 +227,7 @@ class Run:
             publish_ms_min=low,
             publish_ms_max=high,
             frames_len=frames_len,
+            ledger_len=ledger_len,
         )
         frames_offset = RUN_HEADER_LEN + OFFSET_LEN * count
         raw = np.frombuffer(encoded[RUN_HEADER_LEN:frames_offset], ">u4")
@@ -248,6 +259,7 @@ def build_run(
     owner_epoch: int = 0,
     publish_ms_min: int = 0,
     publish_ms_max: int = 0,
+    ledger_len: int = LEN_UNKNOWN,
 ) -> Run:
     """Make one run of ``frames``, whose ids must be right already. The defaults make a draft."""
     if len(offsets) == 0 or len(offsets) > RUN_COUNT_MAX or len(frames) > RUN_FRAMES_LEN_MAX:
@@ -266,6 +278,7 @@ def build_run(
         publish_ms_min=publish_ms_min,
         publish_ms_max=publish_ms_max,
         frames_len=len(frames),
+        ledger_len=ledger_len,
     )
     packed, columns = header.pack(), offsets.astype(">u4").tobytes()
     crc = _CRC.pack(crc32c_of((packed, columns, frames)))
@@ -285,8 +298,12 @@ def cut_runs(
     publish_ms_max: int = 0,
     run_bytes_max: int = RUN_BYTES_MAX,
     stripe_entries: int,
+    length_before: int | None = None,
 ) -> list[Run]:
-    """Cut checked frames into runs and give the entries their ids, in the runs' own copies."""
+    """Cut checked frames into runs and give the entries their ids, in the runs' own copies.
+
+    ``length_before``: payload bytes of the ledger before these; None: not known.
+    """
     assert run_bytes_max > 0
     assert stripe_entries > 0
     count, view = len(offsets), memoryview(frames)
@@ -297,6 +314,9 @@ def cut_runs(
         stop = int(np.searchsorted(bounds, begin + run_bytes_max, "right")) - 1
         stripe_end = stripe_entries - (first_entry_id + start) % stripe_entries
         stop = max(start + 1, min(stop, start + stripe_end, start + RUN_COUNT_MAX))
+        ledger_len = LEN_UNKNOWN
+        if length_before is not None:
+            ledger_len = length_before + int(bounds[stop]) - FRAME_HEADER_LEN * stop
         header = RunHeader(
             ledger_id=LedgerId(ledger_id),
             first_entry_id=EntryId(first_entry_id + start),
@@ -306,6 +326,7 @@ def cut_runs(
             publish_ms_min=publish_ms_min,
             publish_ms_max=publish_ms_max,
             frames_len=int(bounds[stop]) - begin,
+            ledger_len=ledger_len,
         )
         own = (bounds[start:stop] - begin).astype(np.uint32)
         runs.append(_stamped(header, own, view[begin : int(bounds[stop])]))

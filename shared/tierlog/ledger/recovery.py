@@ -230,7 +230,8 @@ class _OneRecovery:
     async def rewrite(self, lac: EntryId) -> tuple[EntryId, int]:
         """Read to the end, re-write what may not have its quorum; return last id and length."""
         start = max(lac, EntryId(self.metadata.segments[-1].first_entry_id - 1)) + 1
-        position, length = EntryId(0), 0
+        # The last confirmed run is read too, for the length up to it.
+        position, length = EntryId(max(start - 1, 0)), 0
         backoff_s = self.limits.backoff_s_first
         while True:
             batch, absent, trouble = await self._read_batch(position)
@@ -238,7 +239,8 @@ class _OneRecovery:
                 rewritten = [run for run in batch if run.last_entry_id >= start]
                 if await self._rewrite_batch(rewritten):
                     position = EntryId(batch[-1].last_entry_id + 1)
-                    length += sum(run.payload_len for run in batch)
+                    length = batch[-1].header.ledger_len
+                    assert length >= 0, "an owner's run tells the length"
                     backoff_s = self.limits.backoff_s_first
                     continue
             elif absent and position >= start:
@@ -282,7 +284,9 @@ class _OneRecovery:
         )
         async with closing_runs(runs):
             async for run in runs:
-                if run.header.ledger_id != self.ledger_id or run.first_entry_id != expected:
+                begins = run.first_entry_id == expected
+                holds = not batch and run.first_entry_id <= expected <= run.last_entry_id
+                if run.header.ledger_id != self.ledger_id or not (begins or holds):
                     break
                 batch.append(run)
                 expected = EntryId(run.last_entry_id + 1)

@@ -163,6 +163,7 @@ class LedgerWriter:
             publish_ms_max=publish_ms_max,
             run_bytes_max=self._limits.run_bytes_max,
             stripe_entries=self._metadata.stripe_entries,
+            length_before=self.length,
         )
         deadline_s = asyncio.get_running_loop().time() + self._limits.append_timeout_s
         for run in runs:

@@ -34,16 +34,16 @@ ids = st.integers(0, 2**40) | st.just(2**63 - 100)
 def naive_run(raw: bytes) -> tuple[dict[str, int], list[tuple[int, bytes]]]:
     """Read a run by its byte table, one frame at a time."""
     assert raw[:4] == b"TLRN"
-    assert raw[4:8] == bytes([1, 0, 0, 72])
+    assert raw[4:8] == bytes([1, 0, 0, 80])
     count, frames_len = struct.unpack(">II", raw[8:16])
-    names = ("ledger", "first", "lac", "epoch", "low", "high")
-    fields = dict(zip(names, struct.unpack(">6q", raw[16:64]), strict=True))
-    assert raw[64:68] == bytes(4)
-    assert struct.unpack(">I", raw[68:72])[0] == crc32c(raw[:68] + raw[72:])
-    frames, entries, at = raw[72 + 4 * count :], [], 0
+    names = ("ledger", "first", "lac", "epoch", "low", "high", "ledger_len")
+    fields = dict(zip(names, struct.unpack(">7q", raw[16:72]), strict=True))
+    assert raw[72:76] == bytes(4)
+    assert struct.unpack(">I", raw[76:80])[0] == crc32c(raw[:76] + raw[80:])
+    frames, entries, at = raw[80 + 4 * count :], [], 0
     assert len(frames) == frames_len
     for number in range(count):
-        assert struct.unpack(">I", raw[72 + 4 * number : 76 + 4 * number])[0] == at
+        assert struct.unpack(">I", raw[80 + 4 * number : 84 + 4 * number])[0] == at
         length, entry_id = struct.unpack(">iq", frames[at : at + 12])
         entries.append((entry_id, frames[at + 12 : at + 12 + length]))
         at += 12 + length
@@ -64,10 +64,11 @@ def test_a_run_is_what_its_table_says(entries: list[bytes], first: int) -> None:
         owner_epoch=9,
         publish_ms_min=5,
         publish_ms_max=6,
+        ledger_len=10_000,
     )
     fields, found = naive_run(bytes(run.encoded))
     expected = {"ledger": 3, "first": first, "lac": first - 1, "epoch": 9, "low": 5, "high": 6}
-    assert fields == expected
+    assert fields == {**expected, "ledger_len": 10_000}
     assert found == [(first + i, entry) for i, entry in enumerate(entries)]
     assert run.payload_len == sum(map(len, entries))
     assert run.last_entry_id == first + len(entries) - 1
@@ -94,11 +95,15 @@ def test_cutting_gives_every_entry_its_id_and_keeps_stripes_whole(
         owner_epoch=0,
         run_bytes_max=run_bytes_max,
         stripe_entries=stripe_entries,
+        length_before=1000,
     )
     assert bytes(frames) == before, "the draft is left alone"
     found = [entry for run in runs for entry in naive_run(bytes(run.encoded))[1]]
     assert found == [(first + i, entry) for i, entry in enumerate(entries)]
+    so_far = 1000
     for run, follower in zip(runs, [*runs[1:], None], strict=True):
+        so_far += run.payload_len
+        assert run.header.ledger_len == so_far
         assert run.first_entry_id // stripe_entries == run.last_entry_id // stripe_entries
         assert run.header.count == 1 or run.header.frames_len <= run_bytes_max
         if follower is not None and follower.first_entry_id % stripe_entries:
@@ -190,6 +195,8 @@ def test_a_hostile_run_with_a_right_checksum_is_refused(entries: list[bytes], da
         (48, -1),  # publish_ms_min
         (48, 8),  #  above publish_ms_max
         (56, -1),
+        (64, -2),  # ledger_len
+        (64, 1),  #  below the run's own payload
     ],
 )
 def test_fields_out_of_bounds_are_refused(offset: int, value: int) -> None:
@@ -212,7 +219,7 @@ def test_fields_out_of_bounds_are_refused(offset: int, value: int) -> None:
 def test_lengths_over_the_limit_are_refused_from_the_prefix_alone(
     count: int, frames_len: int
 ) -> None:
-    prefix = b"TLRN" + bytes([1, 0, 0, 72]) + struct.pack(">II", count, frames_len)
+    prefix = b"TLRN" + bytes([1, 0, 0, 80]) + struct.pack(">II", count, frames_len)
     with pytest.raises(CorruptError, match="over its limit"):
         Run.encoded_len(prefix)
 
@@ -221,7 +228,7 @@ def test_the_length_is_told_by_the_prefix_and_bounded_by_the_caller() -> None:
     frames, offsets = pack_entries([b"abc"])
     encoded = build_run(frames, offsets).encoded
     prefix = encoded[:RUN_PREFIX_LEN]
-    assert Run.encoded_len(prefix) == len(encoded) == 72 + 4 + 15
+    assert Run.encoded_len(prefix) == len(encoded) == 80 + 4 + 15
     assert Run.encoded_len(prefix, len_max=len(encoded)) == len(encoded)
     with pytest.raises(CorruptError, match="over its limit"):
         Run.encoded_len(prefix, len_max=len(encoded) - 1)

@@ -19,7 +19,7 @@ from tierlog.model.ledger import LedgerState
 LIMITS = WriterLimits(in_flight_bytes_max=1 << 20, append_timeout_s=5.0, run_bytes_max=64 * 1024)
 
 
-def cut(ledger_id, first, *entries, lac=-1):
+def cut(ledger_id, first, *entries, lac=-1, length_before=0):
     """Return the one run of these entries, as their owner would have cut it."""
     one = draft(*entries)
     (run,) = cut_runs(
@@ -30,6 +30,7 @@ def cut(ledger_id, first, *entries, lac=-1):
         last_add_confirmed=lac,
         owner_epoch=1,
         stripe_entries=2**40,
+        length_before=length_before,
     )
     return run
 
@@ -39,9 +40,12 @@ async def left_behind(cluster, *, quorums, where):
     catalog = await cluster.start()
     claimed = await catalog.streams.claim(STREAM, cluster.names[0])
     ledger_id, metadata = await cluster.open_ledger(catalog, claimed, quorums=quorums)
+    lengths = {first: sum(map(len, entries)) for (first, entries, _), _ in where}
     for (first, entries, lac), names in where:
+        before = sum(length for start, length in lengths.items() if start < first)
         for name in names:
-            await cluster.nodes[name].add(cut(ledger_id, first, *entries, lac=lac))
+            run = cut(ledger_id, first, *entries, lac=lac, length_before=before)
+            await cluster.nodes[name].add(run)
     return catalog, claimed, ledger_id, metadata
 
 
