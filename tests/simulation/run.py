@@ -1,0 +1,54 @@
+"""Replays runs of the simulation: ``python -m tests.simulation.run --seed N``.
+
+Prints what happened, in order, and how it ended; with ``--seeds N`` runs many, one line each, and
+ends with exit code 1 and the failing seeds when any rule was broken.
+"""
+
+import argparse
+import sys
+import time
+
+from tests.simulation.scenarios import Plan, run
+from tests.simulation.trace import Trace
+from tests.simulation.world import ViolationError
+
+REPLAY = "python -m tests.simulation.run --seed {seed} --ledgers {ledgers}"
+
+
+def replay_command(seed: int, plan: Plan) -> str:
+    """Return what shows the same run again."""
+    return REPLAY.format(seed=seed, ledgers=plan.ledgers)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run it; the process's exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="the (first) seed")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the first on")
+    parser.add_argument("--ledgers", type=int, default=100, help="how many ledgers a run fills")
+    parser.add_argument("--quiet", action="store_true", help="no trace, only how it ended")
+    parser.add_argument("--calls", action="store_true", help="each call of a port in the trace")
+    chosen = parser.parse_args(arguments)
+    plan = Plan(ledgers=chosen.ledgers)
+    failed: list[int] = []
+    for seed in range(chosen.seed, chosen.seed + chosen.seeds):
+        trace = Trace(
+            echo=chosen.seeds == 1 and not chosen.quiet, keep_calls=chosen.calls
+        )
+        began_s = time.perf_counter()
+        try:
+            result = run(seed, plan, trace)
+        except (ViolationError, Exception) as error:
+            failed.append(seed)
+            print(f"seed {seed}: FAILED after {time.perf_counter() - began_s:.1f} s")
+            print(f"{type(error).__name__}: {error}")
+            print(f"see it again: {replay_command(seed, plan)}", flush=True)
+            continue
+        print(f"{result} in {time.perf_counter() - began_s:.1f} s", flush=True)
+    if failed:
+        print(f"{len(failed)} of {chosen.seeds} runs failed: seeds {failed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

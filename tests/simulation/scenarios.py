@@ -1,0 +1,227 @@
+"""What goes wrong in a run, and in which order; each scenario is a function of a world.
+
+``offload_many``: ledgers are filled, sealed, offloaded and deleted locally while processes crash
+at random steps, sessions expire, clocks jump, servers go away, connections are cut, and the queue
+loses, repeats, delays and forgets. After each step what must hold is checked; at the end the
+world is healed and must come to rest within a bound of virtual time.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tests.simulation.services import (
+    IngestProcess,
+    Producer,
+    ReaderProcess,
+    SchedulerProcess,
+    WorkerProcess,
+)
+from tests.simulation.trace import Trace
+from tests.simulation.virtual_loop import run_virtual
+from tests.simulation.world import (
+    BLOCK_SIZE,
+    Size,
+    World,
+    logs_into,
+    small_blocks,
+)
+from tierlog.model.offload import OffloadState
+from tierlog.model.policy import HOUR_MS, MINUTE_MS, Policy
+
+RUN_S_MAX = 7 * 24 * 3600.0
+REST_S_MAX = 16 * 3600.0
+CLOCK_JUMP_S_MAX = 5 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much happens in a run."""
+
+    ledgers: int = 100
+    size: Size = Size()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended that broke no rule."""
+
+    seed: int
+    digest: str
+    ledgers: int
+    crashes: int
+    checks: int
+    appends: dict[str, int]
+    virtual_s: float
+
+
+def run(seed: int, plan: Plan, trace: Trace) -> Result:
+    """Run ``offload_many`` for one seed; raises ``ViolationError``."""
+
+    async def main() -> Result:
+        loop = asyncio.get_running_loop()
+        trace.now_s = loop.time
+        world = World(seed, plan.size, trace)
+        world.servers.tasks.install(loop)
+        return await _offload_many(world, plan)
+
+    with logs_into(trace), small_blocks():
+        return run_virtual(main(), until_s=RUN_S_MAX)
+
+
+async def _offload_many(world: World, plan: Plan) -> Result:
+    chance = world.servers.rng("scenario")
+    await world.start(
+        Policy(
+            offload_time_ms=MINUTE_MS,
+            retention_time_ms=1000 * HOUR_MS,
+            deletion_lag_ms=round(plan.size.lag_s * 1000),
+            ledger_entries_max=chance.randint(3, 12),
+            ledger_age_ms_max=2 * MINUTE_MS,
+            block_size=BLOCK_SIZE,
+        )
+    )
+    steps = _Steps(world, chance)
+    while _listed(world) < plan.ledgers:
+        await steps.next()
+        world.look()
+    await _come_to_rest(world)
+    await world.check_all()
+    return Result(
+        seed=world.seed,
+        digest=world.trace.digest,
+        ledgers=len(world.checker.ledgers()),
+        crashes=steps.crashes,
+        checks=world.checker.checks,
+        appends=world.checker.model.counts(),
+        virtual_s=world.now_s(),
+    )
+
+
+def _listed(world: World) -> int:
+    return len(world.checker.ledgers())
+
+
+class _Steps:
+    """One thing after the other that goes wrong."""
+
+    def __init__(self, world: World, chance: random.Random) -> None:
+        self.crashes = 0
+        self._world = world
+        self._chance = chance
+
+    async def next(self) -> None:
+        """Do one of them."""
+        kinds: list[tuple[int, Callable[[], Awaitable[None]]]] = [
+            (10, self._crash),
+            (1, self._stop),
+            (2, self._expire_session),
+            (2, self._jump_clock),
+            (2, self._outage),
+            (2, self._partition),
+            (1, self._forget_queue),
+            (2, self._rest),
+        ]
+        weights = [weight for weight, _ in kinds]
+        (_, act), *_ = self._chance.choices(kinds, weights)
+        await act()
+
+    def _some(self, *kinds: type) -> "IngestProcess | WorkerProcess | SchedulerProcess":
+        return self._chance.choice(self._world.of(*kinds))  # type: ignore[return-value]
+
+    async def _crash(self) -> None:
+        world, chance = self._world, self._chance
+        process = self._some(
+            IngestProcess, IngestProcess, WorkerProcess, SchedulerProcess, ReaderProcess
+        )
+        # Few steps hit what just began, many get far into it.
+        steps = round(2 ** chance.uniform(0, 9))
+        await world.crash_at_step(process, steps, s_max=60.0)
+        self.crashes += 1
+        await asyncio.sleep(chance.choice((0.0, 1.0, 8.0, 40.0)))
+        await world.restart(process)
+        await world.check_readable()
+
+    async def _stop(self) -> None:
+        process = self._some(IngestProcess, WorkerProcess, SchedulerProcess)
+        await self._world.stop(process)
+        await self._world.restart(process)
+
+    async def _expire_session(self) -> None:
+        process = self._some(IngestProcess, WorkerProcess, SchedulerProcess)
+        if process.store is not None:
+            self._world.trace.note("session.expired", process=process.name)
+            process.store.expire_session()
+        await asyncio.sleep(self._chance.uniform(0, 20))
+
+    async def _jump_clock(self) -> None:
+        process = self._some(IngestProcess, WorkerProcess, SchedulerProcess)
+        process.clock.skew_s = self._chance.choice(
+            (0.0, CLOCK_JUMP_S_MAX, -CLOCK_JUMP_S_MAX, self._chance.uniform(-600, 600))
+        )
+        skew_s = process.clock.skew_s
+        self._world.trace.note("clock.set", process=process.name, skew_s=round(skew_s))
+        await asyncio.sleep(self._chance.uniform(0, 20))
+
+    async def _outage(self) -> None:
+        """Take a server away from one process, or from all."""
+        world, chance = self._world, self._chance
+        server = chance.choice(("metadata.", "objects.", "events."))
+        everyone = list(world.processes.values())
+        struck = everyone if chance.random() < 0.3 else [chance.choice(everyone)]
+        struck = [one for one in struck if not isinstance(one, Producer)]
+        world.trace.note("server.gone", server=server, struck=[one.name for one in struck])
+        for one in struck:
+            one.faults.outages.add(server)
+        await asyncio.sleep(chance.uniform(1, 45))
+        for one in struck:
+            one.faults.outages.discard(server)
+        world.trace.note("server.back", server=server)
+
+    async def _partition(self) -> None:
+        """Cut the connections of a node, and keep someone from reaching it for a while."""
+        world, chance = self._world, self._chance
+        node = chance.choice(world.of(IngestProcess))
+        other = chance.choice([one for one in world.processes.values() if one is not node])
+        memory = world.servers.network.memory
+        pairs = {(node.name, other.name), (other.name, node.name)}
+        world.trace.note("network.parted", pair=sorted(node_pair) if (node_pair := (node.name, other.name)) else "")
+        memory.cut(node.name)
+        memory.unreachable.update(pairs)
+        await asyncio.sleep(chance.uniform(1, 30))
+        memory.unreachable.difference_update(pairs)
+
+    async def _forget_queue(self) -> None:
+        self._world.trace.note("queue.wiped")
+        self._world.servers.queue.wipe()
+        await asyncio.sleep(self._chance.uniform(0, 20))
+
+    async def _rest(self) -> None:
+        await asyncio.sleep(self._chance.uniform(10, 60))
+
+
+async def _come_to_rest(world: World) -> None:
+    """End all faults and all appends; wait until everything is offloaded and swept."""
+    world.heal()
+    for process in world.of(Producer):
+        assert isinstance(process, Producer)
+        process.enough.set()
+    end_s = world.now_s() + REST_S_MAX
+    while (left := _unsettled(world)) and world.now_s() < end_s:
+        await asyncio.sleep(60.0)
+        world.look()
+    if left:
+        world.checker.complain("c", f"{REST_S_MAX} s after the last fault there is left: {left}")
+    world.look()
+
+
+def _unsettled(world: World) -> list[str]:
+    """Return what keeps the world from being at rest."""
+    open_ledgers = [f"{one.ledger_id} open" for one in world.checker.ledgers() if not one.closed]
+    contexts = [
+        f"{one.ledger_id} {one.state.name} abandoned={len(one.abandoned)}"
+        for one in world.checker.contexts()
+        if one.state is not OffloadState.TIER1_DELETED or one.abandoned
+    ]
+    return (open_ledgers + contexts)[:10]
