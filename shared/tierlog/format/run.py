@@ -286,7 +286,7 @@ def build_run(
     return Run(header, encoded, encoded[RUN_HEADER_LEN + len(columns) :], offsets)
 
 
-def cut_runs(
+def cut_runs(  # noqa: PLR0913 - the fields of a run's header
     frames: Buffer,
     offsets: Offsets,
     *,
