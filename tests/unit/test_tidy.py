@@ -161,6 +161,33 @@ def test_each_room_is_a_package_with_types():
         assert [_named(one) for one in folders if not (one / "__init__.py").exists()] == []
 
 
+PURE_IMPORTS = frozenset(
+    {
+        "base64", "binascii", "bisect", "collections", "dataclasses", "datetime", "enum",
+        "functools", "itertools", "math", "re", "struct", "typing", "uuid",
+        "crc32c", "google", "numpy",
+        "tierlog.format", "tierlog.model", "tierlog.proto",
+    }
+)  # fmt: skip
+
+
+def test_the_pure_rooms_import_nothing_but_what_is_listed():
+    """No I/O, no clock, no chance; of outer libraries numpy, protobuf and crc32c alone."""
+    found = set()
+    for path in SOURCES:
+        if path.parent not in {ROOT / "shared/tierlog/model", ROOT / "shared/tierlog/format"}:
+            continue
+        for node in ast.walk(_tree(path)):
+            modules = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for module in modules:
+                depth = 2 if module.startswith("tierlog") else 1
+                name = ".".join(module.split(".")[:depth])
+                if name not in PURE_IMPORTS:
+                    found.add(f"{_named(path)} imports {module}")
+    assert found == set()
+
+
 def test_decision_records_that_code_cites_exist():
     records = {path.name[:4] for path in (ROOT / "docs" / "adr").glob("[0-9]*.md")}
     for path in FILES:
