@@ -246,7 +246,8 @@ class WireClient:
     # Answers
 
     async def _read(self) -> None:
-        error: TierlogError
+        # What is said when this task is cancelled: no caller is left waiting.
+        error: TierlogError = RetryableError("the connection was given up", remedy="Connect again")
         try:
             while (frame := await self._receive()) is not None:
                 self._take(frame)
@@ -254,10 +255,8 @@ class WireClient:
         except TierlogError as caught:
             error = caught
         finally:
-            # Also when this task is cancelled: no caller is left waiting.
-            self._end(RetryableError("the connection was given up", remedy="Connect again"))
+            self._end(error)
             self._ended.set()
-        self._end(error)
 
     async def _receive(self) -> Frame | None:
         silence_s_max = self._limits.silence_s_max

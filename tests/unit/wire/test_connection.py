@@ -243,7 +243,7 @@ async def test_a_lost_connection_tells_sent_from_unsent():
         adds = [client.add(make_run(size=100)) for _ in range(4)]
         await asyncio.sleep(1)
         connect.network.cut("client")
-        with pytest.raises(IndeterminateError):
+        with pytest.raises(IndeterminateError, match="is lost"):
             await adds[0]
         with pytest.raises(RetryableError):
             await adds[3]
