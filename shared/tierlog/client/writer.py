@@ -222,7 +222,7 @@ class StreamWriter:
                 self.resolved_count += 1
                 self._settle()
             self._unsent = deque(one for one in self._batches if one.ranges is None)
-            for batch in self._unsent:
+            for batch in self._batches:
                 batch.error = None
             async with asyncio.TaskGroup() as tasks:
                 channel = await self._connections.connect(self.stream, tasks)

@@ -122,7 +122,7 @@ S = OffloadState
     ],
 )
 def test_the_tier_follows_the_context_and_the_priority(state, priority, tier):
-    gone_locally = state in {S.TIER1_DELETED}
+    gone_locally = state is S.TIER1_DELETED
     found = context(state, bookkeeper_deleted=gone_locally)
     assert choose_tier(LIST[0], found, priority=priority) is tier
 

@@ -196,6 +196,7 @@ async def test_a_tier_that_is_away_or_damaged_is_left_for_the_other():
     ledger = await world.sealed(A)
     await world.offloaded(ledger)
     context = await world.context(ledger)
+    assert context.location is not None
     world.bucket.damage(context.location.data_key, 20)
     async with world.reader() as source:
         answer = await source.read(STREAM, at(ledger, 0), budget())

@@ -3,6 +3,7 @@
 import contextlib
 
 from tests.unit.catalog.world import on_virtual_time
+from tests.unit.ledger.small_cluster import NoConnector
 from tests.unit.offload.world import STREAM, World
 from tierlog.adapters.memory.cache import MemoryCache
 from tierlog.adapters.memory.faults import Faults, no_faults
@@ -12,6 +13,7 @@ from tierlog.format.run import cut_runs
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.position import Edge, Position
+from tierlog.model.stream import Stream
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog_reader.chunk import Answer, Budget
 from tierlog_reader.source import StreamSource
@@ -49,7 +51,7 @@ class ReaderWorld(World):
         super().__init__(**named)
         self.node = MemoryStorageNode(N1)
         self.cache = MemoryCache(self.clock)
-        self.claimed = None
+        self.claimed: Stream
 
     async def start(self, policy=None) -> None:
         self.claimed = await self.stream(policy=policy)
@@ -92,6 +94,7 @@ class ReaderWorld(World):
             ledger_id, uuid=uuid, location=offloader.location(ledger_id, uuid), worker="w"
         )
         metadata = await catalog.ledgers.get(ledger_id)
+        assert metadata is not None
         copy = await offloader.offload(self.open_ledger(ledger_id, metadata), uuid, {})
         await catalog.contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
 
@@ -99,6 +102,7 @@ class ReaderWorld(World):
         """Delete the local copy, as the scheduler does after the lag."""
         catalog = self.catalog()
         context = await self.context(ledger_id)
+        assert context.uuid is not None
         deleting = await catalog.contexts.begin_tier1_deletion(ledger_id, uuid=context.uuid)
         await catalog.ledgers.delete_tier1(ledger_id, deleting)
         self.node.runs.pop(ledger_id, None)
@@ -108,7 +112,7 @@ class ReaderWorld(World):
         """Give a source over all of it."""
         catalog = self.catalog()
         views = Views(catalog, age_s_max=age_s, entries_max=100)
-        nodes = NodeDirectory(catalog.nodes.live, None, local={N1: self.node})
+        nodes = NodeDirectory(catalog.nodes.live, NoConnector(), local={N1: self.node})
         objects = self.bucket.connect(objects_faults or no_faults())
         ranges = Ranges(objects, RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=2048))
         tier2 = ObjectTier(

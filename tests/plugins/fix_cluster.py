@@ -1,0 +1,153 @@
+"""The four services as processes over the session's servers, started once for the whole session.
+
+`cluster.settings` is a client's view, `cluster.state_dir` what the command line takes;
+`cluster.kill(name)` and `await cluster.restart(name, **env)` break and mend one of "ingest",
+"reader", "offloader", "scheduler". A test that broke one brings it back before it ends. Tests
+keep apart by streams of their own. Times are short: a pass of the scheduler takes half a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.plugins.fix_servers import run_apart
+from tierlog.client.endpoints import FILE_NAME, EndpointsFile
+from tierlog.embedded.ports import LOOPBACK
+from tierlog.embedded.services import (
+    SERVICE_PORTS,
+    EmbeddedServices,
+    server_environment,
+    service_spec,
+)
+from tierlog.runtime.settings import (
+    ClientSettings,
+    KafkaSettings,
+    RedisSettings,
+    S3Settings,
+    Settings,
+    ZooKeeperSettings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from tierlog.embedded.supervisor import EmbeddedServers
+
+NAME = "cluster"
+QUICK = {
+    "TIERLOG_SCHEDULER__INTERVAL_S": "0.5",
+    "TIERLOG_SCHEDULER__REQUEST_AGAIN_S": "3",
+    "TIERLOG_SCHEDULER__SWEEP_AGAIN_S": "2",
+    "TIERLOG_OFFLOADER__SWEEP_DEADLINE_S": "2",
+    "TIERLOG_INGEST__STORAGE__GC_INTERVAL_S": "1",
+    "TIERLOG_INGEST__STORAGE__GC_QUARANTINE_S": "1",
+    "TIERLOG_INGEST__STORAGE__GC_SHARE_MAX": "1",
+}
+
+
+class ServiceCluster:
+    """Four running services, and what breaks and mends them."""
+
+    def __init__(self, servers: EmbeddedServers, state_dir: Path) -> None:
+        self.servers = servers
+        self.state_dir = state_dir
+        for folder in ("run", "logs", "data"):
+            (state_dir / folder).mkdir(parents=True)
+        self.services = EmbeddedServices(run_dir=state_dir / "run", log_dir=state_dir / "logs")
+        self._ports = {
+            kind: servers.take_ports(f"{NAME}-{kind}", purposes)
+            for kind, purposes in SERVICE_PORTS.items()
+        }
+        found = servers.endpoints
+        self.env = {
+            **server_environment(found),
+            **QUICK,
+            "TIERLOG_ZOOKEEPER__HOSTS": f"{found.zookeeper_hosts}/{NAME}",
+            "TIERLOG_KAFKA__TOPIC_PREFIX": NAME,
+            "TIERLOG_S3__BUCKET": NAME,
+            "TIERLOG_INGEST__DATA_DIR": str(state_dir / "data"),
+        }
+        self.settings = Settings(
+            state_dir=state_dir,
+            s3=S3Settings.model_validate(
+                {
+                    "endpoint_url": found.s3_endpoint_url,
+                    "access_key": found.s3_access_key,
+                    "secret_key": found.s3_secret_key,
+                    "bucket": NAME,
+                }
+            ),
+            zookeeper=ZooKeeperSettings(hosts=self.env["TIERLOG_ZOOKEEPER__HOSTS"]),
+            kafka=KafkaSettings(bootstrap_servers=found.kafka_bootstrap, topic_prefix=NAME),
+            redis=RedisSettings(url=found.redis_url),
+            client=ClientSettings(
+                ingest_address=self.address("ingest", "grpc"),
+                reader_http_address=self.address("reader", "http"),
+                scheduler_http_address=self.address("scheduler", "http"),
+            ),
+        )
+
+    def address(self, kind: str, purpose: str) -> str:
+        """Return host:port of a service."""
+        return f"{LOOPBACK}:{self._ports[kind][purpose]}"
+
+    async def start(self) -> None:
+        """Start all four, and write the addresses as `tierlog up` does."""
+        specs = [
+            service_spec(kind, ports=self._ports[kind], env=self.env) for kind in SERVICE_PORTS
+        ]
+        await self.services.start(specs)
+        s3 = self.settings.s3
+        assert s3.secret_key is not None
+        written = EndpointsFile(
+            pid=1,
+            state_dir=str(self.state_dir),
+            services={
+                kind: {purpose: self.address(kind, purpose) for purpose in purposes}
+                for kind, purposes in SERVICE_PORTS.items()
+            },
+            servers={
+                "s3": s3.endpoint_url or "",
+                "s3_bucket": s3.bucket,
+                "s3_access_key": s3.access_key or "",
+                "s3_secret_key": s3.secret_key.get_secret_value(),
+            },
+        )
+        (self.state_dir / FILE_NAME).write_text(written.model_dump_json(), encoding="utf-8")
+
+    async def stop(self) -> None:
+        """Stop all four."""
+        await self.services.stop()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a service."""
+        self.services.kill(name)
+
+    async def restart(self, name: str, **env: str) -> None:
+        """Start a service again, with changed settings if any are given."""
+        await self.services.restart(name, env=env)
+
+    async def until(
+        self, condition: Callable[[], Awaitable[bool]], *, what: str, timeout_s: float = 60.0
+    ) -> None:
+        """Wait until a condition holds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await condition():
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            pytest.fail(f"{what}: not within {timeout_s:.0f} s")
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    servers: EmbeddedServers, tmp_path_factory: pytest.TempPathFactory, pytestconfig: Any
+) -> Iterator[ServiceCluster]:
+    running = ServiceCluster(servers, tmp_path_factory.mktemp("cluster"))
+    run_apart(running.start())
+    yield running
+    run_apart(running.stop())
