@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.plugins.fix_servers import run_apart
 from tierlog.client.endpoints import FILE_NAME, EndpointsFile
 from tierlog.embedded.ports import LOOPBACK
 from tierlog.embedded.services import (
@@ -32,7 +31,7 @@ from tierlog.runtime.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
     from pathlib import Path
 
     from tierlog.embedded.supervisor import EmbeddedServers
@@ -141,6 +140,15 @@ class ServiceCluster:
                     await asyncio.sleep(0.1)
         except TimeoutError:
             pytest.fail(f"{what}: not within {timeout_s:.0f} s")
+
+
+def run_apart(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine on a loop of its own. (Plugins don't import each other.)"""
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(work)
+    finally:
+        loop.close()
 
 
 @pytest.fixture(scope="session")
