@@ -97,6 +97,7 @@ class ServerLimits:
 
 
 DEFAULT_SERVER_LIMITS: Final = ServerLimits()
+SENT_BETWEEN_DRAINS: Final = 64
 _MESSAGES_OF_ROLE: Final = {ROLE_PRODUCER: {"append"}, ROLE_OWNER: {"add_run", "lac"}}
 
 
@@ -162,6 +163,7 @@ class _Connection:
         self._costs: dict[int, int] = {}  # of requests without an answer
         self._adds: dict[int, bool] = {}  # in order; True: done, its answer not sent yet
         self._flush_planned = False
+        self._sent_since_drain = 0
         self.in_flight_bytes = 0
         self.closed = False
 
@@ -169,7 +171,9 @@ class _Connection:
         await self._take_hello()
         handler, stall_s_max = self._server.handler, self._server.limits.stall_s_max
         while True:
-            await _within(stall_s_max, self._channel.drain(), "read its answers")
+            if self._sent_since_drain >= SENT_BETWEEN_DRAINS:
+                self._sent_since_drain = 0
+                await _within(stall_s_max, self._channel.drain(), "read its answers")
             await handler.ready()
             frame = await self._channel.receive()
             if frame is None:
@@ -319,6 +323,7 @@ class _Connection:
         self._answer(request_id, pb.WireFrame(request_id=request_id, error=wire_error(error)))
 
     def _send(self, message: pb.WireFrame) -> None:
+        self._sent_since_drain += 1
         try:
             self._channel.send(message.SerializeToString())
         except TierlogError:

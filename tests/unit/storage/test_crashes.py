@@ -22,6 +22,8 @@ from tierlog_ingest.storage.journal import Journal
 from tierlog_ingest.storage.journal_format import encode_base
 from tierlog_ingest.storage.ledger_file import Ledger
 
+pytestmark = pytest.mark.covers("D03", "D22", "D35", "D37")
+
 LEDGERS = (1, 2, 3, 4, 5, 6)
 
 

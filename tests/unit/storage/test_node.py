@@ -56,6 +56,7 @@ async def test_what_is_added_is_read_before_and_after_a_restart():
         assert node.statistics()["journal_written_bytes"] >= 0
 
 
+@pytest.mark.covers("D06")
 @virtual
 async def test_ordinary_reads_end_at_the_lac():
     async with opened(new_disk()) as node:
@@ -101,6 +102,7 @@ async def test_readers_wait_for_the_lac():
         assert node.statistics()["ledgers"] == 2
 
 
+@pytest.mark.covers("D13", "D18")
 @virtual
 async def test_the_four_answers_are_never_confused():
     disk = new_disk()
@@ -117,6 +119,7 @@ async def test_the_four_answers_are_never_confused():
         assert (await reading_error(node, 1)).reason is Reason.LEDGER_NOT_FOUND
 
 
+@pytest.mark.covers("D18")
 @virtual
 async def test_fences_hold_for_ever_and_for_unknown_ledgers():
     disk = new_disk()
@@ -160,6 +163,7 @@ async def test_a_freed_ledger_stays_fenced_and_is_gone():
     assert not any("0001.runs" in path for path in disk.paths())
 
 
+@pytest.mark.covers("D05", "D09")
 @virtual
 async def test_the_same_run_twice_is_one_and_another_is_refused():
     disk = new_disk()
@@ -282,6 +286,7 @@ async def test_a_failing_sync_ends_the_process():
     assert isinstance(await outcome(node.add(make_run(1, 2))), RetryableError)
 
 
+@pytest.mark.covers("D03", "D08")
 @virtual
 async def test_a_damaged_run_is_unknown_and_never_served():
     disk = new_disk()
@@ -356,3 +361,48 @@ async def test_a_node_state_that_is_damaged_is_refused():
         disk.write_whole("state", bytes(flipped))
         with pytest.raises((CorruptError, RefusedError)):
             await StorageNode.open(disk.mount(), SeededIds(random.Random(1)), SMALL)
+
+
+@pytest.mark.covers("D23", "D33", "D35", "D36")
+@virtual
+async def test_a_new_journal_at_the_start_by_size_and_when_they_take_too_much():
+    disk = new_disk()
+    settings = SMALL.model_copy(update={"checkpoint_journal_bytes": 200_000})
+
+    async def segments():
+        return await disk.mount().list("journal")
+
+    async with opened(disk, settings) as node:
+        first = await segments()
+        assert len(first) == 1
+        await node.add(make_run(1, 0, size=100))
+        assert await segments() == first
+        for number in range(1, 100):
+            await node.add(make_run(1, number, size=1500))
+        by_size = await segments()
+        assert by_size[0] == first[0]
+        assert len(by_size) > 2
+        for number in range(100, 400):
+            await node.add(make_run(1, number, size=1500))
+        await asyncio.sleep(1)
+        after = await segments()
+        assert first[0] not in after, "the checkpoint made the older ones needless"
+    last = await segments()
+    async with opened(disk, settings) as node:
+        (fresh,) = await segments()
+        assert fresh > last[-1]
+        assert len(await read_all(node, 1)) == 400
+
+
+@pytest.mark.covers("D38")
+@virtual
+async def test_an_orderly_end_leaves_nothing_in_buffers():
+    disk = new_disk()
+    runs = [make_run(1, first) for first in range(20)]
+    async with opened(disk) as node:
+        for run in runs:
+            await node.add(run)
+        assert node.statistics()["buffered_bytes"] > 0
+    assert disk.read_whole(ledger_file_path(1)) == b"".join(run.encoded for run in runs)
+    disk.crash()
+    assert disk.read_whole(ledger_file_path(1)) == b"".join(run.encoded for run in runs)
