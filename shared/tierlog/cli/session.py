@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn, ParamSpec
 
 import typer
 
-from tierlog.model.errors import SURFACES, RefusedError, TierlogError
+from tierlog.model.errors import SURFACES, TierlogError
 
 if TYPE_CHECKING:
     from tierlog.runtime.settings import Settings
@@ -64,24 +64,10 @@ def command(function: Callable[Arguments, None]) -> Callable[Arguments, None]:
 
 def load() -> "Settings":
     """Read the settings: options before environment before the file before defaults."""
-    from pydantic import ValidationError
-
     from tierlog.runtime.settings import load_settings
 
     config = os.environ.get("TIERLOG_CONFIG")
-    if config and not Path(config).is_file():
-        raise RefusedError(
-            f"the settings file {config} does not exist", remedy="Correct TIERLOG_CONFIG"
-        )
-    try:
-        settings = load_settings(Path(config) if config else None)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise RefusedError(
-            f"setting {where}: {first['msg']}",
-            remedy=f"Correct TIERLOG_{where.replace('.', '__').upper()} or the settings file",
-        ) from error
+    settings = load_settings(Path(config) if config else None)
     _quiet_logs(settings)
     if SESSION.state_dir is not None:
         settings = settings.model_copy(update={"state_dir": SESSION.state_dir})

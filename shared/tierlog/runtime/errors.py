@@ -99,20 +99,31 @@ def error_of_grpc(error: grpc.aio.AioRpcError, *, source: str, changes: bool) ->
 
     ``changes``: the call changes something, so that a lost answer leaves its outcome unknown.
     """
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    for detail in status.details if status is not None else []:
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info) and info.domain == DOMAIN:
-            metadata: Mapping[str, str] = dict(info.metadata)
-            details = {key: value for key, value in metadata.items() if key != REMEDY}
-            return from_reason(
-                Reason(info.reason),
-                error.details() or info.reason,
-                remedy=metadata.get(REMEDY, ""),
-                details=details,
-            )
+    told = _told(error)
+    if told is not None:
+        return told
     message = f"{source} did not answer: {error.code().name}, {error.details()}"
     remedy = "Check that the service runs and that its address is right"
     if changes and error.code() is not grpc.StatusCode.UNIMPLEMENTED:
         return IndeterminateError(message, remedy=remedy)
     return RetryableError(message, remedy=remedy)
+
+
+def _told(error: grpc.aio.AioRpcError) -> TierlogError | None:
+    """Return the error that the service told of; None when it told of none that is known here."""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    for detail in status.details if status is not None else []:
+        _ = detail.Unpack(info) or detail.Unpack(retry)
+    if info.domain != DOMAIN or info.reason not in set(Reason):
+        return None
+    metadata: Mapping[str, str] = dict(info.metadata)
+    return from_reason(
+        Reason(info.reason),
+        error.details() or info.reason,
+        remedy=metadata.get(REMEDY, ""),
+        details={key: value for key, value in metadata.items() if key != REMEDY},
+        retry_after_s=(
+            retry.retry_delay.ToMilliseconds() / 1000 if retry.HasField("retry_delay") else None
+        ),
+    )

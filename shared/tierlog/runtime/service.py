@@ -15,7 +15,6 @@ from typing import Final
 
 import orjson
 import structlog
-from pydantic import ValidationError
 
 from tierlog.model.errors import SURFACES, TierlogError
 from tierlog.runtime.logs import configure_logging
@@ -34,10 +33,8 @@ def run_service(name: str, main: ServiceMain) -> int:
     config_file = os.environ.get("TIERLOG_CONFIG")
     try:
         settings = load_settings(Path(config_file) if config_file else None)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        print(f"error: setting {where}: {first['msg']}", file=sys.stderr)  # noqa: T201
+    except TierlogError as error:
+        print(f"error: {error.message}\nremedy: {error.remedy}", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
     configure_logging(settings.log, service=name)
     # Long-lived objects of the imports are never garbage; keep the collector from walking them.

@@ -7,15 +7,19 @@ Invariants: every queue, cache, retry and message has its limit here; secrets ne
 """
 
 from pathlib import Path
+from tomllib import TOMLDecodeError
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
+
+from tierlog.model.errors import RefusedError
 
 MIB = 1024 * 1024
 
@@ -234,9 +238,34 @@ class Settings(BaseSettings):
 
 
 def load_settings(config_file: Path | None = None) -> Settings:
-    """Read the settings; ``config_file`` is TOML. Raises pydantic's ``ValidationError``."""
+    """Read the settings; ``config_file`` is TOML. Raises ``RefusedError`` with the setting's name.
+
+    A file that is named and isn't there is refused: it would be ignored in silence.
+    """
+    if config_file is not None and not config_file.is_file():
+        raise RefusedError(
+            f"the settings file {config_file} does not exist", remedy="Correct TIERLOG_CONFIG"
+        )
 
     class WithFile(Settings):
         model_config = SettingsConfigDict(toml_file=config_file)
 
-    return WithFile()
+    try:
+        return WithFile()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        variable = "__".join(str(part) for part in first["loc"]).upper()
+        raise RefusedError(
+            f"setting {where}: {first['msg']}",
+            remedy=f"Correct TIERLOG_{variable} or the settings file",
+        ) from error
+    except TOMLDecodeError as error:
+        raise RefusedError(
+            f"the settings file {config_file} is not TOML: {error}", remedy="Correct the file"
+        ) from error
+    except SettingsError as error:
+        raise RefusedError(
+            f"settings can't be read: {error}",
+            remedy="Set single values, as TIERLOG_S3__BUCKET=logs, or a section as JSON",
+        ) from error
