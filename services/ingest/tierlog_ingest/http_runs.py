@@ -15,11 +15,13 @@ from fastapi.responses import Response, StreamingResponse
 
 from tierlog.format.run import Run
 from tierlog.format.run_stream import RUNS_TYPE, end_mark
+from tierlog.model.errors import TierlogError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
 from tierlog.ports.storage_node import StorageNodeControl
 
 BYTES_MAX: Final = 256 * 1024 * 1024
 WAIT_MS_MAX: Final = 60_000
+PIECE_BYTES: Final = 512 * 1024
 
 LedgerNumber = Annotated[int, Query(ge=0, le=INT64_MAX)]
 
@@ -51,12 +53,21 @@ def add_routes(app: FastAPI, node: StorageNodeControl) -> None:
         return StreamingResponse(_body(head, found), media_type=RUNS_TYPE)
 
 
-async def _body(head: Run | None, rest: AsyncIterator[Run]) -> AsyncIterator[memoryview | bytes]:
-    count = 0
-    if head is not None:
-        count = 1
-        yield head.encoded
+async def _body(head: Run | None, rest: AsyncIterator[Run]) -> AsyncIterator[bytes]:
+    """Give runs in pieces of some size: each piece costs the server more than its bytes do."""
+    waiting = [] if head is None else [head.encoded]
+    waiting_len, count = 0, len(waiting)
+    try:
         async for run in rest:
             count += 1
-            yield run.encoded
-    yield end_mark(count)
+            waiting.append(run.encoded)
+            waiting_len += len(run.encoded)
+            if waiting_len >= PIECE_BYTES:
+                piece, waiting, waiting_len = b"".join(waiting), [], 0
+                yield piece
+    except TierlogError:
+        # What could be read goes out all the same; then the body is cut.
+        if waiting:
+            yield b"".join(waiting)
+        raise
+    yield b"".join([*waiting, end_mark(count)])

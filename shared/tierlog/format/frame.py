@@ -7,8 +7,9 @@
 
 Integers are big-endian and signed. Frames lie back to back.
 
-Owns: packing, stamping and checking of frames, vectorised over their offsets; the only loop over
-frames is ``walk_frames``, for bytes that come without offsets. Does not own who gives the ids.
+Owns: packing, stamping and checking of frames, vectorised over their offsets where there are
+many; the only loop over many is ``walk_frames``, for bytes that come without offsets. Does not
+own who gives the ids.
 
 Invariants, for frames with their offsets:
     * ``offsets[0] == 0`` and ``offsets[i + 1] == offsets[i] + 12 + entry_len[i]``.
@@ -33,6 +34,7 @@ ENTRY_ID_LEN: Final = 8
 FRAME_HEADER_LEN: Final = ENTRY_ID_OFFSET + ENTRY_ID_LEN
 
 ENTRY_LEN_MAX: Final = 2**31 - 1
+FEW_FRAMES: Final = 32  # from about there on, arrays are quicker than a loop
 
 Offsets = NDArray[np.uint32]
 

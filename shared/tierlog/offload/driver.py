@@ -1,11 +1,11 @@
 """The offloader of data and index objects in a bucket (seeds/000, "S3 Implementation").
 
-Owns the upload of one attempt: blocks as parts, a bounded number in flight while the next block
-is read, the index last, then verification. Does not own the attempt's place in the metadata.
+Owns the upload of one attempt: blocks as parts, one being read while others are sent, the
+index last, then verification. Does not own the attempt's place in the metadata.
 
 Invariants:
-    * At most ``parts_in_flight_max`` blocks are being sent and one is being filled; nothing
-      else of a ledger is in memory.
+    * At most ``parts_in_flight_max`` blocks are in memory, being filled or sent; nothing else of
+      a ledger is.
     * An index object exists only after its data object is complete.
     * Returning means: both objects were verified after they were written.
 
@@ -157,7 +157,12 @@ class BlockOffloader:
 
         with plain_errors():
             async with aclosing(filler.blocks()) as blocks, asyncio.TaskGroup() as group:
-                async for block in blocks:
+                while True:
+                    # Before the block is read, so that it counts as one of those in memory.
+                    await slots.acquire()
+                    block = await anext(blocks, None)
+                    if block is None:
+                        break
                     if block.part_number > BLOCK_COUNT_MAX:
                         raise _too_many_blocks(handle.ledger_id)
                     entries.append(
@@ -168,7 +173,6 @@ class BlockOffloader:
                         )
                     )
                     data_len = block.offset + block.length
-                    await slots.acquire()
                     sending.append(group.create_task(send(block)))
                     # The task alone holds the block now, and gives it up when it was sent.
                     del block

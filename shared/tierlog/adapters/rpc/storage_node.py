@@ -30,6 +30,7 @@ CONNECT_S_MAX: Final = 5.0
 SILENCE_S_MAX: Final = 30.0
 READ_BUFFER_BYTES: Final = 1024 * 1024
 RUN_BYTES_MAX: Final = 2**31
+PIECE_BYTES: Final = 1024 * 1024
 
 
 class RemoteStorageControl:
@@ -112,16 +113,40 @@ class RemoteStorageControl:
 
 
 async def _runs(content: aiohttp.StreamReader) -> AsyncIterator[Run]:
-    count = 0
+    """Cut a body into runs, which stay views of the pieces in which it came."""
+    count, rest = 0, memoryview(b"")
     while True:
-        head = await content.readexactly(END_MARK_LEN)
-        if head[: len(END_MAGIC)] == END_MAGIC:
-            check_end_mark(head, count)
+        if len(rest) < END_MARK_LEN:
+            rest = await _filled(content, rest, END_MARK_LEN)
+        if bytes(rest[: len(END_MAGIC)]) == END_MAGIC:
+            check_end_mark(bytes(rest[:END_MARK_LEN]), count)
             return
-        prefix = head + await content.readexactly(RUN_PREFIX_LEN - END_MARK_LEN)
-        length = Run.encoded_len(prefix, len_max=RUN_BYTES_MAX)
-        yield Run.decode(prefix + await content.readexactly(length - RUN_PREFIX_LEN))
+        if len(rest) < RUN_PREFIX_LEN:
+            rest = await _filled(content, rest, RUN_PREFIX_LEN)
+        length = Run.encoded_len(rest[:RUN_PREFIX_LEN], len_max=RUN_BYTES_MAX)
+        if len(rest) < length:
+            rest = await _filled(content, rest, length)
+        yield Run.decode(rest[:length])
+        rest = rest[length:]
         count += 1
+
+
+async def _filled(content: aiohttp.StreamReader, rest: memoryview, wanted: int) -> memoryview:
+    """Return ``rest`` and what follows it: ``wanted`` bytes at least, else ``PIECE_BYTES``.
+
+    Large pieces, since a run that is kept keeps its piece, with the cut run at the piece's end.
+    """
+    pieces: list[bytes | memoryview] = [rest]
+    length = len(rest)
+    while length < max(wanted, PIECE_BYTES):
+        piece = await content.readany()
+        if not piece:
+            if length < wanted:
+                raise asyncio.IncompleteReadError(b"", wanted - length)
+            break
+        pieces.append(piece)
+        length += len(piece)
+    return memoryview(b"".join(pieces))
 
 
 class RemoteStorageNode(RemoteStorageControl):

@@ -1,0 +1,210 @@
+"""Claim: offloading a sealed ledger costs hardly more than a plain upload of as many bytes.
+
+offload   a ledger from the real ingest process over HTTP, cut into blocks, to SeaweedFS, index
+          and verification included: ``BlockOffloader`` in a process of its own, as a worker has it
+plain     aioboto3 as it comes (its own checksums and signing), ``bytes`` parts of 64 MiB that lie
+          in memory, as many in flight, to the same server
+tuned     the same with the client settings that Tierlog uses: no payload signing, checksums only
+          where required. The harder comparison
+null      ``offload`` into a server that drops what it gets: the client's own limit
+
+Each upload meets a SeaweedFS that was just started empty; the runs take turns.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import statistics
+import sys
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aioboto3
+from aiobotocore.config import AioConfig
+from common import (
+    BLOCK_BYTES,
+    MB,
+    MIB,
+    Bench,
+    Claim,
+    Meter,
+    Result,
+    arguments_parser,
+    child_mode,
+    folder_of,
+    median_claim,
+    parse,
+    random_pool,
+    ratio_claim,
+    report,
+    rss_peak_bytes,
+    run_child,
+    say,
+    take_turns,
+)
+
+from tierlog.ledger.reader import Tier1ReadHandle
+from tierlog.model.ids import LedgerId
+from tierlog.runtime.logs import configure_logging
+from tierlog.runtime.settings import load_settings
+from tierlog.wiring.offload import open_offload_parts
+
+BLOCKS_HELD = 3
+RSS_MIB_MAX = BLOCKS_HELD * BLOCK_BYTES / MIB + 100 * MB / MIB
+
+
+async def offload_ledger(parameters: Mapping[str, Any]) -> Result:
+    """Offload one ledger (in a child)."""
+    importlib.import_module("tierlog_offloader.main")  # its memory counts
+    settings = load_settings()
+    configure_logging(settings.log, service="offloader")
+    async with open_offload_parts(settings) as parts:
+        ledger_id = LedgerId(parameters["ledger_id"])
+        metadata = await parts.catalog.ledgers.get(ledger_id)
+        assert metadata is not None
+        handle = Tier1ReadHandle(ledger_id, metadata, parts.nodes)
+        idle_mib = rss_peak_bytes() / MIB
+        meter = Meter()
+        copy = await parts.offloader.offload(handle, uuid.uuid4(), {})
+        return meter.result(metadata.length, object_bytes=copy.data_len, rss_idle_mib=idle_mib)
+
+
+async def upload_plainly(parameters: Mapping[str, Any]) -> Result:
+    """Upload parts of bytes by aioboto3 (in a child)."""
+    settings = load_settings().s3
+    assert settings.secret_key is not None
+    length, key = parameters["bytes"], f"plain-{uuid.uuid4()}"
+    part, config = random_pool(BLOCK_BYTES), AioConfig(s3={"addressing_style": "path"})
+    if parameters["tuned"]:
+        config = AioConfig(
+            s3={"addressing_style": "path", "payload_signing_enabled": False},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+    session = aioboto3.Session(
+        aws_access_key_id=settings.access_key,
+        aws_secret_access_key=settings.secret_key.get_secret_value(),
+        region_name=settings.region,
+    )
+    async with session.client("s3", endpoint_url=settings.endpoint_url, config=config) as s3:
+        meter = Meter()
+        where = {"Bucket": settings.bucket, "Key": key}
+        created = await s3.create_multipart_upload(**where)
+        where["UploadId"] = created["UploadId"]
+        slots = asyncio.Semaphore(parameters["parts_in_flight"])
+
+        async def send(number: int, body: bytes) -> dict[str, object]:
+            async with slots:
+                answer = await s3.upload_part(**where, PartNumber=number, Body=body)
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        starts = range(0, length, BLOCK_BYTES)
+        async with asyncio.TaskGroup() as group:
+            sent = [
+                group.create_task(send(number, part[: min(BLOCK_BYTES, length - start)]))
+                for number, start in enumerate(starts, 1)
+            ]
+        await s3.complete_multipart_upload(
+            **where, MultipartUpload={"Parts": [one.result() for one in sent]}
+        )
+        return meter.result(length)
+
+
+@contextlib.asynccontextmanager
+async def null_s3() -> AsyncIterator[str]:
+    """Run the server that drops everything; give its address."""
+    script = str(Path(__file__).with_name("null_s3.py"))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, script, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        port = int(await process.stdout.readline())
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+class Offloads:
+    """The variants, for a cluster that runs."""
+
+    def __init__(self, bench: Bench, null_url: str, *, parts_in_flight: int) -> None:
+        self._bench = bench
+        self._null = {"TIERLOG_S3__ENDPOINT_URL": null_url}
+        self._parts = parts_in_flight
+
+    async def offload(self, ledger_id: LedgerId, *, into_null: bool = False) -> Result:
+        """Offload a ledger."""
+        if not into_null:
+            await self._bench.fresh_s3()
+        env = {
+            **self._bench.env,
+            **(self._null if into_null else {}),
+            "TIERLOG_OFFLOADER__PARTS_IN_FLIGHT_MAX": str(self._parts),
+            "TIERLOG_LOG__LEVEL": "warning",
+        }
+        return await run_child(__file__, "offload", {"ledger_id": ledger_id}, env)
+
+    async def plain(self, length: int, *, tuned: bool) -> Result:
+        """Upload as many bytes."""
+        await self._bench.fresh_s3()
+        parameters = {"bytes": length, "parts_in_flight": self._parts, "tuned": tuned}
+        return await run_child(__file__, "plain", parameters, self._bench.env)
+
+
+async def main() -> None:
+    """Measure and tell."""
+    parser = arguments_parser("offload against a plain multipart upload", size_mb=1000)
+    parser.add_argument("--parts-in-flight", type=int, default=2)
+    parser.add_argument("--large", type=int, default=3, help="times the size, for the memory")
+    arguments = parse(parser, quick_mb=200)
+    size = arguments.size * MB
+    with folder_of(arguments) as folder:
+        async with Bench(folder, ["ingest"], {}) as bench, null_s3() as null_url:
+            offloads = Offloads(bench, null_url, parts_in_flight=arguments.parts_in_flight)
+            ledger_id = await bench.sealed_ledger(
+                "bench", size=size, entry_size=arguments.entry_size
+            )
+            runs = await take_turns(
+                {
+                    "offload": lambda: offloads.offload(ledger_id),
+                    "plain": lambda: offloads.plain(size, tuned=False),
+                    "tuned": lambda: offloads.plain(size, tuned=True),
+                    "null": lambda: offloads.offload(ledger_id, into_null=True),
+                },
+                arguments.runs,
+            )
+            large_id = await bench.sealed_ledger(
+                "large", size=arguments.large * size, entry_size=arguments.entry_size
+            )
+            say("offloading the large one")
+            runs["large"] = [await offloads.offload(large_id, into_null=True)]
+    peak = max(one["rss_peak_mib"] for name in ("offload", "null", "large") for one in runs[name])
+    claims = [
+        ratio_claim("offload / plain upload", runs, of="offload", to="plain", target=0.6),
+        ratio_claim("offload / tuned upload", runs, of="offload", to="tuned", target=0.6),
+        median_claim("offload", runs["offload"], "mb_per_s", unit="MB/s"),
+        median_claim("plain upload", runs["plain"], "mb_per_s", unit="MB/s"),
+        median_claim("tuned upload", runs["tuned"], "mb_per_s", unit="MB/s"),
+        median_claim("offload into null", runs["null"], "mb_per_s", unit="MB/s"),
+        median_claim(
+            "offloader's CPU", runs["offload"], "cpu_s_per_gb", unit="s/GB",
+            target=0.6, at_most=True,
+        ),
+        median_claim("plain upload's CPU", runs["plain"], "cpu_s_per_gb", unit="s/GB"),
+        median_claim("tuned upload's CPU", runs["tuned"], "cpu_s_per_gb", unit="s/GB"),
+        Claim(
+            name="offloader's peak memory", value=peak, target=RSS_MIB_MAX, at_most=True,
+            low=statistics.median(one["rss_peak_mib"] for one in runs["offload"]),
+            high=runs["large"][0]["rss_peak_mib"], unit="MiB",
+        ),
+    ]  # fmt: skip
+    report("offload", arguments, claims, runs)
+
+
+if __name__ == "__main__":
+    if not child_mode({"offload": offload_ledger, "plain": upload_plainly}):
+        asyncio.run(main())
