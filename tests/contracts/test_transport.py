@@ -186,7 +186,9 @@ async def test_tls_carries_frames():
     client = await transport.connect(listener.address)
     body = bytes(range(256)) * 12_000
     client.send(b"tls", [body])
-    assert await client.receive() == (b"tls", body)
+    frame = await client.receive()
+    assert frame is not None
+    assert (frame.header, bytes(frame.body)) == (b"tls", body)
     client.close()
     await client.wait_closed()
     await listener.close()
@@ -199,3 +201,67 @@ def _tls_contexts():
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.load_verify_locations(pem)
     return server, client
+
+
+# The memory network's faults
+
+
+@asynccontextmanager
+async def memory_pair(network):
+    accepted = asyncio.get_running_loop().create_future()
+    over = asyncio.Event()
+
+    async def handler(channel):
+        accepted.set_result(channel)
+        await over.wait()
+
+    listener = await network.transport("server").listen("server:1", handler)
+    client = await network.transport("client").connect("server:1")
+    yield client, await accepted
+    over.set()
+    await listener.close()
+
+
+async def test_a_cut_loses_what_is_on_its_way_and_both_sides_hear_of_it():
+    network = MemoryNetwork(latency_s=lambda: 0.01)
+    async with memory_pair(network) as (client, server):
+        client.send(b"arrives")
+        assert (await server.receive()).header == b"arrives"
+        client.send(b"is lost")
+        network.cut("client")
+        for end in (client, server):
+            with pytest.raises(RetryableError, match="is lost"):
+                await end.receive()
+            with pytest.raises(RetryableError, match="is lost"):
+                end.send(b"more")
+        assert not network.channels
+
+
+async def test_a_lost_frame_cuts_so_that_nothing_behind_it_arrives():
+    network = MemoryNetwork()
+    async with memory_pair(network) as (client, server):
+        losing = iter([False, True])
+        network.loses = lambda _source, _target: next(losing)
+        client.send(b"first")
+        assert (await server.receive()).header == b"first"
+        client.send(b"second")
+        with pytest.raises(RetryableError):
+            client.send(b"third")
+        with pytest.raises(RetryableError):
+            await server.receive()
+
+
+async def test_who_is_unreachable_is_not_reached():
+    network = MemoryNetwork()
+    async with memory_pair(network) as (client, server):
+        network.unreachable.add(("server", "client"))
+        client.send(b"one way works")
+        assert (await server.receive()).header == b"one way works"
+        server.send(b"the other does not")
+        with pytest.raises(RetryableError):
+            await client.receive()
+        network.unreachable = {("client", "server")}
+        with pytest.raises(RetryableError, match="can't connect"):
+            await network.transport("client").connect("server:1")
+    network.crash("server")
+    assert not network.listeners

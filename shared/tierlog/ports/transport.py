@@ -33,7 +33,10 @@ class Channel(Protocol):
         ...
 
     async def receive(self) -> Frame | None:
-        """Wait for the next frame; None when the peer closed in order."""
+        """Wait for the next frame; None when the peer closed in order.
+
+        ``CorruptError`` when what came is no frame, RetryableError when the connection was lost.
+        """
         ...
 
     def close(self) -> None:

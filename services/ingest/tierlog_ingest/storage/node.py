@@ -399,7 +399,7 @@ class StorageNode:
         if ledger_id in self._freed:
             raise no_such_ledger(ledger_id)
         ledger = self._ledgers.get(ledger_id)
-        if ledger is not None and not ledger.loaded:
+        while ledger is not None and not ledger.loaded:  # it may be unloaded again meanwhile
             await asyncio.shield(self._start_loading(ledger))
         return ledger
 

@@ -34,9 +34,9 @@ _NAME_LEN_MAX: Final = 255
 class DiskFiles:
     """Everything below ``root``, which is made when it is missing."""
 
-    def __init__(self, root: Path, *, threads: int = 4) -> None:
-        root.mkdir(parents=True, exist_ok=True)
+    def __init__(self, root: Path, *, threads: int = 8) -> None:
         self._root = root.resolve()
+        _make_root(self._root)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
         self._open_count = 0
 
@@ -188,6 +188,15 @@ class DiskFile:
                         os.close(self._fd)
 
         return await self._files._run(use)  # noqa: SLF001 - the folder's own file
+
+
+def _make_root(root: Path) -> None:
+    """Make a folder with its parents, durably: a root that vanishes takes all with it."""
+    missing = [one for one in (root, *root.parents) if not one.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    # Also when it was there: a process that was killed may not have come to it.
+    for made in missing or [root]:
+        _sync_directory(made.parent)
 
 
 def _write_all(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
