@@ -31,6 +31,7 @@ INGEST: Final = "services/ingest/tierlog_ingest"
 FORMATS: Final = (
     ("Entry frame", "shared/tierlog/format/frame.py"),
     ("Run", "shared/tierlog/format/run.py"),
+    ("Runs as a body of HTTP", "shared/tierlog/format/run_stream.py"),
     ("Entry data: append header and events", "shared/tierlog/format/entry.py"),
     ("Data object", "shared/tierlog/format/block.py"),
     ("Index object", "shared/tierlog/format/index.py"),
