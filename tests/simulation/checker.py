@@ -292,7 +292,8 @@ class Checker:
         wanted: set[str] = set()
         for context in self.contexts():
             self._expect(
-                "c", f"{context.abandoned} are left of {context.ledger_id}",
+                "c",
+                f"{context.abandoned} are left of {context.ledger_id}",
                 holds=not context.abandoned,
             )
             if context.complete and context.location is not None:
@@ -310,9 +311,7 @@ def _keys(location: Tier2Location) -> tuple[str, ...]:
 
 def _serves(context: OffloadContext, key: str) -> bool:
     """Tell whether the object is part of the copy that readers are sent to."""
-    return (
-        context.complete and context.location is not None and key in _keys(context.location)
-    )
+    return context.complete and context.location is not None and key in _keys(context.location)
 
 
 def _is_context(path: str) -> bool:

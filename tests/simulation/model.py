@@ -61,9 +61,7 @@ class Model:
 
     def counts(self) -> dict[str, int]:
         """Return how many entries had which fate."""
-        return {
-            fate.value: sum(entry.fate is fate for entry in self._entries) for fate in Fate
-        }
+        return {fate.value: sum(entry.fate is fate for entry in self._entries) for fate in Fate}
 
     def new_entries(self, producer: str, count: int) -> list[int]:
         """Return tokens of entries that are about to be appended."""
@@ -141,9 +139,7 @@ class Model:
             if entry.fate is not Fate.ACKED or entry.position is None:
                 continue
             before = last.get(entry.producer)
-            if before is not None and before.position is not None:
-                if before.position >= entry.position:
-                    self._complain(
-                        "d", f"#{before.token} at {before.position} came after #{entry.token}"
-                    )
+            if before is not None and (before.position or entry.position) >= entry.position:
+                text = f"#{before.token} at {before.position} came after #{entry.token}"
+                self._complain("d", text)
             last[entry.producer] = entry

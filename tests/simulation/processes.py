@@ -30,6 +30,7 @@ class HostClock:
         self.skew_s = 0.0
         """How wrong the wall clock is."""
         self._booted_s = 0.0
+        self._skew_before: tuple[float, float] = (0.0, 0.0)
 
     def __repr__(self) -> str:
         return f"<HostClock skew={self.skew_s:g} s>"
@@ -39,6 +40,21 @@ class HostClock:
 
     def monotonic_s(self) -> float:
         return _loop_time_s() - self._booted_s
+
+    def set_wall(self, skew_s: float) -> None:
+        """Set the wall clock, right or wrong."""
+        self._skew_before = (self.skew_s, _loop_time_s())
+        self.skew_s = skew_s
+
+    def latest_wall_ms(self, *, within_s: float) -> int:
+        """Return the latest time that the wall clock could have told lately.
+
+        What was decided just before it was set back was decided rightly.
+        """
+        skew_s, until_s = self._skew_before
+        if _loop_time_s() - until_s > within_s:
+            return self.wall_ms()
+        return max(self.wall_ms(), SIM_EPOCH_MS + round((until_s + skew_s) * 1000))
 
     def boot(self, rng: random.Random) -> None:
         """Begin to count anew, from anywhere."""
@@ -87,12 +103,12 @@ class Tasks:
         assert make is not None, "a simulation's loop has its own tasks"
 
         def factory(loop: asyncio.AbstractEventLoop, coro: Any, **more: Any) -> Any:
-            task = make(loop, coro, **more)
+            task: Any = make(loop, coro, **more)
             context = more.get("context")
             name = context.get(CURRENT, "world") if context is not None else CURRENT.get()
             mine = self._of.setdefault(name, {})
             mine[task] = None
-            task.add_done_callback(lambda done: mine.pop(done, None))
+            task.add_done_callback(lambda _: mine.pop(task, None))
             return task
 
         loop.set_task_factory(factory)
@@ -152,7 +168,7 @@ class SimProcess:
     async def _live(self) -> None:
         try:
             await self.main()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             if self.faults.crashed:
                 return
             self.trace.note("process.failed", process=self.name, error=repr(error))
@@ -190,4 +206,4 @@ class SimProcess:
             for task in left:
                 task.cancel()
             await asyncio.sleep(0)
-        raise AssertionError(f"{self.name} does not end: {left}")
+        raise AssertionError(f"{self.name} does not end: {self.tasks.alive(self.name)}")

@@ -121,16 +121,18 @@ class RemoteNode:
     ) -> AsyncIterator[Run]:
         async def collect(node: StorageNodeControl) -> tuple[list[Run], TierlogError | None]:
             runs: list[Run] = []
+            found = node.read(
+                ledger_id,
+                first_entry_id,
+                last_entry_id=last_entry_id,
+                bytes_max=bytes_max,
+                wait_s=wait_s,
+                recovery=recovery,
+            )
             try:
-                async for run in node.read(
-                    ledger_id,
-                    first_entry_id,
-                    last_entry_id=last_entry_id,
-                    bytes_max=bytes_max,
-                    wait_s=wait_s,
-                    recovery=recovery,
-                ):
-                    runs.append(Run.decode(bytes(run.encoded)))
+                async for run in found:
+                    copied = Run.decode(bytes(run.encoded))
+                    runs.append(copied)
             except TierlogError as error:
                 return runs, error
             return runs, None

@@ -22,6 +22,8 @@ from tests.simulation.trace import Trace
 from tests.simulation.virtual_loop import run_virtual
 from tests.simulation.world import (
     BLOCK_SIZE,
+    DEFAULT_SIZE,
+    STREAM,
     Size,
     World,
     logs_into,
@@ -40,7 +42,7 @@ class Plan:
     """How much happens in a run."""
 
     ledgers: int = 100
-    size: Size = Size()
+    size: Size = DEFAULT_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +159,8 @@ class _Steps:
 
     async def _jump_clock(self) -> None:
         process = self._some(IngestProcess, WorkerProcess, SchedulerProcess)
-        process.clock.skew_s = self._chance.choice(
-            (0.0, CLOCK_JUMP_S_MAX, -CLOCK_JUMP_S_MAX, self._chance.uniform(-600, 600))
-        )
+        jumps = 0.0, CLOCK_JUMP_S_MAX, -CLOCK_JUMP_S_MAX, self._chance.uniform(-600, 600)
+        process.clock.set_wall(self._chance.choice(jumps))
         skew_s = process.clock.skew_s
         self._world.trace.note("clock.set", process=process.name, skew_s=round(skew_s))
         await asyncio.sleep(self._chance.uniform(0, 20))
@@ -186,7 +187,7 @@ class _Steps:
         other = chance.choice([one for one in world.processes.values() if one is not node])
         memory = world.servers.network.memory
         pairs = {(node.name, other.name), (other.name, node.name)}
-        world.trace.note("network.parted", pair=sorted(node_pair) if (node_pair := (node.name, other.name)) else "")
+        world.trace.note("network.parted", pair=(node.name, other.name))
         memory.cut(node.name)
         memory.unreachable.update(pairs)
         await asyncio.sleep(chance.uniform(1, 30))
@@ -208,7 +209,7 @@ async def _come_to_rest(world: World) -> None:
         assert isinstance(process, Producer)
         process.enough.set()
     end_s = world.now_s() + REST_S_MAX
-    while (left := _unsettled(world)) and world.now_s() < end_s:
+    while (left := await _unsettled(world)) and world.now_s() < end_s:
         await asyncio.sleep(60.0)
         world.look()
     if left:
@@ -216,12 +217,20 @@ async def _come_to_rest(world: World) -> None:
     world.look()
 
 
-def _unsettled(world: World) -> list[str]:
+async def _unsettled(world: World) -> list[str]:
     """Return what keeps the world from being at rest."""
     open_ledgers = [f"{one.ledger_id} open" for one in world.checker.ledgers() if not one.closed]
     contexts = [
         f"{one.ledger_id} {one.state.name} abandoned={len(one.abandoned)}"
         for one in world.checker.contexts()
+        if one.stream == STREAM
         if one.state is not OffloadState.TIER1_DELETED or one.abandoned
     ]
-    return (open_ledgers + contexts)[:10]
+    if open_ledgers or contexts:
+        return (open_ledgers + contexts)[:10]
+    kept = {one.ledger_id for one in world.checker.contexts() if one.stream != STREAM}
+    held: set[int] = set()
+    for node in world.of(IngestProcess):
+        assert isinstance(node, IngestProcess)
+        held.update(await node.storage.list_ledgers() if node.storage is not None else ())
+    return [f"{ledger_id} on disk" for ledger_id in sorted(held - kept)]

@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from uuid import UUID
 
 from tests.simulation.checker import Checker
 from tests.simulation.model import Position as At
@@ -246,7 +247,7 @@ class SchedulerProcess(Service):
         await self.scheduler.run(self.stop)
 
 
-def make_offloader(process: Service, cluster_id: object) -> BlockOffloader:
+def make_offloader(process: Service, cluster_id: UUID) -> BlockOffloader:
     """Return an offloader into the bucket, as ``process`` reaches it."""
     settings = Tier2Settings(bucket=BUCKET, cluster_id=cluster_id, ranges=SMALL_RANGES)
     return BlockOffloader(process.servers.bucket.connect(process.faults), settings)
@@ -406,7 +407,7 @@ class Producer(Service):
             checker.model.ambiguous(tokens)
             raise
         positions = [
-            (one.ledger_id, entry_id)
+            (int(one.ledger_id), entry_id)
             for one in ranges
             for entry_id in range(one.first_entry_id, one.last_entry_id + 1)
         ]

@@ -6,7 +6,8 @@ order of what goes wrong: a scenario does.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -29,18 +30,25 @@ from tierlog.adapters.memory.cache import MemoryCache
 from tierlog.adapters.memory.events import MemoryEvents, QueueRates
 from tierlog.adapters.memory.faults import FaultRates
 from tierlog.adapters.memory.transport import MemoryNetwork
+from tierlog.catalog import Catalog
+from tierlog.format.frame import pack_entries
+from tierlog.format.run import build_run
 from tierlog.model import policy
-from tierlog.model.errors import Reason, TierlogError
+from tierlog.model.errors import Reason, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.ledger import LedgerState
-from tierlog.model.policy import CLUSTER_DEFAULT, Policy
-from tierlog.model.position import Edge
+from tierlog.model.policy import Policy
+from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
 from tierlog.runtime.settings import OwnerSettings
+from tierlog.wire.connection import Hello, WireClient
+from tierlog.wire.messages import ROLE_PRODUCER
 from tierlog_reader.chunk import Budget
 from tierlog_scheduler.scheduler import SchedulerLimits
 
 STREAM = StreamName("sim.events")
+KEPT_STREAM = StreamName("sim.kept")
+"""A stream that is never offloaded: nodes take a list without any ledger for a failure."""
 BLOCK_SIZE = 600
 
 HEALTHY = FaultRates()
@@ -60,6 +68,9 @@ class ViolationError(AssertionError):
     """A rule was broken; the message says which, and how to see the run again."""
 
 
+OWNER = OwnerSettings(append_timeout_s=10.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """How large a cluster is, and how its streams are kept."""
@@ -69,9 +80,12 @@ class Size:
     schedulers: int = 2
     readers: int = 1
     producers: int = 2
-    owner: OwnerSettings = OwnerSettings(append_timeout_s=10.0)
+    owner: OwnerSettings = OWNER
     lag_s: float = 600.0
-    rest_s_max: float = 45.0
+    rest_s_max: float = 18.0
+
+
+DEFAULT_SIZE = Size()
 
 
 class World:
@@ -91,7 +105,7 @@ class World:
             trace,
             stream=STREAM,
             lag_s=size.lag_s,
-            wall_ms_of=lambda name: self.processes[name].clock.wall_ms(),
+            wall_ms_of=lambda name: self.processes[name].clock.latest_wall_ms(within_s=120.0),
         )
         self.servers = Servers(
             seed=seed,
@@ -100,7 +114,7 @@ class World:
             metadata=metadata,
             bucket=bucket,
             queue=MemoryEvents(
-                _rng(seed, "queue"),
+                random.Random(f"{seed}/queue"),
                 rates=QueueRates(repeated=0.2, lost=0.1, delay_s_max=20.0),
             ),
             network=Network(MemoryNetwork()),
@@ -122,7 +136,10 @@ class World:
         limits = SchedulerLimits(interval_s=30.0, request_again_s=60.0, sweep_again_s=120.0)
         made: list[Service] = [
             *(IngestProcess(f"n{i + 1}", servers, owner=size.owner) for i in range(size.ingests)),
-            *(SchedulerProcess(f"s{i + 1}", servers, limits=limits) for i in range(size.schedulers)),
+            *(
+                SchedulerProcess(f"s{i + 1}", servers, limits=limits)
+                for i in range(size.schedulers)
+            ),
             *(WorkerProcess(f"w{i + 1}", servers) for i in range(size.workers)),
             *(ReaderProcess(f"r{i + 1}", servers) for i in range(size.readers)),
             *(
@@ -150,6 +167,24 @@ class World:
             process.start()
         for process in self.processes.values():
             await self.await_ready(process)
+        await self._fill_kept_stream(catalog)
+
+    async def _fill_kept_stream(self, catalog: Catalog) -> None:
+        await catalog.streams.create(KEPT_STREAM, raw=True)
+        frames, offsets = pack_entries([b"kept"])
+        draft = build_run(frames, offsets)
+        cluster = await catalog.nodes.ensure_cluster()
+        hello = Hello(cluster_id=cluster.cluster_id, role=ROLE_PRODUCER)
+        memory = self.servers.network.memory
+        while not any(one.stream == KEPT_STREAM for one in self.checker.contexts()):
+            address = min(memory.listeners)
+            with contextlib.suppress(TierlogError):
+                async with asyncio.TaskGroup() as tasks:
+                    transport = memory.transport("admin")
+                    client = await WireClient.connect(transport, address, hello, tasks=tasks)
+                    with contextlib.suppress(TierlogError):
+                        await client.append(KEPT_STREAM, draft, deadline_s=20.0)
+                    await client.close()
 
     async def await_ready(self, process: SimProcess, *, s_max: float = 300.0) -> None:
         """Wait until a process does its work; it must not take for ever."""
@@ -203,7 +238,7 @@ class World:
             # A running process has a copy of the rates of its start.
             process.faults.rates_by_prefix.update(CALM)
             process.faults.outages.clear()
-            process.clock.skew_s = 0.0
+            process.clock.set_wall(0.0)
 
     # Looking
 
@@ -291,7 +326,9 @@ class World:
             for entry_id in range(one.last_entry_id + 1)
         ]
         if read != wanted:
-            checker.complain("d", f"{len(read)} entries were read of {len(wanted)}, or not in order")
+            checker.complain(
+                "d", f"{len(read)} entries were read of {len(wanted)}, or not in order"
+            )
         lost = sorted(set(checker.model.acked_positions()) - set(read))
         if lost:
             checker.complain("d", f"acknowledged, but not to be read: {lost[:10]}")
@@ -301,7 +338,8 @@ class World:
         """Read the stream from its beginning through a reader of its own."""
         reader = ReaderProcess("auditor", self.servers)
         source, tier2 = reader.make_source(reader.connect())
-        where, positions = Edge.EARLIEST, []
+        where: Position | Edge = Edge.EARLIEST
+        positions: list[tuple[int, int]] = []
         async with tier2.run():
             while True:
                 budget = Budget(entries_max=100, bytes_max=10_000, wait_s=0.0)
@@ -309,22 +347,16 @@ class World:
                 if answer.chunk is None:
                     return positions
                 chunk, where = answer.chunk, answer.resume
-                for step in range(chunk.count):
-                    positions.append((int(chunk.ledger_id), chunk.first_entry_id + step))
+                positions += [
+                    (int(chunk.ledger_id), chunk.first_entry_id + step)
+                    for step in range(chunk.count)
+                ]
 
 
 def _not_up(ledger_id: LedgerId) -> TierlogError:
-    from tierlog.model.errors import RetryableError
-
     return RetryableError(
         f"no node of ledger {ledger_id} is up", reason=Reason.UNAVAILABLE, remedy="Start one"
     )
-
-
-def _rng(seed: int, name: str):
-    import random
-
-    return random.Random(f"{seed}/{name}")
 
 
 @contextlib.contextmanager
