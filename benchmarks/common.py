@@ -33,7 +33,7 @@ from tierlog.format.frame import pack_entries
 from tierlog.format.run import Run, build_run
 from tierlog.model.ids import LedgerId
 from tierlog.model.policy import Policy
-from tierlog.runtime.settings import ClientSettings, Settings, WireSettings, ZooKeeperSettings
+from tierlog.runtime.settings import ClientSettings, Settings
 
 MB: Final = 10**6
 MIB: Final = 1024 * 1024
@@ -202,28 +202,32 @@ class Bench:
 
     @property
     def env(self) -> dict[str, str]:
-        """The settings that name the servers, for a child."""
-        return server_environment(self.cluster.endpoints)
+        """The settings that name the servers and services, for a child."""
+        given = server_environment(self.cluster.endpoints)
+        for name, value in self._addresses().items():
+            given[f"TIERLOG_CLIENT__{name.upper()}"] = value
+        return {**given, "TIERLOG_LOG__LEVEL": "warning"}
 
-    def settings(self) -> Settings:
-        """Return settings that name the servers and services, for this process."""
-        addresses: dict[str, str] = {}
-        specs = self.cluster.services.specs
-        if "ingest" in specs:
-            addresses["ingest_address"] = self.cluster.address("ingest", "grpc")
-        if "reader" in specs:
-            addresses["reader_http_address"] = self.cluster.address("reader", "http")
-        hosts = self.cluster.endpoints.zookeeper_hosts
-        return Settings(
-            zookeeper=ZooKeeperSettings(hosts=hosts),
-            client=ClientSettings(**addresses),
-            wire=WireSettings(),
-        )
+    def _addresses(self) -> dict[str, str]:
+        wanted = {"ingest": "grpc", "reader": "http", "scheduler": "http"}
+        names = {
+            "ingest": "ingest_address",
+            "reader": "reader_http_address",
+            "scheduler": "scheduler_http_address",
+        }
+        # Nobody listens at port 1: whoever is not there is not asked either.
+        return {
+            names[kind]: self.cluster.address(kind, purpose)
+            if kind in self._kinds
+            else "127.0.0.1:1"
+            for kind, purpose in wanted.items()
+        }
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
         """Give a client."""
-        async with open_client(self.settings()) as client:
+        settings = Settings(client=ClientSettings(**self._addresses()))
+        async with open_client(settings) as client:
             yield client
 
     async def sealed_ledger(self, stream: str, *, size: int, entry_size: int) -> LedgerId:

@@ -1,0 +1,151 @@
+"""Claim: reading a ledger back from S3 through the reader is not much slower than S3 itself.
+
+client    ``tierlog.client`` iterates over every entry, checksums verified, through the reader
+http      the same bytes over plain HTTP from the reader, looked at by nobody
+ranges    aioboto3 gets the same object by ranges of 1 MB, one after the other
+
+The ledger went the whole way: appended, sealed, offloaded by the offloader, complete. The
+reader keeps less than a quarter of it, so that each run fetches it again; runs take turns.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+import aioboto3
+import aiohttp
+from aiobotocore.config import AioConfig
+from common import (
+    MB,
+    MIB,
+    Bench,
+    Meter,
+    Result,
+    arguments_parser,
+    child_mode,
+    folder_of,
+    median_claim,
+    parse,
+    ratio_claim,
+    report,
+    run_child,
+    say,
+    take_turns,
+)
+
+from tierlog.client import open_client
+from tierlog.runtime.settings import load_settings
+
+STREAM = "bench"
+RANGE_BYTES = MB
+READ_BYTES = 4 * MIB
+CACHE_BYTES = 256 * MIB
+COMPLETE_S_MAX = 300.0
+
+
+async def read_by_client(parameters: Mapping[str, Any]) -> Result:
+    """Iterate over all entries (in a child)."""
+    async with open_client(load_settings()) as client:
+        meter, length, tiers = Meter(), 0, set()
+        async for entry in client.reader(STREAM).entries():
+            length += len(entry.data)
+            tiers.add(entry.tier)
+        assert tiers == {"tier2"}, tiers
+        assert length == parameters["bytes"], length
+        return meter.result(length)
+
+
+async def read_by_http(parameters: Mapping[str, Any]) -> Result:
+    """Get all frames (in a child)."""
+    url = f"http://{load_settings().client.reader_http_address}/v1/streams/{STREAM}/runs"
+    async with aiohttp.ClientSession(read_bufsize=MIB) as session:
+        meter, length, where = Meter(), 0, "earliest"
+        while length < parameters["bytes"]:
+            query = {"from": where, "bytes_max": str(READ_BYTES)}
+            async with session.get(url, params=query) as answer:
+                assert answer.status == 200, answer.status
+                async for piece in answer.content.iter_any():
+                    length += len(piece)
+                where = answer.headers["Tierlog-Next"]
+        return meter.result(length)
+
+
+async def read_by_ranges(_: Mapping[str, Any]) -> Result:
+    """Get the largest object by ranges (in a child)."""
+    settings = load_settings().s3
+    assert settings.secret_key is not None
+    session = aioboto3.Session(
+        aws_access_key_id=settings.access_key,
+        aws_secret_access_key=settings.secret_key.get_secret_value(),
+        region_name=settings.region,
+    )
+    config = AioConfig(s3={"addressing_style": "path"})
+    async with session.client("s3", endpoint_url=settings.endpoint_url, config=config) as s3:
+        listed = await s3.list_objects_v2(Bucket=settings.bucket)
+        largest = max(listed["Contents"], key=lambda one: int(one["Size"]))
+        size, key = int(largest["Size"]), largest["Key"]
+        meter, length = Meter(), 0
+        for start in range(0, size, RANGE_BYTES):
+            stop = min(size, start + RANGE_BYTES) - 1
+            answer = await s3.get_object(
+                Bucket=settings.bucket, Key=key, Range=f"bytes={start}-{stop}"
+            )
+            async with answer["Body"] as body:
+                length += len(await body.read())
+        assert length == size
+        return meter.result(length)
+
+
+async def offload(bench: Bench) -> None:
+    """Ask for the offload of the stream, and wait until nothing is left to do."""
+    async with bench.client() as client:
+        await client.offload(STREAM)
+        deadline_s = time.monotonic() + COMPLETE_S_MAX
+        while time.monotonic() < deadline_s:
+            ledgers = (await client.stream(STREAM))["ledgers"]
+            if ledgers and all(one["offload"] == "complete" for one in ledgers):
+                return
+            await asyncio.sleep(0.5)
+    raise SystemExit(f"the ledger was not offloaded within {COMPLETE_S_MAX:.0f} s")
+
+
+async def main() -> None:
+    """Measure and tell."""
+    arguments = parse(
+        arguments_parser("reading back against ranged GETs", size_mb=1000), quick_mb=200
+    )
+    size = arguments.size * MB
+    cache = min(CACHE_BYTES, size // 4)
+    settings = {"TIERLOG_READER__CACHE_BYTES_MAX": str(cache)}
+    kinds = ["ingest", "reader", "offloader", "scheduler"]
+    with folder_of(arguments) as folder:
+        async with Bench(folder, kinds, settings) as bench:
+            await bench.sealed_ledger(STREAM, size=size, entry_size=arguments.entry_size)
+            say("offloading")
+            await offload(bench)
+            length = size // arguments.entry_size * arguments.entry_size
+
+            def child(mode: str) -> Awaitable[Result]:
+                return run_child(__file__, mode, {"bytes": length}, bench.env)
+
+            runs = await take_turns(
+                {mode: lambda mode=mode: child(mode) for mode in MODES}, arguments.runs
+            )
+    claims = [
+        ratio_claim("client / ranged GETs", runs, of="client", to="ranges", target=0.6),
+        ratio_claim("http / ranged GETs", runs, of="http", to="ranges", target=0.6),
+        median_claim("client", runs["client"], "mb_per_s", unit="MB/s"),
+        median_claim("http", runs["http"], "mb_per_s", unit="MB/s"),
+        median_claim("ranged GETs", runs["ranges"], "mb_per_s", unit="MB/s"),
+        median_claim("client's CPU", runs["client"], "cpu_s_per_gb", unit="s/GB"),
+        median_claim("ranged GETs' CPU", runs["ranges"], "cpu_s_per_gb", unit="s/GB"),
+    ]
+    report("read", arguments, claims, runs)
+
+
+MODES = {"client": read_by_client, "http": read_by_http, "ranges": read_by_ranges}
+
+if __name__ == "__main__":
+    if not child_mode(MODES):
+        asyncio.run(main())
