@@ -206,7 +206,7 @@ def test_an_entry_that_fits_no_block_is_refused_and_nothing_is_complete():
 
 @pytest.mark.parametrize("entry_shift", [-1, 0, 1])
 @pytest.mark.parametrize("length_shift", [-700, -13, -1, 0, 1, 13, 700])
-@pytest.mark.covers("A46", "A48")
+@pytest.mark.covers("A46", "A48", "A76")
 def test_counts_are_of_what_was_read_and_never_of_the_metadata(entry_shift, length_shift):
     if entry_shift == length_shift == 0:
         return

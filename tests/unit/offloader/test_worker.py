@@ -19,6 +19,7 @@ from tierlog.format import paths
 from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import OffloadState
+from tierlog.offload import UnconfiguredOffloader
 from tierlog.offload.cleaning import delete_attempt
 from tierlog.offload.messages import parse_result
 from tierlog.ports.events import Event
@@ -386,6 +387,21 @@ def test_a_store_that_stays_down_ends_in_the_dead_letter_topic_and_in_the_contex
         await sweep(world)
         await check_whole(world, ledger_id)
         assert (await world.context(ledger_id)).last_error == ""
+
+    run_virtual(main())
+
+
+@pytest.mark.covers("A21", "A22")
+def test_the_offloader_is_given_and_the_default_offloads_nothing():
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        worker = world.worker()
+        worker._offloader = UnconfiguredOffloader()
+        await worker.handle(world.request(claimed, ledger_id))
+        (aside,) = world.queue.events(TOPICS.dead_letter)
+        assert b"no offloader is configured" in aside.headers["tierlog_error_message"]
+        assert (await world.context(ledger_id)).state is OffloadState.LOCAL
 
     run_virtual(main())
 

@@ -16,7 +16,12 @@ from pydantic import SecretStr
 
 from tests.unit.s3.scripted import Answer, CutRequest, Request, ScriptedS3, error
 from tierlog.adapters.s3.body import CHUNK_BYTES, BuffersBody, chunks
-from tierlog.adapters.s3.store import S3ObjectStore, composite_etag, open_s3
+from tierlog.adapters.s3.store import (
+    S3ObjectStore,
+    composite_checksum,
+    composite_etag,
+    open_s3,
+)
 from tierlog.format.checksum import crc32c_of, to_base64
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.ports.files import Buffer
@@ -180,6 +185,15 @@ class TestCompleting:
         body = server.requests[0].body.decode()
         for part in PARTS:
             assert to_base64(part.crc32c) in body
+
+    async def test_an_object_of_other_bytes_is_seen(self):
+        def confirming(text: str) -> Answer:
+            inside = f"<ETag>e</ETag><ChecksumCRC32C>{text}</ChecksumCRC32C></Complete".encode()
+            return Answer(200, None, COMPLETED.body.replace(b"<ETag>e</ETag></Complete", inside))
+
+        await self.complete(confirming(composite_checksum(PARTS)))
+        with pytest.raises(CorruptError):
+            await self.complete(confirming("AAAAAA==-2"))
 
     async def test_200_with_an_error_inside_is_tried_again(self):
         inside = Answer(200, None, error(500, "InternalError").body)

@@ -347,7 +347,7 @@ class S3ObjectStore:
             for part in parts
         ]
         try:
-            await self._client.complete_multipart_upload(
+            answer = await self._client.complete_multipart_upload(
                 Bucket=self.bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": named}
             )
         except (ClientError, BotoCoreError, OSError, TimeoutError) as error:
@@ -356,6 +356,13 @@ class S3ObjectStore:
             if doubtful and await self._completed(key, parts):
                 return
             raise mapped from error
+        found = answer.get("ChecksumCRC32C")
+        if found is not None and found != composite_checksum(parts):
+            raise CorruptError(
+                f"{self.bucket}/{key} was made of other bytes than its parts",
+                remedy="Begin a new attempt; check the object store",
+                details={"bucket": self.bucket, "object": key},
+            )
 
     async def _completed(self, key: str, parts: Sequence[Part]) -> bool:
         """Tell whether the object is what these parts make."""
@@ -413,6 +420,12 @@ def composite_etag(parts: Sequence[Part]) -> str:
     except ValueError:
         return f"unknown-{len(parts)}"
     return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(parts)}"
+
+
+def composite_checksum(parts: Sequence[Part]) -> str:
+    """Return the checksum of an object of ``parts``: the CRC32C of their CRC32Cs."""
+    joined = b"".join(part.crc32c.to_bytes(checksum.CRC32C_LEN, "big") for part in parts)
+    return f"{checksum.to_base64(checksum.crc32c(joined))}-{len(parts)}"
 
 
 def _total(answer: Mapping[str, Any], key: str) -> int:
