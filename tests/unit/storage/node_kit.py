@@ -108,7 +108,7 @@ class CrashingNode:
 
 
 async def read_all(node: StorageNode, ledger_id: int, first: int = 0, **how) -> list[Run]:
-    how = {"bytes_max": 10**9, "recovery": True, **how}
+    how = {"bytes_max": 10**8, "recovery": True, **how}
     return [run async for run in node.read(LedgerId(ledger_id), EntryId(first), **how)]
 
 

@@ -148,6 +148,11 @@ def test_random_lives(batch):
     assert stored > 300
 
 
+def test_a_power_cut_while_starting_after_a_kill():
+    """Replay once acted on records that only the system's cache had."""
+    run_virtual(lives(1222), until_s=10_000)
+
+
 async def scenario(node, model):
     """Add, roll, checkpoint, fence, free: in a fixed order."""
     for first in range(6):

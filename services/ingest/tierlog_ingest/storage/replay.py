@@ -8,6 +8,7 @@ synced: P < K was durable once, so it is corruption, and what follows it is stil
 is where the tail was torn; it and everything behind it is cut.
 
 Invariants:
+    * What is read is durable before it is handed on.
     * Records come in the order of writing; none comes from behind the torn tail.
     * Every byte below K that is not a good record is in ``Replay.damages``.
 """
@@ -91,6 +92,8 @@ class Replay:
 async def scan_journal(files: Files, *, first_segment_id: int | None) -> Replay:
     """First pass: find headers. ``first_segment_id`` is the mark's; None when there is no mark."""
     found = await list_segments(files)
+    if found:
+        await files.sync_directory(JOURNAL_DIRECTORY)
     first = first_segment_id if first_segment_id is not None else 1
     replay = Replay(files, first)
     for segment_id in found:
@@ -124,6 +127,9 @@ def _drop_torn_creation(replay: Replay) -> None:
 async def _scan_segment(files: Files, segment_id: int) -> _Segment:
     file = await files.open(segment_path(segment_id))
     try:
+        # A process that was killed left what was not synced in the system's cache. What is read
+        # here must be there after a power cut too, or ledger files would know more than it.
+        await file.sync()
         segment = _Segment(segment_id, await file.size())
         try:
             segment.header = SegmentHeader.unpack(await file.read(0, SEGMENT_HEADER_LEN))
