@@ -104,7 +104,7 @@ async def offload(bench: Bench) -> None:
         deadline_s = time.monotonic() + COMPLETE_S_MAX
         while time.monotonic() < deadline_s:
             ledgers = (await client.stream(STREAM))["ledgers"]
-            if ledgers and all(one["offload"] == "complete" for one in ledgers):
+            if ledgers and all(one["complete"] for one in ledgers):
                 return
             await asyncio.sleep(0.5)
     raise SystemExit(f"the ledger was not offloaded within {COMPLETE_S_MAX:.0f} s")
