@@ -1,5 +1,7 @@
 """Protocols section 6: gRPC and HTTP tell the same reason, message, remedy and details."""
 
+import asyncio
+import socket
 from typing import Any
 
 import aiohttp
@@ -22,7 +24,7 @@ from tierlog.model.errors import (
 from tierlog.proto.v1 import ingest_pb2 as pb
 from tierlog.proto.v1 import ingest_pb2_grpc
 from tierlog.runtime.errors import error_of_grpc, error_of_problem, grpc_status_of
-from tierlog.runtime.http import build_http_app, serve_http
+from tierlog.runtime.http import build_http_app, listen, serve_http
 from tierlog.runtime.rpc import open_channel, serve_grpc
 
 
@@ -140,6 +142,23 @@ async def test_a_port_in_use_is_named_with_a_remedy():
         with pytest.raises(RetryableError, match=f"127.0.0.1:{port}.*another one"):
             async with serve_grpc(lambda _server: None, host="127.0.0.1", port=port):
                 pass
+
+
+async def test_small_pieces_of_an_answer_do_not_wait_for_acknowledgements():
+    """TCP_NODELAY holds for what the server accepts, else a tail read takes 40 ms longer."""
+    accepted = asyncio.get_running_loop().create_future()
+    with listen("127.0.0.1", 0) as listening:
+        server = await asyncio.start_server(
+            lambda _reader, writer: accepted.set_result(writer), sock=listening
+        )
+        async with server:
+            _, client = await asyncio.open_connection(*listening.getsockname())
+            writer = await accepted
+            taken = writer.get_extra_info("socket")
+            assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+            for one in (client, writer):
+                one.close()
+                await one.wait_closed()
 
 
 # ------------------------------------------------------------------------------------------ gRPC
