@@ -64,6 +64,8 @@ class Checker:
         self._trace = trace
         self._lag_s = lag_s
         self._wall_ms_of = wall_ms_of
+        self._contexts: dict[int, OffloadContext] = {}
+        self._listed: tuple[int, list[ListedLedger]] = (-1, [])
         self._good_copies: set[tuple[str, str]] = set()
         """Keys and etags of data objects whose content was looked at already."""
 
@@ -84,13 +86,11 @@ class Checker:
 
     def context(self, ledger_id: int) -> OffloadContext | None:
         """Return a ledger's context."""
-        return _context(self._metadata.get(paths.context_path(ledger_id)))
+        return self._contexts.get(ledger_id)
 
     def contexts(self) -> Iterator[OffloadContext]:
         """Iterate over all contexts."""
-        for path, node in self._metadata.dump().items():
-            if _is_context(path) and node.data:
-                yield records.decode_context(node.data)
+        yield from self._contexts.values()
 
     def ledger(self, ledger_id: int) -> LedgerMetadata | None:
         """Return a ledger's own metadata."""
@@ -101,26 +101,39 @@ class Checker:
         found = self._metadata.get(paths.stream_path(self.stream))
         if found is None:
             return []
+        if found.version == self._listed[0]:
+            return self._listed[1]
         stream = records.decode_stream(found.data)
         listed: list[ListedLedger] = []
         for page in stream.pages:
             held = self._metadata.get(paths.page_path(self.stream, page.page_number))
             assert held is not None, "a page is made with its reference"
             listed += records.decode_page(held.data)
-        return [*listed, *stream.ledgers]
+        self._listed = found.version, [*listed, *stream.ledgers]
+        return self._listed[1]
 
     # Changes of metadata
 
     def metadata_changed(self, before: Changes) -> None:
         """See ``Watcher``."""
+        contexts = [path for path in before if _is_context(path)]
+        for path in contexts:
+            self._keep_context(paths.context_ledger_id_of(path), self._metadata.get(path))
         for path, was in before.items():
             now = self._metadata.get(path)
-            if _is_context(path):
+            if path in contexts:
                 self._context_changed(_context(was), _context(now))
             elif _is_ledger(path):
                 self._ledger_changed(paths.ledger_id_of(path), _ledger(was), _ledger(now))
             elif path == paths.stream_path(self.stream):
                 self._stream_changed(_stream(was), _stream(now))
+
+    def _keep_context(self, ledger_id: int, node: Versioned | None) -> None:
+        context = _context(node)
+        if context is None:
+            self._contexts.pop(ledger_id, None)
+        else:
+            self._contexts[ledger_id] = context
 
     def _context_changed(self, was: OffloadContext | None, now: OffloadContext | None) -> None:
         if was is None:

@@ -29,6 +29,7 @@ from tests.simulation.world import (
     logs_into,
     small_blocks,
 )
+from tierlog.adapters.memory.faults import FaultRates
 from tierlog.model.offload import OffloadState
 from tierlog.model.policy import HOUR_MS, MINUTE_MS, Policy
 
@@ -119,6 +120,7 @@ class _Steps:
             (10, self._crash),
             (1, self._stop),
             (2, self._expire_session),
+            (2, self._stall),
             (2, self._jump_clock),
             (2, self._outage),
             (2, self._partition),
@@ -156,6 +158,18 @@ class _Steps:
             self._world.trace.note("session.expired", process=process.name)
             process.store.expire_session()
         await asyncio.sleep(self._chance.uniform(0, 20))
+
+    async def _stall(self) -> None:
+        """Let a worker's uploads crawl and its session expire: others take over its ledgers."""
+        worker = self._some(WorkerProcess)
+        self._world.trace.note("worker.stalled", process=worker.name)
+        before = worker.faults.rates_by_prefix["objects."]
+        worker.faults.rates_by_prefix["objects."] = FaultRates(delay_s_max=60.0)
+        await asyncio.sleep(self._chance.uniform(0, 10))
+        if worker.store is not None:
+            worker.store.expire_session()
+        await asyncio.sleep(self._chance.uniform(20, 90))
+        worker.faults.rates_by_prefix["objects."] = before
 
     async def _jump_clock(self) -> None:
         process = self._some(IngestProcess, WorkerProcess, SchedulerProcess)

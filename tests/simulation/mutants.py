@@ -1,0 +1,205 @@
+"""Defects put into the running code, each of a kind that the design forbids.
+
+A simulation is worth what it catches: ``test_mutants`` demands that each of these breaks a rule
+for some seed within a bound. ``python -m tests.simulation.mutants`` tells for each which seed did,
+and which rule.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from tests.simulation.scenarios import Plan, run
+from tests.simulation.trace import Trace
+from tests.simulation.world import ViolationError
+from tierlog.adapters.memory.files import MemoryFile
+from tierlog.catalog import ContextCatalog
+from tierlog.ledger.recovery import _OneRecovery
+from tierlog.model.errors import IndeterminateError
+from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog_offloader import worker
+from tierlog_offloader.worker import OffloadWorker
+from tierlog_scheduler import policy, scheduler
+from tierlog_scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A defect, and the rules of which one must break."""
+
+    apply: Callable[[], contextlib.AbstractContextManager[Any]]
+    rules: str
+    likely_seed: int = 1
+    """A seed that is known to catch it; the search begins there."""
+
+
+def _uuid_after_upload() -> contextlib.AbstractContextManager[Any]:
+    """Upload first, and put the attempt's UUID into the metadata when it worked."""
+
+    async def attempt(self: Any, request: Any) -> Any:
+        ledger_id, uuid = request.ledger_id, self._ids.uuid()
+        metadata = await self._checked_metadata(ledger_id)
+        copy = await self._copy(request, metadata, uuid)
+        contexts = self._catalog.contexts
+        location = self._offloader.location(ledger_id, uuid)
+        await contexts.begin_attempt(ledger_id, uuid=uuid, location=location, worker="x")
+        await contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
+        return worker._Done(outcome=worker._COMPLETED, uuid=uuid, copy=copy)
+
+    return patch.object(OffloadWorker, "_attempt", attempt)
+
+
+def _complete_whoever_it_is() -> contextlib.AbstractContextManager[Any]:
+    """Complete the ledger without asking whether the newest attempt is this one."""
+
+    def completed(self: OffloadContext, *, uuid: Any, copy: Any, now_ms: int) -> OffloadContext:
+        moved = self.moved_to(OffloadState.COMPLETE)
+        return replace(moved, complete=True, timestamp_ms=now_ms, copy=copy)
+
+    return patch.object(OffloadContext, "attempt_completed", completed)
+
+
+@contextlib.contextmanager
+def _delete_incomplete() -> Iterator[None]:
+    """Delete local copies of ledgers whose attempt has only begun."""
+    decide = policy.decide
+
+    def too_much(view: Any, now: Any, delays: Any) -> Any:
+        begun = [
+            policy.DeleteTier1(context=one.context)
+            for one in view.ledgers
+            if one.context is not None and one.context.state is OffloadState.OFFLOADING
+        ]
+        return [*decide(view, now, delays), *begun]
+
+    async def delete(self: Any, context: OffloadContext) -> None:
+        deleting = await self._catalog.contexts.change(
+            context.ledger_id,
+            lambda found: replace(found, state=OffloadState.TIER1_DELETING),
+            applied=lambda found: found.state is OffloadState.TIER1_DELETING,
+        )
+        await self._catalog.ledgers.delete_tier1(context.ledger_id, deleting)
+
+    with (
+        patch.object(scheduler, "decide", too_much),
+        patch.object(Scheduler, "_delete_tier1", delete),
+    ):
+        yield
+
+
+def _answer_before_sync() -> contextlib.AbstractContextManager[Any]:
+    """Write the journal without making it durable."""
+
+    async def write_only(self: MemoryFile, offset: int, buffers: Any) -> None:
+        await self.write(offset, buffers)
+
+    return patch.object(MemoryFile, "write_and_sync", write_only)
+
+
+@contextlib.contextmanager
+def _never_sweep() -> Iterator[None]:
+    """Strike abandoned attempts off without deleting what they left."""
+
+    async def nothing(self: Any, context: Any) -> None:
+        """Leave it all."""
+
+    async def strike_off(self: Any, action: Any, now: Any) -> None:
+        await self._catalog.contexts.strike_off(action.ledger_id, action.attempt.uuid)
+
+    with (
+        patch.object(OffloadWorker, "_clean_abandoned", nothing),
+        patch.object(Scheduler, "_sweep", strike_off),
+    ):
+        yield
+
+
+def _wall_clock_alone() -> contextlib.AbstractContextManager[Any]:
+    """Believe the wall clock when it says that the lag is over."""
+
+    def deletions(view: Any, now: Any) -> Any:
+        for one in view.ledgers:
+            context = one.context
+            if context is None or context.state is not OffloadState.COMPLETE:
+                continue
+            if now.wall_ms - context.timestamp_ms >= view.policy.deletion_lag_ms:
+                yield policy.DeleteTier1(context=context)
+
+    return patch.object(policy, "_deletions", deletions)
+
+
+def _recover_up_to_lac() -> contextlib.AbstractContextManager[Any]:
+    """Close a recovered ledger at the LAC that was found, without reading forward."""
+    whole = _OneRecovery.rewrite
+
+    async def rewrite(self: Any, lac: Any) -> Any:
+        _, length = await whole(self, lac)
+        return lac, length
+
+    return patch.object(_OneRecovery, "rewrite", rewrite)
+
+
+@contextlib.contextmanager
+def _ambiguous_is_failure() -> Iterator[None]:
+    """Take a lost answer to the completing change for a refusal, and clean up."""
+
+    async def complete(self: Any, ledger_id: Any, *, uuid: Any, copy: Any) -> Any:
+        from tierlog.format import paths, records
+
+        path = paths.context_path(ledger_id)
+        found = await self._store.get(path)
+        context = records.decode_context(found.data)
+        planned = context.attempt_completed(uuid=uuid, copy=copy, now_ms=self._clock.wall_ms())
+        await self._store.set(path, records.encode_context(planned), version=found.version)
+        return planned
+
+    attempt = OffloadWorker._attempt
+
+    async def clean_up(self: Any, request: Any) -> Any:
+        try:
+            return await attempt(self, request)
+        except IndeterminateError:
+            context = await self._checked_context(request)
+            await self._offloader.delete_offloaded(request.ledger_id, context.uuid)
+            raise
+
+    with (
+        patch.object(ContextCatalog, "complete_attempt", complete),
+        patch.object(OffloadWorker, "_attempt", clean_up),
+    ):
+        yield
+
+
+MUTANTS: dict[str, Mutant] = {
+    "uuid after upload": Mutant(_uuid_after_upload, "c"),
+    "complete whoever it is": Mutant(_complete_whoever_it_is, "ab"),
+    "delete what is not complete": Mutant(_delete_incomplete, "abe"),
+    "answer before sync": Mutant(_answer_before_sync, "ad"),
+    "never sweep": Mutant(_never_sweep, "c"),
+    "wall clock alone": Mutant(_wall_clock_alone, "e"),
+    "recover up to the LAC": Mutant(_recover_up_to_lac, "d"),
+    "ambiguous is failure": Mutant(_ambiguous_is_failure, "a"),
+}
+
+
+def hunt(mutant: Mutant, *, seeds_max: int, plan: Plan) -> tuple[int, str] | None:
+    """Return the first seed that breaks one of the mutant's rules, and how; None: none did."""
+    for seed in range(mutant.likely_seed, mutant.likely_seed + seeds_max):
+        with mutant.apply():
+            try:
+                run(seed, plan, Trace())
+            except ViolationError as violation:
+                first = str(violation).splitlines()[0]
+                if any(first.startswith(f"rule {rule},") for rule in mutant.rules):
+                    return seed, first
+                print(f"seed {seed}: {first}", file=sys.stderr)
+            except Exception as error:  # noqa: BLE001 - a defect may also end the run
+                print(f"seed {seed}: {error!r}"[:300], file=sys.stderr)
+    return None
+
+
+if __name__ == "__main__":
+    for name, one in MUTANTS.items():
+        print(name, "->", hunt(one, seeds_max=10, plan=Plan(ledgers=30)), flush=True)
