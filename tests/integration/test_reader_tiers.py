@@ -130,6 +130,7 @@ async def test_grpc_reads_entries_and_bounds(cluster):
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.covers("A02")
 async def test_a_follower_sees_what_is_appended_while_it_reads(cluster):
     async with open_client(cluster.settings) as client, client.writer("follow") as writer:
         await writer.send(b"before")
