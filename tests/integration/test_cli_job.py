@@ -43,7 +43,7 @@ async def test_raw_streams_hold_the_bytes_and_nothing_more(cli, cluster):
     done.check(2, "another shape")
 
 
-@pytest.mark.covers("A33")
+@pytest.mark.covers("A10", "A33")
 async def test_offload_run_waits_and_shows(cli, cluster):
     state = cluster.state_dir
     (await cli("append", "cli-off", stdin=b"x\n" * 1000, state_dir=state)).check(0)
