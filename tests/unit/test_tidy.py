@@ -40,6 +40,7 @@ def _files() -> list[Path]:
             for name in names
             if name not in MADE_BY_TOOLS
             and not name.endswith(".egg-info")
+            and not Path(folder, name, "pyvenv.cfg").exists()
             and (not name.startswith(".") or name in {".ci", ".github"})
         )
         found += [Path(folder) / name for name in sorted(files) if name != ".venv.lock"]
