@@ -149,7 +149,9 @@ class Job:
     async def _kill_ingest(self, writer: "StreamWriter") -> None:
         """Kill ingest once half of the events are acknowledged and more are in flight."""
         stage, half = self._stage, self._bytes_min // 2
-        while writer.acked_bytes < half or not writer.in_flight_events:  # noqa: ASYNC110
+        while writer.acked_bytes < half or not writer.in_flight_events:
+            if writer.acked_bytes >= self._bytes_min:
+                raise _differs("all was appended before ingest could be killed in the middle")
             await asyncio.sleep(0.001)
         self.outcome.unacknowledged_at_kill = writer.in_flight_events
         stage.tell(
