@@ -174,3 +174,17 @@ async def test_bytes_in_flight_stay_within_their_limit():
             most = max(most, writer._in_flight_bytes)
     assert 0 < most <= 1000
     assert service.events() == numbered(100)
+
+
+@pytest.mark.covers("E01")
+@on_virtual_time
+async def test_an_append_does_not_wait_for_the_answers_before_it():
+    """Several batches are on their way at once, as many as the limit on bytes lets through."""
+    service, loop = Service(), asyncio.get_running_loop()
+    started_s = loop.time()
+    async with writer_of(service, batch_bytes=10) as writer:
+        for event in numbered(100):
+            await writer.send(event)
+    one_after_the_other_s = 100 * 0.01
+    assert loop.time() - started_s < one_after_the_other_s / 4
+    assert service.events() == numbered(100)
