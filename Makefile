@@ -50,8 +50,8 @@ coverage: venv ## how many rows of the checklist are shown by tests
 reference: venv ## generate docs/reference (formats, settings, errors, commands) from the code
 	$(BIN)/python tools/generate_reference.py
 
-bench: venv ## the benchmarks, each printing its ratios
-	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python "$$b" || exit 1; done
+bench: venv ## the benchmarks, each printing its ratios (BENCH=--quick: in a minute each)
+	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python "$$b" $(BENCH) || exit 1; done
 
 lock: venv ## write the hashed locks anew from requirements*.in and the rooms
 	$(BIN)/python tools/lock.py
