@@ -120,5 +120,8 @@ async def test_up_refuses_external_servers_that_are_not_there(cli, tmp_path):
     done.check(2, "host:port")
     done = await cli("up", "--external-s3", "http://127.0.0.1:1", state_dir=tmp_path)
     done.check(2, "TIERLOG_S3__ACCESS_KEY")
+    settings = {"TIERLOG_UP__EXTERNAL_REDIS": "redis://127.0.0.1:1/0"}
+    done = await cli("up", state_dir=tmp_path, **settings)
+    done.check(5, "external redis", "remedy:")
     done = await cli("up", state_dir="/proc/no/such")
     done.check(2, "cannot be written")

@@ -84,7 +84,13 @@ class IngestNode:
     """One node. ``run`` is its life."""
 
     def __init__(
-        self, ports: NodePorts, *, settings: IngestSettings, wire: WireSettings, front: Front
+        self,
+        ports: NodePorts,
+        *,
+        settings: IngestSettings,
+        wire: WireSettings,
+        front: Front,
+        ledger_id_base: int = 0,
     ) -> None:
         self.node_id: NodeId = node_id(settings.node_id)
         self.catalog = Catalog.over(ports.store, clock=ports.clock, ids=ports.ids)
@@ -96,6 +102,7 @@ class IngestNode:
         self._settings = settings
         self._wire = wire
         self._front = front
+        self._ledger_id_base = ledger_id_base
         self._owners: Owners | None = None
         self._storage: StorageNode | None = None
         self._presence: Presence | None = None
@@ -125,7 +132,7 @@ class IngestNode:
         """Serve until ``stop``, then drain. Raises what the node can't go on after."""
         ports = self._ports
         await self.catalog.streams.ensure_roots()
-        self.cluster = await self.catalog.nodes.ensure_cluster()
+        self.cluster = await self.catalog.nodes.ensure_cluster(ledger_id_base=self._ledger_id_base)
         await check_cookie(
             ports.files,
             ports.store,

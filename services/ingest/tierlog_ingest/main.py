@@ -42,7 +42,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             ids=system_ids(),
             connect=wire_connector(open_transport(settings.wire)),
         )
-        node = IngestNode(ports, settings=ingest, wire=settings.wire, front=front)
+        node = IngestNode(
+            ports,
+            settings=ingest,
+            wire=settings.wire,
+            front=front,
+            ledger_id_base=settings.cluster.ledger_id_base,
+        )
         async with asyncio.TaskGroup() as tasks:
             telling = tasks.create_task(_tell_ready(node))
             try:

@@ -43,10 +43,11 @@ class LedgerCatalog:
         """Return an id that no ledger of this cluster ever had (seeds/003: sequential znodes)."""
 
         async def one_round() -> LedgerId:
-            found = await self._store.get(paths.CLUSTER)
-            base = records.decode_cluster(found.data).ledger_id_base if found else 0
             # A number whose answer was lost is never used by anyone: numbers only grow.
             made = await self._store.create_ephemeral(paths.IDGEN_PREFIX, b"", sequential=True)
+            # Read after it, so that a base raised before is seen.
+            found = await self._store.get(paths.CLUSTER)
+            base = records.decode_cluster(found.data).ledger_id_base if found else 0
             await self._drop(made)
             return paths.ledger_id_from_sequence(made, base=base)
 

@@ -1,6 +1,7 @@
 """The cluster's identity and its live storage nodes in the metadata store."""
 
 import asyncio
+from dataclasses import replace
 
 import structlog
 
@@ -27,7 +28,8 @@ class NodeCatalog:
     async def ensure_cluster(self, *, ledger_id_base: int = 0) -> Cluster:
         """Return the cluster's identity, giving it one when it has none.
 
-        ``ledger_id_base`` counts only then; raise it when metadata is restored from a backup.
+        Its ``ledger_id_base`` is raised to the one given, never lowered: raise it when metadata
+        is restored from a backup, which knows nothing of the ids given since.
         """
         wanted = Cluster(
             cluster_id=self._ids.uuid(),
@@ -39,7 +41,13 @@ class NodeCatalog:
             await self._refuse_flat_layout()
             found = await self._store.get(paths.CLUSTER)
             if found is not None:
-                return records.decode_cluster(found.data)
+                cluster = records.decode_cluster(found.data)
+                if cluster.ledger_id_base >= ledger_id_base:
+                    return cluster
+                raised = replace(cluster, ledger_id_base=ledger_id_base)
+                data = records.encode_cluster(raised)
+                await self._store.set(paths.CLUSTER, data, version=found.version)
+                return raised
             await self._store.create(paths.CLUSTER, records.encode_cluster(wanted))
             await self._make(paths.LAYOUT, paths.LAYOUT_DATA)
             return wanted

@@ -36,7 +36,10 @@ def up(
     output: OutputOption = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
-    """Start S3, ZooKeeper, Kafka, Redis and the four services; stop all on Ctrl-C."""
+    """Start S3, ZooKeeper, Kafka, Redis and the four services; stop all on Ctrl-C.
+
+    External servers are named by these options, or by the settings TIERLOG_UP__EXTERNAL_….
+    """
     if state_dir is not None:
         SESSION.state_dir = state_dir
     given = {
@@ -53,7 +56,11 @@ async def _up(given: dict[str, str | None], output: Output, *, quiet: bool) -> N
     from tierlog.embedded.external import check_external
 
     settings = load()
-    external = _external(given, settings)
+    configured = settings.up
+    named = {
+        name: address or getattr(configured, f"external_{name}") for name, address in given.items()
+    }
+    external = _external(named, settings)
     await check_external(external)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

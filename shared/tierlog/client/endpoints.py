@@ -3,7 +3,7 @@
 ``<state_dir>/endpoints.json`` holds ``host:port`` of each service and purpose, for as long as
 the services run:
 
-    {"version": 1, "cluster_id": "…", "services": {"ingest": {"grpc": "127.0.0.1:…", …}, …}, …}
+    {"version": 1, "pid": …, "services": {"ingest": {"grpc": "127.0.0.1:…", …}, …}, "servers": {…}}
 """
 
 from dataclasses import dataclass

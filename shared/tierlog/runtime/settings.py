@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from tierlog.model.errors import RefusedError
+from tierlog.model.ids import LEDGER_ID_MAX
 
 MIB = 1024 * 1024
 
@@ -29,6 +30,16 @@ Seconds = Annotated[float, Field(ge=0)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClusterSettings(_Section):
+    """What holds for a whole cluster.
+
+    The ledger id base is added to every new ledger id, so that a cluster restored from a backup
+    never repeats one. It is raised when a process starts with a larger one, and never lowered.
+    """
+
+    ledger_id_base: int = Field(default=0, ge=0, le=LEDGER_ID_MAX)
 
 
 class S3Settings(_Section):
@@ -152,7 +163,6 @@ class OffloaderSettings(_Section):
     listen: ListenSettings = ListenSettings()
     ledgers_in_flight_max: int = Field(default=1, gt=0)
     parts_in_flight_max: int = Field(default=2, gt=0)
-    sweep_deadline_s: Seconds = 120.0
     drain_s_max: Seconds = 30.0
     part_delay_s: Seconds = 0.0
     """Waits that long after each part: for people who watch, and for tests that interrupt."""
@@ -179,6 +189,19 @@ class ReaderSettings(_Section):
     response_bytes_max: PositiveBytes = 8 * MIB
     wait_ms_max: int = Field(default=30_000, ge=0)
     metadata_age_ms_max: int = Field(default=500, ge=0)
+
+
+class UpSettings(_Section):
+    """Servers that ``tierlog up`` uses instead of starting its own.
+
+    S3 is a URL, with keys and bucket of the section s3; ZooKeeper and Kafka are host:port lists;
+    Redis is redis://host:port/0.
+    """
+
+    external_s3: str | None = None
+    external_zookeeper: str | None = None
+    external_kafka: str | None = None
+    external_redis: str | None = None
 
 
 class ClientSettings(_Section):
@@ -210,6 +233,7 @@ class Settings(BaseSettings):
     )
 
     state_dir: Path = Path(".tierlog")
+    cluster: ClusterSettings = ClusterSettings()
     s3: S3Settings = S3Settings()
     kafka: KafkaSettings = KafkaSettings()
     zookeeper: ZooKeeperSettings = ZooKeeperSettings()
@@ -220,6 +244,7 @@ class Settings(BaseSettings):
     scheduler: SchedulerSettings = SchedulerSettings()
     reader: ReaderSettings = ReaderSettings()
     client: ClientSettings = ClientSettings()
+    up: UpSettings = UpSettings()
     log: LogSettings = LogSettings()
 
     @classmethod

@@ -35,7 +35,7 @@ async def open_offload_parts(settings: Settings) -> AsyncIterator[OffloadParts]:
         open_objects(settings) as objects,
         open_publisher(settings) as publisher,
     ):
-        cluster = await catalog.nodes.ensure_cluster()
+        cluster = await catalog.nodes.ensure_cluster(ledger_id_base=settings.cluster.ledger_id_base)
         nodes: NodeDirectory[RemoteStorageControl] = NodeDirectory(
             catalog.nodes.live, ControlConnector()
         )

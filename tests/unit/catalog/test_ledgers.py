@@ -51,6 +51,20 @@ async def test_a_base_keeps_a_restored_cluster_from_repeating_an_id():
     assert await process.catalog.ledgers.new_id() >= 7_000_000
 
 
+@on_virtual_time
+async def test_a_base_is_raised_in_a_cluster_that_is_there_and_never_lowered():
+    world = World()
+    first, second = world.process(), world.process()
+    cluster = await first.catalog.nodes.ensure_cluster()
+    assert await first.catalog.ledgers.new_id() < 7_000_000
+    first.faults.next("metadata.set", Outcome.REPLY_LOST)
+    raised = await first.catalog.nodes.ensure_cluster(ledger_id_base=7_000_000)
+    assert raised.cluster_id == cluster.cluster_id
+    for process in (first, second):
+        assert (await process.catalog.nodes.ensure_cluster()).ledger_id_base == 7_000_000
+        assert await process.catalog.ledgers.new_id() >= 7_000_000
+
+
 @pytest.mark.covers("D11")
 @on_virtual_time
 async def test_a_ledger_its_context_and_its_place_appear_together_and_go_in_order():
