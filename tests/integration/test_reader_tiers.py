@@ -1,5 +1,7 @@
 """Protocols section 5, over real processes: append, seal, offload, local deletion, read back."""
 
+import asyncio
+
 import aiohttp
 import grpc
 import pytest
@@ -26,7 +28,17 @@ async def append(client, stream, events, **named):
     async with client.writer(stream, **named) as writer:
         for event in events:
             await writer.send(event)
-        return await writer.flush()
+        last = await writer.flush()
+
+    async def visible():
+        end = (await client.bounds(stream))[1]
+        return isinstance(end, Position) and end > last
+
+    # Readers see an acknowledged entry a moment later: its owner tells the nodes when idle.
+    async with asyncio.timeout(10):
+        while not await visible():
+            await asyncio.sleep(0.01)
+    return last
 
 
 async def payloads(client, stream, **named):
@@ -194,3 +206,39 @@ async def test_an_ingest_that_is_killed_in_mid_append_loses_and_doubles_nothing(
             for event in events_of(entry)
         ]
         assert found == events
+
+
+async def test_reading_waits_out_an_object_store_that_is_away(cluster, servers):
+    events = numbered(0, 3000)
+    async with open_client(cluster.settings) as client:
+        await client.create_stream("s3-away", policy=SMALL)
+        await append(client, "s3-away", events)
+        await offloaded_and_gone(cluster, client, "s3-away")
+        # Another reader process, with nothing in its memory.
+        await cluster.restart("reader")
+        servers.kill("s3")
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(payloads(client, "s3-away"))
+                await asyncio.sleep(3)
+                assert not reading.done(), "away is neither empty nor an error at once"
+                await servers.restart("s3")
+            assert reading.result() == events
+        finally:
+            if not reading.done():
+                await servers.restart("s3")
+
+
+async def test_a_reader_of_a_stream_whose_owner_is_dead_gets_what_is_known(cluster):
+    async with open_client(cluster.settings) as client:
+        await append(client, "dead-owner", [b"one", b"two"])
+        cluster.kill("ingest")
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(payloads(client, "dead-owner"))
+                await asyncio.sleep(1)
+                assert not reading.done(), "away is neither empty nor an error at once"
+                await cluster.restart("ingest")
+            assert reading.result() == [b"one", b"two"]
+        finally:
+            await cluster.restart("ingest")

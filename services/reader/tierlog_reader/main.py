@@ -7,7 +7,7 @@ from prometheus_client import Gauge
 
 from tierlog.model.errors import TierlogError
 from tierlog.offload.ranges import RangeLimits, Ranges
-from tierlog.proto.v1 import reader_pb2_grpc
+from tierlog.proto.v1 import reader_pb2, reader_pb2_grpc
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
@@ -20,6 +20,7 @@ from tierlog_reader.tier1 import StorageNodeTier
 from tierlog_reader.tier2 import ObjectTier, Tier2Limits
 from tierlog_reader.views import Views
 
+_SERVICE = reader_pb2.DESCRIPTOR.services_by_name["Reader"].full_name
 _FETCHES = Gauge("tierlog_reader_ranges_fetched", "Ranges that were asked of the object store")
 _FETCHED = Gauge("tierlog_reader_range_bytes_fetched", "Bytes that the object store gave")
 
@@ -54,14 +55,14 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                 serve_http(app, host=listen.host, port=listen.http_port) as http_port,
                 serve_grpc(
                     lambda server: reader_pb2_grpc.add_ReaderServicer_to_server(servicer, server),
+                    services=[_SERVICE],
                     host=listen.host,
                     port=listen.grpc_port,
                 ) as grpc_port,
             ):
+                host = listen.advertise_host or listen.host
                 announce_ready(
-                    service="reader",
-                    http=f"{listen.host}:{http_port}",
-                    grpc=f"{listen.host}:{grpc_port}",
+                    service="reader", http=f"{host}:{http_port}", grpc=f"{host}:{grpc_port}"
                 )
                 await stop.wait()
 

@@ -39,6 +39,10 @@ log = structlog.get_logger()
 
 # A roll-over is noticed that late at most, while a read waits at a ledger's end.
 TAIL_SLICE_S: Final = 0.25
+# An owner tells the nodes of an acknowledgement a few milliseconds late at most, where no later
+# entry carries it: "nothing there" is said only after that time, so that who has just appended
+# and now reads finds what it appended.
+TAIL_GRACE_S: Final = 0.025
 GONE_REASONS: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.NO_SUCH_ENTRY})
 
 
@@ -129,7 +133,10 @@ class StreamSource:
         """Return the first readable position, and the one behind the last confirmed entry."""
         snapshot = await self._views.stream(stream, fresh=True)
         state = _Try(deadline_s=0.0)
-        place = await self._settled(locate(stream, snapshot.ledgers, Edge.LATEST), state)
+        latest = locate(stream, snapshot.ledgers, Edge.LATEST)
+        if isinstance(latest, BehindLast):
+            await asyncio.sleep(TAIL_GRACE_S)
+        place = await self._settled(latest, state)
         if place is None:
             return await self.bounds(stream)
         if not snapshot.ledgers or place.resume is Edge.EARLIEST:
@@ -194,8 +201,8 @@ class StreamSource:
     ) -> Answer | None:
         ledger_id = spot.ledger.ledger_id
         slice_s = min(TAIL_SLICE_S, state.left_s())
-        asked = replace(budget, wait_s=slice_s)
         last_look = state.looked and slice_s <= 0
+        asked = replace(budget, wait_s=TAIL_GRACE_S if last_look else slice_s)
         try:
             chunk = await self._tier1.read(spot.ledger, spot.entry_id, asked)
         except (RefusedError, RetryableError) as error:
