@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
+from typing import Final
 
 import grpc
 from prometheus_client import REGISTRY
 
+from tierlog.proto.v1 import ingest_pb2
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
@@ -22,6 +24,8 @@ from tierlog.wiring.nodes import open_files, open_transport, wire_connector
 from tierlog_ingest import http_runs, http_status, rpc_ingest, rpc_storage
 from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
 from tierlog_ingest.metrics import NodeCollector
+
+_SERVICES: Final = [one.full_name for one in ingest_pb2.DESCRIPTOR.services_by_name.values()]
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -91,7 +95,9 @@ async def _front(node: IngestNode, listen: ListenSettings) -> AsyncIterator[Fron
     host = listen.advertise_host or listen.host
     try:
         async with (
-            serve_grpc(register, host=listen.host, port=listen.grpc_port) as grpc_port,
+            serve_grpc(
+                register, services=_SERVICES, host=listen.host, port=listen.grpc_port
+            ) as grpc_port,
             serve_http(app, host=listen.host, port=listen.http_port) as http_port,
         ):
             yield FrontAddresses(f"{host}:{grpc_port}", f"{host}:{http_port}")

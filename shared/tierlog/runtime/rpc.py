@@ -1,12 +1,13 @@
-"""gRPC for every service: the server with limits, health and error mapping, and channels to it."""
+"""gRPC for every service: the server with limits, health, reflection, errors; channels to it."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
 from tierlog.runtime.errors import grpc_status_of
@@ -59,13 +60,23 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 @contextlib.asynccontextmanager
 async def serve_grpc(
-    register: Callable[[grpc.aio.Server], None], *, host: str, port: int, drain_s_max: float = 5.0
+    register: Callable[[grpc.aio.Server], None],
+    *,
+    services: Sequence[str] = (),
+    host: str,
+    port: int,
+    drain_s_max: float = 5.0,
 ) -> AsyncIterator[int]:
-    """Serve what ``register`` adds, with health; give the port; drain at the end."""
+    """Serve what ``register`` adds, with health and reflection; give the port; drain at the end.
+
+    ``services`` are the full names of what is added, for those who ask the server what it has.
+    """
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
     register(server)
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
     try:
         bound_port = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
@@ -74,7 +85,8 @@ async def serve_grpc(
             remedy="Stop what uses the port, or choose another one in the settings",
         ) from error
     await server.start()
-    await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+    for name in ("", *services):
+        await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
     try:
         yield bound_port
     finally:

@@ -10,6 +10,7 @@ import pytest
 from fastapi import Body
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_status import rpc_status
 
 from tierlog.model.errors import (
@@ -196,6 +197,31 @@ async def channel():
         open_channel(f"127.0.0.1:{port}") as channel,
     ):
         yield channel
+
+
+async def test_a_server_says_what_it_serves_and_how_it_is():
+    name = "tierlog.v1.Ingest"
+    async with (
+        serve_grpc(lambda _server: None, services=[name], host="127.0.0.1", port=0) as port,
+        open_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        asked = health_pb2.HealthCheckRequest(service=name)
+        healthy = await health_pb2_grpc.HealthStub(channel).Check(asked)  # type: ignore[attr-defined]
+        assert healthy.status == health_pb2.HealthCheckResponse.SERVING
+        listed = await _reflect(channel, list_services="")
+        names = {one.name for one in listed.list_services_response.service}
+        assert {name, "grpc.health.v1.Health"} <= names
+        shown = await _reflect(channel, file_containing_symbol=name)
+        assert b"CreateStream" in shown.file_descriptor_response.file_descriptor_proto[0]
+
+
+async def _reflect(channel, **question):
+    ask = channel.stream_stream(
+        f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    return await anext(aiter(ask(iter([reflection_pb2.ServerReflectionRequest(**question)]))))
 
 
 async def _fail(channel, stream: str, *, changes: bool = True):
