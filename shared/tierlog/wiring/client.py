@@ -9,7 +9,6 @@ from tierlog.adapters.rpc.admin import HttpAdministration
 from tierlog.adapters.rpc.ingest import GrpcStreamControl
 from tierlog.adapters.rpc.reader import HttpReads
 from tierlog.adapters.system import SystemClock, SystemIds
-from tierlog.adapters.tcp import TcpTransport
 from tierlog.ports.admin import Administration
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -19,6 +18,7 @@ from tierlog.ports.transport import Transport
 from tierlog.runtime.settings import Settings
 from tierlog.wire.connection import ClientLimits, Hello, WireClient
 from tierlog.wire.messages import AUTH_TOKEN, ROLE_PRODUCER, Credentials
+from tierlog.wiring.nodes import open_transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,5 +65,5 @@ async def open_client_connections(
             admin=admin,
             clock=SystemClock(),
             ids=SystemIds(),
-            transport=TcpTransport(),
+            transport=open_transport(settings.wire),
         )
