@@ -113,13 +113,6 @@ def choose_tier(
     return left[0]
 
 
-def tail_place(where: EntryId, *, last_confirmed: EntryId, spot: Spot, stream: StreamName) -> bool:
-    """Tell whether ``where`` is right behind the LAC; raises NOT_YET when it lies further on."""
-    if where > last_confirmed + 1:
-        raise not_yet(stream, Position(spot.ledger.ledger_id, where), last=last_confirmed)
-    return where == last_confirmed + 1
-
-
 def no_such_entry(stream: StreamName, where: Position, *, last: EntryId) -> RefusedError:
     """Say that a closed ledger ends before ``where``."""
     return RefusedError(

@@ -7,7 +7,8 @@ Owns the thresholds' meaning. Does not own doing it: ``tierlog_scheduler.schedul
 
 Invariants:
     * Only closed ledgers whose copy is not complete are asked for; by size, the oldest first and
-      no more than brings what is not offloaded below the threshold.
+      no more than brings what is not offloaded below the threshold. An open ledger counts once
+      it is closed: its size is known to its owner alone, and only closed ones can be offloaded.
     * A local copy is deleted only when the smaller of wall-clock and monotonic time since its
       copy was complete reaches the lag; a lag of -1 never ends.
     * An abandoned attempt is swept at once, and again, for the last time, after the longest
@@ -78,7 +79,6 @@ class StreamView:
 
     ledgers: Sequence[LedgerView]
     policy: Policy
-    open_bytes: int = 0
     offload_through: LedgerId | None = None
     asked: Mapping[LedgerId, Asked] = field(default_factory=dict)
     complete_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
@@ -148,7 +148,7 @@ def _by_size(view: StreamView) -> Iterator[LedgerView]:
     if threshold is None:
         return
     waiting = [one for one in view.ledgers if one.to_offload]
-    left = sum(one.listed.length for one in waiting) + view.open_bytes
+    left = sum(one.listed.length for one in waiting)
     for one in waiting:
         if left < threshold:
             return

@@ -14,7 +14,6 @@ again from the last checkpoint.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -54,9 +53,6 @@ log = structlog.get_logger()
 OFFICE: Final = "scheduler"
 # 20 bytes each at most: well below the limit of a znode.
 CHECKPOINT_LEDGERS_MAX: Final = 40_000
-
-OpenBytes = Callable[[StreamName, LedgerId], Awaitable[int]]
-"""How many bytes an open ledger has; 0 when that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +95,6 @@ class Scheduler:
         clock: Clock,
         ids: Ids,
         limits: SchedulerLimits,
-        open_bytes: OpenBytes | None = None,
     ) -> None:
         self._catalog = catalog
         self._offloader = offloader
@@ -107,7 +102,6 @@ class Scheduler:
         self._stationery = stationery
         self._clock = clock
         self._limits = limits
-        self._open_bytes = open_bytes
         self._election = Election(catalog.store, ids, office=OFFICE)
         self._slots = asyncio.Semaphore(limits.streams_in_flight_max)
         self.leading = False
@@ -223,11 +217,8 @@ class Scheduler:
     async def _view(self, snapshot: StreamSnapshot, now: Now, seen: set[LedgerId]) -> StreamView:
         """Read the contexts of a stream's ledgers, and note what is seen for the first time."""
         views: list[LedgerView] = []
-        open_bytes = 0
         for listed in snapshot.ledgers:
             ledger_id = listed.ledger_id
-            if not listed.closed:
-                open_bytes += await self._bytes_of(snapshot.stream.name, ledger_id)
             if ledger_id in self._settled:
                 continue
             context = await self._catalog.contexts.peek(ledger_id)
@@ -237,7 +228,6 @@ class Scheduler:
         return StreamView(
             ledgers=views,
             policy=snapshot.policy,
-            open_bytes=open_bytes,
             offload_through=snapshot.stream.offload_through,
             asked=self._asked,
             complete_seen_ms=self._complete_seen_ms,
@@ -256,9 +246,6 @@ class Scheduler:
         for attempt in context.abandoned:
             if attempt.swept_ms:
                 self._swept_seen_ms.setdefault(attempt.uuid, now.progress_ms)
-
-    async def _bytes_of(self, name: StreamName, ledger_id: LedgerId) -> int:
-        return 0 if self._open_bytes is None else await self._open_bytes(name, ledger_id)
 
     async def _checkpoint(self) -> None:
         """Keep the progress, when a wait depends on it."""

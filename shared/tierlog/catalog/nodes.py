@@ -8,7 +8,7 @@ import structlog
 from tierlog.catalog.change import settle
 from tierlog.format import paths, records
 from tierlog.model.errors import RefusedError
-from tierlog.model.ids import NodeId
+from tierlog.model.ids import READONLY_NAME, NodeId
 from tierlog.model.node import Cluster, NodeInfo
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -118,7 +118,7 @@ class NodeCatalog:
         """Return the live nodes by id."""
         nodes: dict[NodeId, NodeInfo] = {}
         for name in await self._store.children(paths.AVAILABLE) or []:
-            if name == paths.READONLY_NAME:
+            if name == READONLY_NAME:
                 continue
             found = await self._store.get(f"{paths.AVAILABLE}/{name}")
             if found is not None and found.data:

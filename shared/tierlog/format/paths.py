@@ -4,7 +4,8 @@
     /ledgers/{2}/{4}/L{4}                a ledger's metadata; the digits are its id, ten of them
     /ledgers/idgen/ID-{10}               ephemeral, sequential: whoever makes it owns the number
     /ledgers/available/<node>            ephemeral: a live storage node and its addresses
-    /ledgers/available/readonly/<node>   the same, of a node that takes no entries now
+    /ledgers/available/readonly          no node's name, for BookKeeper has a folder there; a node
+                                         that takes no entries says so in its own record
     /ledgers/cookies/<node>              a storage node's identity
     /tierlog/cluster                     the cluster's identity
     /tierlog/streams/<name>              a stream: epoch, policy, tail of its list of ledgers
@@ -13,7 +14,6 @@
     /tierlog/locks/ledgers/L{10}         ephemeral: a worker is offloading the ledger
     /tierlog/scheduler/progress          how long leaders were at work
     /tierlog/election/scheduler/…        ephemeral, sequential: candidates for leader
-    /tierlog/nodes/{10}                  persistent: numbers given to storage nodes, one each
 
 Invariants:
     * ``ledger_id_of(ledger_path(i)) == i`` for every id of up to ten digits; more are refused.
@@ -24,7 +24,7 @@ import re
 from typing import Final
 
 from tierlog.model.errors import CorruptError, RefusedError
-from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, NodeId, StreamName
+from tierlog.model.ids import LEDGER_ID_MAX, READONLY_NAME, LedgerId, NodeId, StreamName
 
 ROOT: Final = "/tierlog"
 LEDGERS_ROOT: Final = "/ledgers"
@@ -34,8 +34,6 @@ LAYOUT_DATA: Final = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFa
 _FLAT: Final = b"FlatLedgerManagerFactory"
 
 AVAILABLE: Final = f"{LEDGERS_ROOT}/available"
-READONLY_NAME: Final = "readonly"
-AVAILABLE_READONLY: Final = f"{AVAILABLE}/{READONLY_NAME}"
 COOKIES: Final = f"{LEDGERS_ROOT}/cookies"
 IDGEN: Final = f"{LEDGERS_ROOT}/idgen"
 IDGEN_PREFIX: Final = f"{IDGEN}/ID-"
@@ -44,10 +42,7 @@ CLUSTER: Final = f"{ROOT}/cluster"
 STREAMS: Final = f"{ROOT}/streams"
 CONTEXTS: Final = f"{ROOT}/contexts"
 LEDGER_LOCKS: Final = f"{ROOT}/locks/ledgers"
-SCHEDULER_ELECTION: Final = f"{ROOT}/election/scheduler"
 SCHEDULER_PROGRESS: Final = f"{ROOT}/scheduler/progress"
-SCHEDULER_CANDIDATE_PREFIX: Final = f"{SCHEDULER_ELECTION}/candidate-"
-NODES: Final = f"{ROOT}/nodes"
 
 LEDGER_ID_DIGITS: Final = 10
 CHILDREN_MAX: Final = 10_000
@@ -92,10 +87,10 @@ def ledger_lock_path(ledger_id: int) -> str:
     return f"{LEDGER_LOCKS}/L{_digits(ledger_id)}"
 
 
-def available_path(node: NodeId, *, read_only: bool = False) -> str:
+def available_path(node: NodeId) -> str:
     """Return where a live node announces itself."""
     assert node != READONLY_NAME, "this name is a folder's"
-    return f"{AVAILABLE_READONLY if read_only else AVAILABLE}/{node}"
+    return f"{AVAILABLE}/{node}"
 
 
 def cookie_path(node: NodeId) -> str:
@@ -117,12 +112,6 @@ def page_path(name: StreamName, page_number: int) -> str:
     """Return where a page of a stream's older ledgers lies."""
     assert 0 <= page_number < 10**10
     return f"{pages_path(name)}/{page_number:010d}"
-
-
-def node_number_path(number: int) -> str:
-    """Return the mark that a node's number is taken for ever."""
-    assert 0 <= number < 10**10
-    return f"{NODES}/{number:010d}"
 
 
 def sequence_of(path: str) -> int:

@@ -34,7 +34,6 @@ from tierlog.model.stream import LedgerPageRef, ListedLedger, Owner, Stream, Str
 from tierlog.proto.v1 import metadata_pb2 as pb
 
 UUID_LEN: Final = 16
-SHA256_LEN: Final = 32
 
 _POLICY_FIELDS: Final = tuple(item.name for item in fields(Policy))
 assert set(_POLICY_FIELDS) == set(pb.PolicyRecord.DESCRIPTOR.fields_by_name)

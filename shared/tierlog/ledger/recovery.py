@@ -18,7 +18,7 @@ a recovery. Cancellation leaves a ledger that can be recovered again from the fi
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -41,8 +41,6 @@ from tierlog.ports.storage_node import StorageNodeClient
 log = structlog.get_logger()
 
 Answer = TypeVar("Answer")
-
-_FOR_EVER: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,9 @@ INT64_MAX: Final = 2**63 - 1
 # A ledger's path has ten digits (seeds/003, "Ledger metadata": %10d).
 LEDGER_ID_MAX: Final = 10**10 - 1
 
+READONLY_NAME: Final = "readonly"
+"""The one name that no storage node may have: it is a folder's, beside the nodes'."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
@@ -32,10 +35,11 @@ def stream_name(text: str) -> StreamName:
 
 def node_id(text: str) -> NodeId:
     """Check ``text`` as a storage node's id, or raise ``RefusedError``."""
-    if _NAME.fullmatch(text) is None:
+    if _NAME.fullmatch(text) is None or text == READONLY_NAME:
         raise RefusedError(
             f"node id {text[:140]!r} is not allowed",
-            remedy="Use 1 to 128 of A-Z a-z 0-9 . _ -, the first a letter or a digit",
+            remedy="Use 1 to 128 of A-Z a-z 0-9 . _ -, the first a letter or a digit; "
+            f"{READONLY_NAME!r} is a folder's name",
         )
     return NodeId(text)
 

@@ -135,7 +135,5 @@ def test_every_other_path() -> None:
     assert paths.context_path(ledger_id) == "/tierlog/contexts/00/0000/L0012"
     assert paths.ledger_lock_path(ledger_id) == "/tierlog/locks/ledgers/L0000000012"
     assert paths.available_path(node) == "/ledgers/available/node-1"
-    assert paths.available_path(node, read_only=True) == "/ledgers/available/readonly/node-1"
     assert paths.cookie_path(node) == "/ledgers/cookies/node-1"
-    assert paths.node_number_path(7) == "/tierlog/nodes/0000000007"
     assert paths.CLUSTER == "/tierlog/cluster"

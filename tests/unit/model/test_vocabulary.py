@@ -19,7 +19,7 @@ from tierlog.model.errors import (
     RetryableError,
     from_reason,
 )
-from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName, namespace_of, stream_name
+from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName, namespace_of, node_id, stream_name
 from tierlog.model.ledger import LEDGER_TRANSITIONS, LedgerMetadata, LedgerState, Segment
 from tierlog.model.offload import (
     GONE_FROM_TIER1,
@@ -49,6 +49,13 @@ def test_a_streams_name_is_what_the_pattern_allows_and_nothing_else(text):
 def test_names_that_would_mean_something_elsewhere_are_refused(text):
     with pytest.raises(RefusedError):
         stream_name(text)
+
+
+@pytest.mark.parametrize("text", ["", "a/b", "readonly"])
+def test_a_node_has_no_name_that_means_a_folder(text):
+    with pytest.raises(RefusedError, match="folder's name"):
+        node_id(text)
+    assert node_id("readonly-1") == "readonly-1"
 
 
 def test_a_namespace_is_what_comes_before_the_first_dot():

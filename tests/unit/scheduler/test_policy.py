@@ -124,12 +124,11 @@ def test_the_oldest_are_due_until_less_than_the_offload_size_is_left(threshold, 
     assert list(requests(view)) == due
 
 
-def test_an_open_ledger_counts_but_is_never_asked_for():
-    policy = Policy(offload_size_bytes=300)
-    one = stream(ledger(1), ledger(2, is_open=True), policy=policy, open_bytes=200)
-    assert list(requests(one)) == [1]
-    assert requests(replace(one, open_bytes=199)) == {}
-    alone = stream(ledger(2, is_open=True), policy=policy, open_bytes=10**9)
+def test_an_open_ledger_counts_once_it_is_closed_and_is_never_asked_for():
+    policy = Policy(offload_size_bytes=100, offload_time_ms=0)
+    assert list(requests(stream(ledger(1), ledger(2, is_open=True), policy=policy))) == [1]
+    through = LedgerId(2)
+    alone = stream(ledger(2, is_open=True), policy=policy, offload_through=through)
     assert requests(alone) == {}
 
 
@@ -291,9 +290,8 @@ ledgers = st.lists(
     st.none() | st.integers(0, 150),
     st.none() | st.integers(0, 2000),
     st.none() | st.integers(0, 12),
-    st.integers(0, 500),
 )
-def test_decisions_against_a_plain_reading_of_the_rules(given_ledgers, time, size, through, extra):
+def test_decisions_against_a_plain_reading_of_the_rules(given_ledgers, time, size, through):
     views = [
         ledger(number, length=length, closed_ms=closed_ms, state=state)
         for number, (length, closed_ms, state, _) in enumerate(given_ledgers)
@@ -306,7 +304,6 @@ def test_decisions_against_a_plain_reading_of_the_rules(given_ledgers, time, siz
     view = stream(
         *views,
         policy=Policy(offload_time_ms=time, offload_size_bytes=size, deletion_lag_ms=-1),
-        open_bytes=extra,
         offload_through=None if through is None else LedgerId(through),
         asked=asked,
     )
@@ -318,7 +315,7 @@ def test_decisions_against_a_plain_reading_of_the_rules(given_ledgers, time, siz
     due = set()
     for number in waiting:
         _, closed_ms, _, ago = given_ledgers[number]
-        not_offloaded = extra + sum(given_ledgers[n][0] for n in waiting if n >= number)
+        not_offloaded = sum(given_ledgers[n][0] for n in waiting if n >= number)
         by_time = time is not None and NOW.wall_ms - closed_ms >= time
         by_size = size is not None and not_offloaded >= size
         by_admin = through is not None and number <= through

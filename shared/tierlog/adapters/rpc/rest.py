@@ -15,7 +15,6 @@ import orjson
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
 from tierlog.runtime.errors import error_of_problem
 
-BODY_BYTES_MAX: Final = 256 * 1024 * 1024
 CONNECT_S_MAX: Final = 5.0
 
 
