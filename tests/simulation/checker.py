@@ -146,7 +146,8 @@ class Checker:
         legal = now.state in TRANSITIONS[was.state]
         self._expect("b", f"ledger {ledger_id}: {was.state} to {now.state}", holds=legal)
         if was.complete:
-            same = (now.complete, now.uuid, now.copy) == (True, was.uuid, was.copy)
+            kept = was.uuid, was.copy, was.location, was.timestamp_ms
+            same = now.complete and kept == (now.uuid, now.copy, now.location, now.timestamp_ms)
             self._expect("b", f"complete ledger {ledger_id} became {now}", holds=same)
         if now.complete and not was.complete:
             self._completed(was, now)

@@ -8,14 +8,15 @@ world is healed and must come to rest within a bound of virtual time.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tests.simulation.services import (
     IngestProcess,
     Producer,
     ReaderProcess,
     SchedulerProcess,
+    Service,
     WorkerProcess,
 )
 from tests.simulation.trace import Trace
@@ -44,6 +45,8 @@ class Plan:
 
     ledgers: int = 100
     size: Size = DEFAULT_SIZE
+    focus: str = ""
+    """What goes wrong far more often than the rest: a step's name, as ``stall``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ async def _offload_many(world: World, plan: Plan) -> Result:
             block_size=BLOCK_SIZE,
         )
     )
-    steps = _Steps(world, chance)
+    steps = _Steps(world, chance, plan.focus)
     while _listed(world) < plan.ledgers:
         await steps.next()
         world.look()
@@ -109,14 +112,15 @@ def _listed(world: World) -> int:
 class _Steps:
     """One thing after the other that goes wrong."""
 
-    def __init__(self, world: World, chance: random.Random) -> None:
+    def __init__(self, world: World, chance: random.Random, focus: str) -> None:
         self.crashes = 0
+        self._focus = f"_{focus}"
         self._world = world
         self._chance = chance
 
     async def next(self) -> None:
         """Do one of them."""
-        kinds: list[tuple[int, Callable[[], Awaitable[None]]]] = [
+        kinds: list[tuple[int, Any]] = [
             (10, self._crash),
             (1, self._stop),
             (2, self._expire_session),
@@ -127,12 +131,12 @@ class _Steps:
             (1, self._forget_queue),
             (2, self._rest),
         ]
-        weights = [weight for weight, _ in kinds]
+        weights = [weight + 100 * (act.__name__ == self._focus) for weight, act in kinds]
         (_, act), *_ = self._chance.choices(kinds, weights)
         await act()
 
-    def _some(self, *kinds: type) -> "IngestProcess | WorkerProcess | SchedulerProcess":
-        return self._chance.choice(self._world.of(*kinds))  # type: ignore[return-value]
+    def _some(self, *kinds: type[Service]) -> Service:
+        return self._chance.choice(self._world.of(*kinds))
 
     async def _crash(self) -> None:
         world, chance = self._world, self._chance
@@ -160,16 +164,36 @@ class _Steps:
         await asyncio.sleep(self._chance.uniform(0, 20))
 
     async def _stall(self) -> None:
-        """Let a worker's uploads crawl and its session expire: others take over its ledgers."""
-        worker = self._some(WorkerProcess)
-        self._world.trace.note("worker.stalled", process=worker.name)
-        before = worker.faults.rates_by_prefix["objects."]
-        worker.faults.rates_by_prefix["objects."] = FaultRates(delay_s_max=60.0)
-        await asyncio.sleep(self._chance.uniform(0, 10))
+        """Let a worker crawl in the middle of an attempt, so long that others take over.
+
+        It loses its session and its place in the group, but goes on in its own time.
+        """
+        chance, worker = self._chance, self._some(WorkerProcess)
+        begun = {one.uuid for one in self._world.checker.contexts()}
+        for _ in range(300):
+            fresh = [
+                one.last_worker
+                for one in self._world.checker.contexts()
+                if one.state is OffloadState.OFFLOADING and one.uuid not in begun
+            ]
+            if fresh:
+                worker = self._world.processes[fresh[0]]
+                break
+            await asyncio.sleep(0.3)
+        assert isinstance(worker, WorkerProcess)
+        await asyncio.sleep(chance.uniform(0, 5))
+        if not worker.running:
+            return
+        server = chance.choice(("objects.", "metadata."))
+        self._world.trace.note("worker.stalled", process=worker.name, server=server)
+        rates = worker.faults.rates_by_prefix
+        before, rates[server] = rates[server], FaultRates(delay_s_max=60.0)
         if worker.store is not None:
             worker.store.expire_session()
-        await asyncio.sleep(self._chance.uniform(20, 90))
-        worker.faults.rates_by_prefix["objects."] = before
+        worker.leave_group()
+        await asyncio.sleep(chance.uniform(30, 120))
+        rates[server] = before
+        worker.join_group()
 
     async def _jump_clock(self) -> None:
         process = self._some(IngestProcess, WorkerProcess, SchedulerProcess)

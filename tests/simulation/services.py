@@ -216,6 +216,18 @@ class WorkerProcess(Service):
         limits = WorkerLimits(in_flight_max=2, drain_s_max=10.0)
         await run_worker(self.source, worker.handle, stop=self.stop, limits=limits)
 
+    def leave_group(self) -> None:
+        """Be taken for dead by the queue: others get this worker's partitions."""
+        if self.source is not None:
+            self.servers.queue.leave(self.source, GROUP)
+
+    def join_group(self) -> None:
+        """Be seen by the queue again."""
+        group = self.servers.queue._groups[GROUP]
+        if self.source is not None and self.source not in group.members:
+            group.members.append(self.source)
+            self.servers.queue._rebalance(GROUP)
+
     def release(self) -> None:
         super().release()
         if self.source is not None:

@@ -53,7 +53,7 @@ BLOCK_SIZE = 600
 
 HEALTHY = FaultRates()
 SHAKY = {
-    "metadata.": FaultRates(refused=0.005, request_lost=0.005, reply_lost=0.01),
+    "metadata.": FaultRates(refused=0.01, request_lost=0.01, reply_lost=0.03),
     "objects.": FaultRates(refused=0.02, request_lost=0.01, reply_lost=0.02, delay_s_max=0.3),
     "events.": FaultRates(refused=0.02, reply_lost=0.02, delay_s_max=0.05),
     "rpc.": FaultRates(refused=0.01, reply_lost=0.01, delay_s_max=0.02),
