@@ -94,7 +94,9 @@ def _end(error: BaseException) -> NoReturn:
         if found.remedy:
             _say(f"remedy: {found.remedy}")
         raise typer.Exit(SURFACES[found.reason].exit_code) from None
-    if isinstance(found, KeyboardInterrupt):
+    from asyncio import CancelledError
+
+    if isinstance(found, KeyboardInterrupt | CancelledError):
         _say("interrupted")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     if isinstance(found, typer.Exit):

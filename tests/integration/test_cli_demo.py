@@ -1,0 +1,62 @@
+"""``tierlog demo``: the main job with both crashes, as a user runs it; and it ends when told to."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+DEMO = [sys.executable, "-m", "tierlog.cli.main", "demo", "-o", "json"]
+
+
+def processes_in(folder):
+    """Return the processes that were started for a demo's folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        said = [*(process.info["cmdline"] or ()), *(process.info["environ"] or {}).values()]
+        if any(str(folder) in one for one in said) and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+@pytest.mark.covers("A03", "A08", "A14", "A15", "A28", "A32", "A37")
+def test_the_demo_shows_that_nothing_is_lost_doubled_or_left_behind(tmp_path):
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(DEMO, capture_output=True, env=environ, timeout=380, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    shown = orjson.loads(done.stdout)
+    assert shown["same"] is True
+    assert shown["appended"]["bytes"] >= 50_000_000
+    for name in ("events", "bytes", "sha256"):
+        assert shown["read"][name] == shown["appended"][name]
+    assert set(shown["read"]["events_by_tier"]) == {"tier1", "tier2"}
+    assert sum(one["where"] == "S3" for one in shown["ledgers"]) >= 5
+    assert shown["killed_offloader"]["left_behind"] == []
+    assert max(one["attempts"] for one in shown["ledgers"]) >= 2
+    killed = shown["killed_ingest"]
+    assert killed["events_in_flight"] > 0
+    assert (killed["events_lost"], killed["events_doubled"]) == (0, 0)
+    assert killed["acknowledged_events"] == shown["appended"]["events"]
+    assert list(tmp_path.glob("tierlog-demo-*")) == []
+    assert processes_in(tmp_path) == []
+
+
+def test_a_demo_that_is_told_to_end_leaves_nothing_running(tmp_path):
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(DEMO, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if b"s3 is ready" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=120)[1].decode()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert list(Path(tmp_path).glob("tierlog-demo-*")) == []
+    assert processes_in(tmp_path) == []
