@@ -19,7 +19,15 @@ from tierlog.model.errors import (
     RetryableError,
     from_reason,
 )
-from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName, namespace_of, node_id, stream_name
+from tierlog.model.ids import (
+    EntryId,
+    LedgerId,
+    NodeId,
+    StreamName,
+    namespace_of,
+    node_id,
+    stream_name,
+)
 from tierlog.model.ledger import LEDGER_TRANSITIONS, LedgerMetadata, LedgerState, Segment
 from tierlog.model.offload import (
     GONE_FROM_TIER1,
