@@ -27,6 +27,20 @@ class Node(Protocol):
         ...
 
 
+class StatusBody(BaseModel):
+    """A node's state. Streams, recoveries and storage are what each says of itself."""
+
+    node_id: str
+    cluster_id: str | None
+    ready: bool
+    registered: bool
+    streams: list[dict[str, Any]]
+    recovering: dict[str, Any]
+    storage: dict[str, int]
+    damages: list[str]
+    gc_alarm: str | None
+
+
 class OwnerBody(BaseModel):
     """Who may append to a stream now, and where."""
 
@@ -50,9 +64,9 @@ def add_routes(app: FastAPI, node: Node) -> None:
     """Add the node's routes to ``app``."""
 
     @app.get("/v1/status")
-    async def status() -> dict[str, Any]:
+    async def status() -> StatusBody:
         """Return the node's state: streams, open ledgers, recoveries, storage."""
-        return node.statistics()
+        return StatusBody.model_validate(node.statistics())
 
     @app.get("/v1/streams/{stream}/owner")
     async def owner(stream: str) -> OwnerBody:

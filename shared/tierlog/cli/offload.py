@@ -71,7 +71,7 @@ def status(
     *,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what is due, running, failed or done, with the last error of each."""
+    """Show which ledgers are on their way to tier 2, or there, with the last error of each."""
     from tierlog.model.ids import stream_name
 
     if stream is not None:

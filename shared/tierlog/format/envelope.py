@@ -8,7 +8,9 @@
 
 Owns the headers. Does not own topics nor values.
 
-Invariant: ``parse_headers(build_headers(envelope)) == envelope``.
+Invariants:
+    * ``parse_headers(build_headers(envelope)) == envelope``.
+    * The specification's major version is the one of the gate (``tierlog.format.versions``).
 """
 
 import re
@@ -18,14 +20,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Self
 from uuid import UUID
 
+from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import CorruptError, RefusedError
 
-SPECVERSION: Final = "1.0"
+SPECVERSION: Final = f"{current(Format.CLOUD_EVENT)}.0"
 CONTENT_TYPE: Final = "application/protobuf"
 
 TRACE_ID_LEN: Final = 16
 SPAN_ID_LEN: Final = 8
 
+_VERSION: Final = re.compile(r"(\d{1,4})\.\d{1,4}", re.ASCII)
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})", re.ASCII)
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -106,12 +110,10 @@ def build_headers(envelope: Envelope) -> dict[str, bytes]:
 
 def parse_headers(headers: Mapping[str, bytes]) -> Envelope:
     """Read an event's headers: ``CorruptError``, or ``RefusedError`` for another version."""
-    version = _text(headers, "ce_specversion")
-    if version != SPECVERSION:
-        raise RefusedError(
-            f"event of CloudEvents version {version[:20]!r}",
-            remedy=f"Publish events of version {SPECVERSION}",
-        )
+    version = _VERSION.fullmatch(_text(headers, "ce_specversion"))
+    if version is None:
+        raise _corrupt("ce_specversion", "is no version")
+    check_version(Format.CLOUD_EVENT, int(version[1]))
     kind = _text(headers, "content-type")
     if kind != CONTENT_TYPE:
         raise RefusedError(

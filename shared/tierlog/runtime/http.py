@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from tierlog.model.errors import (
@@ -30,6 +31,13 @@ Checks = Mapping[str, Callable[[], Awaitable[bool]]]
 START_S_MAX: Final = 30.0
 
 
+class Readiness(BaseModel):
+    """Whether a service can work, and what it needs for that."""
+
+    ready: bool
+    checks: dict[str, bool]
+
+
 def build_http_app(title: str, *, checks: Checks) -> FastAPI:
     """Return an application with /livez, /readyz, /metrics and the error handlers."""
     app = FastAPI(title=title, docs_url="/docs", redoc_url=None)
@@ -40,7 +48,8 @@ def build_http_app(title: str, *, checks: Checks) -> FastAPI:
     async def readyz() -> Response:
         results = {name: await check() for name, check in checks.items()}
         status = 200 if all(results.values()) else 503
-        return JSONResponse({"ready": status == 200, "checks": results}, status_code=status)
+        body = Readiness(ready=status == 200, checks=results)
+        return JSONResponse(body.model_dump(), status_code=status)
 
     async def metrics() -> Response:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415
