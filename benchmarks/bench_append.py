@@ -142,7 +142,7 @@ def _quantiles(seconds: list[float]) -> dict[str, float]:
 
 async def main() -> None:
     """Measure and tell."""
-    parser = arguments_parser("appending against the disk", size_mb=300)
+    parser = arguments_parser("appending against the disk", size_mb=100)
     parser.add_argument("--window", type=int, default=4, help="unanswered appends of a producer")
     arguments = parse(parser, quick_mb=50)
     size, entry_size, window = arguments.size * MB, arguments.entry_size, arguments.window

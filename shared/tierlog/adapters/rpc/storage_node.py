@@ -139,7 +139,12 @@ async def _filled(content: aiohttp.StreamReader, rest: memoryview, wanted: int) 
     pieces: list[bytes | memoryview] = [rest]
     length = len(rest)
     while length < max(wanted, PIECE_BYTES):
-        piece = await content.readany()
+        try:
+            piece = await content.readany()
+        except (aiohttp.ClientError, TimeoutError):
+            if length < wanted:
+                raise
+            break  # what came is whole; the next read tells the error again
         if not piece:
             if length < wanted:
                 raise asyncio.IncompleteReadError(b"", wanted - length)
