@@ -35,12 +35,11 @@ class Catalog:
     @classmethod
     def over(cls, store: MetadataStore, *, clock: Clock, ids: Ids) -> "Catalog":
         """Build the catalog over ``store``."""
-        streams = StreamCatalog(store, clock=clock, ids=ids)
         return cls(
             store=store,
             nodes=NodeCatalog(store, clock=clock, ids=ids),
-            streams=streams,
-            ledgers=LedgerCatalog(store, streams, clock=clock, ids=ids),
+            streams=StreamCatalog(store, clock=clock, ids=ids),
+            ledgers=LedgerCatalog(store, clock=clock, ids=ids),
             contexts=ContextCatalog(store, clock=clock, ids=ids),
             progress=ProgressCatalog(store, ids=ids),
         )

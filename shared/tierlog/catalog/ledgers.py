@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from tierlog.catalog.change import MOVED, Moved, ensure_node, settle
-from tierlog.catalog.streams import StreamCatalog, check_owner, stream_not_found
+from tierlog.catalog.streams import check_owner, stream_not_found
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName
@@ -31,11 +31,8 @@ assert PAGE_LEDGERS < TAIL_LEDGERS_MAX
 class LedgerCatalog:
     """The ledgers of a cluster."""
 
-    def __init__(
-        self, store: MetadataStore, streams: StreamCatalog, *, clock: Clock, ids: Ids
-    ) -> None:
+    def __init__(self, store: MetadataStore, *, clock: Clock, ids: Ids) -> None:
         self._store = store
-        self._streams = streams
         self._clock = clock
         self._ids = ids
 
