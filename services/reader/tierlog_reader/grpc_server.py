@@ -1,22 +1,24 @@
 """gRPC of the reader: small reads and bounds (proto/tierlog/v1/reader.proto)."""
 
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
 from tierlog.format.frame import FRAME_HEADER_LEN, walk_frames
-from tierlog.model.errors import RefusedError
+from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, stream_name
 from tierlog.model.position import Edge, Position
 from tierlog.proto.v1 import reader_pb2 as pb
 from tierlog.proto.v1 import reader_pb2_grpc
+from tierlog.runtime.rpc import MESSAGE_BYTES_MAX
 from tierlog_reader import metrics
 from tierlog_reader.chunk import Chunk
 from tierlog_reader.http import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits
 from tierlog_reader.source import StreamSource
 
-# An answer must fit a message with room for its own fields.
-BYTES_DEFAULT = 1024 * 1024
+BYTES_DEFAULT: Final = 1024 * 1024
+# An answer must fit a message, with room for its own fields.
+BYTES_MAX: Final = MESSAGE_BYTES_MAX * 3 // 4
 
 
 class ReaderServicer(reader_pb2_grpc.ReaderServicer):
@@ -40,6 +42,7 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         metrics.count(answer)
         response = pb.ReadResponse(next=_record(answer.resume))
         if answer.chunk is not None:
+            _check_fits(answer.chunk)
             response.tier = answer.chunk.tier.value
             _add_entries(response, answer.chunk)
         return response
@@ -50,6 +53,15 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         """Return where a stream begins and ends."""
         first, behind = await self._source.bounds(stream_name(request.stream))
         return pb.GetBoundsResponse(first=_record(first), next=_record(behind))
+
+
+def _check_fits(chunk: Chunk) -> None:
+    if chunk.frames_len > BYTES_MAX:
+        raise RefusedError(
+            f"entry {chunk.ledger_id}:{chunk.first_entry_id} has {chunk.frames_len} bytes",
+            reason=Reason.TOO_LARGE,
+            remedy="Read it over HTTP: GET /v1/streams/{stream}/runs",
+        )
 
 
 def _position(request: pb.ReadRequest) -> Position:
