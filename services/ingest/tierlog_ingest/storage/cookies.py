@@ -20,13 +20,14 @@ from uuid import UUID
 
 import structlog
 
+from tierlog.catalog.change import settle
 from tierlog.format import paths, records
-from tierlog.model.errors import IndeterminateError, Reason, RefusedError
+from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import NodeId
 from tierlog.model.node import Cookie
 from tierlog.ports.files import Files
 from tierlog.ports.ids import Ids
-from tierlog.ports.metadata import MetadataStore, NodeExistsError
+from tierlog.ports.metadata import MetadataStore
 
 log = structlog.get_logger()
 
@@ -67,7 +68,7 @@ async def check_cookie(
                 f"the metadata store does not know node {node_id}, whose directory has data",
                 "Check that the metadata store is the right one, and not an older backup",
             )
-        known = await _register(store, path, found)
+        known = await _register(store, ids, path, found)
     if known != found:
         raise _refused(
             f"the data directory of node {node_id} is of an older format of that node",
@@ -76,18 +77,17 @@ async def check_cookie(
     return found
 
 
-async def _register(store: MetadataStore, path: str, cookie: Cookie) -> Cookie:
+async def _register(store: MetadataStore, ids: Ids, path: str, cookie: Cookie) -> Cookie:
     """Put the cookie into the metadata store, unless there is one; return what is there."""
-    try:
+
+    async def one_round() -> Cookie:
+        stored = await store.get(path)
+        if stored is not None:
+            return records.decode_cookie(stored.data)
         await store.create(path, records.encode_cookie(cookie))
-    except (NodeExistsError, IndeterminateError):
-        await store.sync(path)
-    stored = await store.get(path)
-    if stored is None:
-        raise _refused(
-            f"the cookie of node {cookie.node_id} could not be stored", "Start the node again"
-        )
-    return records.decode_cookie(stored.data)
+        return cookie
+
+    return await settle(store, ids, path, one_round)
 
 
 async def _read(files: Files) -> Cookie | None:
