@@ -14,7 +14,7 @@ find_python = { \
   echo "remedy: install CPython 3.11 or 3.12 (Debian: apt install python3.11 python3.11-venv)," >&2; \
   echo "        or name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 
-.PHONY: help venv lint format proto proto-check test demo coverage reference bench lock clean
+.PHONY: help venv lint format proto proto-check test simulate soak demo coverage reference bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -40,6 +40,13 @@ proto-check: venv ## fail when the committed generated code is not what `make pr
 
 test: venv ## all tests, on real servers that are started and stopped
 	$(BIN)/pytest
+
+simulate: venv ## one run of the whole system on virtual time, with its trace: make simulate SEED=7
+	$(BIN)/python -m tests.simulation.run --seed $(or $(SEED),1)
+
+soak: venv ## many runs with fresh seeds, or from a seed on: make soak SEEDS=200 FROM=1
+	$(BIN)/python -m tests.simulation.run --quiet --seeds $(or $(SEEDS),50) \
+	  --seed $(or $(FROM),$(shell date +%s))
 
 demo: venv ## the main job, end to end, on this machine
 	$(BIN)/tierlog demo

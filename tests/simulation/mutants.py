@@ -20,6 +20,7 @@ from tierlog.catalog import ContextCatalog
 from tierlog.ledger.recovery import _OneRecovery
 from tierlog.model.errors import IndeterminateError
 from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog_ingest.storage.node import StorageNode
 from tierlog_offloader import worker
 from tierlog_offloader.worker import OffloadWorker
 from tierlog_scheduler import policy, scheduler
@@ -176,15 +177,25 @@ def _ambiguous_is_failure() -> Iterator[None]:
         yield
 
 
+def _recover_without_fence() -> contextlib.AbstractContextManager[Any]:
+    """Ask for the end of a ledger that its former owner may still write."""
+
+    async def ask(self: StorageNode, ledger_id: Any) -> Any:
+        return await self.last_add_confirmed(ledger_id)
+
+    return patch.object(StorageNode, "fence", ask)
+
+
 MUTANTS: dict[str, Mutant] = {
     "uuid after upload": Mutant(_uuid_after_upload, "c"),
-    "complete whoever it is": Mutant(_complete_whoever_it_is, "ab", "stall"),
+    "complete whoever it is": Mutant(_complete_whoever_it_is, "ab", "stall", 2),
     "delete what is not complete": Mutant(_delete_incomplete, "abe"),
-    "answer before sync": Mutant(_answer_before_sync, "ad!"),
+    "answer before sync": Mutant(_answer_before_sync, "ad!", likely_seed=2),
     "never sweep": Mutant(_never_sweep, "c"),
     "wall clock alone": Mutant(_wall_clock_alone, "e", "jump_clock"),
     "recover up to the LAC": Mutant(_recover_up_to_lac, "d"),
-    "ambiguous is failure": Mutant(_ambiguous_is_failure, "a"),
+    "recover without a fence": Mutant(_recover_without_fence, "df", "expire_session"),
+    "ambiguous is failure": Mutant(_ambiguous_is_failure, "a", likely_seed=2),
 }
 
 
