@@ -70,6 +70,7 @@ BLOCK_OVERHEAD: Final = 140
 STRIPE_WHOLE: Final = 2**40
 """Where every node gets every entry there is nothing to stripe, and runs are never cut for it."""
 
+WAKE_S_MIN: Final = 0.001
 BACKOFF_S_FIRST: Final = 0.05
 BACKOFF_S_MAX: Final = 2.0
 
@@ -286,7 +287,8 @@ class StreamOwner:
         timer = None
         if self._open is not None and self._open.writer.entry_count:
             due_s = self._open.opened_s + self._open.limits.age_ms_max / 1000
-            timer = loop.call_at(due_s, self._wake.set)
+            # Never at once: by a rounding error the ledger may not be due yet at its very time.
+            timer = loop.call_at(max(due_s, loop.time() + WAKE_S_MIN), self._wake.set)
         try:
             await self._wake.wait()
         finally:
