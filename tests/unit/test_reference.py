@@ -1,11 +1,15 @@
 """docs/reference says what the code does: the generated pages are up to date and whole."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tierlog.format.versions import Format
 from tierlog.model.errors import Reason
 from tools import generate_reference as reference
 
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "formats.md": reference.formats,
     "configuration.md": reference.configuration,
@@ -28,6 +32,19 @@ def test_each_format_error_and_setting_is_there():
     for variable in ("TIERLOG_S3__BUCKET", "TIERLOG_INGEST__LISTEN__WIRE_PORT"):
         assert f"`{variable}`" in configuration
     assert "`deletion_lag_ms` | `14400000`" in configuration
+
+
+VARIABLE = re.compile(r"\bTIERLOG_[A-Z0-9]+(?:_[A-Z0-9]+)*(?:__[A-Z0-9]+(?:_[A-Z0-9]+)*)+\b")
+
+
+def test_each_variable_that_a_document_names_is_a_setting():
+    known = set(VARIABLE.findall(reference.configuration()))
+    pages = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
+    named = {
+        (path.name, name) for path in pages for name in VARIABLE.findall(path.read_text("utf-8"))
+    }
+    assert len(named) > 100
+    assert {(page, name) for page, name in named if name not in known} == set()
 
 
 def test_each_command_is_there():

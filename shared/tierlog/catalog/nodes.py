@@ -90,7 +90,7 @@ class NodeCatalog:
         return await settle(self._store, self._ids, path, one_round)
 
     async def amend(self, info: NodeInfo) -> None:
-        """Change what a registered node says of itself (read-only, free bytes); it stays its own.
+        """Change what a registered node says of itself (that it is read-only); it stays its own.
 
         Does nothing when there is no registration, or one with other addresses.
         """

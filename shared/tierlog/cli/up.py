@@ -38,7 +38,8 @@ def up(
 ) -> None:
     """Start S3, ZooKeeper, Kafka, Redis and the four services; stop all on Ctrl-C.
 
-    External servers are named by these options, or by the settings TIERLOG_UP__EXTERNAL_….
+    External servers are named by these options, or by those of the section up
+    (TIERLOG_UP__EXTERNAL_KAFKA).
     """
     if state_dir is not None:
         SESSION.state_dir = state_dir
