@@ -28,7 +28,7 @@ async def offloaded(cluster, stream):
         return (await client.ledger(ledger_id))["offload"]
 
 
-@pytest.mark.covers("A39", "A40", "A42")
+@pytest.mark.covers("A39", "A40")
 async def test_objects_in_s3_and_copies_of_them_that_are_damaged(cli, cluster, tmp_path):
     state = cluster.state_dir
     found = await offloaded(cluster, "cli-inspect")

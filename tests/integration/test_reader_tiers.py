@@ -56,7 +56,7 @@ async def offloaded_and_gone(cluster, client, stream):
     await cluster.until(done, what=f"{stream} in tier 2 alone")
 
 
-@pytest.mark.covers("A04", "A09", "A19", "A26", "A27", "A33")
+@pytest.mark.covers("A04", "A09", "A19", "A33")
 async def test_what_was_appended_reads_the_same_from_tier_1_and_from_tier_2_alone(cluster):
     events = numbered(0, 15_000)
     async with open_client(cluster.settings) as client:
@@ -76,7 +76,6 @@ async def test_what_was_appended_reads_the_same_from_tier_1_and_from_tier_2_alon
         assert (await payloads(client, "tiers"))[-1] == b"more"
 
 
-@pytest.mark.covers("A78", "A81")
 async def test_any_position_of_an_offloaded_ledger_can_be_read_alone(cluster):
     events = numbered(0, 2000, size=4000)
     async with open_client(cluster.settings) as client:
@@ -142,7 +141,6 @@ async def test_grpc_reads_entries_and_bounds(cluster):
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.covers("A02")
 async def test_a_follower_sees_what_is_appended_while_it_reads(cluster):
     async with open_client(cluster.settings) as client, client.writer("follow") as writer:
         await writer.send(b"before")

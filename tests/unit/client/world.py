@@ -105,7 +105,7 @@ class Service:
         if ledger >= len(self.ledgers):
             return FramesAnswer(resume=where)
         # In small pieces, so that reading back has to go on.
-        entries = self.ledgers[ledger][entry : entry + 3]
+        entries = self.ledgers[ledger][entry : entry + min(3, entries_max or 3)]
         frames, _ = pack_entries(entries, entry)
         return FramesAnswer(
             resume=Position(LedgerId(ledger), EntryId(entry + len(entries))),

@@ -107,7 +107,7 @@ def context(state, **more):
 S = OffloadState
 
 
-@pytest.mark.covers("A08", "A09", "B11")
+@pytest.mark.covers("A09", "B11")
 @pytest.mark.parametrize(
     ("state", "priority", "tier"),
     [

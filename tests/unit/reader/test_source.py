@@ -218,7 +218,6 @@ async def test_when_the_last_tier_is_away_its_error_is_told_and_nothing_is_empty
         assert caught.value.reason is Reason.UNAVAILABLE
 
 
-@pytest.mark.covers("A77")
 @on_virtual_time
 async def test_index_objects_are_shared_and_a_spoilt_one_is_not_believed():
     world, first, *_ = await three_ledgers()

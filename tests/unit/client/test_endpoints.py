@@ -1,0 +1,41 @@
+"""Where a client finds the services: settings first, then what ``up`` wrote, or a remedy."""
+
+import pytest
+
+from tierlog.client.endpoints import FILE_NAME, EndpointsFile, find_endpoints
+from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.runtime.settings import ClientSettings
+
+WRITTEN = EndpointsFile(
+    pid=1,
+    state_dir="/s",
+    services={
+        "ingest": {"grpc": "i:1"},
+        "reader": {"http": "r:1"},
+        "scheduler": {"http": "s:1"},
+    },
+)
+
+
+def test_what_up_wrote_is_found(tmp_path):
+    (tmp_path / FILE_NAME).write_text(WRITTEN.model_dump_json())
+    found = find_endpoints(ClientSettings(), tmp_path)
+    assert (found.ingest_grpc, found.reader_http, found.scheduler_http) == ("i:1", "r:1", "s:1")
+
+
+def test_settings_win_one_by_one(tmp_path):
+    (tmp_path / FILE_NAME).write_text(WRITTEN.model_dump_json())
+    found = find_endpoints(ClientSettings(reader_http_address="other:2"), tmp_path)
+    assert (found.ingest_grpc, found.reader_http) == ("i:1", "other:2")
+
+
+def test_nothing_known_names_the_remedy(tmp_path):
+    with pytest.raises(RetryableError, match="tierlog up"):
+        find_endpoints(ClientSettings(), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"version": 2}', "\x00"])
+def test_a_file_that_is_none_of_ours_is_refused(tmp_path, text):
+    (tmp_path / FILE_NAME).write_text(text)
+    with pytest.raises(RefusedError, match="tierlog up"):
+        find_endpoints(ClientSettings(), tmp_path)

@@ -1,0 +1,147 @@
+"""A reader yields what lies between two positions, in order, once; and never what is damaged."""
+
+import asyncio
+
+import pytest
+
+from tests.unit.client.world import LOGS, Service, on_virtual_time
+from tierlog.client.reading import StreamReader, events_of, frames_of
+from tierlog.format.entry import StructuredEvent, encode_entry
+from tierlog.model.errors import CorruptError, Reason, RetryableError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.position import Edge, Position
+from tierlog.ports.reads import FramesAnswer
+
+
+def at(ledger_id, entry_id):
+    return Position(LedgerId(ledger_id), EntryId(entry_id))
+
+
+def entry(text):
+    return encode_entry([text.encode()], publish_time_ms=5)
+
+
+class Stream(Service):
+    """Three ledgers of five, one and four entries."""
+
+    def __init__(self):
+        super().__init__()
+        self.ledgers = [
+            [entry(f"{ledger}:{number}") for number in range(count)]
+            for ledger, count in enumerate((5, 1, 4))
+        ]
+        self.refusals = []
+        self.end = at(2, 4)
+
+    async def bounds(self, stream):
+        return at(0, 0), self.end
+
+    async def read(self, stream, where, **budget):
+        if self.refusals:
+            raise self.refusals.pop(0)
+        answer = await super().read(stream, where, **budget)
+        if budget.get("wait_s") and answer.count == 0:
+            await asyncio.sleep(budget["wait_s"])
+        return answer
+
+
+ALL = [at(0, n) for n in range(5)] + [at(1, 0)] + [at(2, n) for n in range(4)]
+
+
+async def read(service, **named):
+    reader = StreamReader(LOGS, service, **named)
+    return [one.position async for one in reader.entries()]
+
+
+@on_virtual_time
+async def test_every_range_gives_what_lies_in_it():
+    edges = [*ALL, at(0, 5), at(1, 1), at(2, 4)]
+    for start in edges:
+        for until in edges:
+            wanted = [one for one in ALL if start <= one < until]
+            assert await read(Stream(), start=start, until=until) == wanted, (start, until)
+
+
+@on_virtual_time
+async def test_without_an_end_it_is_the_stream_as_of_the_call():
+    service = Stream()
+    service.end = at(2, 2)
+    assert await read(service) == ALL[:-2]
+
+
+@on_virtual_time
+async def test_limits_count_entries():
+    for limit in range(12):
+        assert await read(Stream(), limit=limit) == ALL[:limit]
+
+
+@on_virtual_time
+async def test_a_follower_goes_on_where_it_was():
+    service = Stream()
+    reader = StreamReader(LOGS, service, follow=True, start=at(2, 3))
+    found = []
+
+    async def follow():
+        async for one in reader.events():
+            found.append(one.payload)
+            if len(found) == 3:
+                return
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(follow())
+        await asyncio.sleep(100)
+        service.ledgers[2].append(entry("2:4"))
+        service.ledgers.append([entry("3:0")])
+    assert found == [b"2:3", b"2:4", b"3:0"]
+    assert reader.resume == at(3, 1)
+
+
+@on_virtual_time
+async def test_what_may_pass_is_asked_again_and_the_rest_is_told_at_once():
+    service = Stream()
+    service.refusals = [RetryableError("away", remedy="r"), CorruptError("torn", remedy="r")]
+    assert await read(service) == ALL
+    service.refusals = [RetryableError("away", remedy="r") for _ in range(1000)]
+    with pytest.raises(RetryableError) as caught:
+        await read(service, retry_s_max=5.0)
+    assert caught.value.reason is Reason.UNAVAILABLE
+    service.refusals = [RetryableError("later", reason=Reason.NOT_YET, remedy="r")]
+    with pytest.raises(RetryableError, match="later"):
+        await read(service)
+
+
+@on_virtual_time
+async def test_a_damaged_entry_is_told_with_its_position_and_never_yielded():
+    service = Stream()
+    good = service.ledgers[0][2]
+    service.ledgers[0][2] = good[:-1] + bytes([good[-1] ^ 1])
+    found = []
+    with pytest.raises(CorruptError) as caught:
+        found.extend([one async for one in StreamReader(LOGS, service).events()])
+    assert caught.value.details["position"] == "0:2"
+
+
+@on_virtual_time
+async def test_frames_that_are_not_what_was_announced_are_refused():
+    answer = await Stream().read(LOGS, Edge.EARLIEST, bytes_max=1)
+    short = FramesAnswer(
+        resume=answer.resume,
+        ledger_id=answer.ledger_id,
+        first_entry_id=answer.first_entry_id,
+        count=answer.count + 1,
+        frames=answer.frames,
+    )
+    with pytest.raises(CorruptError):
+        frames_of(short)
+
+
+@on_virtual_time
+async def test_events_keep_key_time_and_properties():
+    service = Stream()
+    sent = StructuredEvent(payload=b"p", key=b"k", event_time_ms=7, properties={"a": "b"})
+    service.ledgers = [[encode_entry([sent, sent], publish_time_ms=5)]]
+    service.end = at(0, 1)
+    (one,) = [one async for one in StreamReader(LOGS, service).entries()]
+    first, second = events_of(one)
+    assert (first.payload, first.key, first.event_time_ms) == (b"p", b"k", 7)
+    assert (first.properties, first.publish_time_ms, second.batch_index) == ({"a": "b"}, 5, 1)
