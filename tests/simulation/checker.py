@@ -66,6 +66,8 @@ class Checker:
         self._wall_ms_of = wall_ms_of
         self._contexts: dict[int, OffloadContext] = {}
         self._listed: tuple[int, list[ListedLedger]] = (-1, [])
+        self._ever_named: set[str] = set()
+        """Every key that the metadata ever held; a slow worker may come after its strike-off."""
         self._good_copies: set[tuple[str, str]] = set()
         """Keys and etags of data objects whose content was looked at already."""
 
@@ -132,8 +134,10 @@ class Checker:
         context = _context(node)
         if context is None:
             self._contexts.pop(ledger_id, None)
-        else:
-            self._contexts[ledger_id] = context
+            return
+        self._contexts[ledger_id] = context
+        if context.location is not None:
+            self._ever_named.update(_keys(context.location))
 
     def _context_changed(self, was: OffloadContext | None, now: OffloadContext | None) -> None:
         if was is None:
@@ -249,14 +253,14 @@ class Checker:
 
     def upload_begun(self, key: str) -> None:
         """See ``Watcher``."""
-        named = key in self._named()
+        named = key in self._ever_named
         self._expect("c", f"an upload of {key} began, which the metadata lacks", holds=named)
 
     def object_stored(self, key: str, before: bytes | None, body: bytes) -> None:
         """See ``Watcher``."""
         context = self._named().get(key)
         text = f"object {key} was stored, which the metadata lacks"
-        self._expect("c", text, holds=context is not None)
+        self._expect("c", text, holds=key in self._ever_named)
         if context is not None and _serves(context, key):
             self._expect("b", f"object {key} of a complete copy changed", holds=before == body)
 

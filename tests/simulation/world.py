@@ -133,7 +133,7 @@ class World:
 
     def _add_processes(self) -> None:
         size, servers = self.size, self.servers
-        limits = SchedulerLimits(interval_s=30.0, request_again_s=60.0, sweep_again_s=120.0)
+        limits = SchedulerLimits(interval_s=30.0, request_again_s=60.0, sweep_again_s=300.0)
         made: list[Service] = [
             *(IngestProcess(f"n{i + 1}", servers, owner=size.owner) for i in range(size.ingests)),
             *(

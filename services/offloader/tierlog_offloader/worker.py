@@ -15,6 +15,7 @@ and at once for what is refused, the event goes to the dead-letter topic and the
 looks at the metadata alone, asks again in its own time.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from tierlog.model.errors import (
 )
 from tierlog.model.ids import LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
-from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy
+from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy, Tier2Location
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import OffloadRequest, Outgoing, Stationery, parse_request
 from tierlog.ports.clock import Clock
@@ -48,6 +49,8 @@ from tierlog.proto.v1 import events_pb2 as pb
 log = structlog.get_logger()
 
 OpenLedger = Callable[[LedgerId, LedgerMetadata], ReadHandle]
+
+CLEAN_TRIES_MAX: Final = 5
 
 _MAY_BEGIN: Final = frozenset({OffloadState.LOCAL, OffloadState.OFFLOADING})
 _COMPLETED: Final = pb.OffloadResult.OUTCOME_COMPLETED
@@ -242,13 +245,30 @@ class OffloadWorker:
             await self._catalog.contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
         except RefusedError as error:
             log.info("attempt.superseded", ledger_id=ledger_id, uuid=str(uuid), cause=str(error))
-            if error.reason is Reason.LEDGER_NOT_FOUND:
-                # Nothing names the attempt any more, so nobody else will clean it.
-                await self._offloader.delete_offloaded(ledger_id, uuid, location)
+            await self._clean_unnamed(ledger_id, uuid, location)
             return _Done(outcome=_SUPERSEDED, uuid=uuid)
         self.completed += 1
         log.info("attempt.completed", ledger_id=ledger_id, uuid=str(uuid), length=copy.data_len)
         return _Done(outcome=_COMPLETED, uuid=uuid, copy=copy)
+
+    async def _clean_unnamed(
+        self, ledger_id: LedgerId, uuid: UUID, location: Tier2Location
+    ) -> None:
+        """Delete an attempt of this worker's that nothing names any more: nobody else will.
+
+        Its ledger is gone, or it took so long that it was swept for the last time and struck off.
+        """
+        for attempt in range(CLEAN_TRIES_MAX):
+            try:
+                context = await self._catalog.contexts.get(ledger_id)
+                if context is not None and context.names(uuid):
+                    return
+                await self._offloader.delete_offloaded(ledger_id, uuid, location)
+            except TierlogError as error:
+                log.warning("attempt.clean_failed", uuid=str(uuid), cause=str(error))
+                await asyncio.sleep(self._ids.uniform(0.5, 1.0) * 2**attempt)
+            else:
+                return
 
     async def _clean_abandoned(self, context: OffloadContext) -> None:
         """Delete what attempts before this one left. Failing is legal: the scheduler sweeps."""

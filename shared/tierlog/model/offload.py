@@ -167,6 +167,10 @@ class OffloadContext:
         """When an abandoned attempt was last swept (0: never); None when it isn't abandoned."""
         return next((one.swept_ms for one in self.abandoned if one.uuid == uuid), None)
 
+    def names(self, uuid: UUID) -> bool:
+        """Tell whether an attempt is still known here, as the newest or as an abandoned one."""
+        return self.uuid == uuid or self.swept_at(uuid) is not None
+
     def attempt_swept(self, *, uuid: UUID, now_ms: int) -> Self:
         """Return the context with that abandoned attempt swept just now."""
         swept = tuple(

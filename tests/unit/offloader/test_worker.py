@@ -207,6 +207,34 @@ def test_a_superseded_attempt_is_cleaned_by_its_successor_and_drops_out():
     run_virtual(main())
 
 
+@pytest.mark.covers("A29")
+def test_an_attempt_that_begins_to_upload_after_it_was_struck_off_cleans_itself():
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        catalog = world.catalog()
+        request = world.request(claimed, ledger_id)
+        slow = world.worker()
+        offload = slow._offloader.offload
+
+        async def late(*what):
+            await asyncio.sleep(1000)
+            return await offload(*what)
+
+        slow._offloader.offload = late
+        async with asyncio.TaskGroup() as group:
+            group.create_task(slow.handle(request))
+            await asyncio.sleep(50)
+            old = await world.context(ledger_id)
+            await catalog.store.delete(paths.ledger_lock_path(ledger_id), version=-1)
+            await world.worker(name="w2").handle(request)
+            await catalog.contexts.strike_off(ledger_id, old.uuid)
+        assert pb.OffloadResult.OUTCOME_SUPERSEDED in outcomes(world)
+        await check_whole(world, ledger_id)
+
+    run_virtual(main())
+
+
 async def crash_and_recover(world: World, ledger_id: LedgerId, request: Event, steps: int) -> bool:
     """Let a worker die at its ``steps``-th step, then do what others would; True: it died."""
     dying = faults()
