@@ -176,6 +176,10 @@ def load_s3() -> Any:  # noqa: ANN401 - settings are imported late
     if written is None:
         return settings
     servers = written.servers
+    if "s3_secret_key" not in servers:
+        # Somebody else's server: its keys come from the settings, as for tierlog up.
+        s3 = settings.s3.model_copy(update={"endpoint_url": servers["s3"]})
+        return settings.model_copy(update={"s3": s3})
     s3 = settings.s3.model_copy(
         update={
             "endpoint_url": servers["s3"],

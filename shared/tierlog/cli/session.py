@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn, ParamSpec
 
 import typer
 
-from tierlog.model.errors import SURFACES, TierlogError
+from tierlog.model.errors import SURFACES, TierlogError, first_error
 
 if TYPE_CHECKING:
     from tierlog.runtime.settings import Settings
@@ -109,13 +109,6 @@ def _end(error: BaseException) -> NoReturn:
     _say(f"error: {type(found).__name__}: {found}")
     _say("remedy: this is a fault of tierlog; run it again with: tierlog --debug …")
     raise typer.Exit(EXIT_FAILURE) from None
-
-
-def first_error(error: BaseException) -> BaseException:
-    """Return the first leaf of a group: what went wrong before all else."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _say(text: str) -> None:

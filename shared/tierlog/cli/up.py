@@ -77,8 +77,9 @@ async def _up(given: dict[str, str | None], output: Output, *, quiet: bool) -> N
     path = settings.state_dir / "endpoints.json"
     try:
         written = endpoints_of(cluster)
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
         path.write_text(written.model_dump_json(indent=2), encoding="utf-8")
-        path.chmod(0o600)
         show(written, output)
         say(f"ready; {path} names all addresses; Ctrl-C stops everything", quiet=quiet)
         await _until_stopped(cluster, stop)
@@ -140,6 +141,10 @@ def endpoints_of(cluster: "EmbeddedCluster") -> "EndpointsFile":
     from tierlog.embedded.services import SERVICE_PORTS
 
     found = cluster.endpoints
+    # Those of somebody else's server stay where they came from.
+    keys = {"s3_access_key": found.s3_access_key, "s3_secret_key": found.s3_secret_key}
+    if cluster.servers.external.s3 is not None:
+        keys = {}
     return EndpointsFile(
         pid=os.getpid(),
         state_dir=str(cluster.servers.state_dir),
@@ -150,19 +155,19 @@ def endpoints_of(cluster: "EmbeddedCluster") -> "EndpointsFile":
         servers={
             "s3": found.s3_endpoint_url,
             "s3_bucket": found.s3_bucket,
-            "s3_access_key": found.s3_access_key,
-            "s3_secret_key": found.s3_secret_key,
             "zookeeper": found.zookeeper_hosts,
             "kafka": found.kafka_bootstrap,
             "redis": found.redis_url,
+            **keys,
         },
     )
 
 
 def show(written: "EndpointsFile", output: Output) -> None:
-    """Print the addresses: a table, or the whole file as JSON."""
+    """Print the addresses: a table, or the whole file, but for its secrets, as JSON."""
     if output is not Output.TABLE:
-        print_json(written.model_dump(), indent=output is Output.JSON)
+        shown = written.model_dump(exclude={"servers": {"s3_secret_key"}})
+        print_json(shown, indent=output is Output.JSON)
         return
     rows = [
         {"what": name, "for": "", "address": written.servers[name]}
