@@ -8,7 +8,6 @@ import asyncio
 import sys
 
 from tierlog.ledger.reader import Tier1ReadHandle
-from tierlog.model.errors import TierlogError
 from tierlog.offload.messages import Stationery, Topics
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.service import announce_ready, run_service
@@ -25,14 +24,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     async with open_offload_parts(settings) as parts:
         worker = _worker(parts, settings)
 
-        async def metadata_answers() -> bool:
-            try:
-                await parts.catalog.streams.names()
-            except TierlogError:
-                return False
-            return True
-
-        app = build_http_app("Tierlog offloader", checks={"metadata": metadata_answers})
+        app = build_http_app("Tierlog offloader", checks={"metadata": parts.catalog.answers})
         async with (
             open_offload_requests(settings) as source,
             serve_http(app, host=listen.host, port=listen.http_port) as http_port,

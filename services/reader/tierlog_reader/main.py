@@ -5,7 +5,6 @@ import sys
 
 from prometheus_client import Gauge
 
-from tierlog.model.errors import TierlogError
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.proto.v1 import reader_pb2, reader_pb2_grpc
 from tierlog.runtime.http import build_http_app, serve_http
@@ -41,14 +40,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                 response_bytes_max=limits.response_bytes_max, wait_ms_max=limits.wait_ms_max
             )
 
-            async def metadata_answers() -> bool:
-                try:
-                    await parts.catalog.streams.names()
-                except TierlogError:
-                    return False
-                return True
-
-            app = build_http_app("Tierlog reader", checks={"metadata": metadata_answers})
+            app = build_http_app("Tierlog reader", checks={"metadata": parts.catalog.answers})
             add_routes(app, source, reads)
             servicer = ReaderServicer(source, reads)
             async with (

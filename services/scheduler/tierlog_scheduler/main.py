@@ -3,7 +3,6 @@
 import asyncio
 import sys
 
-from tierlog.model.errors import TierlogError
 from tierlog.offload.messages import Stationery, Topics
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.service import announce_ready, run_service
@@ -36,14 +35,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             ),
         )
 
-        async def metadata_answers() -> bool:
-            try:
-                await parts.catalog.streams.names()
-            except TierlogError:
-                return False
-            return True
-
-        app = build_http_app("Tierlog scheduler", checks={"metadata": metadata_answers})
+        app = build_http_app("Tierlog scheduler", checks={"metadata": parts.catalog.answers})
         AdminApi(parts.catalog, scheduler).add_routes(app)
         async with serve_http(app, host=listen.host, port=listen.http_port) as http_port:
             announce_ready(

@@ -16,6 +16,7 @@ from tierlog.catalog.ledgers import LedgerCatalog
 from tierlog.catalog.nodes import NodeCatalog
 from tierlog.catalog.progress import ProgressCatalog
 from tierlog.catalog.streams import StreamCatalog
+from tierlog.model.errors import TierlogError
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
@@ -43,6 +44,14 @@ class Catalog:
             contexts=ContextCatalog(store, clock=clock, ids=ids),
             progress=ProgressCatalog(store, ids=ids),
         )
+
+    async def answers(self) -> bool:
+        """Tell whether the metadata store answers, for a service's readiness."""
+        try:
+            await self.streams.names()
+        except TierlogError:
+            return False
+        return True
 
 
 __all__ = [

@@ -170,3 +170,10 @@ def from_reason(
     return _KIND_OF_REASON[reason](
         message, reason=reason, remedy=remedy, details=details, retry_after_s=retry_after_s
     )
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the first leaf of a group, or the error itself: what went wrong before all else."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -16,7 +16,7 @@ from typing import Final
 import orjson
 import structlog
 
-from tierlog.model.errors import SURFACES, TierlogError
+from tierlog.model.errors import SURFACES, TierlogError, first_error
 from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.settings import Settings, load_settings
 
@@ -68,11 +68,3 @@ def announce_ready(**addresses: str | int) -> None:
     """Say where the service listens, for whoever started the process."""
     sys.stdout.write(orjson.dumps({"ready": True, **addresses}).decode() + "\n")
     sys.stdout.flush()
-
-
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first leaf of a group: what went wrong before all else."""
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found

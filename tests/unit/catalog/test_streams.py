@@ -164,3 +164,12 @@ async def test_an_admins_wish_only_ever_reaches_further():
         assert (await streams.want_offloaded(ORDERS, LedgerId(7))).offload_through == 7
     assert (await streams.want_offloaded(ORDERS, LedgerId(3))).offload_through == 7
     assert (await streams.snapshot(ORDERS)).stream.offload_through == 7
+
+
+@on_virtual_time
+async def test_a_catalog_says_whether_its_store_answers():
+    process = World().process()
+    assert await process.catalog.answers()
+    process.faults.next("metadata.children", Outcome.REFUSED)
+    assert not await process.catalog.answers()
+    assert await process.catalog.answers()

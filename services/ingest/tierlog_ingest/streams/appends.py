@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from tierlog.format.block import entry_len_max
 from tierlog.format.frame import FRAME_HEADER_LEN, Offsets
 from tierlog.format.run import Run
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
@@ -28,7 +29,7 @@ from tierlog.model.position import AppendedRange
 ENTRY_LEN_SURE: Final = 4 * MIB
 """No stream's limit lies below: an append that is no longer needs no look at its entries."""
 
-assert ENTRY_LEN_SURE < BLOCK_SIZE_MIN - 140
+assert entry_len_max(BLOCK_SIZE_MIN) > ENTRY_LEN_SURE
 
 Answer = asyncio.Future[list[AppendedRange]]
 
@@ -113,7 +114,7 @@ class Append:
             self.answer.set_exception(error)
 
 
-def entry_len_max(draft: Run) -> int:
+def largest_entry_len(draft: Run) -> int:
     """Return the length of the draft's largest entry, or a bound that every limit allows."""
     if draft.payload_len <= ENTRY_LEN_SURE:
         return draft.payload_len

@@ -25,6 +25,7 @@ import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot, check_owner
+from tierlog.format.block import entry_len_max
 from tierlog.format.run import Run
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.placement import choose_ensemble
@@ -56,16 +57,13 @@ from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.runtime.settings import OwnerSettings
-from tierlog_ingest.streams.appends import Answer, AppendQueue, QueueBudget, entry_len_max
+from tierlog_ingest.streams.appends import Answer, AppendQueue, QueueBudget, largest_entry_len
 from tierlog_ingest.streams.ownership import not_owner, refusal_to_claim
 from tierlog_ingest.streams.rollover import LedgerFill, LedgerLimits, fitting, is_due
 
 log = structlog.get_logger()
 
 Result = TypeVar("Result")
-
-BLOCK_OVERHEAD: Final = 140
-"""A block's header and one entry's frame: an entry above block size less this fits no block."""
 
 STRIPE_WHOLE: Final = 2**40
 """Where every node gets every entry there is nothing to stripe, and runs are never cut for it."""
@@ -165,7 +163,7 @@ class StreamOwner:
         """Queue an append; its answer is a list of ranges or an error. Raises what is at once."""
         if self.state is OwnerState.ENDED or self._draining:
             raise self.failure or _going_away(self.name)
-        largest = entry_len_max(draft)
+        largest = largest_entry_len(draft)
         if self._block_size is not None:
             check_entry_len(largest, self._block_size)
         timeout_s = self._parts.settings.append_timeout_s
@@ -523,7 +521,7 @@ class StreamOwner:
 
 def check_entry_len(entry_len: int, block_size: int) -> None:
     """Raise TOO_LARGE for an entry that would fit no block, so that it is never in a ledger."""
-    limit = block_size - BLOCK_OVERHEAD
+    limit = entry_len_max(block_size)
     if entry_len > limit:
         raise RefusedError(
             f"an entry of {entry_len} bytes is above the limit of {limit} bytes",
