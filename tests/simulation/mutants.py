@@ -194,7 +194,7 @@ MUTANTS: dict[str, Mutant] = {
     "never sweep": Mutant(_never_sweep, "c"),
     "wall clock alone": Mutant(_wall_clock_alone, "e", "jump_clock"),
     "recover up to the LAC": Mutant(_recover_up_to_lac, "d"),
-    "recover without a fence": Mutant(_recover_without_fence, "df", "expire_session"),
+    "recover without a fence": Mutant(_recover_without_fence, "df", "usurp"),
     "ambiguous is failure": Mutant(_ambiguous_is_failure, "a", likely_seed=2),
 }
 

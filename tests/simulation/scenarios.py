@@ -125,6 +125,7 @@ class _Steps:
             (1, self._stop),
             (2, self._expire_session),
             (2, self._stall),
+            (2, self._usurp),
             (2, self._jump_clock),
             (2, self._outage),
             (2, self._partition),
@@ -194,6 +195,23 @@ class _Steps:
         await asyncio.sleep(chance.uniform(30, 120))
         rates[server] = before
         worker.join_group()
+
+    async def _usurp(self) -> None:
+        """Let the metadata take a node for dead that still serves: two may think they own."""
+        world, chance = self._world, self._chance
+        node = chance.choice(world.of(IngestProcess))
+        producer = chance.choice(world.of(Producer))
+        memory = world.servers.network.memory
+        world.trace.note("node.usurped", process=node.name, producer=producer.name)
+        node.faults.outages.add("metadata.")
+        if node.store is not None:
+            node.store.expire_session()
+        memory.unreachable.add((producer.name, node.name))
+        memory.cut(producer.name)
+        await asyncio.sleep(chance.uniform(2, 40))
+        node.faults.outages.discard("metadata.")
+        await asyncio.sleep(chance.uniform(2, 30))
+        memory.unreachable.discard((producer.name, node.name))
 
     async def _jump_clock(self) -> None:
         process = self._some(IngestProcess, WorkerProcess, SchedulerProcess)
