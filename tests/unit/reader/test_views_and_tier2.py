@@ -1,0 +1,134 @@
+"""What the reader keeps: metadata no older than its bound, ledgers and ranges within theirs."""
+
+import asyncio
+
+import pytest
+
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
+from tierlog.adapters.memory.faults import Faults
+from tierlog.model.errors import RetryableError
+from tierlog_reader.views import AgedCache
+
+ENTRIES = [b"%04d" % number * 12 for number in range(60)]
+
+
+class Counted:
+    """A source of values that counts how often it was read."""
+
+    def __init__(self, delay_s=0.0):
+        self.reads = 0
+        self.delay_s = delay_s
+        self.fails = False
+
+    async def read(self, key):
+        self.reads += 1
+        number = self.reads
+        await asyncio.sleep(self.delay_s)
+        if self.fails:
+            raise RetryableError("away", remedy="wait")
+        return f"{key}{number}"
+
+
+@on_virtual_time
+async def test_a_value_is_read_again_once_it_is_too_old():
+    source = Counted()
+    cache = AgedCache(source.read, age_s_max=0.5, entries_max=10)
+    assert await cache.get("a") == "a1"
+    await asyncio.sleep(0.4)
+    assert await cache.get("a") == "a1"
+    await asyncio.sleep(0.2)
+    assert await cache.get("a") == "a2"
+
+
+@on_virtual_time
+async def test_fresh_is_never_what_was_read_before_the_call():
+    source = Counted()
+    cache = AgedCache(source.read, age_s_max=1000, entries_max=10)
+    assert await cache.get("a") == "a1"
+    assert await cache.get("a", fresh=True) == "a2"
+    assert await cache.get("a") == "a2"
+
+
+@on_virtual_time
+async def test_calls_at_once_cause_one_read():
+    source = Counted(delay_s=0.1)
+    cache = AgedCache(source.read, age_s_max=1, entries_max=10)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(cache.get("a")) for _ in range(20)]
+    assert {task.result() for task in tasks} == {"a1"}
+
+
+@on_virtual_time
+async def test_a_failed_read_is_told_and_keeps_nothing():
+    source = Counted()
+    source.fails = True
+    cache = AgedCache(source.read, age_s_max=1, entries_max=10)
+    with pytest.raises(RetryableError):
+        await cache.get("a")
+    source.fails = False
+    assert await cache.get("a") == "a2"
+
+
+@on_virtual_time
+async def test_no_more_names_are_kept_than_allowed():
+    source = Counted()
+    cache = AgedCache(source.read, age_s_max=1000, entries_max=3)
+    for key in "abcd":
+        await cache.get(key)
+    assert await cache.get("d") == "d4"
+    assert await cache.get("a") == "a5"
+
+
+async def offloaded_world(count=1):
+    world = ReaderWorld()
+    await world.start()
+    ledgers = []
+    for _ in range(count):
+        ledgers.append(await world.sealed(ENTRIES))
+        await world.offloaded(ledgers[-1])
+    return world, ledgers
+
+
+@on_virtual_time
+async def test_who_goes_on_finds_the_next_ranges_fetched():
+    world, (ledger,) = await offloaded_world()
+    async with world.reader() as source:
+        first = await source.read(STREAM, at(ledger, 0), budget(size=100))
+        await asyncio.sleep(1)
+        fetches = source._tier2._ranges.fetches
+        second = await source.read(STREAM, first.resume, budget(size=100))
+        assert payloads(first) + payloads(second) == ENTRIES[:2]
+        assert fetches >= 3
+        assert source._tier2._ranges.fetches - fetches <= 4, "those are read ahead for the third"
+
+
+@on_virtual_time
+async def test_who_jumps_about_is_not_read_ahead_for():
+    world, (ledger,) = await offloaded_world()
+    async with world.reader() as source:
+        for number in (40, 20, 50):
+            await source.read(STREAM, at(ledger, number), budget(entries=1, size=10))
+        assert source._tier2._ahead == {}
+
+
+@on_virtual_time
+async def test_open_ledgers_stay_within_their_limit_and_all_stay_readable():
+    world, ledgers = await offloaded_world(count=7)
+    async with world.reader() as source:
+        for ledger in [*ledgers, *reversed(ledgers)]:
+            answer = await source.read(STREAM, at(ledger, 3), budget(entries=1))
+            assert payloads(answer) == ENTRIES[3:4]
+            assert len(source._tier2._handles) <= 4
+
+
+@on_virtual_time
+async def test_a_prefetch_that_fails_is_nobodys_trouble():
+    world, (ledger,) = await offloaded_world()
+    await world.gone_locally(ledger)
+    faults = Faults(world.rng)
+    async with world.reader(objects_faults=faults) as source:
+        first = await source.read(STREAM, at(ledger, 0), budget(size=10))
+        faults.outages.add("objects")
+        await asyncio.sleep(1)
+        faults.outages.clear()
+        assert payloads(await source.read(STREAM, first.resume, budget(entries=1))) == ENTRIES[1:2]
