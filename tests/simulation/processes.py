@@ -17,6 +17,7 @@ from tests.simulation.trace import CURRENT, Trace
 from tierlog.adapters.memory.clock import SIM_EPOCH_MS
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
+from tierlog.ports.files import DiskFailedError
 
 T = TypeVar("T")
 
@@ -65,6 +66,13 @@ def _only_unavailable(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_only_unavailable(one) for one in error.exceptions)
     return isinstance(error, RetryableError | IndeterminateError)
+
+
+def _disk_failed(error: BaseException) -> bool:
+    """Tell whether a process ended because its disk did, as it must."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_disk_failed(one) for one in error.exceptions)
+    return isinstance(error, DiskFailedError)
 
 
 def _loop_time_s() -> float:
@@ -172,7 +180,9 @@ class SimProcess:
             if self.faults.crashed:
                 return
             self.trace.note("process.failed", process=self.name, error=repr(error))
-            if self.ready.is_set() or not _only_unavailable(error):
+            if _disk_failed(error):
+                self.trace.note("disk.failed", process=self.name)
+            elif self.ready.is_set() or not _only_unavailable(error):
                 self.failure = error
                 for line in traceback.format_exception(error):
                     self.trace.detail(line)

@@ -7,6 +7,7 @@ world is healed and must come to rest within a bound of virtual time.
 """
 
 import asyncio
+import contextlib
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -126,6 +127,8 @@ class _Steps:
             (2, self._expire_session),
             (2, self._stall),
             (2, self._usurp),
+            (1, self._fill_disk),
+            (1, self._fail_disk),
             (2, self._jump_clock),
             (2, self._outage),
             (2, self._partition),
@@ -212,6 +215,32 @@ class _Steps:
         node.faults.outages.discard("metadata.")
         await asyncio.sleep(chance.uniform(2, 30))
         memory.unreachable.discard((producer.name, node.name))
+
+    async def _fill_disk(self) -> None:
+        """Leave a node no space for a while."""
+        node = self._chance.choice(self._world.of(IngestProcess))
+        assert isinstance(node, IngestProcess)
+        self._world.trace.note("disk.full", process=node.name)
+        before = node.disk.capacity_bytes
+        node.disk.capacity_bytes = node.disk.used_bytes + self._chance.randint(0, 3000)
+        await asyncio.sleep(self._chance.uniform(5, 40))
+        node.disk.capacity_bytes = before
+
+    async def _fail_disk(self) -> None:
+        """Let a disk refuse to sync: its process must end, and acknowledge nothing more."""
+        world, node = self._world, self._chance.choice(self._world.of(IngestProcess))
+        assert isinstance(node, IngestProcess)
+        world.trace.note("disk.failing", process=node.name)
+        node.disk.fail_syncs = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(30.0):
+                await node.crashed.wait()
+        node.crash()
+        await node.bury()
+        node.disk.fail_syncs = False
+        world.look()
+        await world.restart(node)
+        await world.check_readable()
 
     async def _jump_clock(self) -> None:
         process = self._some(IngestProcess, WorkerProcess, SchedulerProcess)

@@ -128,8 +128,8 @@ class IngestProcess(Service):
                 checkpoint_interval_s=20.0,
                 gc_interval_s=60.0,
                 gc_quarantine_s=30.0,
-                free_bytes_min=0,
-                free_bytes_resume=0,
+                free_bytes_min=4096,
+                free_bytes_resume=8192,
             ),
             owner=owner,
         )
