@@ -67,6 +67,7 @@ GATE: Final[Mapping[Format, Versions]] = {
     # Reserved: side objects are not written yet.
     Format.SIDE_OBJECT: _only(1),
     Format.JOURNAL: _only(1),
+    # Runs back to back and nothing else: the version of each run is what is checked.
     Format.LEDGER_FILE: _only(1),
     # BookKeeper's number; its versions 1 and 2 are texts that Tierlog never wrote.
     Format.LEDGER_METADATA: _only(3),
