@@ -81,6 +81,7 @@ def _tier2(parts: ReaderParts, settings: Settings) -> ObjectTier:
             ahead_bytes=limits.range_bytes * limits.ranges_in_flight_max,
         ),
         bucket=settings.s3.bucket,
+        endpoint_name=settings.s3.endpoint_name,
     )
 
 

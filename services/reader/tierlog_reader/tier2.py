@@ -58,13 +58,14 @@ class ObjectTier:
         limits: Tier2Limits,
         *,
         bucket: str,
+        endpoint_name: str = "default",
     ) -> None:
         self._objects = objects
         self._ranges = ranges
         self._offsets = OffsetsCache()
         self._shared = shared
         self._limits = limits
-        self._bucket = bucket
+        self._here = (endpoint_name, bucket)
         self._handles: OrderedDict[UUID, Tier2Handle] = OrderedDict()
         self._opening: dict[UUID, asyncio.Lock] = {}
         self._ends: OrderedDict[tuple[UUID, int], None] = OrderedDict()
@@ -162,12 +163,13 @@ class ObjectTier:
     async def _opened(
         self, ledger: ListedLedger, context: OffloadContext, location: Tier2Location
     ) -> Tier2Handle:
-        if location.bucket != self._bucket:
+        if (location.endpoint_name, location.bucket) != self._here:
+            endpoint_name, bucket = self._here
             raise RetryableError(
-                f"object {location.data_key} lies in bucket {location.bucket}, "
-                f"and this reader reads {self._bucket}",
-                remedy="Start a reader whose settings name that bucket",
-                details={"bucket": location.bucket},
+                f"object {location.data_key} lies in bucket {location.bucket} of endpoint "
+                f"{location.endpoint_name}, and this reader reads {bucket} of {endpoint_name}",
+                remedy="Start a reader whose s3 settings name that bucket and endpoint",
+                details={"bucket": location.bucket, "endpoint_name": location.endpoint_name},
             )
         index = await load_index(
             self._objects,

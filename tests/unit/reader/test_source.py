@@ -228,3 +228,15 @@ async def test_index_objects_are_shared_and_a_spoilt_one_is_not_believed():
     world.cache.values[key] = (value[:-1] + b"\xff", end_s)
     async with world.reader() as source:
         assert payloads(await source.read(STREAM, at(first, 2), budget(entries=1))) == A[2:3]
+
+
+@pytest.mark.parametrize("place", [{"bucket": "other"}, {"endpoint_name": "elsewhere"}])
+def test_a_copy_that_lies_elsewhere_is_said_to_and_never_looked_for_here(place):
+    @on_virtual_time
+    async def test():
+        world, first, *_ = await three_ledgers()
+        async with world.reader(**place) as source:
+            with pytest.raises(RetryableError, match="lies in bucket b of endpoint default"):
+                await source.read(STREAM, at(first, 0), budget())
+
+    test()

@@ -108,7 +108,7 @@ class ReaderWorld(World):
         self.node.runs.pop(ledger_id, None)
 
     @contextlib.asynccontextmanager
-    async def reader(self, *, objects_faults: Faults | None = None, age_s: float = 0.5):
+    async def reader(self, *, objects_faults: Faults | None = None, age_s: float = 0.5, **place):
         """Give a source over all of it."""
         catalog = self.catalog()
         views = Views(catalog, age_s_max=age_s, entries_max=100)
@@ -120,7 +120,7 @@ class ReaderWorld(World):
             ranges,
             self.cache.connect(),
             Tier2Limits(handles_max=4, index_ttl_s=60, ahead_bytes=1024),
-            bucket="b",
+            **{"bucket": "b", **place},
         )
         async with tier2.run():
             yield StreamSource(views, StorageNodeTier(views, nodes), tier2)
