@@ -51,6 +51,7 @@ log = structlog.get_logger()
 OpenLedger = Callable[[LedgerId, LedgerMetadata], ReadHandle]
 
 CLEAN_TRIES_MAX: Final = 5
+RELEASE_TRIES_MAX: Final = 10
 
 _MAY_BEGIN: Final = frozenset({OffloadState.LOCAL, OffloadState.OFFLOADING})
 _COMPLETED: Final = pb.OffloadResult.OUTCOME_COMPLETED
@@ -158,22 +159,31 @@ class OffloadWorker:
         if ledger_id in self._in_hand:
             raise _locked(ledger_id)
         self._in_hand.add(ledger_id)
+        # Noted first: also a lock whose taking had no answer may be there.
+        self._locks_left[ledger_id] = lock
         try:
             if not await lock.take():
                 raise _locked(ledger_id)
-            self._locks_left[ledger_id] = lock
-            try:
-                yield
-            finally:
-                await self._release(ledger_id)
+            yield
         finally:
-            self._in_hand.discard(ledger_id)
+            try:
+                await self._release(ledger_id)
+            finally:
+                self._in_hand.discard(ledger_id)
 
     async def _release(self, ledger_id: LedgerId) -> None:
-        """Give a lock back; one that may still be there is given back later."""
+        """Give a lock back. Where that has no answer it is tried again, and in the end left.
+
+        A lock that is left keeps others from the ledger for as long as this session lives.
+        """
         lock = self._locks_left.get(ledger_id)
-        if lock is not None and await lock.release():
-            self._locks_left.pop(ledger_id, None)
+        if lock is None:
+            return
+        for attempt in range(RELEASE_TRIES_MAX):
+            if await lock.release():
+                self._locks_left.pop(ledger_id, None)
+                return
+            await asyncio.sleep(self._ids.uniform(0.5, 1.0) * min(2.0**attempt, 5.0))
 
     async def _release_left(self) -> None:
         """Give back what was left: else a lock of this session keeps others away for good."""

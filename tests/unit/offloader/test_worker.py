@@ -207,6 +207,32 @@ def test_a_superseded_attempt_is_cleaned_by_its_successor_and_drops_out():
     run_virtual(main())
 
 
+def test_a_lock_whose_taking_had_no_answer_is_given_back():
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        faults = Faults(random.Random(1))
+        faults.next("metadata.create_ephemeral", Outcome.REPLY_LOST)
+        worker = world.worker(faults)
+        lock_path = paths.ledger_lock_path(ledger_id)
+        get = worker._catalog.store.get
+
+        async def refuse_once(path):
+            if path == lock_path:
+                worker._catalog.store.get = get
+                raise RetryableError("no answer", remedy="Ask again")
+            return await get(path)
+
+        worker._catalog.store.get = refuse_once
+        with pytest.raises(RetryableError, match="no answer"):
+            await worker.handle(world.request(claimed, ledger_id))
+        assert lock_path not in world.metadata.dump()
+        await worker.handle(world.request(claimed, ledger_id))
+        await check_whole(world, ledger_id)
+
+    run_virtual(main())
+
+
 @pytest.mark.covers("A29")
 def test_an_attempt_that_begins_to_upload_after_it_was_struck_off_cleans_itself():
     async def main():
