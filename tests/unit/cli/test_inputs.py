@@ -1,4 +1,4 @@
-"""The issue with input: every byte is in an event, a separator, or refused with its place."""
+"""What becomes of input: every byte is in an event, a separator, or refused with its place."""
 
 import pytest
 
