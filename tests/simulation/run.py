@@ -10,13 +10,17 @@ import time
 
 from tests.simulation.scenarios import Plan, run
 from tests.simulation.trace import Trace
-
-REPLAY = "python -m tests.simulation.run --seed {seed} --ledgers {ledgers}"
+from tests.simulation.world import DEFAULT_SIZE, QUORUM_SIZE
 
 
 def replay_command(seed: int, plan: Plan) -> str:
     """Return what shows the same run again."""
-    return REPLAY.format(seed=seed, ledgers=plan.ledgers)
+    command = f"python -m tests.simulation.run --seed {seed} --ledgers {plan.ledgers}"
+    if plan.focus:
+        command += f" --focus {plan.focus}"
+    if plan.size == QUORUM_SIZE:
+        command += " --quorum"
+    return command
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,8 +31,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ledgers", type=int, default=100, help="how many ledgers a run fills")
     parser.add_argument("--quiet", action="store_true", help="no trace, only how it ended")
     parser.add_argument("--calls", action="store_true", help="each call of a port in the trace")
+    parser.add_argument("--quorum", action="store_true", help="3 nodes, each entry on all of them")
+    parser.add_argument("--focus", default="", help="what goes wrong most: crash, stall, usurp, …")
     chosen = parser.parse_args(arguments)
-    plan = Plan(ledgers=chosen.ledgers)
+    size = QUORUM_SIZE if chosen.quorum else DEFAULT_SIZE
+    plan = Plan(ledgers=chosen.ledgers, focus=chosen.focus, size=size)
     failed: list[int] = []
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
         trace = Trace(echo=chosen.seeds == 1 and not chosen.quiet, keep_calls=chosen.calls)

@@ -14,7 +14,7 @@ import pytest
 from tests.simulation.run import replay_command
 from tests.simulation.scenarios import Plan, Result, run
 from tests.simulation.trace import Trace
-from tests.simulation.world import ViolationError
+from tests.simulation.world import QUORUM_SIZE, ViolationError
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Plan(ledgers=10)
@@ -40,10 +40,21 @@ def test_a_hundred_ledgers_come_to_tier_2_through_crashes_at_random_steps():
     assert result.checks > 10 * result.ledgers
 
 
-@pytest.mark.parametrize("seed", range(2, 6))
+@pytest.mark.parametrize("seed", range(2, 5))
 def test_other_seeds(seed):
-    result = run_seed(seed, Plan(ledgers=25))
-    assert result.ledgers >= 25
+    result = run_seed(seed, Plan(ledgers=20))
+    assert result.ledgers >= 20
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_replicated_ledgers_with_an_ack_quorum(seed):
+    result = run_seed(seed, Plan(ledgers=15, size=QUORUM_SIZE))
+    assert result.ledgers >= 15
+
+
+def test_one_crash_after_the_other():
+    for seed in range(20, 24):
+        assert run_seed(seed, Plan(ledgers=8, focus="crash")).crashes > 0
 
 
 def test_one_seed_replays_a_run_bit_for_bit():

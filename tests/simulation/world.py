@@ -33,13 +33,16 @@ from tierlog.adapters.memory.transport import MemoryNetwork
 from tierlog.catalog import Catalog
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import build_run
+from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model import policy
-from tierlog.model.errors import Reason, RetryableError, TierlogError
+from tierlog.model.errors import TierlogError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.ledger import LedgerState
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
+from tierlog.ports.storage_node import StorageNodeControl
 from tierlog.runtime.settings import OwnerSettings
 from tierlog.wire.connection import Hello, WireClient
 from tierlog.wire.messages import ROLE_PRODUCER
@@ -88,6 +91,13 @@ class Size:
 DEFAULT_SIZE = Size()
 
 
+QUORUM_SIZE = Size(
+    ingests=3,
+    owner=OwnerSettings(ensemble_size=3, write_quorum=3, ack_quorum=2, append_timeout_s=10.0),
+)
+"""Three replicas of each entry, two of which acknowledge."""
+
+
 class World:
     """Everything there is in a run."""
 
@@ -127,6 +137,7 @@ class World:
         metadata.watcher = bucket.watcher = self.checker
         self._add_processes()
         self._administrator = Service("admin", self.servers)
+        self._nodes: NodeDirectory[StorageNodeControl] | None = None
 
     def __repr__(self) -> str:
         return f"<World seed={self.seed} {self.checker!r}>"
@@ -158,6 +169,7 @@ class World:
     async def start(self, stream_policy: Policy) -> None:
         """Make the stream, and start every process."""
         catalog = self._administrator.connect()
+        self._nodes = self._administrator.nodes(catalog)
         await catalog.nodes.ensure_cluster()
         await catalog.streams.ensure_roots()
         await catalog.streams.create(STREAM, raw=True, policy=stream_policy)
@@ -291,28 +303,13 @@ class World:
     async def _read_tier1(self, ledger_id: LedgerId, last: EntryId) -> None:
         metadata = self.checker.ledger(ledger_id)
         assert metadata is not None
-        trouble: TierlogError | None = None
-        for node_id in metadata.segments[-1].ensemble:
-            host = self.servers.network.hosts[node_id]
-            expected = 0
-            try:
-                if host.storage is None:
-                    continue
-                runs = host.storage.read(
-                    ledger_id, EntryId(0), last_entry_id=last, bytes_max=1 << 30, recovery=True
-                )
-                async for run in runs:
-                    for step, entry in enumerate(run.entries()):
-                        at = (int(ledger_id), run.first_entry_id + step)
-                        if at[1] <= last:
-                            self.checker.model.seen(at, bytes(entry), f"node {node_id}")
-                    expected = run.last_entry_id + 1
-            except TierlogError as error:
-                trouble = error
-                continue
-            if expected > last:
-                return
-        raise trouble or _not_up(ledger_id)
+        assert self._nodes is not None
+        handle = Tier1ReadHandle(ledger_id, metadata, self._nodes)
+        async for run in handle.read_runs(EntryId(0), last):
+            for step, entry in enumerate(run.entries()):
+                at = (int(ledger_id), run.first_entry_id + step)
+                if at[1] <= last:
+                    self.checker.model.seen(at, bytes(entry), "tier 1")
 
     async def check_all(self) -> None:
         """Check a run at its end: everything is in tier 2, and reads back in order."""
@@ -351,12 +348,6 @@ class World:
                     (int(chunk.ledger_id), chunk.first_entry_id + step)
                     for step in range(chunk.count)
                 ]
-
-
-def _not_up(ledger_id: LedgerId) -> TierlogError:
-    return RetryableError(
-        f"no node of ledger {ledger_id} is up", reason=Reason.UNAVAILABLE, remedy="Start one"
-    )
 
 
 @contextlib.contextmanager
