@@ -33,14 +33,14 @@ def run_seed(seed: int, plan: Plan) -> Result:
 @pytest.mark.covers("A03", "A08", "A15", "A16", "A28", "D09", "D18", "D37")
 @pytest.mark.timeout(170)
 def test_a_hundred_ledgers_come_to_tier_2_through_crashes_at_random_steps():
-    result = run_seed(1, Plan(ledgers=100))
+    result = run_seed(4, Plan(ledgers=100))
     assert result.ledgers >= 100
     assert result.crashes >= 10
     assert result.appends["acknowledged"] > 200
     assert result.checks > 10 * result.ledgers
 
 
-@pytest.mark.parametrize("seed", range(2, 5))
+@pytest.mark.parametrize("seed", range(1, 4))
 def test_other_seeds(seed):
     result = run_seed(seed, Plan(ledgers=20))
     assert result.ledgers >= 20
