@@ -39,7 +39,6 @@ from common import (
     run_child,
     take_turns,
 )
-
 from tierlog.client import open_client
 from tierlog.model.ids import stream_name
 from tierlog.model.policy import Policy

@@ -22,6 +22,7 @@ from typing import Any
 
 import aioboto3
 from aiobotocore.config import AioConfig
+
 from common import (
     BLOCK_BYTES,
     MB,
@@ -42,7 +43,6 @@ from common import (
     say,
     take_turns,
 )
-
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.ids import LedgerId
 from tierlog.runtime.logs import configure_logging

@@ -9,6 +9,7 @@ reader keeps less than a quarter of it, so that each run fetches it again; runs 
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import aioboto3
 import aiohttp
 from aiobotocore.config import AioConfig
+
 from common import (
     MB,
     MIB,
@@ -33,7 +35,6 @@ from common import (
     say,
     take_turns,
 )
-
 from tierlog.client import open_client
 from tierlog.runtime.settings import load_settings
 
@@ -130,7 +131,7 @@ async def main() -> None:
                 return run_child(__file__, mode, {"bytes": length}, bench.env)
 
             runs = await take_turns(
-                {mode: lambda mode=mode: child(mode) for mode in MODES}, arguments.runs
+                {mode: functools.partial(child, mode) for mode in MODES}, arguments.runs
             )
     claims = [
         ratio_claim("client / ranged GETs", runs, of="client", to="ranges", target=0.6),

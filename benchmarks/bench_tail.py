@@ -30,7 +30,6 @@ from common import (
     run_child,
     take_turns,
 )
-
 from tierlog.client import Client, Edge, open_client
 from tierlog.runtime.settings import load_settings
 

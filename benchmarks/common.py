@@ -329,7 +329,7 @@ async def take_turns(
     """Run all variants once a round; every other round the other way about."""
     runs: dict[str, list[Result]] = {name: [] for name in variants}
     for turn in range(rounds):
-        names = list(variants) if turn % 2 == 0 else list(reversed(variants))
+        names = list(variants) if turn % 2 == 0 else list(variants)[::-1]
         for name in names:
             result = await variants[name]()
             runs[name].append(result)

@@ -35,6 +35,7 @@ from tierlog.ports.metadata import MetadataStore
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.ports.streams import OwnerInfo
 from tierlog.ports.transport import Transport
+from tierlog.ports.waiting import first_of
 from tierlog.runtime.settings import IngestSettings, WireSettings
 from tierlog.wire.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
 from tierlog.wire.connection import Hello
@@ -183,13 +184,14 @@ class IngestNode:
         )
         try:
             async with self._front(self) as front:
-                self.info = self._info(listener.address, front)
+                self.info = await self._info(listener.address, front)
                 presence = self._presence = Presence(
                     self.catalog, self.info, ids=self._ports.ids, patience_s=PATIENCE_S
                 )
                 being = tasks.create_task(presence.run(), name="presence")
                 telling = tasks.create_task(self._tell_read_only(presence), name="read-only")
-                if await _happens_first(presence.registered, stop):
+                await first_of(presence.registered, stop)
+                if presence.registered.is_set():
                     recovering = tasks.create_task(self.owners.recover_own(), name="recovery")
                     self.ready.set()
                     log.info("node.ready", node_id=self.node_id, **front._asdict())
@@ -290,7 +292,7 @@ class IngestNode:
             budget=QueueBudget(self._settings.owner.in_flight_bytes_max),
         )
 
-    def _info(self, wire_address: str, front: FrontAddresses) -> NodeInfo:
+    async def _info(self, wire_address: str, front: FrontAddresses) -> NodeInfo:
         listen = self._settings.listen
         port = wire_address.rpartition(":")[2]
         return NodeInfo(
@@ -299,6 +301,7 @@ class IngestNode:
             grpc_address=front.grpc_address,
             http_address=front.http_address,
             zone=self._settings.zone,
+            free_bytes=await self._ports.files.free_bytes(),
         )
 
 
@@ -306,13 +309,3 @@ def _authenticator(wire: WireSettings) -> Authenticator:
     if wire.token is None:
         return OpenAuthenticator()
     return TokenAuthenticator(wire.token.get_secret_value().encode())
-
-
-async def _happens_first(event: asyncio.Event, other: asyncio.Event) -> bool:
-    """Wait for either; tell whether it was the first."""
-    async with asyncio.TaskGroup() as tasks:
-        waiting = [tasks.create_task(one.wait()) for one in (event, other)]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for one in waiting:
-            one.cancel()
-    return event.is_set()

@@ -13,6 +13,7 @@ from tierlog.catalog import Catalog
 from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError
 from tierlog.model.node import NodeInfo
 from tierlog.ports.ids import Ids
+from tierlog.ports.waiting import first_of
 
 log = structlog.get_logger()
 
@@ -51,7 +52,7 @@ class Presence:
                 # What stands there may be older news of this very process.
                 await self._catalog.nodes.amend(info)
                 lost = await self._catalog.nodes.announce(info)
-                changed = await self._catalog.nodes.watch_announced(info.node_id)
+                changed = await self._catalog.nodes.watch_announced(info)
             except (RetryableError, IndeterminateError) as error:
                 log.warning("node.not_registered", cause=str(error))
             except RefusedError as error:
@@ -63,18 +64,10 @@ class Presence:
                 if changed is not None:
                     refused_since_s = None
                     self.registered.set()
-                    await _first_of(lost, changed, self._amended)
+                    await first_of(lost, changed, self._amended)
                     if self._amended.is_set():
                         continue
                     self.registered.clear()
                     log.info("node.registration_moved", session_lost=lost.is_set())
                     continue
             await asyncio.sleep(self._ids.uniform(0.5, 1.0) * BACKOFF_S)
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        waiting = [tasks.create_task(event.wait()) for event in events]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for one in waiting:
-            one.cancel()

@@ -13,6 +13,7 @@ from tierlog.format import paths
 from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore, NodeExistsError, NoNodeError
+from tierlog.ports.waiting import first_of
 
 log = structlog.get_logger()
 
@@ -37,7 +38,7 @@ class Election:
                 # The store's order of names is the order of their numbers.
                 if min(names, key=_number) == mine:
                     return lost
-                await _first_of(changed, lost)
+                await first_of(changed, lost)
             await asyncio.sleep(0)
 
     async def resign(self) -> None:
@@ -71,15 +72,6 @@ class Election:
 
 def _number(name: str) -> int:
     return int(name.rpartition("-")[2])
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    """Wait until one of ``events`` is set."""
-    async with asyncio.TaskGroup() as group:
-        waiting = [group.create_task(event.wait()) for event in events]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for one in waiting:
-            one.cancel()
 
 
 class CourtesyLock:

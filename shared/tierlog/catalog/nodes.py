@@ -72,56 +72,75 @@ class NodeCatalog:
         there and reads the same counts, though it may go with the session of the process before
         this one: callers watch it (``watch_announced``) and announce again.
         """
-        path, data = paths.available_path(info.node_id), records.encode_node(info)
+        here, there = _both_paths(info)
+        data = records.encode_node(info)
 
         async def one_round() -> asyncio.Event:
             lost = self._store.session_lost
-            found = await self._store.get(path)
-            if found is None:
-                await self._store.create_ephemeral(path, data)
-            elif found.data != data:
+            found = await self._store.get(here)
+            other = found if found is not None else await self._store.get(there)
+            if other is not None and other.data != data:
                 raise RefusedError(
                     f"node {info.node_id} is registered already, at "
-                    f"{records.decode_node(found.data).wire_address}",
+                    f"{records.decode_node(other.data).wire_address}",
                     remedy="Give each node its own id; after a crash wait for its session's end",
                 )
+            if found is None:
+                await self._store.create_ephemeral(here, data)
             return lost
 
-        return await settle(self._store, self._ids, path, one_round)
+        return await settle(self._store, self._ids, here, one_round)
 
     async def amend(self, info: NodeInfo) -> None:
-        """Change what a registered node says of itself (that it is read-only); it stays its own.
+        """Change what a registered node says of itself, and move it when it is read-only now.
 
         Does nothing when there is no registration, or one with other addresses.
         """
-        path = paths.available_path(info.node_id)
+        here, there = _both_paths(info)
+        data = records.encode_node(info)
 
         async def one_round() -> None:
-            found = await self._store.get(path)
-            if found is None:
-                return
-            there = records.decode_node(found.data)
-            if there != info and there.wire_address == info.wire_address:
-                await self._store.set(path, records.encode_node(info), version=found.version)
+            found, moved = await self._store.get(here), await self._store.get(there)
+            if moved is not None and _same_process(moved.data, info):
+                if found is None:
+                    # Both stand for a moment: whoever looks takes the node for read-only.
+                    await self._store.create_ephemeral(here, data)
+                await self._store.delete(there, version=moved.version)
+            elif found is not None and found.data != data and _same_process(found.data, info):
+                await self._store.set(here, data, version=found.version)
 
-        await settle(self._store, self._ids, path, one_round)
+        await settle(self._store, self._ids, here, one_round)
 
-    async def watch_announced(self, node_id: NodeId) -> asyncio.Event | None:
+    async def watch_announced(self, info: NodeInfo) -> asyncio.Event | None:
         """Return an event that is set once the node's registration changes; None: there is none.
 
         A registration may be left over from before a crash: it goes with its own session.
         """
-        found, changed = await self._store.watch(paths.available_path(node_id))
+        here, _ = _both_paths(info)
+        found, changed = await self._store.watch(here)
         return None if found is None else changed
 
     async def live(self) -> dict[NodeId, NodeInfo]:
-        """Return the live nodes by id."""
+        """Return the live nodes by id, read-only ones too."""
         nodes: dict[NodeId, NodeInfo] = {}
-        for name in await self._store.children(paths.AVAILABLE) or []:
-            if name == READONLY_NAME:
-                continue
-            found = await self._store.get(f"{paths.AVAILABLE}/{name}")
-            if found is not None and found.data:
-                info = records.decode_node(found.data)
-                nodes[info.node_id] = info
+        for folder in (paths.AVAILABLE, paths.AVAILABLE_READONLY):
+            for name in await self._store.children(folder) or []:
+                if name == READONLY_NAME:
+                    continue
+                found = await self._store.get(f"{folder}/{name}")
+                if found is not None and found.data:
+                    info = records.decode_node(found.data)
+                    nodes[info.node_id] = info
         return nodes
+
+
+def _both_paths(info: NodeInfo) -> tuple[str, str]:
+    """Return where a node's registration belongs now, and where it doesn't."""
+    return (
+        paths.available_path(info.node_id, read_only=info.read_only),
+        paths.available_path(info.node_id, read_only=not info.read_only),
+    )
+
+
+def _same_process(data: bytes, info: NodeInfo) -> bool:
+    return records.decode_node(data).wire_address == info.wire_address

@@ -4,8 +4,7 @@
     /ledgers/{2}/{4}/L{4}                a ledger's metadata; the digits are its id, ten of them
     /ledgers/idgen/ID-{10}               ephemeral, sequential: whoever makes it owns the number
     /ledgers/available/<node>            ephemeral: a live storage node and its addresses
-    /ledgers/available/readonly          no node's name, for BookKeeper has a folder there; a node
-                                         that takes no entries says so in its own record
+    /ledgers/available/readonly/<node>   the same, of a node that takes no entries now
     /ledgers/cookies/<node>              a storage node's identity
     /tierlog/cluster                     the cluster's identity
     /tierlog/streams/<name>              a stream: epoch, policy, tail of its list of ledgers
@@ -34,6 +33,7 @@ LAYOUT_DATA: Final = b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFa
 _FLAT: Final = b"FlatLedgerManagerFactory"
 
 AVAILABLE: Final = f"{LEDGERS_ROOT}/available"
+AVAILABLE_READONLY: Final = f"{AVAILABLE}/{READONLY_NAME}"
 COOKIES: Final = f"{LEDGERS_ROOT}/cookies"
 IDGEN: Final = f"{LEDGERS_ROOT}/idgen"
 IDGEN_PREFIX: Final = f"{IDGEN}/ID-"
@@ -87,10 +87,10 @@ def ledger_lock_path(ledger_id: int) -> str:
     return f"{LEDGER_LOCKS}/L{_digits(ledger_id)}"
 
 
-def available_path(node: NodeId) -> str:
-    """Return where a live node announces itself."""
+def available_path(node: NodeId, *, read_only: bool = False) -> str:
+    """Return where a live node announces itself; nobody writes to those that are read-only."""
     assert node != READONLY_NAME, "this name is a folder's"
-    return f"{AVAILABLE}/{node}"
+    return f"{AVAILABLE_READONLY if read_only else AVAILABLE}/{node}"
 
 
 def cookie_path(node: NodeId) -> str:

@@ -8,9 +8,9 @@ Invariants: every queue, cache, retry and message has its limit here; secrets ne
 
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -109,6 +109,12 @@ class WireSettings(_Section):
     hello_timeout_s: Seconds = 5.0
     token: SecretStr | None = None
 
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.header_bytes_max >= self.frame_bytes_max:
+            raise ValueError("header_bytes_max must be below frame_bytes_max")
+        return self
+
 
 class StorageSettings(_Section):
     """The storage node's files."""
@@ -131,6 +137,12 @@ class StorageSettings(_Section):
     gc_share_max: float = Field(default=0.5, gt=0, le=1)
     gc_quarantine_s: Seconds = 10.0
 
+    @model_validator(mode="after")
+    def _resumes_later(self) -> Self:
+        if self.free_bytes_resume < self.free_bytes_min:
+            raise ValueError("free_bytes_resume must not be below free_bytes_min")
+        return self
+
 
 class OwnerSettings(_Section):
     """Ledgers that this process appends to."""
@@ -143,6 +155,12 @@ class OwnerSettings(_Section):
     in_flight_bytes_max: PositiveBytes = 32 * MIB
     append_timeout_s: Seconds = 10.0
     streams_max: int = Field(default=10_000, gt=0)
+
+    @model_validator(mode="after")
+    def _quorums_fit(self) -> Self:
+        if not self.ack_quorum <= self.write_quorum <= self.ensemble_size:
+            raise ValueError("they need ack_quorum <= write_quorum <= ensemble_size")
+        return self
 
 
 class IngestSettings(_Section):

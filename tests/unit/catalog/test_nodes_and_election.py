@@ -1,6 +1,7 @@
 """The cluster's identity, live nodes, leadership and locks: what lives with a session."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -73,14 +74,31 @@ async def test_the_entry_of_the_process_before_a_crash_is_seen_to_go():
     crashed.client.abandon()
     nodes = restarted.catalog.nodes
     await nodes.announce(INFO)
-    changed = await nodes.watch_announced(NODE)
+    changed = await nodes.watch_announced(INFO)
     assert changed is not None
     await changed.wait()
-    assert await nodes.watch_announced(NODE) is None
+    assert await nodes.watch_announced(INFO) is None
     assert await nodes.live() == {}
     await nodes.announce(INFO)
     await asyncio.sleep(60)
     assert await nodes.live() == {NODE: INFO}
+
+
+@on_virtual_time
+async def test_a_read_only_node_moves_to_the_folder_that_nobody_writes_to_and_back():
+    world = World()
+    nodes = world.process().catalog.nodes
+    await nodes.announce(INFO)
+    read_only = replace(INFO, read_only=True)
+    for info, here, there in (
+        (read_only, paths.AVAILABLE_READONLY, paths.AVAILABLE),
+        (INFO, paths.AVAILABLE, paths.AVAILABLE_READONLY),
+    ):
+        await nodes.amend(info)
+        await nodes.announce(info)
+        assert await nodes.live() == {NODE: info}
+        assert NODE in (await world.process().client.children(here) or [])
+        assert NODE not in (await world.process().client.children(there) or [])
 
 
 @on_virtual_time

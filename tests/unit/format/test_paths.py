@@ -135,5 +135,7 @@ def test_every_other_path() -> None:
     assert paths.context_path(ledger_id) == "/tierlog/contexts/00/0000/L0012"
     assert paths.ledger_lock_path(ledger_id) == "/tierlog/locks/ledgers/L0000000012"
     assert paths.available_path(node) == "/ledgers/available/node-1"
+    read_only = paths.available_path(node, read_only=True)
+    assert read_only == "/ledgers/available/readonly/node-1"
     assert paths.cookie_path(node) == "/ledgers/cookies/node-1"
     assert paths.CLUSTER == "/tierlog/cluster"

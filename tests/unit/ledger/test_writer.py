@@ -88,7 +88,6 @@ def test_a_run_goes_to_the_write_set_of_its_stripe_and_nowhere_else():
     run_virtual(main())
 
 
-@pytest.mark.covers("D16")
 def test_an_ack_quorum_is_enough_and_a_lost_node_does_not_stop_it():
     async def main():
         cluster = SmallCluster(3)

@@ -207,7 +207,7 @@ def test_a_superseded_attempt_is_cleaned_by_its_successor_and_drops_out():
     run_virtual(main())
 
 
-def test_a_lock_whose_taking_had_no_answer_is_given_back():
+def test_a_lock_whose_taking_had_no_answer_is_given_back(monkeypatch):
     async def main():
         world = World()
         claimed, ledger_id = await sealed(world)
@@ -219,11 +219,11 @@ def test_a_lock_whose_taking_had_no_answer_is_given_back():
 
         async def refuse_once(path):
             if path == lock_path:
-                worker._catalog.store.get = get
+                monkeypatch.undo()
                 raise RetryableError("no answer", remedy="Ask again")
             return await get(path)
 
-        worker._catalog.store.get = refuse_once
+        monkeypatch.setattr(worker._catalog.store, "get", refuse_once)
         with pytest.raises(RetryableError, match="no answer"):
             await worker.handle(world.request(claimed, ledger_id))
         assert lock_path not in world.metadata.dump()
@@ -234,7 +234,7 @@ def test_a_lock_whose_taking_had_no_answer_is_given_back():
 
 
 @pytest.mark.covers("A29")
-def test_an_attempt_that_begins_to_upload_after_it_was_struck_off_cleans_itself():
+def test_an_attempt_that_begins_to_upload_after_it_was_struck_off_cleans_itself(monkeypatch):
     async def main():
         world = World()
         claimed, ledger_id = await sealed(world)
@@ -247,13 +247,14 @@ def test_an_attempt_that_begins_to_upload_after_it_was_struck_off_cleans_itself(
             await asyncio.sleep(1000)
             return await offload(*what)
 
-        slow._offloader.offload = late
+        monkeypatch.setattr(slow._offloader, "offload", late)
         async with asyncio.TaskGroup() as group:
             group.create_task(slow.handle(request))
             await asyncio.sleep(50)
             old = await world.context(ledger_id)
             await catalog.store.delete(paths.ledger_lock_path(ledger_id), version=-1)
             await world.worker(name="w2").handle(request)
+            assert old.uuid is not None
             await catalog.contexts.strike_off(ledger_id, old.uuid)
         assert pb.OffloadResult.OUTCOME_SUPERSEDED in outcomes(world)
         await check_whole(world, ledger_id)

@@ -53,6 +53,20 @@ def test_a_value_that_does_not_fit_is_refused_with_the_variables_name(monkeypatc
     assert name in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("INGEST__OWNER", '{"ack_quorum": 2, "write_quorum": 1}'),
+        ("INGEST__STORAGE", '{"free_bytes_min": 2, "free_bytes_resume": 1}'),
+        ("WIRE", '{"frame_bytes_max": 1000, "header_bytes_max": 1000}'),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused_at_the_start(monkeypatch, section, values):
+    monkeypatch.setenv(f"TIERLOG_{section}", values)
+    with pytest.raises(RefusedError):
+        load_settings()
+
+
 def test_a_section_that_is_no_json_is_refused(monkeypatch):
     monkeypatch.setenv("TIERLOG_S3", "not json")
     with pytest.raises(RefusedError, match="TIERLOG_S3__BUCKET"):

@@ -102,7 +102,7 @@ async def test_offload_before_a_position(world):
         await ask(session, "POST", "/v1/streams/none/offload", status=404, json={})
 
 
-@pytest.mark.covers("A35", "A36", "A37", "A38")
+@pytest.mark.covers("A36", "A38")
 async def test_policy_in_both_units(world):
     await world.stream(policy=Policy(ledger_bytes_max=10**6))
     path = f"/v1/streams/{STREAM}/policy"

@@ -104,7 +104,6 @@ def requests(view: StreamView, now: Now = NOW) -> dict[int, Trigger]:
     }
 
 
-@pytest.mark.covers("A35")
 @pytest.mark.parametrize(("sealed_ms", "due"), [(59_999, False), (60_000, True), (60_001, True)])
 def test_a_ledger_is_due_once_it_was_sealed_for_the_offload_time(sealed_ms, due):
     view = stream(
@@ -115,7 +114,6 @@ def test_a_ledger_is_due_once_it_was_sealed_for_the_offload_time(sealed_ms, due)
     assert requests(view) == ({1: Trigger.TIME} if due else {})
 
 
-@pytest.mark.covers("A37")
 @pytest.mark.parametrize(
     ("threshold", "due"), [(301, []), (300, [1]), (201, [1]), (200, [1, 2]), (1, [1, 2, 3])]
 )

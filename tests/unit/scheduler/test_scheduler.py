@@ -88,7 +88,7 @@ async def check_readable(world: World) -> None:
             await world.offloader().verify(ledger_id, context.uuid, context.location, context.copy)
 
 
-@pytest.mark.covers("A08", "A28", "A31", "A35")
+@pytest.mark.covers("A08", "A28", "A31")
 def test_sealed_ledgers_go_to_tier_2_and_the_local_copy_after_the_lag():
     async def main():
         world = World()
@@ -115,7 +115,7 @@ def test_sealed_ledgers_go_to_tier_2_and_the_local_copy_after_the_lag():
     run_virtual(main())
 
 
-@pytest.mark.covers("A37", "A06")
+@pytest.mark.covers("A06")
 def test_by_size_the_oldest_go_first_and_the_tail_stays():
     async def main():
         world = World()

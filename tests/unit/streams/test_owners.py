@@ -372,7 +372,7 @@ def test_with_lost_answers_everywhere_nothing_acknowledged_is_lost_or_moved(seed
     run_virtual(main())
 
 
-@pytest.mark.covers("D03", "D14", "D16", "D18")
+@pytest.mark.covers("D03", "D14", "D18")
 def test_a_dead_owners_stream_goes_to_another_node_with_everything_acknowledged():
     async def main():
         cluster = SmallCluster(3)
