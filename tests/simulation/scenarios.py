@@ -304,18 +304,23 @@ async def _come_to_rest(world: World) -> None:
 
 async def _unsettled(world: World) -> list[str]:
     """Return what keeps the world from being at rest."""
-    open_ledgers = [f"{one.ledger_id} open" for one in world.checker.ledgers() if not one.closed]
-    contexts = [
+    nodes = [one for one in world.of(IngestProcess) if isinstance(one, IngestProcess)]
+    empty = set().union(*(one.empty_ledgers() for one in nodes))
+    left = [
+        f"{one.ledger_id} open"
+        for one in world.checker.ledgers()
+        if not one.closed and one.ledger_id not in empty
+    ]
+    left += [
         f"{one.ledger_id} {one.state.name} abandoned={len(one.abandoned)}"
         for one in world.checker.contexts()
-        if one.stream == STREAM
+        if one.stream == STREAM and one.ledger_id not in empty
         if one.state is not OffloadState.TIER1_DELETED or one.abandoned
     ]
-    if open_ledgers or contexts:
-        return (open_ledgers + contexts)[:10]
+    if left:
+        return left[:10]
     kept = {one.ledger_id for one in world.checker.contexts() if one.stream != STREAM}
     held: set[int] = set()
-    for node in world.of(IngestProcess):
-        assert isinstance(node, IngestProcess)
+    for node in nodes:
         held.update(await node.storage.list_ledgers() if node.storage is not None else ())
     return [f"{ledger_id} on disk" for ledger_id in sorted(held - kept)]

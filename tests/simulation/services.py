@@ -145,6 +145,17 @@ class IngestProcess(Service):
         """See ``Host``."""
         return self.node.storage if self.node is not None and self.node.info is not None else None
 
+    def empty_ledgers(self) -> set[int]:
+        """Return the ledgers that are open here and have no entry: only an append ends that."""
+        if self.storage is None or self.node is None:
+            return set()
+        owned = self.node.owners.statistics()
+        return {
+            int(str(one["open_ledger"]))
+            for one in owned
+            if one["open_ledger"] is not None and one["ledger_entries"] == 0
+        }
+
     async def main(self) -> None:
         self.connect()
         assert self.store is not None
