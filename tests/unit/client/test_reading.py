@@ -26,10 +26,12 @@ class Stream(Service):
 
     def __init__(self):
         super().__init__()
-        self.ledgers = [
-            [entry(f"{ledger}:{number}") for number in range(count)]
-            for ledger, count in enumerate((5, 1, 4))
-        ]
+        self.lay(
+            [
+                [entry(f"{ledger}:{number}") for number in range(count)]
+                for ledger, count in enumerate((5, 1, 4))
+            ]
+        )
         self.refusals = []
         self.end = at(2, 4)
 
@@ -39,10 +41,7 @@ class Stream(Service):
     async def read(self, stream, where, **budget):
         if self.refusals:
             raise self.refusals.pop(0)
-        answer = await super().read(stream, where, **budget)
-        if budget.get("wait_s") and answer.count == 0:
-            await asyncio.sleep(budget["wait_s"])
-        return answer
+        return await super().read(stream, where, **budget)
 
 
 ALL = [at(0, n) for n in range(5)] + [at(1, 0)] + [at(2, n) for n in range(4)]
@@ -90,8 +89,8 @@ async def test_a_follower_goes_on_where_it_was():
     async with asyncio.TaskGroup() as group:
         group.create_task(follow())
         await asyncio.sleep(100)
-        service.ledgers[2].append(entry("2:4"))
-        service.ledgers.append([entry("3:0")])
+        service.streams.store(LOGS, [entry("2:4")])
+        service.lay([[entry("3:0")]])
     assert found == [b"2:3", b"2:4", b"3:0"]
     assert reader.resume == at(3, 1)
 
@@ -137,10 +136,9 @@ async def test_frames_that_are_not_what_was_announced_are_refused():
 
 @on_virtual_time
 async def test_events_keep_key_time_and_properties():
-    service = Stream()
+    service = Service()
     sent = StructuredEvent(payload=b"p", key=b"k", event_time_ms=7, properties={"a": "b"})
-    service.ledgers = [[encode_entry([sent, sent], publish_time_ms=5)]]
-    service.end = at(0, 1)
+    service.lay([[encode_entry([sent, sent], publish_time_ms=5)]])
     (one,) = [one async for one in StreamReader(LOGS, service).entries()]
     first, second = events_of(one)
     assert (first.payload, first.key, first.event_time_ms) == (b"p", b"k", 7)

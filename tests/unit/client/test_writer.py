@@ -82,7 +82,7 @@ async def test_a_new_owner_has_recovered_what_was_there_so_nothing_is_waited_for
 
     async def take_over():
         await asyncio.sleep(0.02)
-        service.epoch += 1
+        service.stream.owner_epoch += 1
 
     async with asyncio.TaskGroup() as group, writer_of(service) as writer:
         group.create_task(take_over())

@@ -1,0 +1,196 @@
+"""The ports of ingest in memory: streams, their owner, and appends to them.
+
+Owns the streams that the twins of the reader and of the administration look at too. Does not
+own what goes wrong with answers: a test lays that over it.
+
+Invariants:
+    * Ledger ids grow over all streams; at most the last ledger of a stream is open.
+    * A ledger is opened by the first append to it, so that none is empty.
+    * ``changed`` is set, and replaced, at every append and seal.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from tierlog.catalog.streams import stream_not_found
+from tierlog.format.run import Run
+from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
+from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName, stream_name
+from tierlog.model.policy import CLUSTER_DEFAULT, Policy
+from tierlog.model.position import AppendedRange, Position
+from tierlog.ports.streams import OwnerInfo
+
+NODE = NodeId("memory")
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryLedger:
+    """A ledger; ``offloaded``: tier 2 has it too."""
+
+    ledger_id: LedgerId
+    entries: list[bytes]
+    closed: bool = False
+    offloaded: bool = False
+
+    @property
+    def end(self) -> Position:
+        """Right behind the last entry."""
+        return Position(self.ledger_id, EntryId(len(self.entries)))
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryStream:
+    """A stream; ``owner`` other than ``NODE``: another node's, which takes its appends."""
+
+    name: StreamName
+    raw: bool = False
+    policy: Policy = Policy()
+    owner: NodeId = NODE
+    owner_epoch: int = 1
+    ledgers: list[MemoryLedger] = field(default_factory=list)
+
+
+class MemoryStreams:
+    """All streams of one cluster."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[StreamName, MemoryStream] = {}
+        self.changed = asyncio.Event()
+        self._ledger_count = 0
+
+    def __repr__(self) -> str:
+        return f"<MemoryStreams {len(self.by_name)} streams, {self._ledger_count} ledgers>"
+
+    def stream(self, name: StreamName) -> MemoryStream:
+        """Return a stream, or raise STREAM_NOT_FOUND."""
+        found = self.by_name.get(stream_name(name))
+        if found is None:
+            raise stream_not_found(name)
+        return found
+
+    def store(self, name: StreamName, entries: list[bytes]) -> AppendedRange:
+        """Put entries behind the last one, in the open ledger or in a new one."""
+        ledgers = self.stream(name).ledgers
+        if not ledgers or ledgers[-1].closed:
+            ledgers.append(MemoryLedger(ledger_id=LedgerId(self._ledger_count), entries=[]))
+            self._ledger_count += 1
+        ledger = ledgers[-1]
+        first = len(ledger.entries)
+        ledger.entries += entries
+        self._wake()
+        return AppendedRange(
+            ledger_id=ledger.ledger_id,
+            first_entry_id=EntryId(first),
+            last_entry_id=EntryId(len(ledger.entries) - 1),
+        )
+
+    def seal(self, name: StreamName) -> LedgerId | None:
+        """Close the open ledger; None when none was open."""
+        ledgers = self.stream(name).ledgers
+        if not ledgers or ledgers[-1].closed:
+            return None
+        ledgers[-1].closed = True
+        self._wake()
+        return ledgers[-1].ledger_id
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class MemoryStreamControl:
+    """``StreamControl`` over streams in memory."""
+
+    def __init__(self, streams: MemoryStreams) -> None:
+        self._streams = streams
+
+    async def create_stream(
+        self, stream: StreamName, *, raw: bool, policy: Policy | None, exist_ok: bool
+    ) -> bool:
+        name = stream_name(stream)
+        wanted = policy if policy is not None else Policy()
+        wanted.over(CLUSTER_DEFAULT)
+        found = self._streams.by_name.get(name)
+        if found is None:
+            self._streams.by_name[name] = MemoryStream(name=name, raw=raw, policy=wanted)
+            return True
+        same = found.raw == raw and (policy is None or found.policy == policy)
+        if not exist_ok or not same:
+            raise RefusedError(
+                f"stream {name} exists already",
+                remedy="Use another name, or set exist_ok and leave its shape as it is",
+            )
+        return False
+
+    async def find_owner(self, stream: StreamName) -> OwnerInfo:
+        found = self._streams.stream(stream)
+        return OwnerInfo(
+            node_id=found.owner,
+            wire_address=f"{found.owner}:1",
+            grpc_address=f"{found.owner}:2",
+            http_address=f"{found.owner}:3",
+            owner_epoch=found.owner_epoch,
+            cluster_id=UUID(int=1),
+        )
+
+    async def seal(self, stream: StreamName) -> LedgerId | None:
+        return self._streams.seal(stream)
+
+    async def close(self) -> None:
+        pass
+
+
+class MemoryAppendChannel:
+    """``AppendChannel`` over streams in memory; an answer takes ``delay_s``."""
+
+    def __init__(self, streams: MemoryStreams, *, delay_s: float = 0.01) -> None:
+        self._streams = streams
+        self._delay_s = delay_s
+        self._closing = False
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._closed = asyncio.Event()
+
+    async def append(
+        self, stream: StreamName, draft: Run, *, deadline_s: float
+    ) -> list[AppendedRange]:
+        if self._closing:
+            raise RetryableError("the connection was closed here", remedy="Connect again")
+        found = self._streams.stream(stream)
+        if found.owner != NODE:
+            raise RetryableError(
+                f"stream {stream} is owned by {found.owner}",
+                reason=Reason.NOT_OWNER,
+                remedy="Nothing was appended; find the stream's owner and retry",
+                details={"owner": found.owner, "owner_epoch": str(found.owner_epoch)},
+            )
+        stored = self._streams.store(stream, [bytes(entry) for entry in draft.entries()])
+        self._in_flight += 1
+        try:
+            async with asyncio.timeout(min(deadline_s, self._delay_s)):
+                await self._closed.wait()
+        except TimeoutError:
+            if deadline_s < self._delay_s:
+                raise _no_answer() from None
+            return [stored]
+        else:
+            raise _no_answer()
+        finally:
+            self._in_flight -= 1
+            if self._in_flight == 0:
+                self._idle.set()
+
+    async def close(self, *, drain_s_max: float = 5.0) -> None:
+        self._closing = True
+        if self._in_flight:
+            try:
+                async with asyncio.timeout(drain_s_max):
+                    await self._idle.wait()
+            except TimeoutError:
+                pass  # what is left ends as indeterminate
+        self._closed.set()
+
+
+def _no_answer() -> IndeterminateError:
+    return IndeterminateError("an append has no answer", remedy="Read back what is there")
