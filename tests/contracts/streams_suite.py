@@ -1,0 +1,160 @@
+"""What the ingest service must do (ports/streams.py), in memory or as a process.
+
+A module that runs the suite subclasses ``StreamsContract`` and gives two fixtures: ``services``,
+a function that opens the ports of one and the same cluster; and ``stream``, a name of its own.
+"""
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from tests.contracts.services import WAIT_S, Open, draft_of, refused
+from tierlog.format.frame import pack_entries
+from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
+from tierlog.model.ids import NodeId, StreamName
+from tierlog.model.policy import Policy
+
+
+class StreamsContract:
+    async def test_a_stream_is_created_once(self, services: Open, stream: StreamName):
+        async with services() as on:
+            create, policy = on.control.create_stream, Policy(ledger_entries_max=7)
+            assert await create(stream, raw=True, policy=policy, exist_ok=False) is True
+            assert await create(stream, raw=True, policy=policy, exist_ok=True) is False
+            assert await create(stream, raw=True, policy=None, exist_ok=True) is False
+            with pytest.raises(RefusedError):
+                await create(stream, raw=True, policy=policy, exist_ok=False)
+
+    async def test_one_name_has_one_shape(self, services: Open, stream: StreamName):
+        async with services() as on:
+            await on.create(stream, raw=True)
+            for raw, policy in ((False, None), (True, Policy(ledger_entries_max=7))):
+                with pytest.raises(RefusedError):
+                    await on.control.create_stream(stream, raw=raw, policy=policy, exist_ok=True)
+
+    async def test_a_name_that_is_none_is_refused(self, services: Open):
+        async with services() as on:
+            with refused(Reason.INVALID_ARGUMENT):
+                await on.control.create_stream(
+                    StreamName("not a name"), raw=True, policy=None, exist_ok=True
+                )
+
+    async def test_the_owner_stays_who_it_is(self, services: Open, stream: StreamName):
+        async with services() as on:
+            await on.create(stream)
+            owner = await on.control.find_owner(stream)
+            assert owner == await on.control.find_owner(stream)
+            assert owner.owner_epoch >= 1
+            assert owner.cluster_id != UUID(int=0)
+            for address in (owner.wire_address, owner.grpc_address, owner.http_address):
+                assert address.rpartition(":")[2].isdigit()
+
+    async def test_what_is_not_there_has_no_owner_and_no_seal(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            with refused(Reason.STREAM_NOT_FOUND):
+                await on.control.find_owner(stream)
+            with refused(Reason.STREAM_NOT_FOUND):
+                await on.control.seal(stream)
+
+    async def test_an_append_to_what_is_not_there_is_refused_and_the_channel_lives(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            await on.create(stream)
+            async with on.channel(stream) as channel:
+                with refused(Reason.STREAM_NOT_FOUND):
+                    await channel.append(
+                        StreamName(f"{stream}.missing"), draft_of([b"x"]), deadline_s=WAIT_S
+                    )
+                assert await channel.append(stream, draft_of([b"y"]), deadline_s=WAIT_S)
+
+    async def test_appends_follow_each_other_and_keep_their_bytes(
+        self, services: Open, stream: StreamName
+    ):
+        drafts = [[b"one", b""], [b"three"], [b"four" * 1000, b"five", b"six"]]
+        async with services() as on:
+            await on.create(stream)
+            async with on.channel(stream) as channel, asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(channel.append(stream, draft_of(one), deadline_s=WAIT_S))
+                    for one in drafts
+                ]
+            ranges = [part for task in tasks for part in task.result()]
+            ids = [
+                entry_id
+                for part in ranges
+                for entry_id in range(part.first_entry_id, part.last_entry_id + 1)
+            ]
+            assert ids == list(range(6))
+            assert len({part.ledger_id for part in ranges}) == 1
+            found = await on.read_all(stream, 6)
+            frames, _ = pack_entries([entry for one in drafts for entry in one])
+            assert b"".join(one.frames for one in found) == bytes(frames)
+
+    async def test_seal_closes_what_is_open_and_appends_go_on_behind_it(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            await on.create(stream)
+            assert await on.control.seal(stream) is None
+            (before,) = await on.append(stream, [b"before"])
+            assert await on.control.seal(stream) == before.ledger_id
+            assert await on.control.seal(stream) is None
+            (after,) = await on.append(stream, [b"after"])
+            assert after.ledger_id > before.ledger_id
+            assert (after.first_entry_id, after.last_entry_id) == (0, 0)
+
+    async def test_a_channel_that_was_closed_takes_nothing(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            await on.create(stream)
+            async with on.channel(stream) as channel:
+                await channel.close()
+                with pytest.raises(RetryableError):
+                    await channel.append(stream, draft_of([b"x"]), deadline_s=WAIT_S)
+                await channel.close()
+
+    async def test_close_lets_what_is_in_flight_be_answered(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            await on.create(stream)
+            async with on.channel(stream) as channel, asyncio.TaskGroup() as group:
+                appended = group.create_task(
+                    channel.append(stream, draft_of([b"x"]), deadline_s=WAIT_S)
+                )
+                await asyncio.sleep(0)
+                await channel.close()
+                assert len(await appended) == 1
+
+    async def test_what_close_does_not_wait_for_ends_as_indeterminate(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            await on.create(stream)
+            async with on.channel(stream) as channel, asyncio.TaskGroup() as group:
+
+                async def append() -> None:
+                    with pytest.raises(IndeterminateError):
+                        await channel.append(stream, draft_of([b"x"]), deadline_s=WAIT_S)
+
+                group.create_task(append())
+                await asyncio.sleep(0)
+                await channel.close(drain_s_max=0.0)
+
+    async def test_another_nodes_stream_is_not_appended_to_here(
+        self, services: Open, stream: StreamName
+    ):
+        own, other = StreamName(f"{stream}.own"), NodeId(f"other-{stream}")
+        async with services() as on:
+            await on.create(own)
+            await on.create(stream)
+            async with on.give_away(stream, other), on.channel(own) as channel:
+                assert (await on.control.find_owner(stream)).node_id == other
+                with refused(Reason.NOT_OWNER):
+                    await channel.append(stream, draft_of([b"x"]), deadline_s=WAIT_S)
+            assert (await on.admin.stream(stream))["ledgers"] == []
