@@ -31,9 +31,16 @@ class AdminContract:
             await on.fill(stream, [b"one", b"three"], [b"four"])
             (found,) = [one for one in await on.admin.streams() if one["stream"] == stream]
             owner = await on.control.find_owner(stream)
-            expected = {"ledgers": 2, "entries": 3, "bytes": 12, "raw": True, "tier1_bytes": 12}
-            expected |= {"tier2_bytes": 0, "owner": owner.node_id}
-            expected |= {"owner_epoch": owner.owner_epoch}
+            expected = {
+                "ledgers": 2,
+                "entries": 3,
+                "bytes": 12,
+                "tier1_bytes": 12,
+                "tier2_bytes": 0,
+                "raw": True,
+                "owner": owner.node_id,
+                "owner_epoch": owner.owner_epoch,
+            }
             assert {name: found[name] for name in expected} == expected
 
     async def test_a_stream_is_shown_with_its_ledgers(self, services: Open, stream: StreamName):

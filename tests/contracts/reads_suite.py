@@ -70,7 +70,8 @@ class ReadsContract:
         entries = [b"%d" % number * 100_000 for number in range(6)]
         async with services() as on:
             await on.fill(stream, entries)
-            found, where, answers = bytearray(), Edge.EARLIEST, 0
+            where: Position | Edge = Edge.EARLIEST
+            found, answers = bytearray(), 0
             while True:
                 one = await on.reads.read(stream, where, bytes_max=1)
                 if one.count == 0:

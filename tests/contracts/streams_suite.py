@@ -124,6 +124,7 @@ class StreamsContract:
         async with services() as on:
             await on.create(stream)
             async with on.channel(stream) as channel, asyncio.TaskGroup() as group:
+                await channel.append(stream, draft_of([b"w"]), deadline_s=WAIT_S)
                 appended = group.create_task(
                     channel.append(stream, draft_of([b"x"]), deadline_s=WAIT_S)
                 )

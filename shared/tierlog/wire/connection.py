@@ -161,6 +161,7 @@ class WireClient:
                 RetryableError("the connection was closed here", remedy="Connect again")
             )
             if self._pending:
+                self._idle.clear()  # it may have been idle before
                 try:
                     async with asyncio.timeout(drain_s_max):
                         await self._idle.wait()

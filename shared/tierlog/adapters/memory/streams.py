@@ -167,6 +167,7 @@ class MemoryAppendChannel:
             )
         stored = self._streams.store(stream, [bytes(entry) for entry in draft.entries()])
         self._in_flight += 1
+        self._idle.clear()
         try:
             async with asyncio.timeout(min(deadline_s, self._delay_s)):
                 await self._closed.wait()
