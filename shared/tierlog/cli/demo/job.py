@@ -40,6 +40,7 @@ LEDGERS_IN_TIER2_MIN: Final = 5
 STEP_BYTES: Final = 10 * 1000 * 1000
 # So long waits the offloader that is to be killed after each part of its upload.
 PART_DELAY_S: Final = 4.0
+KILL_S_MAX: Final = 60.0
 
 
 class Digest:
@@ -103,6 +104,7 @@ class Job:
         stage.tell(f"{len(self._source.records)} records from {self._source.name}")
         await self._slow_offloader()
         await self._append()
+        await self._kill_offloader()
         await self._until_offloaded()
         await self._check_bucket()
         await self._read_back()
@@ -114,13 +116,12 @@ class Job:
         env = {"TIERLOG_OFFLOADER__PART_DELAY_S": str(PART_DELAY_S)}
         await self._stage.cluster.services.restart("offloader", env=env)
 
-    # Appending, with both crashes on the way
+    # Appending, and the two crashes
 
     async def _append(self) -> None:
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         async with asyncio.TaskGroup() as group, self._stage.client.writer(STREAM) as writer:
-            offloader = group.create_task(self._kill_offloader())
             ingest = group.create_task(self._kill_ingest(writer))
             told = 0
             for event in self._events():
@@ -130,7 +131,6 @@ class Job:
                     self._stage.tell(f"{writer.acked_bytes / 1e6:.0f} MB appended")
             await writer.flush()
             await ingest
-            await offloader
         self.outcome.append_s = loop.time() - begun_s
         self.outcome.resolved_count = writer.resolved_count
         self.outcome.acknowledged = writer.acked_events
@@ -167,27 +167,41 @@ class Job:
     async def _kill_offloader(self) -> None:
         """Kill the offloader while an upload is open that the metadata names."""
         stage = self._stage
-        async for context in self._uploading():
-            assert context.location is not None
-            uploads = await stage.objects.list_uploads(context.location.data_key)
-            if not uploads:
-                continue
-            stage.cluster.services.kill("offloader")
-            still = await stage.objects.list_uploads(context.location.data_key)
-            now = await stage.catalog.contexts.get(context.ledger_id)
-            if not still or now is None or now.state is not OffloadState.OFFLOADING:
-                raise _differs("the offloader was not in the middle of an upload when killed")
-            self.outcome.killed_attempt = context.uuid
-            self.outcome.killed_ledger = context.ledger_id
-            stage.tell(
-                f"kill -9 offloader: ledger {context.ledger_id} is OFFLOADING as attempt "
-                f"{context.uuid}, its upload is open"
-            )
-            break
+        try:
+            async with asyncio.timeout(KILL_S_MAX):
+                while not await self._killed_in_upload():
+                    # The upload ended just then: another one is caught.
+                    await self._slow_offloader()
+        except TimeoutError:
+            raise _differs("no upload was open for long enough to be interrupted") from None
+        stage.tell(
+            f"kill -9 offloader: ledger {self.outcome.killed_ledger} is OFFLOADING as attempt "
+            f"{self.outcome.killed_attempt}, its upload is open"
+        )
         await asyncio.sleep(1.0)
         env = {"TIERLOG_OFFLOADER__PART_DELAY_S": "0"}
         await stage.cluster.services.restart("offloader", env=env)
         stage.tell("the offloader is ready again")
+
+    async def _killed_in_upload(self) -> bool:
+        """Kill the offloader once an upload is open; tell whether it still was, afterwards."""
+        stage = self._stage
+        async for context in self._uploading():
+            assert context.location is not None
+            if not await stage.objects.list_uploads(context.location.data_key):
+                continue
+            stage.cluster.services.kill("offloader")
+            still = await stage.objects.list_uploads(context.location.data_key)
+            now = await stage.catalog.contexts.get(context.ledger_id)
+            self.outcome.killed_attempt = context.uuid
+            self.outcome.killed_ledger = context.ledger_id
+            return bool(
+                still
+                and now is not None
+                and now.state is OffloadState.OFFLOADING
+                and now.uuid == context.uuid
+            )
+        return False
 
     async def _uploading(self) -> AsyncIterator[OffloadContext]:
         while True:
