@@ -71,7 +71,10 @@ def run(seed: int, plan: Plan, trace: Trace) -> Result:
         trace.now_s = loop.time
         world = World(seed, plan.size, trace)
         world.servers.tasks.install(loop)
-        return await _offload_many(world, plan)
+        try:
+            return await _offload_many(world, plan)
+        finally:
+            trace.end()
 
     with logs_into(trace), small_blocks():
         return run_virtual(main(), until_s=RUN_S_MAX)

@@ -32,6 +32,7 @@ class Trace:
         self.now_s = lambda: 0.0
         self._digest = hashlib.sha256()
         self._count = 0
+        self._ended = False
 
     def __repr__(self) -> str:
         return f"<Trace {self._count} lines, {self.digest[:12]}>"
@@ -41,12 +42,18 @@ class Trace:
         """SHA-256 over all lines so far."""
         return self._digest.hexdigest()
 
+    def end(self) -> None:
+        """Take no more lines: what is left is torn down with the loop, in no order of its own."""
+        self._ended = True
+
     def note(self, what: str, /, *, process: str | None = None, **details: object) -> None:
         """Add a line that is kept."""
         self._keep(what, process, details)
 
     def _keep(self, what: str, process: str | None, details: dict[str, Any]) -> None:
         line = self._line(what, process, details)
+        if self._ended:
+            return
         self.lines.append(line)
         if self.echo:
             print(line, file=sys.stderr)
@@ -73,7 +80,7 @@ class Trace:
         if isinstance(error, BaseException):
             event["error"] = repr(error)
         self._keep(what, None, {"level": method, **event})
-        if method in {"error", "exception", "critical"}:
+        if method in {"error", "exception", "critical"} and not self._ended:
             self.errors.append(self.lines[-1])
         raise structlog.DropEvent
 
@@ -81,6 +88,8 @@ class Trace:
         who = process if process is not None else CURRENT.get()
         said = " ".join(f"{key}={value}" for key, value in details.items())
         line = _ADDRESS.sub("", f"{self.now_s():11.3f} {who:<8} {what} {said}").rstrip()
+        if self._ended:
+            return line
         self._digest.update(line.encode() + b"\n")
         self._count += 1
         return line
