@@ -218,7 +218,7 @@ def test_links_inside_the_documents_lead_somewhere(name):
 
 def test_the_patterns_find_what_they_look_for():
     assert HOME_OF_SOMEONE.search('"' + "/ho" + 'me/someone/x"')
-    assert not HOME_OF_SOMEONE.search("a/work/b and $HOME/x")
+    assert not HOME_OF_SOMEONE.search("a/wo" + "rk/b and $HOME/x")
     assert REGISTRIES.search("https://py" + "pi.org/simple")
     assert ADDRESS.search("x==1\n-i somewhere\n")
     assert ADDRESS.search("x @ ht" + "tps://host/x.whl")
