@@ -23,6 +23,7 @@ from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 
 PositiveBytes = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -130,6 +131,24 @@ class StorageSettings(_Section):
     space_check_s: Seconds = 5.0
     read_bytes: PositiveBytes = 1 * MIB
     ledger_buffer_bytes_max: PositiveBytes = 4 * MIB
+    write_buffer_bytes_max: PositiveBytes = 64 * MIB
+    """Runs in memory that no entry log has yet; half of it starts a flush, all of it stops adds."""
+    journal_spares_max: int = Field(default=2, ge=0)
+    """Zero-filled segments that are kept ready; more are removed."""
+    entry_log_bytes_max: int = Field(default=GIB, gt=0, lt=2**32)
+    ledger_cache_bytes_max: PositiveBytes = 64 * MIB
+    """Index pages in memory."""
+    read_ahead_bytes_max: int = Field(default=16 * MIB, ge=0)
+    minor_compaction_threshold: float = Field(default=0.2, le=1)
+    minor_compaction_interval_s: float = 3600.0
+    major_compaction_threshold: float = Field(default=0.8, le=1)
+    major_compaction_interval_s: float = 86400.0
+    """A threshold or interval of 0 or less switches that compaction off."""
+    compaction_bytes_per_s: PositiveBytes = 10 * MIB
+    slow_sync_s: Seconds = 0.2
+    """A sync of the disk that takes longer is counted and logged as slow."""
+    warn_free_share: float = Field(default=0.1, ge=0, lt=1)
+    """Below so much free space of its disk, a node warns."""
     open_files_max: int = Field(default=256, gt=0)
     free_bytes_min: int = Field(default=256 * MIB, ge=0)
     free_bytes_resume: int = Field(default=512 * MIB, ge=0)
