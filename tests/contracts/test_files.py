@@ -284,3 +284,16 @@ async def test_a_crash_at_a_step_leaves_the_process_hanging():
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(file.write_and_sync(0, [b"x"]), 0.05)
     assert disk.boot == 1
+
+
+def test_a_locked_folder_has_one_process(tmp_path):
+    first, second = DiskFiles(tmp_path), DiskFiles(tmp_path)
+    try:
+        first.lock()
+        with pytest.raises(RetryableError, match=f"in use by process {os.getpid()}"):
+            second.lock()
+        first.close()
+        second.lock()
+    finally:
+        first.close()
+        second.close()

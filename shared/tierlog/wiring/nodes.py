@@ -20,9 +20,10 @@ from tierlog.wire.connection import Hello
 
 @contextlib.asynccontextmanager
 async def open_files(root: Path) -> AsyncIterator[Files]:
-    """Give the folder ``root``, made when it is missing, for the length of the context."""
+    """Give the folder ``root``, made when it is missing, to this process alone."""
     files = DiskFiles(root)
     try:
+        files.lock()
         yield files
     finally:
         files.close()

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 COOKIE_PATH: Final = "cookie"
 _TEMPORARY_PATH: Final = "cookie.new"
-_NOT_DATA: Final = frozenset({COOKIE_PATH, _TEMPORARY_PATH, "lost+found"})
+_NOT_DATA: Final = frozenset({COOKIE_PATH, _TEMPORARY_PATH, "lock", "lost+found"})
 
 
 async def check_cookie(

@@ -7,6 +7,7 @@ Invariants:
     * No name reaches outside of the root; symbolic links are not followed.
     * A file descriptor is closed only when no call uses it, whoever was cancelled meanwhile.
     * An error of a sync, and EIO of a write, is ``DiskFailedError``; a full disk READ_ONLY.
+    * A folder that is locked has one process; the system gives the lock back when that ends.
 
 Cancellation: a call that has begun goes on; its caller just doesn't hear of it.
 """
@@ -14,6 +15,7 @@ Cancellation: a call that has begun goes on; its caller just doesn't hear of it.
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +31,7 @@ T = TypeVar("T")
 _IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NAME_LEN_MAX: Final = 255
+LOCK_NAME: Final = "lock"
 
 
 class DiskFiles:
@@ -39,6 +42,7 @@ class DiskFiles:
         _make_root(self._root)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
         self._open_count = 0
+        self._lock_fd = -1
 
     def __repr__(self) -> str:
         return f"<DiskFiles {self._root}, open={self._open_count}>"
@@ -90,9 +94,28 @@ class DiskFiles:
 
         return await self._run(ask)
 
+    def lock(self) -> None:
+        """Keep every other process out until ``close``; ``RetryableError`` when one is in."""
+        fd = os.open(self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 20, 0).decode("ascii", "replace") or "unknown"
+            os.close(fd)
+            raise RetryableError(
+                f"the data directory {self._root} is in use by process {holder}",
+                remedy="Stop that process, or name another directory",
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        self._lock_fd = fd
+
     def close(self) -> None:
         """End the threads; calls in flight are waited for."""
         self._pool.shutdown(wait=True)
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     async def _run(self, call: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
