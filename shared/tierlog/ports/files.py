@@ -84,3 +84,7 @@ class Files(Protocol):
     async def free_bytes(self) -> int:
         """Return what the disk still takes."""
         ...
+
+    async def total_bytes(self) -> int:
+        """Return how large the disk is."""
+        ...

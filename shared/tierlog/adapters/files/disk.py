@@ -94,6 +94,13 @@ class DiskFiles:
 
         return await self._run(ask)
 
+    async def total_bytes(self) -> int:
+        def ask() -> int:
+            found = os.statvfs(self._root)
+            return found.f_blocks * found.f_frsize
+
+        return await self._run(ask)
+
     def lock(self) -> None:
         """Keep every other process out until ``close``; ``RetryableError`` when one is in."""
         fd = os.open(self._root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)

@@ -259,6 +259,10 @@ class MemoryFiles:
             "free_bytes", lambda: max(0, disk.capacity_bytes - disk.used_bytes), changes=False
         )
 
+    async def total_bytes(self) -> int:
+        disk = self._disk
+        return await self.call("total_bytes", lambda: disk.capacity_bytes, changes=False)
+
     async def call(self, verb: str, effect: Callable[[], T], *, changes: bool = True) -> T:
         """Let the process's faults run ``effect``, unless the process is dead."""
 
