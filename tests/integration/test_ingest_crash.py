@@ -118,10 +118,11 @@ async def read_all(catalog, name=STREAM):
             assert metadata.last_entry_id == listed.last_entry_id
             handle = Tier1ReadHandle(listed.ledger_id, metadata, nodes)
             length = 0
-            async for run in handle.read_runs(EntryId(0), listed.last_entry_id):
-                length += run.payload_len
-                for step, entry in enumerate(run.entries()):
-                    found[listed.ledger_id, run.first_entry_id + step] = bytes(entry)
+            async for runs in handle.read_runs(EntryId(0), listed.last_entry_id):
+                for run in runs:
+                    length += run.payload_len
+                    for step, entry in enumerate(run.entries()):
+                        found[listed.ledger_id, run.first_entry_id + step] = bytes(entry)
             assert length == listed.length
     finally:
         await nodes.close()

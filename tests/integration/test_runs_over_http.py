@@ -10,7 +10,7 @@ import pytest
 
 from tierlog.adapters.rpc.storage_node import PIECE_BYTES, ControlConnector
 from tierlog.format.frame import pack_entries
-from tierlog.format.run import build_run
+from tierlog.format.run import Run, build_run
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.node import NodeInfo
@@ -23,13 +23,14 @@ LEDGER = LedgerId(7)
 class GivenRuns:
     """A storage node that has these runs, and then perhaps an error."""
 
-    def __init__(self, runs, error=None):
+    def __init__(self, runs, error=None, *, runs_a_list=7):
         self.runs = runs
+        self.runs_a_list = runs_a_list
         self.error = error
 
     async def read(self, ledger_id, first_entry_id, **_):
-        for run in self.runs:
-            yield run
+        for start in range(0, len(self.runs), self.runs_a_list):
+            yield self.runs[start : start + self.runs_a_list]
         if self.error is not None:
             raise self.error
 
@@ -46,7 +47,8 @@ async def read_back(node):
     """Return what a client yields, and the error that ended it."""
     app = build_http_app("storage node", checks={})
     http_runs.add_routes(app, node)
-    got, error = [], None
+    got: list[Run] = []
+    error = None
     async with serve_http(app, host="127.0.0.1", port=0) as port:
         info = NodeInfo(
             node_id=NodeId("node-1"),
@@ -56,8 +58,9 @@ async def read_back(node):
         )
         client = await ControlConnector().connect(info)
         try:
-            async for run in client.read(LEDGER, EntryId(0), bytes_max=2**28):
-                got.append(run)  # noqa: PERF401 - what came before an error counts
+            async for runs in client.read(LEDGER, EntryId(0), bytes_max=2**28):
+                assert runs
+                got += runs
         except (RetryableError, RefusedError) as caught:
             error = caught
         finally:

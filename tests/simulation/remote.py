@@ -6,7 +6,7 @@ has no answer, and no more than that.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tests.simulation.processes import SimProcess
@@ -118,9 +118,9 @@ class RemoteNode:
         bytes_max: int,
         wait_s: float = 0.0,
         recovery: bool = False,
-    ) -> AsyncIterator[Run]:
-        async def collect(node: StorageNodeControl) -> tuple[list[Run], TierlogError | None]:
-            runs: list[Run] = []
+    ) -> AsyncIterator[Sequence[Run]]:
+        async def collect(node: StorageNodeControl) -> tuple[list[list[Run]], TierlogError | None]:
+            lists: list[list[Run]] = []
             found = node.read(
                 ledger_id,
                 first_entry_id,
@@ -130,18 +130,25 @@ class RemoteNode:
                 recovery=recovery,
             )
             try:
-                async for run in found:
-                    copied = Run.decode(bytes(run.encoded))
-                    runs.append(copied)
+                async for runs in found:
+                    copied = [Run.decode(bytes(run.encoded)) for run in runs]
+                    lists.append(copied)
             except TierlogError as error:
-                return runs, error
-            return runs, None
+                return lists, error
+            return lists, None
 
-        runs, error = await self._call("read", collect, timeout_s=CALL_S_MAX + wait_s)
-        for run in runs:
-            yield run
-            # A body may be cut behind any run.
-            await self._caller.faults.call("rpc.body", lambda: None, changes=False)
+        lists, error = await self._call("read", collect, timeout_s=CALL_S_MAX + wait_s)
+        for runs in lists:
+            came: list[Run] = []
+            try:
+                for run in runs:
+                    came.append(run)
+                    # A body may be cut behind any run.
+                    await self._caller.faults.call("rpc.body", lambda: None, changes=False)
+            except TierlogError:
+                yield came
+                raise
+            yield came
         if error is not None:
             raise error
 

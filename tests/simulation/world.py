@@ -305,11 +305,12 @@ class World:
         assert metadata is not None
         assert self._nodes is not None
         handle = Tier1ReadHandle(ledger_id, metadata, self._nodes)
-        async for run in handle.read_runs(EntryId(0), last):
-            for step, entry in enumerate(run.entries()):
-                at = (int(ledger_id), run.first_entry_id + step)
-                if at[1] <= last:
-                    self.checker.model.seen(at, bytes(entry), "tier 1")
+        async for runs in handle.read_runs(EntryId(0), last):
+            for run in runs:
+                for step, entry in enumerate(run.entries()):
+                    at = (int(ledger_id), run.first_entry_id + step)
+                    if at[1] <= last:
+                        self.checker.model.seen(at, bytes(entry), "tier 1")
 
     async def check_all(self) -> None:
         """Check a run at its end: everything is in tier 2, and reads back in order."""

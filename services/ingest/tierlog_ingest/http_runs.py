@@ -7,7 +7,7 @@ a short one. What fails before the first run is problem+json; what fails later c
 Invariant: a read is bounded by ``bytes_max`` of the settings, whatever the caller asks.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Query
@@ -48,23 +48,24 @@ def add_routes(app: FastAPI, node: StorageNodeControl) -> None:
             wait_s=wait_ms / 1000,
             recovery=recovery,
         )
-        # The first run decides between an answer and an error.
-        head = await anext(found, None)
+        # The first runs decide between an answer and an error.
+        head = await anext(found, None) or ()
         return StreamingResponse(_body(head, found), media_type=RUNS_TYPE)
 
 
-async def _body(head: Run | None, rest: AsyncIterator[Run]) -> AsyncIterator[bytes]:
+async def _body(head: Sequence[Run], rest: AsyncIterator[Sequence[Run]]) -> AsyncIterator[bytes]:
     """Give runs in pieces of some size: each piece costs the server more than its bytes do."""
-    waiting = [] if head is None else [head.encoded]
+    waiting = [run.encoded for run in head]
     waiting_len, count = 0, len(waiting)
     try:
-        async for run in rest:
-            count += 1
-            waiting.append(run.encoded)
-            waiting_len += len(run.encoded)
-            if waiting_len >= PIECE_BYTES:
-                piece, waiting, waiting_len = b"".join(waiting), [], 0
-                yield piece
+        async for runs in rest:
+            count += len(runs)
+            for run in runs:
+                waiting.append(run.encoded)
+                waiting_len += len(run.encoded)
+                if waiting_len >= PIECE_BYTES:
+                    piece, waiting, waiting_len = b"".join(waiting), [], 0
+                    yield piece
     except TierlogError:
         # What could be read goes out all the same; then the body is cut.
         if waiting:

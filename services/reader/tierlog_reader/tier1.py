@@ -37,14 +37,15 @@ class StorageNodeTier(Generic[Node]):
         last, wait_s = await self._end(handle, first_entry_id, budget.wait_s)
         frames: list[Buffer] = []
         expected = first_entry_id
-        runs = handle.read_runs(
+        read = handle.read_runs(
             first_entry_id, min(last, until), bytes_max=budget.bytes_max, wait_s=wait_s
         )
-        async with closing_runs(runs):
-            async for run in runs:
-                end = min(until, run.last_entry_id)
-                frames.append(run.frames_between(expected, end))
-                expected = EntryId(end + 1)
+        async with closing_runs(read):
+            async for runs in read:
+                for run in runs:
+                    end = min(until, run.last_entry_id)
+                    frames.append(run.frames_between(expected, end))
+                    expected = EntryId(end + 1)
         if not frames:
             raise _gone(ledger.ledger_id)
         return Chunk(

@@ -35,7 +35,7 @@ the real ids into the copies that it makes anyway.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
@@ -240,13 +240,33 @@ _CRC: Final = Struct(">I")
 _COUNTS: Final = Struct(">II")
 
 
-def decode_runs(buffer: Buffer) -> Iterator[Run]:
-    """Iterate over the runs that lie back to back in ``buffer``."""
+class RunsTaken(NamedTuple):
+    """The whole and good runs at the start of a buffer."""
+
+    runs: list[Run]
+    length: int
+    """Bytes of these runs; what follows is cut, or bad, or nothing."""
+    error: CorruptError | None
+    """What is wrong with what follows; None where more bytes may make it whole."""
+
+
+def take_runs(buffer: Buffer, *, len_max: int = RUN_LEN_MAX) -> RunsTaken:
+    """Read the runs that lie back to back at the start of ``buffer``, verified.
+
+    Ends before a run that the buffer cuts, and before what is bad; both are the caller's to judge.
+    """
     view, at = memoryview(buffer), 0
-    while at < len(view):
-        end = at + Run.encoded_len(view[at : at + RUN_PREFIX_LEN], len_max=len(view) - at)
-        yield Run.decode(view[at:end])
-        at = end
+    runs: list[Run] = []
+    try:
+        while len(view) - at >= RUN_PREFIX_LEN:
+            end = at + Run.encoded_len(view[at : at + RUN_PREFIX_LEN], len_max=len_max)
+            if end > len(view):
+                break
+            runs.append(Run.decode(view[at:end]))
+            at = end
+    except CorruptError as error:
+        return RunsTaken(runs, at, error)
+    return RunsTaken(runs, at, None)
 
 
 def build_run(

@@ -8,9 +8,10 @@ Invariants:
       first may begin before the entry that was asked for, since runs are whole.
     * An entry of a closed ledger that no node gives is UNKNOWN, never absent.
     * A damaged run is never yielded: its replica is passed over for another one.
+    * Runs come in lists, never in an empty one.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
@@ -47,8 +48,10 @@ class ReadHandle(Protocol):
 
     def read_runs(
         self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[Sequence[Run]]:
         """Iterate over the whole runs that hold these entries, both ends included.
+
+        They come in lists, as large as they were read, and never in an empty one.
 
         Ends early once ``bytes_max`` is reached, but not before one run. Behind the LAC of an
         open ledger it waits up to ``wait_s``, then raises NOT_YET.
@@ -108,7 +111,7 @@ class Tier1ReadHandle(Generic[Node]):
 
     async def read_runs(
         self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[Sequence[Run]]:
         """See ``ReadHandle``."""
         closed = self._metadata.state is LedgerState.CLOSED
         if closed and last > self._metadata.last_entry_id:
@@ -118,16 +121,18 @@ class Tier1ReadHandle(Generic[Node]):
             before = position
             trouble: list[TierlogError] = []
             for node_id in self._metadata.write_set(position):
-                runs = self._read_node(
+                read = self._read_node(
                     node_id, position, last, bytes_max=budget, wait_s=wait_s, trouble=trouble
                 )
-                async with closing_runs(runs):
-                    async for run in runs:
-                        position = EntryId(run.last_entry_id + 1)
-                        if budget is not None:
-                            budget -= len(run.encoded)
-                        yield run
-                        if budget is not None and budget <= 0:
+                async with closing_runs(read):
+                    async for runs in read:
+                        position = EntryId(runs[-1].last_entry_id + 1)
+                        if budget is None:
+                            yield runs
+                            continue
+                        within, budget = runs_within(runs, budget)
+                        yield within
+                        if budget <= 0:
                             return
                 if position > before:
                     break
@@ -143,7 +148,7 @@ class Tier1ReadHandle(Generic[Node]):
         bytes_max: int | None,
         wait_s: float,
         trouble: list[TierlogError],
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[Sequence[Run]]:
         """Yield what one node has from ``first`` on, without a gap; note why it ended."""
         budget = bytes_max if bytes_max is not None else READ_BYTES_MAX
         closed = self._metadata.state is LedgerState.CLOSED
@@ -154,7 +159,7 @@ class Tier1ReadHandle(Generic[Node]):
             client: Node | None = None
             try:
                 client = await self._nodes.client(node_id)
-                runs = client.read(
+                read = client.read(
                     self._ledger_id,
                     first,
                     last_entry_id=last,
@@ -162,14 +167,16 @@ class Tier1ReadHandle(Generic[Node]):
                     wait_s=0.0 if closed else wait_s,
                     recovery=recovery,
                 )
-                async with closing_runs(runs):
-                    async for run in runs:
-                        if not self._continues(run, expected, at_start=expected == first):
-                            break
-                        expected = EntryId(run.last_entry_id + 1)
-                        yield run
+                async with closing_runs(read):
+                    async for runs in read:
+                        good = self._following(runs, expected, last, at_start=expected == first)
+                        if good:
+                            expected = EntryId(good[-1].last_entry_id + 1)
+                            yield good
                         if expected > last:
                             return
+                        if len(good) < len(runs):
+                            break
             except TierlogError as error:
                 trouble.append(error)
                 if error.reason not in _ANSWERS:
@@ -191,10 +198,18 @@ class Tier1ReadHandle(Generic[Node]):
         if client is not None:
             await self._nodes.report_failed(node_id, client)
 
-    def _continues(self, run: Run, expected: EntryId, *, at_start: bool) -> bool:
-        if run.header.ledger_id != self._ledger_id or run.last_entry_id < expected:
-            return False
-        return run.first_entry_id == expected or (at_start and run.first_entry_id < expected)
+    def _following(
+        self, runs: Sequence[Run], expected: EntryId, last: EntryId, *, at_start: bool
+    ) -> Sequence[Run]:
+        """Return the runs up to the first that does not follow, or lies behind ``last``."""
+        for count, run in enumerate(runs):
+            header = run.header
+            first, following = header.first_entry_id, EntryId(header.last_entry_id + 1)
+            follows = first == expected or (at_start and first < expected < following)
+            if not follows or expected > last or header.ledger_id != self._ledger_id:
+                return runs[:count]
+            expected, at_start = following, False
+        return runs
 
     def _unreadable(self, position: EntryId, trouble: list[TierlogError]) -> TierlogError:
         """Say what it means that no node of a write set gave the entry."""
@@ -213,8 +228,17 @@ class Tier1ReadHandle(Generic[Node]):
         """Nothing is held: connections belong to the directory."""
 
 
+def runs_within(runs: Sequence[Run], bytes_max: int) -> tuple[Sequence[Run], int]:
+    """Return the runs up to the one that reaches ``bytes_max``, and what is left of that."""
+    for count, run in enumerate(runs, 1):
+        bytes_max -= len(run.encoded)
+        if bytes_max <= 0:
+            return runs[:count], bytes_max
+    return runs, bytes_max
+
+
 @asynccontextmanager
-async def closing_runs(runs: AsyncIterator[Run]) -> AsyncIterator[None]:
+async def closing_runs(runs: AsyncIterator[Sequence[Run]]) -> AsyncIterator[None]:
     """End an iteration over runs at once, where it is left early, and not some time later."""
     try:
         yield

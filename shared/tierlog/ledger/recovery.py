@@ -277,17 +277,18 @@ class _OneRecovery:
         """Add one node's runs from ``position`` on, as far as they go without a gap."""
         client = await self.nodes.client(node_id)
         expected = position
-        runs: AsyncIterator[Run] = client.read(
+        read: AsyncIterator[Sequence[Run]] = client.read(
             self.ledger_id, position, bytes_max=self.limits.batch_bytes_max, recovery=True
         )
-        async with closing_runs(runs):
-            async for run in runs:
-                begins = run.first_entry_id == expected
-                holds = not batch and run.first_entry_id <= expected <= run.last_entry_id
-                if run.header.ledger_id != self.ledger_id or not (begins or holds):
-                    break
-                batch.append(run)
-                expected = EntryId(run.last_entry_id + 1)
+        async with closing_runs(read):
+            async for runs in read:
+                for run in runs:
+                    begins = run.first_entry_id == expected
+                    holds = not batch and run.first_entry_id <= expected <= run.last_entry_id
+                    if run.header.ledger_id != self.ledger_id or not (begins or holds):
+                        return
+                    batch.append(run)
+                    expected = EntryId(run.last_entry_id + 1)
 
     async def _rewrite_batch(self, runs: Sequence[Run]) -> bool:
         """Send runs to their write sets; True when each has its ack quorum again."""

@@ -11,7 +11,7 @@ Invariants:
       of it: ``CorruptError``.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -78,6 +78,7 @@ class BlockFiller:
         self._metadata = handle.ledger_metadata
         self._offset = 0
         self._parts = 0
+        self._builder: BlockBuilder | None = None
         self.entry_count = 0
         self.payload_len = 0
 
@@ -87,24 +88,30 @@ class BlockFiller:
     async def blocks(self) -> AsyncGenerator[FilledBlock, None]:
         """Iterate over the ledger's blocks; the next is filled only when it is asked for."""
         last = self._metadata.last_entry_id
-        builder: BlockBuilder | None = None
-        runs = self._handle.read_runs(EntryId(0), last)
-        async with closing_runs(runs):
-            async for run in runs:
-                at = self._checked_start(run, builder)
-                while at <= run.last_entry_id:
-                    if builder is None:
-                        builder = self._new_builder(at)
-                    at = EntryId(self._take(builder, run, at))
-                    if builder.full or at > last:
-                        yield self._filled(builder)
-                        builder = None
-        if builder is not None or self.entry_count != last + 1:
+        read = self._handle.read_runs(EntryId(0), last)
+        async with closing_runs(read):
+            async for runs in read:
+                for run in runs:
+                    for block in self._filled_by(run):
+                        yield block
+        if self._builder is not None or self.entry_count != last + 1:
             self._mismatch()
         if self.payload_len != self._metadata.length:
             self._mismatch()
 
-    def _checked_start(self, run: Run, builder: BlockBuilder | None) -> EntryId:
+    def _filled_by(self, run: Run) -> Iterator[FilledBlock]:
+        """Take a run; yield each block that it fills."""
+        at = self._checked_start(run)
+        while at <= run.last_entry_id:
+            if self._builder is None:
+                self._builder = self._new_builder(at)
+            at = EntryId(self._take(self._builder, run, at))
+            if self._builder.full or at > self._metadata.last_entry_id:
+                block, self._builder = self._filled(self._builder), None
+                yield block
+
+    def _checked_start(self, run: Run) -> EntryId:
+        builder = self._builder
         expected = self.entry_count if builder is None else builder.last_entry_id + 1
         outside = run.last_entry_id > self._metadata.last_entry_id
         if run.first_entry_id != expected or run.header.ledger_id != self._handle.ledger_id:

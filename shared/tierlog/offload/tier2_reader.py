@@ -14,7 +14,7 @@ Invariants:
 Retries: what turned out damaged is forgotten, so that the next try reads the bucket again.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -30,6 +30,7 @@ from tierlog.format.frame import (
 )
 from tierlog.format.index import BlockRange, ObjectIndex
 from tierlog.format.run import Run, cut_runs
+from tierlog.ledger.reader import runs_within
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata
@@ -88,7 +89,7 @@ class Tier2Handle:
 
     async def read_runs(
         self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[Sequence[Run]]:
         position, budget = first, bytes_max
         while position <= last and (budget is None or budget > 0):
             wanted = RUNS_BYTES if budget is None else min(RUNS_BYTES, budget)
@@ -104,13 +105,12 @@ class Tier2Handle:
                 owner_epoch=0,
                 stripe_entries=self.ledger_metadata.stripe_entries,
             )
-            for run in runs:
-                yield run
-                position = EntryId(run.last_entry_id + 1)
-                if budget is not None:
-                    budget -= len(run.encoded)
-                    if budget <= 0:
-                        return
+            if budget is None:
+                yield runs
+            else:
+                within, budget = runs_within(runs, budget)
+                yield within
+            position = EntryId(runs[-1].last_entry_id + 1)
 
     async def read_frames(self, first_entry_id: EntryId, bytes_max: int) -> FramesRead:
         """Return frames from an entry on: at least one, else up to ``bytes_max``, of one block.

@@ -4,7 +4,7 @@ Four answers are never confused: NO_SUCH_ENTRY (the node knows that it isn't the
 (behind the LAC), UNKNOWN (could not read) and FENCED.
 """
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
 from tierlog.format.run import Run
@@ -38,8 +38,11 @@ class StorageNodeControl(Protocol):
         bytes_max: int,
         wait_s: float = 0.0,
         recovery: bool = False,
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[Sequence[Run]]:
         """Iterate over whole runs from the one that holds ``first_entry_id``.
+
+        They come in lists, as many at a time as the node or the network has at hand, and
+        never in an empty one: what is paid for each step is paid once for many runs.
 
         Ordinary reads end at the LAC and wait up to ``wait_s`` for it to move (then NOT_YET);
         recovery reads fence first and go to the node's last entry. Raises NO_SUCH_ENTRY,

@@ -32,9 +32,9 @@ def test_whole_runs_that_hold_the_entries():
     async def main():
         handle = await closed_ledger(SmallCluster(2))
         assert await handle.last_add_confirmed() == 4
-        runs = [run async for run in handle.read_runs(1, 3)]
+        runs = [run async for runs in handle.read_runs(1, 3) for run in runs]
         assert [run.first_entry_id for run in runs] == [0, 2]
-        runs = [run async for run in handle.read_runs(0, 4, bytes_max=1)]
+        runs = [run async for runs in handle.read_runs(0, 4, bytes_max=1) for run in runs]
         assert [run.first_entry_id for run in runs] == [0]
 
     run_virtual(main())
@@ -47,11 +47,11 @@ def test_a_lost_node_or_a_damaged_run_is_read_from_the_other_replica():
         handle = await closed_ledger(cluster)
         cluster.nodes["n1"].damaged.add((handle.ledger_id, 2))
         cluster.nodes["n2"].damaged.add((handle.ledger_id, 4))
-        runs = [run async for run in handle.read_runs(0, 4)]
+        runs = [run async for runs in handle.read_runs(0, 4) for run in runs]
         assert payloads(runs) == [b"a", b"b", b"c", b"d", b"e"]
         cluster.nodes["n1"].damaged.clear()
         cluster.nodes["n2"].down = True
-        assert len([run async for run in handle.read_runs(0, 4)]) == 3
+        assert len([run async for runs in handle.read_runs(0, 4) for run in runs]) == 3
 
     run_virtual(main())
 
@@ -63,9 +63,9 @@ def test_reading_what_a_node_knows_to_be_confirmed_writes_nothing_there():
         for node in cluster.nodes.values():
             node.fenced.clear()
             node.confirm(handle.ledger_id, 3)
-        assert len([run async for run in handle.read_runs(0, 3)]) == 2
+        assert len([run async for runs in handle.read_runs(0, 3) for run in runs]) == 2
         assert all(not node.fenced for node in cluster.nodes.values())
-        assert len([run async for run in handle.read_runs(0, 4)]) == 3
+        assert len([run async for runs in handle.read_runs(0, 4) for run in runs]) == 3
         assert any(node.fenced for node in cluster.nodes.values())
 
     run_virtual(main())
@@ -78,10 +78,10 @@ def test_what_no_replica_gives_is_unknown_and_behind_the_end_is_no_such_entry():
         for node in cluster.nodes.values():
             del node.runs[handle.ledger_id][2]
         with pytest.raises(TierlogError) as caught:
-            _ = [run async for run in handle.read_runs(0, 4)]
+            _ = [run async for runs in handle.read_runs(0, 4) for run in runs]
         assert caught.value.reason is Reason.UNKNOWN
         with pytest.raises(TierlogError) as caught:
-            _ = [run async for run in handle.read_runs(0, 5)]
+            _ = [run async for runs in handle.read_runs(0, 5) for run in runs]
         assert caught.value.reason is Reason.NO_SUCH_ENTRY
 
     run_virtual(main())
@@ -97,7 +97,7 @@ def test_an_open_ledger_ends_at_the_lac_and_can_be_waited_for():
         handle = Tier1ReadHandle(ledger_id, metadata, cluster.directory(catalog))
         assert await handle.last_add_confirmed() == -1
         with pytest.raises(TierlogError) as caught:
-            _ = [run async for run in handle.read_runs(0, 0)]
+            _ = [run async for runs in handle.read_runs(0, 0) for run in runs]
         assert caught.value.reason is Reason.NOT_YET
         async with asyncio.TaskGroup() as tasks:
 
@@ -106,7 +106,7 @@ def test_an_open_ledger_ends_at_the_lac_and_can_be_waited_for():
                 node.confirm(ledger_id, 0)
 
             tasks.create_task(confirm())
-            runs = [run async for run in handle.read_runs(0, 0, wait_s=1.0)]
+            runs = [run async for runs in handle.read_runs(0, 0, wait_s=1.0) for run in runs]
         assert payloads(runs) == [b"a"]
 
     run_virtual(main())

@@ -53,7 +53,9 @@ async def read_all(cluster, catalog, ledger_id):
     metadata = await catalog.ledgers.get(ledger_id)
     assert metadata.state is LedgerState.CLOSED
     handle = Tier1ReadHandle(ledger_id, metadata, cluster.directory(catalog))
-    return payloads([run async for run in handle.read_runs(0, metadata.last_entry_id)])
+    return payloads(
+        [run async for runs in handle.read_runs(0, metadata.last_entry_id) for run in runs]
+    )
 
 
 @pytest.mark.covers("D18")

@@ -61,7 +61,7 @@ def test_entries_get_growing_ids_and_are_confirmed_in_order():
                 writer.ledger_id, metadata, cluster.directory(cluster.catalog())
             )
             assert await handle.last_add_confirmed() == 2
-            runs = [run async for run in handle.read_runs(0, 2)]
+            runs = [run async for runs in handle.read_runs(0, 2) for run in runs]
             assert payloads(runs) == [b"a", b"b", b"c"]
             assert [run.header.last_add_confirmed for run in runs] == [-1, -1]
 
@@ -82,7 +82,7 @@ def test_a_run_goes_to_the_write_set_of_its_stripe_and_nowhere_else():
                 assert all(run.header.count == 2 for run in held.values())
             directory = cluster.directory(cluster.catalog())
             handle = Tier1ReadHandle(writer.ledger_id, metadata, directory)
-            runs = [run async for run in handle.read_runs(0, 7)]
+            runs = [run async for runs in handle.read_runs(0, 7) for run in runs]
             assert payloads(runs) == [b"%d" % i for i in range(8)]
 
     run_virtual(main())

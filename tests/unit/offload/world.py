@@ -69,11 +69,13 @@ class ListHandle:
         metadata: LedgerMetadata | None = None,
         *,
         run_bytes_max: int = 200,
+        runs_a_list: int = 2,
     ) -> None:
         self.ledger_id = ledger_id
         self.entries = list(entries)
         self.ledger_metadata = metadata or metadata_of(entries)
         self.run_bytes_max = run_bytes_max
+        self.runs_a_list = runs_a_list
         self.closed = False
 
     async def last_add_confirmed(self) -> EntryId:
@@ -81,10 +83,11 @@ class ListHandle:
 
     async def read_runs(
         self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
-    ) -> AsyncIterator[Run]:
-        for run in runs_of(self.ledger_id, self.entries, run_bytes_max=self.run_bytes_max):
-            if run.last_entry_id >= first and run.first_entry_id <= last:
-                yield run
+    ) -> AsyncIterator[Sequence[Run]]:
+        runs = runs_of(self.ledger_id, self.entries, run_bytes_max=self.run_bytes_max)
+        wanted = [one for one in runs if one.last_entry_id >= first and one.first_entry_id <= last]
+        for start in range(0, len(wanted), self.runs_a_list):
+            yield wanted[start : start + self.runs_a_list]
 
     async def close(self) -> None:
         self.closed = True
@@ -111,11 +114,10 @@ async def entries_of(handle, first: int = 0, last: int | None = None) -> list[by
     """Read entries through any read handle."""
     last = handle.ledger_metadata.last_entry_id if last is None else last
     found: dict[int, bytes] = {}
-    async for run in handle.read_runs(EntryId(first), EntryId(last)):
-        bounds = [*(int(offset) for offset in run.offsets), len(run.frames)]
-        for number in range(run.header.count):
-            entry_id = run.first_entry_id + number
-            found[entry_id] = bytes(run.frames[bounds[number] + 12 : bounds[number + 1]])
+    async for runs in handle.read_runs(EntryId(first), EntryId(last)):
+        for run in runs:
+            ids = range(run.first_entry_id, run.last_entry_id + 1)
+            found |= zip(ids, map(bytes, run.entries()), strict=True)
     return [found[entry_id] for entry_id in range(first, last + 1)]
 
 

@@ -485,8 +485,8 @@ def test_damage_on_the_way_is_tried_again_before_it_is_believed():
 
         class Damaged(ListHandle):
             async def read_runs(self, first, last, *, bytes_max=None, wait_s=0.0):
-                async for run in ListHandle.read_runs(self, first, last):
-                    yield run
+                async for runs in ListHandle.read_runs(self, first, last):
+                    yield runs
                     raise CorruptError("a damaged run")
 
         worker._open_ledger = lambda ledger_id, metadata: Damaged(ledger_id, ENTRIES, metadata)

@@ -109,7 +109,9 @@ class CrashingNode:
 
 async def read_all(node: StorageNode, ledger_id: int, first: int = 0, **how) -> list[Run]:
     how = {"bytes_max": 10**8, "recovery": True, **how}
-    return [run async for run in node.read(LedgerId(ledger_id), EntryId(first), **how)]
+    return [
+        run async for runs in node.read(LedgerId(ledger_id), EntryId(first), **how) for run in runs
+    ]
 
 
 async def outcome(work):

@@ -100,8 +100,8 @@ async def _check(root, start, acknowledged):
         # Without a recovery read, which would fence the ledger for the next writer.
         await node.last_add_confirmed(LedgerId(1))
         node.confirm(LedgerId(1), EntryId(10**6))
-        async for run in node.read(LedgerId(1), EntryId(start), bytes_max=10**9):
-            found[run.first_entry_id] = run
+        async for runs in node.read(LedgerId(1), EntryId(start), bytes_max=10**9):
+            found |= {run.first_entry_id: run for run in runs}
         stop.set()
     files.close()
     for entry_id in range(start, acknowledged + 1):

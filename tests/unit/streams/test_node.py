@@ -142,7 +142,7 @@ def test_power_goes_in_mid_append_and_nothing_acknowledged_is_lost(seed):
                 metadata = await catalog.ledgers.get(ledger_id)
                 assert metadata.state is LedgerState.CLOSED
                 handle = Tier1ReadHandle(ledger_id, metadata, nodes)
-                async for run in handle.read_runs(entry_id, entry_id):
+                async for (run,) in handle.read_runs(entry_id, entry_id):
                     assert bytes(run.entry(entry_id)) == entry
 
     run_virtual(main())

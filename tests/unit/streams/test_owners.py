@@ -65,7 +65,7 @@ async def read_stream(cluster, name=STREAM):
         assert listed.closed
         metadata = await catalog.ledgers.get(listed.ledger_id)
         handle = Tier1ReadHandle(listed.ledger_id, metadata, cluster.directory(catalog))
-        runs = [run async for run in handle.read_runs(0, listed.last_entry_id)]
+        runs = [run async for runs in handle.read_runs(0, listed.last_entry_id) for run in runs]
         assert sum(run.payload_len for run in runs) == listed.length == metadata.length
         entries += payloads(runs)
     return entries
@@ -366,7 +366,7 @@ def test_with_lost_answers_everywhere_nothing_acknowledged_is_lost_or_moved(seed
             metadata = await catalog.ledgers.get(ledger_id)
             assert metadata.state is LedgerState.CLOSED
             handle = Tier1ReadHandle(ledger_id, metadata, cluster.directory(catalog))
-            async for run in handle.read_runs(entry_id, entry_id):
+            async for (run,) in handle.read_runs(entry_id, entry_id):
                 assert bytes(run.entry(entry_id)) == entry
 
     run_virtual(main())

@@ -287,7 +287,7 @@ class StorageNode:
         bytes_max: int,
         wait_s: float = 0.0,
         recovery: bool = False,
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[list[Run]]:
         self._check_serving()
         if ledger_id in self._quarantined:
             raise unknown_entry(ledger_id, first_entry_id)
@@ -304,9 +304,9 @@ class StorageNode:
             if ledger.index.find(first_entry_id) is None:
                 raise self._absent(ledger_id, first_entry_id, ledger)
             limits = {"bytes_max": bytes_max, "read_len": self._settings.read_bytes}
-            runs = read_runs(ledger, self._open_files, first_entry_id, bound=bound, **limits)
-            async for run in runs:
-                yield run
+            read = read_runs(ledger, self._open_files, first_entry_id, bound=bound, **limits)
+            async for runs in read:
+                yield runs
         finally:
             ledger.in_use -= 1
             if not ledger.in_use and not ledger.logical_len and not ledger.damaged:

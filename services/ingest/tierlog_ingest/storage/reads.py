@@ -6,6 +6,7 @@ Invariants:
     * Runs come in order, without a gap between them, up to the bound.
     * Every run that comes off the disk was verified by its checksum, each time.
     * At least one run comes, or an error; a bad run further on ends the read before it.
+    * One list of runs comes from one read of the disk.
 """
 
 from collections.abc import AsyncIterator
@@ -28,19 +29,21 @@ async def read_runs(
     bound: int,
     bytes_max: int,
     read_len: int,
-) -> AsyncIterator[Run]:
+) -> AsyncIterator[list[Run]]:
     """Iterate over the runs from the one that holds ``first_entry_id``, which must be there."""
     entry_id, brought = first_entry_id, 0
     while brought < bytes_max and entry_id <= bound:
         places = _plan(ledger, entry_id, bound=bound, len_max=min(read_len, bytes_max - brought))
         if not places:
             return
-        for run in await _fetch(ledger, open_files, places, may_stop=brought > 0):
-            if run is None:
-                return
-            brought += len(run.encoded)
-            entry_id = run.last_entry_id + 1
-            yield run
+        fetched = await _fetch(ledger, open_files, places, may_stop=brought > 0)
+        runs = [run for run in fetched if run is not None]
+        if runs:
+            brought += sum(len(run.encoded) for run in runs)
+            entry_id = runs[-1].last_entry_id + 1
+            yield runs
+        if len(runs) < len(fetched):
+            return
 
 
 def _plan(ledger: Ledger, entry_id: int, *, bound: int, len_max: int) -> list[Place]:

@@ -10,12 +10,15 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 from tierlog.format.run import Run
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
-from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId
+from tierlog.model.ids import INT64_MAX, NO_ENTRY, EntryId, LedgerId, NodeId
 from tierlog.ports.storage_node import LacAnswer
+
+BATCH_RUNS: Final = 2  # small, so that few runs make many lists
 
 
 class MemoryStorageNode:
@@ -119,23 +122,47 @@ class MemoryStorageNode:
         bytes_max: int,
         wait_s: float = 0.0,
         recovery: bool = False,
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[Sequence[Run]]:
         """See ``StorageNodeControl``."""
         self._check_up()
         if recovery:
             self.fenced.add(ledger_id)
-        elif first_entry_id > self.lacs.get(ledger_id, NO_ENTRY):
-            await asyncio.sleep(wait_s)
-            if first_entry_id > self.lacs.get(ledger_id, NO_ENTRY):
+        else:
+            await self._wait_for(ledger_id, first_entry_id, wait_s)
+        end = EntryId(INT64_MAX) if last_entry_id is None else last_entry_id
+        if not recovery:
+            end = min(end, self.lacs.get(ledger_id, NO_ENTRY))
+        batch: list[Run] = []
+        for run in self._following(ledger_id, first_entry_id, end):
+            if bytes_max <= 0:
+                break
+            if (ledger_id, run.first_entry_id) in self.damaged:
+                if batch:
+                    yield batch
                 raise RetryableError(
-                    f"entry {first_entry_id} of ledger {ledger_id} is not confirmed yet",
-                    reason=Reason.NOT_YET,
-                    remedy="Wait",
+                    f"{run!r} is damaged", reason=Reason.UNKNOWN, remedy="Ask another replica"
                 )
+            bytes_max -= len(run.encoded)
+            batch.append(run)
+            if len(batch) == BATCH_RUNS:
+                yield batch
+                batch = []
+                self._check_up()
+        if batch:
+            yield batch
+
+    async def _wait_for(self, ledger_id: LedgerId, entry_id: EntryId, wait_s: float) -> None:
+        if entry_id > self.lacs.get(ledger_id, NO_ENTRY):
+            await asyncio.sleep(wait_s)
+        if entry_id > self.lacs.get(ledger_id, NO_ENTRY):
+            raise RetryableError(
+                f"entry {entry_id} of ledger {ledger_id} is not confirmed yet",
+                reason=Reason.NOT_YET,
+                remedy="Wait",
+            )
+
+    def _following(self, ledger_id: LedgerId, first_entry_id: EntryId, end: EntryId) -> list[Run]:
         held = self.runs.get(ledger_id, {})
-        end = last_entry_id if recovery else self.lacs.get(ledger_id, NO_ENTRY)
-        if last_entry_id is not None and end is not None:
-            end = min(end, last_entry_id)
         following = sorted(
             (run for run in held.values() if run.last_entry_id >= first_entry_id),
             key=lambda run: run.first_entry_id,
@@ -146,16 +173,7 @@ class MemoryStorageNode:
                 reason=Reason.NO_SUCH_ENTRY,
                 remedy="Ask another replica",
             )
-        for run in following:
-            if (end is not None and run.first_entry_id > end) or bytes_max <= 0:
-                return
-            if (ledger_id, run.first_entry_id) in self.damaged:
-                raise RetryableError(
-                    f"{run!r} is damaged", reason=Reason.UNKNOWN, remedy="Ask another replica"
-                )
-            self._check_up()
-            bytes_max -= len(run.encoded)
-            yield run
+        return [run for run in following if run.first_entry_id <= end]
 
     async def list_ledgers(self) -> list[LedgerId]:
         """See ``StorageNodeControl``."""

@@ -2,17 +2,18 @@
 
 Invariants:
     * Every run's checksum is verified before it is handed on.
+    * What came whole before a damaged run, or before a cut, is handed on; then comes the error.
     * A body of runs that was cut raises UNKNOWN; it never passes as a short one.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Final
 
 import aiohttp
 import grpc
 
-from tierlog.format.run import RUN_PREFIX_LEN, Run
+from tierlog.format.run import RUN_PREFIX_LEN, Run, take_runs
 from tierlog.format.run_stream import END_MAGIC, END_MARK_LEN, check_end_mark
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
@@ -81,7 +82,7 @@ class RemoteStorageControl:
         bytes_max: int,
         wait_s: float = 0.0,
         recovery: bool = False,
-    ) -> AsyncIterator[Run]:
+    ) -> AsyncIterator[Sequence[Run]]:
         params = {
             "first": str(first_entry_id),
             "bytes_max": str(bytes_max),
@@ -97,8 +98,8 @@ class RemoteStorageControl:
                 if answer.status != 200:
                     body = await answer.content.read(READ_BUFFER_BYTES)
                     raise error_of_problem(body, status=answer.status, source=self._name)
-                async for run in _runs(answer.content):
-                    yield run
+                async for runs in _runs(answer.content):
+                    yield runs
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
             raise RetryableError(
                 f"{self._name} broke off a read of ledger {ledger_id}: {type(error).__name__}",
@@ -112,7 +113,7 @@ class RemoteStorageControl:
         await self._channel.close()
 
 
-async def _runs(content: aiohttp.StreamReader) -> AsyncIterator[Run]:
+async def _runs(content: aiohttp.StreamReader) -> AsyncIterator[list[Run]]:
     """Cut a body into runs, which stay views of the pieces in which it came."""
     count, rest = 0, memoryview(b"")
     while True:
@@ -121,14 +122,18 @@ async def _runs(content: aiohttp.StreamReader) -> AsyncIterator[Run]:
         if bytes(rest[: len(END_MAGIC)]) == END_MAGIC:
             check_end_mark(bytes(rest[:END_MARK_LEN]), count)
             return
-        if len(rest) < RUN_PREFIX_LEN:
-            rest = await _filled(content, rest, RUN_PREFIX_LEN)
-        length = Run.encoded_len(rest[:RUN_PREFIX_LEN], len_max=RUN_BYTES_MAX)
-        if len(rest) < length:
-            rest = await _filled(content, rest, length)
-        yield Run.decode(rest[:length])
-        rest = rest[length:]
-        count += 1
+        taken = take_runs(rest, len_max=RUN_BYTES_MAX)
+        if taken.runs:
+            rest = rest[taken.length :]
+            count += len(taken.runs)
+            yield taken.runs
+        elif taken.error is not None:
+            raise taken.error
+        else:
+            wanted = RUN_PREFIX_LEN
+            if len(rest) >= RUN_PREFIX_LEN:
+                wanted = Run.encoded_len(rest[:RUN_PREFIX_LEN], len_max=RUN_BYTES_MAX)
+            rest = await _filled(content, rest, wanted)
 
 
 async def _filled(content: aiohttp.StreamReader, rest: memoryview, wanted: int) -> memoryview:
