@@ -38,6 +38,8 @@ class Format(IntEnum):
     FENCE_FILE = 17
     CLOUD_EVENT = 18
     PROGRESS_RECORD = 19
+    ENTRY_LOG = 20
+    LEDGER_INDEX = 21
 
 
 class Versions(NamedTuple):
@@ -76,6 +78,8 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.FENCE_FILE: _only(1),
     Format.CLOUD_EVENT: _only(1),
     Format.PROGRESS_RECORD: _only(1),
+    Format.ENTRY_LOG: _only(1),
+    Format.LEDGER_INDEX: _only(1),
 }
 
 assert set(GATE) == set(Format)

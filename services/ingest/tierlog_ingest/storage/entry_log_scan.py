@@ -1,0 +1,193 @@
+"""Walking an entry log from end to end: every good run, and every place that holds none.
+
+Owns: windows, and finding the next good run behind a bad place. Does not own the file: ``read``
+does, and it may answer less than it was asked for only at the file's end.
+
+Invariants:
+    * A run is handed out only if its checksum is right, also when it was only walked over.
+    * What was neither handed out nor walked over is told to ``on_bad``.
+    * The work is bounded: behind a bad place, candidates are checked in at most
+      ``_RESYNC_FACTOR`` times the bytes that are left, and ``_RESYNC_LEN_MIN``.
+
+An entry may itself contain what looks like a run. Inside of a good run it is never looked at;
+behind a bad place a candidate must be of a ledger that the log's map names, and must be followed
+by another run or by the end.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from struct import Struct
+from typing import Final, NamedTuple
+
+from tierlog.format.checksum import Buffer, crc32c
+from tierlog.format.run import CRC_OFFSET, RUN_HEADER_LEN, RUN_MAGIC, RUN_PREFIX_LEN, Run
+from tierlog.model.errors import CorruptError
+
+SCAN_LEN: Final = 4 * 1024 * 1024
+_SECTOR_LEN: Final = 4096
+_RESYNC_FACTOR: Final = 4
+_RESYNC_LEN_MIN: Final = 64 * 1024 * 1024
+_LEDGER_ID: Final = Struct(">q")
+_LEDGER_ID_OFFSET: Final = 16
+_CRC: Final = Struct(">I")
+
+Read = Callable[[int, int], Awaitable[bytes]]
+Found = list[tuple[int, Run]]
+
+
+class _Cut(NamedTuple):
+    """What a window holds: runs, the bytes they and skipped ones take, and what comes then."""
+
+    found: Found
+    used: int
+    wanted: int | None
+    """Length of the next run, which the window does not hold whole; None: a bad place."""
+
+
+class LogScan:
+    """One walk over the runs between ``start`` and ``end``."""
+
+    def __init__(
+        self,
+        read: Read,
+        *,
+        start: int,
+        end: int,
+        ledger_id: int | None,
+        holds: Callable[[int], bool] | None,
+        on_bad: Callable[[int, int], None],
+    ) -> None:
+        self._read = read
+        self._start = start
+        self._end = end
+        self._ledger_id = ledger_id
+        self._holds = holds
+        self._on_bad = on_bad
+
+    async def runs(self) -> AsyncGenerator[Found, None]:
+        """Iterate over windows of (offset, run), never an empty one."""
+        at, wanted = self._start, 0
+        while at < self._end:
+            asked = min(max(SCAN_LEN, wanted), self._end - at)
+            data = await self._read_what_can_be(at, asked)
+            cut = _cut(memoryview(data), self._end - at, self._ledger_id)
+            if cut.found:
+                yield [(at + offset, run) for offset, run in cut.found]
+            at += cut.used
+            wanted = cut.wanted or 0
+            if cut.wanted is None:
+                after = await self._resync(at)
+            elif len(data) < asked:
+                after = self._end
+            else:
+                continue
+            if at < after:
+                self._on_bad(at, after)
+            at = after
+
+    async def _read_what_can_be(self, offset: int, length: int) -> bytes:
+        """Read, with zeros in place of what the disk can't read."""
+        try:
+            return await self._read(offset, length)
+        except CorruptError:
+            pieces = []
+        for at in range(offset, offset + length, _SECTOR_LEN):
+            wanted = min(_SECTOR_LEN, offset + length - at)
+            try:
+                pieces.append(await self._read(at, wanted))
+            except CorruptError:
+                pieces.append(bytes(wanted))
+        return b"".join(pieces)
+
+    async def _resync(self, bad: int) -> int:
+        """Return where the next good run begins behind ``bad``, or the end."""
+        budget = max(_RESYNC_LEN_MIN, _RESYNC_FACTOR * (self._end - bad))
+        length = await self._length_at(bad)
+        # Its length may well be right: then nothing inside of it is looked at.
+        if length is not None and (bad + length == self._end or await self._is_good(bad + length)):
+            return bad + length
+        start = bad + 1
+        while start + RUN_HEADER_LEN <= self._end:
+            window = await self._read_what_can_be(start, min(SCAN_LEN, self._end - start))
+            found = window.find(RUN_MAGIC)
+            while found >= 0:
+                length = await self._length_at(start + found)
+                if length is not None:
+                    budget -= length
+                    if budget < 0:
+                        return self._end
+                    if await self._is_good(start + found):
+                        return start + found
+                found = window.find(RUN_MAGIC, found + 1)
+            start += max(1, len(window) - len(RUN_MAGIC) + 1)
+        return self._end
+
+    async def _length_at(self, offset: int) -> int | None:
+        if offset + RUN_HEADER_LEN > self._end:
+            return None
+        head = await self._read_what_can_be(offset, RUN_HEADER_LEN)
+        if len(head) < RUN_HEADER_LEN or (
+            self._holds is not None and not self._holds(_ledger_id(memoryview(head)))
+        ):
+            return None
+        return _run_len(head[:RUN_PREFIX_LEN], self._end - offset)
+
+    async def _is_good(self, offset: int) -> bool:
+        length = await self._length_at(offset)
+        if length is None:
+            return False
+        if _decode(await self._read_what_can_be(offset, length)) is None:
+            return False
+        after = offset + length
+        if after == self._end or self._holds is None:
+            return True
+        prefix = await self._read_what_can_be(after, RUN_PREFIX_LEN)
+        return _run_len(prefix, self._end - after) is not None
+
+
+def _cut(view: memoryview, rest: int, ledger_id: int | None) -> _Cut:
+    """Cut a window of the ``rest`` that is left into runs; only those of ``ledger_id``, if any."""
+    found: Found = []
+    at = 0
+    while at < rest:
+        prefix = view[at : at + RUN_PREFIX_LEN]
+        if len(prefix) < RUN_PREFIX_LEN <= rest - at:
+            return _Cut(found, at, RUN_PREFIX_LEN)
+        length = _run_len(prefix, rest - at)
+        if length is None:
+            return _Cut(found, at, None)
+        encoded = view[at : at + length]
+        if len(encoded) < length:
+            return _Cut(found, at, length)
+        if ledger_id is None or _ledger_id(encoded) == ledger_id:
+            run = _decode(encoded)
+            if run is None:
+                return _Cut(found, at, None)
+            found.append((at, run))
+        elif not _checksum_is_right(encoded):
+            return _Cut(found, at, None)
+        at += length
+    return _Cut(found, at, 0)
+
+
+def _ledger_id(encoded: memoryview) -> int:
+    (ledger_id,) = _LEDGER_ID.unpack_from(encoded, _LEDGER_ID_OFFSET)
+    return int(ledger_id)
+
+
+def _checksum_is_right(encoded: memoryview) -> bool:
+    (expected,) = _CRC.unpack_from(encoded, CRC_OFFSET)
+    return bool(crc32c(encoded[RUN_HEADER_LEN:], crc32c(encoded[:CRC_OFFSET])) == expected)
+
+
+def _run_len(prefix: Buffer, len_max: int) -> int | None:
+    try:
+        return Run.encoded_len(prefix, len_max=len_max)
+    except CorruptError:
+        return None
+
+
+def _decode(data: Buffer) -> Run | None:
+    try:
+        return Run.decode(data)
+    except CorruptError:
+        return None
