@@ -1,0 +1,1 @@
+"""The journal: what is written before it is answered."""
