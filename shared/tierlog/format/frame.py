@@ -18,7 +18,7 @@ Invariants, for frames with their offsets:
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,12 @@ Offsets = NDArray[np.uint32]
 _FRAME_HEADER: Final = Struct(">iq")
 _LEN_TYPE: Final = np.dtype(">i4")
 _ID_TYPE: Final = np.dtype(">i8")
+_HEADER_TYPE: Final = np.dtype([("entry_len", _LEN_TYPE), ("entry_id", _ID_TYPE)])
 
 assert FRAME_HEADER_LEN == _FRAME_HEADER.size == 12
 assert _LEN_TYPE.itemsize == ENTRY_LEN_LEN
 assert _ID_TYPE.itemsize == ENTRY_ID_LEN
+assert _HEADER_TYPE.itemsize == FRAME_HEADER_LEN
 
 
 def pack_entries(entries: Sequence[Buffer], first_entry_id: int = 0) -> tuple[bytearray, Offsets]:
@@ -122,6 +124,40 @@ def _check_few(frames: Buffer, offsets: Offsets, first_entry_id: int) -> None:
             _corrupt("frame length differs from its offset", offset=start)
         if found != entry_id:
             _corrupt("entry id out of sequence", offset=start)
+
+
+class FrameSets(NamedTuple):
+    """Where several sets of frames lie in one buffer; a value each for every set."""
+
+    counts: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    first_entry_ids: Sequence[int]
+
+
+def frame_sets_agree(buffer: Buffer, offsets: Offsets, sets: FrameSets) -> bool:
+    """Whether each of several sets of frames, none of them empty, passes ``check_frames``.
+
+    ``offsets`` are those of all sets, one after the other, each from its own set's start.
+    """
+    counts = np.array(sets.counts, np.int64)
+    stops = counts.cumsum()
+    firsts = stops - counts
+    starts = np.array(sets.starts, np.int64)
+    places = np.repeat(starts, counts)
+    places += offsets
+    ends = np.empty_like(places)
+    ends[:-1] = places[1:]
+    ends[stops - 1] = sets.ends
+    lens = ends - places
+    lens -= FRAME_HEADER_LEN
+    # Before any look at the frames: after this, every place leaves room for a header.
+    if not np.array_equal(places[firsts], starts) or int(lens.min()) < 0:
+        return False
+    found = _windows(buffer, _HEADER_TYPE, ENTRY_LEN_OFFSET)[places]
+    ids = np.repeat(np.array(sets.first_entry_ids, np.int64) - firsts, counts)
+    ids += np.arange(len(places))
+    return bool((found["entry_len"] == lens).all() and (found["entry_id"] == ids).all())
 
 
 def walk_frames(buffer: Buffer, first_entry_id: int, *, start: int = 0) -> Offsets:

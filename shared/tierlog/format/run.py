@@ -34,13 +34,21 @@ the real ids into the copies that it makes anyway.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
 import numpy as np
 
 from tierlog.format.checksum import Buffer, crc32c, crc32c_of
-from tierlog.format.frame import FRAME_HEADER_LEN, Offsets, check_frames, stamp_ids
+from tierlog.format.frame import (
+    FRAME_HEADER_LEN,
+    FrameSets,
+    Offsets,
+    check_frames,
+    frame_sets_agree,
+    stamp_ids,
+)
 from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import INT64_MAX, NO_ENTRY, EntryId, LedgerId
@@ -51,6 +59,8 @@ FLAG_HMAC: Final = 0x01  # reserved: refused until there are keys
 
 _PREFIX: Final = Struct(">4sBBHII")
 _IDS: Final = Struct(">qqqqqqqI")
+_HEADER: Final = Struct(">4sBBHIIqqqqqqqII")
+_CRC: Final = Struct(">I")
 
 RUN_PREFIX_LEN: Final = 16
 IDS_OFFSET: Final = RUN_PREFIX_LEN
@@ -69,42 +79,44 @@ RUN_LEN_MAX: Final = RUN_HEADER_LEN + OFFSET_LEN * RUN_COUNT_MAX + RUN_FRAMES_LE
 assert _PREFIX.size == RUN_PREFIX_LEN
 assert _IDS.size == IDS_LEN
 assert CRC_OFFSET == 76
-assert RUN_HEADER_LEN == 80
+assert _HEADER.size == RUN_HEADER_LEN == 80
+
+_START: Final = (RUN_MAGIC, current(Format.RUN), 0, RUN_HEADER_LEN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunHeader:
-    """What is known of a run without looking at its frames."""
+class RunHeader(NamedTuple):
+    """What is known of a run without looking at its frames, in the order of the bytes.
 
+    A tuple, since offloads and replays make so many of them.
+    """
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody misses
+    frames_len: int
     ledger_id: LedgerId
     first_entry_id: EntryId
-    count: int
     last_add_confirmed: EntryId
     owner_epoch: int
     publish_ms_min: int
     publish_ms_max: int
-    frames_len: int
     ledger_len: int
     """As BookKeeper's ``length``: a closing owner need not read from the ledger's start."""
 
-    def __post_init__(self) -> None:
-        # Checked here, so that both sides of the codec enforce it.
+    def check(self) -> None:
+        """Raise ``CorruptError`` unless the values agree; both sides of the codec call it."""
+        count, frames_len, ledger_id, first, lac, epoch, low, high, ledger_len = self
+        least = FRAME_HEADER_LEN * count
+        if not (1 <= count <= RUN_COUNT_MAX and least <= frames_len <= RUN_FRAMES_LEN_MAX):
+            _corrupt(f"run of {count} frames in {frames_len} bytes", offset=8)
         if not (
-            1 <= self.count <= RUN_COUNT_MAX
-            and FRAME_HEADER_LEN * self.count <= self.frames_len <= RUN_FRAMES_LEN_MAX
-        ):
-            _corrupt(f"run of {self.count} frames in {self.frames_len} bytes", offset=8)
-        if not (
-            0 <= self.ledger_id <= INT64_MAX
-            and 0 <= self.first_entry_id <= INT64_MAX - self.count + 1
-            and NO_ENTRY <= self.last_add_confirmed <= INT64_MAX
-            and 0 <= self.owner_epoch <= INT64_MAX
+            0 <= ledger_id <= INT64_MAX
+            and 0 <= first <= INT64_MAX - count + 1
+            and NO_ENTRY <= lac <= INT64_MAX
+            and 0 <= epoch <= INT64_MAX
         ):
             _corrupt("run with an id out of bounds", offset=IDS_OFFSET)
-        if not 0 <= self.publish_ms_min <= self.publish_ms_max <= INT64_MAX:
+        if not 0 <= low <= high <= INT64_MAX:
             _corrupt("run with publish times out of order", offset=48)
-        payload_len = self.frames_len - FRAME_HEADER_LEN * self.count
-        if self.ledger_len != LEN_UNKNOWN and not payload_len <= self.ledger_len <= INT64_MAX:
+        if not (frames_len - least <= ledger_len <= INT64_MAX or ledger_len == LEN_UNKNOWN):
             _corrupt("run longer than its ledger", offset=64)
 
     @property
@@ -114,6 +126,7 @@ class RunHeader:
 
     def pack(self) -> bytes:
         """Return the header without its checksum."""
+        self.check()
         prefix = _PREFIX.pack(
             RUN_MAGIC, current(Format.RUN), 0, RUN_HEADER_LEN, self.count, self.frames_len
         )
@@ -191,16 +204,7 @@ class Run:
         """Return a run's whole length from its first ``RUN_PREFIX_LEN`` bytes, checked."""
         if len(prefix) < RUN_PREFIX_LEN:
             _corrupt(f"run cut after {len(prefix)} bytes", offset=0)
-        magic, version, flags, header_len, count, frames_len = _PREFIX.unpack_from(prefix)
-        if magic != RUN_MAGIC:
-            _corrupt("not a run", offset=0)
-        check_version(Format.RUN, version, error=CorruptError)
-        if flags or header_len != RUN_HEADER_LEN:
-            _corrupt(f"run with unknown flags {flags:#x} or header of {header_len}", offset=5)
-        length = RUN_HEADER_LEN + OFFSET_LEN * int(count) + int(frames_len)
-        if count > RUN_COUNT_MAX or frames_len > RUN_FRAMES_LEN_MAX or length > len_max:
-            _corrupt(f"run of {count} frames in {frames_len} bytes is over its limit", offset=8)
-        return length
+        return _encoded_len(prefix, 0, len_max)
 
     @classmethod
     def decode(cls, buffer: Buffer) -> Self:
@@ -209,35 +213,37 @@ class Run:
         length = cls.encoded_len(encoded)
         if len(encoded) != length:
             _corrupt(f"run of {length} bytes in a buffer of {len(encoded)}", offset=0)
-        (expected,) = _CRC.unpack_from(encoded, CRC_OFFSET)
-        if crc32c(encoded[RUN_HEADER_LEN:], crc32c(encoded[:CRC_OFFSET])) != expected:
-            _corrupt("run whose checksum differs", offset=CRC_OFFSET)
-        count, frames_len = _COUNTS.unpack_from(encoded, 8)
-        ledger_id, first, lac, epoch, low, high, ledger_len, zeros = _IDS.unpack_from(
-            encoded, IDS_OFFSET
-        )
-        if zeros:
-            _corrupt("run with a reserved field set", offset=CRC_OFFSET - 4)
-        header = RunHeader(
-            ledger_id=ledger_id,
-            first_entry_id=first,
-            count=count,
-            last_add_confirmed=lac,
-            owner_epoch=epoch,
-            publish_ms_min=low,
-            publish_ms_max=high,
-            frames_len=frames_len,
-            ledger_len=ledger_len,
-        )
-        frames_offset = RUN_HEADER_LEN + OFFSET_LEN * count
-        raw = np.frombuffer(encoded[RUN_HEADER_LEN:frames_offset], ">u4")
-        frames, offsets = encoded[frames_offset:], raw.astype(np.uint32)
-        check_frames(frames, offsets, first)
+        header = _checked_header(encoded, 0, length)
+        frames_at = RUN_HEADER_LEN + OFFSET_LEN * header.count
+        raw = np.frombuffer(encoded[RUN_HEADER_LEN:frames_at], ">u4")
+        frames, offsets = encoded[frames_at:], raw.astype(np.uint32)
+        check_frames(frames, offsets, header.first_entry_id)
         return cls(header, encoded, frames, offsets)
 
 
-_CRC: Final = Struct(">I")
-_COUNTS: Final = Struct(">II")
+def _encoded_len(buffer: Buffer, at: int, len_max: int) -> int:
+    magic, version, flags, header_len, count, frames_len = _PREFIX.unpack_from(buffer, at)
+    if (magic, version, flags, header_len) != _START:
+        if magic != RUN_MAGIC:
+            _corrupt("not a run", offset=0)
+        check_version(Format.RUN, version, error=CorruptError)
+        _corrupt(f"run with unknown flags {flags:#x} or header of {header_len}", offset=5)
+    length: int = RUN_HEADER_LEN + OFFSET_LEN * count + frames_len
+    if count > RUN_COUNT_MAX or frames_len > RUN_FRAMES_LEN_MAX or length > len_max:
+        _corrupt(f"run of {count} frames in {frames_len} bytes is over its limit", offset=8)
+    return length
+
+
+def _checked_header(view: memoryview, at: int, end: int) -> RunHeader:
+    """Return the header of the run from ``at`` to ``end``; it and the checksum are right."""
+    fields = _HEADER.unpack_from(view, at)
+    if crc32c(view[at + RUN_HEADER_LEN : end], crc32c(view[at : at + CRC_OFFSET])) != fields[-1]:
+        _corrupt("run whose checksum differs", offset=CRC_OFFSET)
+    if fields[-2]:
+        _corrupt("run with a reserved field set", offset=CRC_OFFSET - CRC_LEN)
+    header = RunHeader._make(fields[len(_START) : -2])
+    header.check()
+    return header
 
 
 class RunsTaken(NamedTuple):
@@ -256,17 +262,59 @@ def take_runs(buffer: Buffer, *, len_max: int = RUN_LEN_MAX) -> RunsTaken:
     Ends before a run that the buffer cuts, and before what is bad; both are the caller's to judge.
     """
     view, at = memoryview(buffer), 0
-    runs: list[Run] = []
+    last = len(view) - RUN_PREFIX_LEN
+    headers: list[RunHeader] = []
+    bounds = [0]
+    error: CorruptError | None = None
     try:
-        while len(view) - at >= RUN_PREFIX_LEN:
-            end = at + Run.encoded_len(view[at : at + RUN_PREFIX_LEN], len_max=len_max)
-            if end > len(view):
+        while at <= last:
+            at += _encoded_len(view, at, len_max)
+            if at > len(view):
                 break
-            runs.append(Run.decode(view[at:end]))
-            at = end
-    except CorruptError as error:
-        return RunsTaken(runs, at, error)
-    return RunsTaken(runs, at, None)
+            headers.append(_checked_header(view, bounds[-1], at))
+            bounds.append(at)
+    except CorruptError as damage:
+        error = damage
+    runs = _with_frames(view, headers, bounds) if headers else []
+    if runs is None:
+        runs, error = _decoded_singly(view, bounds)
+    return RunsTaken(runs, bounds[len(runs)], error)
+
+
+def _with_frames(view: memoryview, headers: list[RunHeader], bounds: list[int]) -> list[Run] | None:
+    """Return runs whose headers and checksums are right; None: frames of one are not.
+
+    The frames of all are checked at once, since a call for each run costs more than its bytes.
+    """
+    counts = [header.count for header in headers]
+    places = [
+        bound + RUN_HEADER_LEN + OFFSET_LEN * count
+        for bound, count in zip(bounds, counts, strict=False)
+    ]
+    columns = b"".join(
+        view[bound + RUN_HEADER_LEN : place] for bound, place in zip(bounds, places, strict=False)
+    )
+    offsets = np.frombuffer(columns, ">u4").astype(np.uint32)
+    ids = [header.first_entry_id for header in headers]
+    sets = FrameSets(counts, places, bounds[1:], ids)
+    if not frame_sets_agree(view, offsets, sets):
+        return None
+    runs, begin, first = [], bounds[0], 0
+    for header, place, end in zip(headers, places, bounds[1:], strict=True):
+        own = offsets[first : first + header.count]
+        runs.append(Run(header, view[begin:end], view[place:end], own))
+        begin, first = end, first + header.count
+    return runs
+
+
+def _decoded_singly(view: memoryview, bounds: list[int]) -> tuple[list[Run], CorruptError | None]:
+    runs: list[Run] = []
+    for start, end in pairwise(bounds):
+        try:
+            runs.append(Run.decode(view[start:end]))
+        except CorruptError as damage:
+            return runs, damage
+    return runs, None
 
 
 def build_run(

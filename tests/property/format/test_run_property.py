@@ -292,3 +292,65 @@ def test_offsets_that_lie_are_refused(claimed: list[int], frames: bytes) -> None
         return
     assert walk_frames(frames, 0).tolist() == claimed
     assert frames_end(frames, offsets) == len(frames)
+
+
+@given(
+    batch=batches,
+    run_bytes_max=st.integers(1, 200),
+    cut=st.integers(0, 400),
+    at=st.integers(0, 2**16),
+    flip=st.integers(1, 255),
+)
+def test_runs_taken_together_are_the_runs_taken_one_by_one(batch, run_bytes_max, cut, at, flip):
+    frames, offsets = pack_entries(batch)
+    runs = cut_runs(
+        frames,
+        offsets,
+        ledger_id=7,
+        first_entry_id=100,
+        last_add_confirmed=99,
+        owner_epoch=1,
+        run_bytes_max=run_bytes_max,
+        stripe_entries=10**6,
+    )
+    good = b"".join(run.encoded for run in runs)
+    damaged = bytearray(good)
+    damaged[at % len(good)] ^= flip
+    for body in (good, good[: max(0, len(good) - cut)], bytes(damaged), good + b"TLRE" * 5):
+        expected, length, error = [], 0, None
+        view = memoryview(body)
+        try:
+            while len(view) - length >= RUN_PREFIX_LEN:
+                end = length + Run.encoded_len(view[length : length + RUN_PREFIX_LEN])
+                if end > len(view):
+                    break
+                expected.append(Run.decode(view[length:end]))
+                length = end
+        except CorruptError as damage:
+            error = str(damage)
+        taken = take_runs(body)
+        assert (taken.runs, taken.length) == (expected, length)
+        assert (str(taken.error) if taken.error else None) == error
+        for run, same in zip(taken.runs, expected, strict=True):
+            assert run.header == same.header
+            assert run.offsets.tolist() == same.offsets.tolist()
+            assert (run.frames, run.offsets.dtype) == (same.frames, same.offsets.dtype)
+
+
+@given(batch=batches, where=st.integers(0, 2**16), value=st.integers(-(2**31), 2**31 - 1))
+def test_frames_that_contradict_their_offsets_are_told_by_a_right_checksum_too(batch, where, value):
+    """Whoever writes wrong frames may well write the right checksum over them."""
+    draft = build_run(*pack_entries(batch))
+    raw = bytearray(bytes(draft.encoded))
+    start = RUN_HEADER_LEN + 4 * (where % (len(raw[RUN_HEADER_LEN:]) // 4))
+    raw[start : start + 4] = value.to_bytes(4, "big", signed=True)
+    crc = crc32c(raw[RUN_HEADER_LEN:], crc32c(raw[:76]))
+    raw[76:80] = crc.to_bytes(4, "big")
+    body = bytes(draft.encoded) + bytes(raw) + bytes(draft.encoded)
+    taken, told = take_runs(body), None
+    try:
+        Run.decode(bytes(raw))
+    except CorruptError as damage:
+        told = str(damage)
+    assert (str(taken.error) if taken.error else None) == told
+    assert len(taken.runs) == (3 if told is None else 1)
