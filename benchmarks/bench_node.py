@@ -1,0 +1,435 @@
+"""Claim: what the storage node costs beside its two writes, and beside a bookie.
+
+node      a ``StorageNode`` over the real disk, in this process; producers wait for their answer
+          before the next add. One entry an add, each producer with a ledger of its own
+runs      the same outstanding bytes, made into runs of up to 64 KiB before they are added, by
+          fewer producers
+loop      the node's groups, as it made them, written to a journal and to an entry log, each made
+          durable by fdatasync before the next group
+lean      the same, but the entry log is written 32 MiB at a time and made durable once, at the
+          end: the least that a node has to ask of the disk. Harder to keep up with
+bookie    BookKeeper's bookie with its client over the loopback, as many bytes unanswered
+direct    the same bookie called within its process, without client and network: as ``node``. It
+          is told nothing of the entries but their bytes
+
+A node's time ends when it has stopped: then everything is in the journal and in entry logs and
+indexes, durably. The loops' journal is filled with zeros before the clock starts. A bookie's time
+ends with its last answer, when its entry log is still to be written; beside it, the node's does
+too.
+
+At half load the node gets half of what it took at most, in even steps. The loops then begin each
+group when the node began it. Latencies count from the moment when an add was due, if one before
+held it up.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import bookie
+from common import (
+    MB,
+    MIB,
+    Claim,
+    Meter,
+    Result,
+    arguments_parser,
+    child_mode,
+    folder_of,
+    median_claim,
+    parse,
+    random_pool,
+    ratio_claim,
+    report,
+    run_child,
+    say,
+    take_turns,
+)
+from nodes import CountingFiles, RunMaker, add_all, add_paced, quantiles, running_node
+from tierlog.format.frame import FRAME_HEADER_LEN
+from tierlog.format.run import RUN_BYTES_MAX
+from tierlog.runtime.logs import configure_logging
+from tierlog.runtime.settings import LogSettings, StorageSettings
+
+ALIGNMENT: Final = 4096
+LOG_WRITE_BYTES: Final = 32 * MIB
+PRODUCERS_MANY: Final = 100
+ALONE_ENTRIES: Final = 2000
+HALF_S: Final = 4.0
+RATIO_MIN: Final = 0.6
+TARGET_ENTRY_SIZE: Final = 10_000
+SLACK_MS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Who adds what."""
+
+    entry_size: int
+    producers: int
+    in_a_run: int = 1
+
+    @property
+    def name(self) -> str:
+        """Its name in the results."""
+        kind = "node" if self.in_a_run == 1 else "runs"
+        return f"{kind} {self.entry_size // 1000}K x{self.outstanding}"
+
+    @property
+    def outstanding(self) -> int:
+        """Entries that may be unanswered."""
+        return self.producers * self.in_a_run
+
+
+def coalesced(case: Case) -> Case:
+    """Return the case with exactly as many bytes unanswered, in fewer and larger runs."""
+    fit = RUN_BYTES_MAX // (case.entry_size + FRAME_HEADER_LEN)
+    in_a_run = next(few for few in range(max(1, fit), 0, -1) if case.producers % few == 0)
+    return Case(entry_size=case.entry_size, producers=case.producers // in_a_run, in_a_run=in_a_run)
+
+
+# In children
+
+
+async def add_to_node(parameters: Mapping[str, Any]) -> Result:
+    """Add entries to a fresh node (in a child), and note the groups that it made."""
+    configure_logging(LogSettings(level="warning"), service="bench")
+    entry_size, producers = parameters["entry_size"], parameters["producers"]
+    in_a_run, rate = parameters["in_a_run"], parameters["rate"]
+    each = max(2 * in_a_run, parameters["bytes"] // entry_size // producers)
+    maker, latencies = RunMaker(), list[float]()
+    work = [
+        maker.runs(ledger_id, entry_size=entry_size, entries=each, count=in_a_run)
+        for ledger_id in range(1, producers + 1)
+    ]
+    byte_count = each * producers * entry_size
+    with tempfile.TemporaryDirectory(dir=parameters["folder"]) as folder:
+        files = CountingFiles(Path(folder))
+        async with running_node(files, StorageSettings()) as (node, stop):
+            files.counts.clear()
+            meter = Meter()
+            async with asyncio.TaskGroup() as tasks:
+                for number, runs in enumerate(work):
+                    if rate is None:
+                        tasks.create_task(add_all(node, runs, latencies))
+                        continue
+                    interval_s = in_a_run * producers / rate
+                    begin_s = meter.started_s + interval_s * number / producers
+                    paced = add_paced(node, runs, latencies, begin_s=begin_s, interval_s=interval_s)
+                    tasks.create_task(paced)
+            answered_s = time.perf_counter() - meter.started_s
+            stop.set()
+        counts = files.counts
+        result = meter.result(
+            byte_count,
+            **quantiles(latencies),
+            answered_mb_per_s=byte_count / MB / answered_s,
+            groups=len(counts.groups),
+            group_kb=statistics.fmean(size for _, size in counts.groups) / 1000,
+            group_p50_ms=statistics.median(counts.group_ms),
+            journal_mb=sum(size for _, size in counts.groups) / MB,
+            other_mb=counts.other_write_bytes / MB,
+        )
+        files.close()
+    groups = [(begun_s - meter.started_s, size) for begun_s, size in counts.groups]
+    _save(Path(parameters["groups"]), groups)
+    return result
+
+
+Groups = Sequence[tuple[float, int]]
+
+
+def _save(path: Path, groups: Groups) -> None:
+    path.write_text(json.dumps(groups), encoding="ascii")
+
+
+def _load(path: Path) -> Groups:
+    return [(begun_s, size) for begun_s, size in json.loads(path.read_text(encoding="ascii"))]
+
+
+async def write_groups(parameters: Mapping[str, Any]) -> Result:
+    """Write a node's groups to two files (in a child)."""
+    groups = _load(Path(parameters["groups"]))
+    pool = memoryview(random_pool())
+    with tempfile.TemporaryDirectory(dir=parameters["folder"]) as folder:
+        journal = os.open(Path(folder) / "journal", os.O_RDWR | os.O_CREAT)
+        entry_log = os.open(Path(folder) / "log", os.O_RDWR | os.O_CREAT)
+        try:
+            _fill_with_zeros(journal, sum(size + ALIGNMENT for _, size in groups))
+            writer = _write_both if parameters["both"] else _write_lean
+            meter = Meter()
+            latencies = writer(groups, pool, journal, entry_log, paced=parameters["paced"])
+            # Each group counts for as many adds as it held.
+            weighted = [
+                latency
+                for latency, (_, size) in zip(latencies, groups, strict=True)
+                for _ in range(max(1, size // parameters["entry_size"]))
+            ]
+            return meter.result(parameters["bytes"], **quantiles(weighted))
+        finally:
+            os.close(journal)
+            os.close(entry_log)
+
+
+def _fill_with_zeros(fd: int, length: int) -> None:
+    zeros = bytes(4 * MIB)
+    for offset in range(0, length, len(zeros)):
+        os.pwrite(fd, zeros, offset)
+    os.fsync(fd)
+
+
+def _due(started_s: float, offset_s: float, *, paced: bool) -> float:
+    """Wait for a group's time; return when its latency begins."""
+    now_s = time.perf_counter()
+    if not paced:
+        return now_s
+    due_s = started_s + offset_s
+    if now_s >= due_s:
+        return due_s
+    time.sleep(due_s - now_s)
+    return time.perf_counter()
+
+
+def _write_both(
+    groups: Groups, pool: memoryview, journal: int, entry_log: int, *, paced: bool
+) -> list[float]:
+    latencies, journal_at, log_at, started_s = list[float](), 0, 0, time.perf_counter()
+    for offset_s, size in groups:
+        begun_s = _due(started_s, offset_s, paced=paced)
+        data = _slice(pool, log_at, size)
+        os.pwritev(journal, data, journal_at)
+        os.fdatasync(journal)
+        os.pwritev(entry_log, data, log_at)
+        os.fdatasync(entry_log)
+        latencies.append(time.perf_counter() - begun_s)
+        journal_at += -(-size // ALIGNMENT) * ALIGNMENT
+        log_at += size
+    return latencies
+
+
+def _write_lean(
+    groups: Groups, pool: memoryview, journal: int, entry_log: int, *, paced: bool
+) -> list[float]:
+    latencies, journal_at, log_at, held = list[float](), 0, 0, 0
+    started_s = time.perf_counter()
+    for offset_s, size in groups:
+        begun_s = _due(started_s, offset_s, paced=paced)
+        os.pwritev(journal, _slice(pool, journal_at, size), journal_at)
+        os.fdatasync(journal)
+        latencies.append(time.perf_counter() - begun_s)
+        journal_at += -(-size // ALIGNMENT) * ALIGNMENT
+        held += size
+        if held >= LOG_WRITE_BYTES:
+            os.pwritev(entry_log, _slice(pool, 0, held), log_at)
+            log_at, held = log_at + held, 0
+    os.pwritev(entry_log, _slice(pool, 0, held), log_at)
+    os.fdatasync(entry_log)
+    return latencies
+
+
+def _slice(pool: memoryview, at: int, size: int) -> list[memoryview]:
+    """Return some ``size`` bytes of the pool."""
+    start = at % len(pool)
+    parts = [pool[start : start + size]]
+    while (missing := size - sum(map(len, parts))) > 0:
+        parts.append(pool[:missing])
+    return parts
+
+
+# The benchmark
+
+
+class Bench:
+    """The variants. A loop writes the groups that the latest run of its node made."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self._folder = folder
+        self._size = size
+
+    def byte_count(self, case: Case) -> int:
+        """Return how much one run adds: more of larger entries, less where each waits."""
+        if case.producers == 1 and case.in_a_run == 1:
+            return min(self._size, ALONE_ENTRIES * case.entry_size)
+        return self._size * {1000: 1, 10_000: 4, 100_000: 8}[case.entry_size] // 4
+
+    async def node(self, case: Case, *, rate: float | None = None) -> Result:
+        """Add to a node; ``rate``: entries a second."""
+        byte_count = self.byte_count(case)
+        if rate is not None:
+            byte_count = int(HALF_S * rate) * case.entry_size
+        parameters = {
+            "entry_size": case.entry_size,
+            "producers": case.producers,
+            "in_a_run": case.in_a_run,
+            "bytes": byte_count,
+            "rate": rate,
+            "folder": str(self._folder),
+            "groups": str(self._groups(case, paced=rate is not None)),
+        }
+        return await run_child(__file__, "node", parameters, {})
+
+    async def loop(self, case: Case, *, both: bool, paced: bool = False) -> Result:
+        """Write the same groups."""
+        parameters = {
+            "entry_size": case.entry_size,
+            "bytes": self.byte_count(case),
+            "folder": str(self._folder),
+            "groups": str(self._groups(case, paced=paced)),
+            "both": both,
+            "paced": paced,
+        }
+        return await run_child(__file__, "loop", parameters, {})
+
+    def _groups(self, case: Case, *, paced: bool) -> Path:
+        return self._folder / f"{case.name}{' paced' if paced else ''}.json"
+
+
+Variants = dict[str, Callable[[], Awaitable[Result]]]
+Runs = dict[str, list[Result]]
+
+
+async def measure_adds(bench: Bench, cases: Sequence[Case], rounds: int) -> Runs:
+    """Return each case's node, loop and lean loop."""
+    variants: Variants = {}
+    for case in cases:
+        await bench.node(case)  # its groups, for loops that come first
+        variants |= {
+            case.name: lambda case=case: bench.node(case),  # type: ignore[misc]
+            f"{case.name} loop": lambda case=case: bench.loop(case, both=True),  # type: ignore[misc]
+            f"{case.name} lean": lambda case=case: bench.loop(case, both=False),  # type: ignore[misc]
+        }
+    return await take_turns(variants, rounds)
+
+
+async def measure_half_load(
+    bench: Bench, cases: Sequence[Case], full: Mapping[str, Sequence[Result]], rounds: int
+) -> Runs:
+    """Return the same at half of what the node took."""
+    variants: Variants = {}
+    for case in cases:
+        most = statistics.median(one["answered_mb_per_s"] for one in full[case.name])
+        rate = most * MB / case.entry_size / 2
+        say(f"{case.name}: half load is {rate:,.0f} entries a second")
+        name = f"{case.name} half"
+        await bench.node(case, rate=rate)
+        variants |= {
+            name: lambda case=case, rate=rate: bench.node(case, rate=rate),  # type: ignore[misc]
+            f"{name} loop": lambda case=case: bench.loop(case, both=True, paced=True),  # type: ignore[misc]
+            f"{name} lean": lambda case=case: bench.loop(case, both=False, paced=True),  # type: ignore[misc]
+        }
+    return await take_turns(variants, rounds)
+
+
+async def measure_bookie(bench: Bench, folder: Path, cases: Sequence[Case], rounds: int) -> Runs:
+    """Return a bookie's adds of the same sizes; nothing, said so, where it can't run."""
+    reason = bookie.missing() or await bookie.build()
+    if reason is not None:
+        say(f"no bookie beside it: {reason}")
+        return {}
+    works = {
+        (case.entry_size, case.outstanding): bench.byte_count(case) // case.entry_size
+        for case in cases
+    }
+    runs: Runs = {}
+    for turn in range(rounds):
+        for way in ("bookie", "direct"):
+            say(f"round {turn + 1}/{rounds}: {way}")
+            asked = [(size, count, unanswered) for (size, unanswered), count in works.items()]
+            results = await bookie.bookie_adds(folder, way, asked)
+            for (size, unanswered), result in results.items():
+                result["answered_mb_per_s"] = result["mb_per_s"]
+                runs.setdefault(f"{way} {size // 1000}K x{unanswered}", []).append(result)
+    return runs
+
+
+def claims_of(cases: Sequence[Case], runs: Runs) -> list[Claim]:
+    """Return what is claimed of adds."""
+    claims = []
+    for case in cases:
+        name = case.name
+        wanted = case.entry_size >= TARGET_ENTRY_SIZE and case.outstanding > 1
+        target = RATIO_MIN if wanted else None
+        claims += [
+            ratio_claim(f"{name} / loop", runs, of=name, to=f"{name} loop", target=target),
+            ratio_claim(f"{name} / lean", runs, of=name, to=f"{name} lean"),
+        ]
+        for way, least in (("bookie", 1.0), ("direct", None)):
+            peer = f"{way} {case.entry_size // 1000}K x{case.outstanding}"
+            if peer in runs:
+                claims.append(
+                    ratio_claim(
+                        f"{name} / {way}", runs, of=name, to=peer, key="answered_mb_per_s",
+                        target=least,
+                    )
+                )  # fmt: skip
+    claims += [
+        median_claim(name, runs[name], "mb_per_s", unit="MB/s")
+        for name in runs
+        if "half" not in name
+    ]
+    claims += [
+        median_claim(f"{name} {key[:3]}", runs[name], key, unit="ms")
+        for name in runs
+        if not name.endswith(("loop", "lean"))
+        for key in ("p50_ms", "p99_ms")
+    ]
+    return claims
+
+
+def half_claims(cases: Sequence[Case], runs: Runs) -> list[Claim]:
+    """Return what is claimed at half load: milliseconds above what is allowed, so at most 0."""
+    claims = []
+    for case in cases:
+        name = f"{case.name} half"
+        for loop in ("loop", "lean"):
+            over = [
+                {"ms": node["p99_ms"] - (2 * bare["p99_ms"] + SLACK_MS)}
+                for node, bare in zip(runs[name], runs[f"{name} {loop}"], strict=True)
+            ]
+            claims.append(
+                median_claim(
+                    f"{name} p99 - (2 x {loop} p99 + 2)", over, "ms", unit="ms", target=0.0,
+                    at_most=True,
+                )
+            )  # fmt: skip
+            claims.append(
+                median_claim(f"{name} {loop} p99", runs[f"{name} {loop}"], "p99_ms", unit="ms")
+            )
+    return claims
+
+
+async def main() -> None:
+    """Measure and tell."""
+    parser = arguments_parser("adds to the storage node against the disk", size_mb=300)
+    parser.add_argument("--parts", default="adds,half,bookie", help="which of these to measure")
+    parser.add_argument("--sizes", default="1000,10000,100000", help="bytes of an entry")
+    arguments = parse(parser, quick_mb=40)
+    parts, sizes = arguments.parts.split(","), [int(one) for one in arguments.sizes.split(",")]
+    many = [Case(entry_size=size, producers=PRODUCERS_MANY) for size in sizes]
+    alone = [Case(entry_size=size, producers=1) for size in sizes]
+    in_runs = [coalesced(case) for case in many if coalesced(case).in_a_run > 1]
+    cases = [*many, *in_runs, *(alone if "adds" in parts else [])]
+    runs: Runs = {}
+    with folder_of(arguments) as folder:
+        bench = Bench(folder, arguments.size * MB)
+        runs |= await measure_adds(bench, cases, arguments.runs)
+        if "half" in parts:
+            runs |= await measure_half_load(bench, many, runs, arguments.runs)
+        if "bookie" in parts:
+            peers = [case for case in cases if case.in_a_run == 1]
+            runs |= await measure_bookie(bench, folder, peers, arguments.runs)
+    claims = claims_of(cases, runs)
+    claims += half_claims(many, runs) if "half" in parts else []
+    report("storage node", arguments, claims, runs)
+
+
+if __name__ == "__main__":
+    if not child_mode({"node": add_to_node, "loop": write_groups}):
+        asyncio.run(main())

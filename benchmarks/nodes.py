@@ -1,0 +1,245 @@
+"""What the storage node's benchmarks share: a node in this process, and what its disk was asked.
+
+``running_node`` is the one place that knows how a node is opened and run. ``CountingFiles`` stands
+between the node and the real disk and writes down groups of the journal and reads.
+
+Invariants:
+    * Counting changes nothing of what the disk is asked, and asks it nothing itself.
+    * Runs are made before the clock starts, as they come to a node from elsewhere.
+"""
+
+import asyncio
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from common import POOL_BYTES, random_pool
+from tierlog.adapters.files import DiskFiles
+from tierlog.adapters.system import SystemIds
+from tierlog.format.frame import pack_entries
+from tierlog.format.run import Run, build_run
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.ports.files import Buffer, File
+from tierlog.runtime.settings import StorageSettings
+from tierlog_ingest.storage.node import StorageNode
+
+JOURNAL_PREFIX: Final = "journal/"
+EVERYTHING: Final = 2**62
+GROUP_MAGIC: Final = b"TLJG"
+
+
+@dataclass(slots=True)
+class DiskCounts:
+    """What was asked of the disk since ``clear``."""
+
+    groups: list[tuple[float, int]] = field(default_factory=list)
+    """When each group of the journal was begun, and its bytes."""
+    group_ms: list[float] = field(default_factory=list)
+    reads: int = 0
+    read_bytes: int = 0
+    other_write_bytes: int = 0
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.groups.clear()
+        self.group_ms.clear()
+        self.reads = self.read_bytes = self.other_write_bytes = 0
+
+
+class CountingFiles(DiskFiles):
+    """The real disk, and what was asked of it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.counts = DiskCounts()
+
+    async def open(self, path: str, *, create: bool = False) -> "CountingFile":  # type: ignore[override]
+        return CountingFile(await super().open(path, create=create), path, self.counts)
+
+
+class CountingFile:
+    """One open file."""
+
+    def __init__(self, file: File, path: str, counts: DiskCounts) -> None:
+        self._file = file
+        self._journal = path.startswith(JOURNAL_PREFIX)
+        self._counts = counts
+        self.truncate = file.truncate
+        self.size = file.size
+        self.sync = file.sync
+        self.close = file.close
+
+    async def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        if not self._journal:  # zeros for a segment are no bytes of anybody
+            self._counts.other_write_bytes += sum(map(len, buffers))
+        await self._file.write(offset, buffers)
+
+    async def write_and_sync(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        if not self._journal or bytes(buffers[0][: len(GROUP_MAGIC)]) != GROUP_MAGIC:
+            await self._file.write_and_sync(offset, buffers)
+            return
+        started_s = time.perf_counter()
+        self._counts.groups.append((started_s, sum(map(len, buffers))))
+        await self._file.write_and_sync(offset, buffers)
+        self._counts.group_ms.append((time.perf_counter() - started_s) * 1000)
+
+    async def read(self, offset: int, length: int) -> bytes:
+        data = await self._file.read(offset, length)
+        self._counts.reads += 1
+        self._counts.read_bytes += len(data)
+        return data
+
+
+@contextlib.asynccontextmanager
+async def running_node(
+    files: DiskFiles, settings: StorageSettings
+) -> AsyncIterator[tuple[StorageNode, asyncio.Event]]:
+    """Open a node, run it, and stop it in order: then everything is in its place, durably.
+
+    Setting the event stops it before.
+    """
+    node = await StorageNode.open(files, SystemIds(), settings)
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(node.run(stop))
+        await asyncio.sleep(0)
+        try:
+            yield node, stop
+        finally:
+            stop.set()
+            await running
+
+
+async def read_bytes_of(node: StorageNode, ledger_id: int) -> int:
+    """Read a whole ledger; return the payload bytes of it."""
+    found = 0
+    runs = node.read(LedgerId(ledger_id), EntryId(0), bytes_max=EVERYTHING, recovery=False)
+    async for got in runs:
+        for run in got if isinstance(got, list) else [got]:
+            found += run.payload_len
+    return found
+
+
+async def read_entry(node: StorageNode, ledger_id: int, entry_id: int) -> int:
+    """Read one entry; return its length."""
+    wanted = EntryId(entry_id)
+    async for got in node.read(LedgerId(ledger_id), wanted, last_entry_id=wanted, bytes_max=1):
+        for run in got if isinstance(got, list) else [got]:
+            return len(run.entry(entry_id))
+    raise AssertionError("nothing was read")
+
+
+class RunMaker:
+    """Runs of one ledger after another, of random bytes."""
+
+    def __init__(self, *, pool_bytes: int = POOL_BYTES) -> None:
+        self._pool = memoryview(random_pool(pool_bytes))
+        self._at = 0
+
+    def runs(self, ledger_id: int, *, entry_size: int, entries: int, count: int = 1) -> list[Run]:
+        """Return a ledger's ``entries``, ``count`` of them in a run."""
+        made = []
+        for first in range(0, entries, count):
+            few = min(count, entries - first)
+            frames, offsets = pack_entries([self._bytes(entry_size) for _ in range(few)], first)
+            made.append(
+                build_run(
+                    frames,
+                    offsets,
+                    ledger_id=ledger_id,
+                    first_entry_id=first,
+                    # everything up to the entry may be read: nobody else writes
+                    last_add_confirmed=first + few - 1,
+                    owner_epoch=1,
+                )
+            )
+        return made
+
+    def _bytes(self, size: int) -> memoryview:
+        if self._at + size > len(self._pool):
+            self._at = (self._at * 7919 + 1) % (len(self._pool) - size)
+        self._at += size
+        return self._pool[self._at - size : self._at]
+
+
+async def add_all(node: StorageNode, runs: Sequence[Run], latencies: list[float]) -> None:
+    """Add one after the other, each once the one before is answered."""
+    for run in runs:
+        started_s = time.perf_counter()
+        await node.ready()
+        await node.add(run)
+        latencies.append(time.perf_counter() - started_s)
+
+
+async def add_paced(
+    node: StorageNode,
+    runs: Sequence[Run],
+    latencies: list[float],
+    *,
+    begin_s: float,
+    interval_s: float,
+) -> None:
+    """Add one every so often; what comes late because one before was late counts from its time."""
+    due_s = begin_s
+    for run in runs:
+        now_s = time.perf_counter()
+        started_s = due_s
+        if now_s < due_s:
+            await asyncio.sleep(due_s - now_s)
+            started_s = time.perf_counter()  # the timer's lateness is not the node's
+        await node.ready()
+        await node.add(run)
+        latencies.append(time.perf_counter() - started_s)
+        due_s += interval_s
+
+
+def quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Return median and p99 in milliseconds."""
+    if len(seconds) < 2:
+        return {"p50_ms": 0.0, "p99_ms": 0.0}
+    cuts = statistics.quantiles(seconds, n=100)
+    return {"p50_ms": cuts[49] * 1000, "p99_ms": cuts[98] * 1000}
+
+
+def drop_page_cache(folder: Path) -> int:
+    """Let the system forget every page of the files below ``folder``; return their bytes.
+
+    Everything is written back first: only clean pages can be dropped. What a disk or a hypervisor
+    keeps for itself stays.
+    """
+    os.sync()
+    total = 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                total += os.fstat(fd).st_size
+            finally:
+                os.close(fd)
+    return total
+
+
+def fill_page_cache(folder: Path) -> int:
+    """Read every file below ``folder`` once; return their bytes."""
+    piece, total = bytearray(1024 * 1024), 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while got := file.readinto(piece):
+                    total += got
+    return total
+
+
+def device_read_bytes() -> int:
+    """Return how many bytes this process made the device read: 0 more means a warm cache."""
+    for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(": ")
+        if name == "read_bytes":
+            return int(value)
+    raise AssertionError("no read_bytes in /proc/self/io")
