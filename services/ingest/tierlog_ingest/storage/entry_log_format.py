@@ -131,6 +131,16 @@ def unpack_map(data: Buffer, *, log_id: int, map_offset: int) -> LedgerMap:
     return ledgers
 
 
+def map_offset_of(trailer: Buffer, *, log_id: int, size: int) -> int | None:
+    """Return where the runs of a file of ``size`` bytes end; None: it does not end in a map."""
+    if len(trailer) < MAP_TRAILER_LEN:
+        return None
+    magic, _, found_id, map_offset, count = _TRAILER.unpack_from(trailer)
+    map_len = count * MAP_ROW_LEN + MAP_TRAILER_LEN
+    ends_so = magic == MAP_MAGIC and found_id == log_id and map_offset + map_len == size
+    return int(map_offset) if ends_so else None
+
+
 def _corrupt(message: str, *, offset: int) -> CorruptError:
     return CorruptError(
         f"{message}, at byte {offset}",

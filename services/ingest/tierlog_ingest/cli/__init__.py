@@ -1,0 +1,1 @@
+"""The storage node's commands: ``tierlog node``, ``journal``, ``entrylog`` and ``doctor``."""

@@ -1,0 +1,1 @@
+"""Looking at a storage node's files while no node has them, without changing a byte."""
