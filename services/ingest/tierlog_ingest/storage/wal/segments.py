@@ -33,7 +33,6 @@ _SEGMENT_SUFFIX: Final = ".journal"
 _SPARE_SUFFIX: Final = ".spare"
 _ID_DIGITS: Final = 16
 _ZEROS: Final = bytes(1024 * 1024)
-_ZEROS_A_SYNC: Final = 4
 """So much of a spare is synced at once that a group beside it does not wait for long."""
 
 
@@ -174,11 +173,9 @@ class Segments:
         return True
 
     async def _write_zeros(self, file: File, offset: int) -> None:
-        whole = _ZEROS_A_SYNC * len(_ZEROS)
         while offset < self._segment_bytes:
-            length = min(whole, self._segment_bytes - offset)
-            pieces = [_ZEROS] * (length // len(_ZEROS))
-            await file.write_and_sync(offset, [*pieces, _ZEROS[: length % len(_ZEROS)]])
+            length = min(len(_ZEROS), self._segment_bytes - offset)
+            await file.write_and_sync(offset, [memoryview(_ZEROS)[:length]])
             offset += length
 
     async def _discard(self, spare: str) -> None:
