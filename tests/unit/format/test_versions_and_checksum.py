@@ -28,6 +28,9 @@ NUMBERS = {
     "MANIFEST": 16,
     "FENCE_FILE": 17,
     "CLOUD_EVENT": 18,
+    "PROGRESS_RECORD": 19,
+    "ENTRY_LOG": 20,
+    "LEDGER_INDEX": 21,
 }
 
 

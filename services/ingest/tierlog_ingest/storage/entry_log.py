@@ -50,7 +50,7 @@ from tierlog_ingest.storage.entry_log_format import (
 )
 from tierlog_ingest.storage.entry_log_scan import Found, LogScan
 from tierlog_ingest.storage.ledger_map import LedgerMap, all_ids
-from tierlog_ingest.storage.log_table import Location, Log, LogInfo, LogLength, Usage
+from tierlog_ingest.storage.log_table import Location, Log, LogInfo, LogLength, Usage, columns_of
 from tierlog_ingest.storage.open_files import OpenFiles
 
 __all__ = ["EntryLogs", "Location", "LogInfo", "LogLength", "Writer", "log_path"]
@@ -82,6 +82,8 @@ class EntryLogs:
         self._logs: dict[int, Log] = {}
         self._removed: set[int] = set()
         self._next_id = 1
+        self._counts = Counter[int]()
+        """Logs ever made in each directory, and found there at the start."""
         self._current: dict[Writer, Log] = {}
         self._full: dict[int, Log] = {}
         self._writing: dict[Writer, asyncio.Lock] = {
@@ -160,6 +162,7 @@ class EntryLogs:
             map=own_map,
         )
         self._logs[log.log_id] = log
+        self._counts[directory] += 1
         damages: list[str] = []
         if not listed.sealed and ledgers is None:
             damages.append("its ledgers map is not in the node's state")
@@ -268,17 +271,15 @@ class EntryLogs:
                 remedy="Format the node, and let the others repair what it held",
             )
         self._next_id += 1
+        self._counts[directory] += 1
         header = LogHeader(log_id=log_id, generation=self._ids.uuid().int >> 65).pack()
         file = await self._dirs[directory].open(log_path(log_id), create=True)
         return Log(log_id=log_id, directory=directory, file=file, header=header)
 
     async def _roomiest(self) -> int:
-        """Return the directory with most free bytes; of those on one disk, the least used."""
-        used = Counter[int]()
-        for log in self._logs.values():
-            used[log.directory] += log.length
+        """Return the directory with most free bytes; of those on one disk, that of fewest logs."""
         free = [await files.free_bytes() for files in self._dirs]
-        return max(range(len(free)), key=lambda one: (free[one], -used[one]))
+        return max(range(len(free)), key=lambda one: (free[one], -self._counts[one]))
 
     async def _take_back(self, log: Log) -> None:
         """Give back the room of what could not be written whole."""
@@ -361,7 +362,10 @@ class EntryLogs:
         length = min(length, log.length - offset)
         if offset < LOG_HEADER_LEN or length < RUN_PREFIX_LEN:
             raise _damaged(log_id, "nothing begins there", offset=offset)
-        data = await self._read(log, offset, length)
+        try:
+            data = await self._read(log, offset, length)
+        except FileNotFoundError as error:
+            raise _damaged(log_id, "its file is missing", offset=offset) from error
         if len(data) < RUN_PREFIX_LEN:
             raise _damaged(log_id, "the file is too short", offset=offset)
         return data
@@ -371,28 +375,41 @@ class EntryLogs:
     ) -> AsyncGenerator[Found, None]:
         """Iterate over all good runs with their offsets, or those of one ledger.
 
-        Bad places are added to ``damaged_logs``. The runs are views of the windows read.
+        Once all was taken, bad places are in ``damaged_logs``; so is the whole log when its file
+        is missing, and when its runs are not as many bytes of each ledger as its map says. The
+        runs are views of the windows.
         """
         log = self._get(log_id)
-
-        async def read(offset: int, length: int) -> bytes:
-            return await self._read(log, offset, length)
-
-        def on_bad(start: int, end: int) -> None:
-            events.error("entry_log.damaged", log_id=log_id, start=start, end=end)
-            self.damaged_logs.setdefault(log_id, set()).add((start, end))
-
+        expected = None if log.map is None else log.whole_map()
+        if expected is not None and ledger_id is not None:
+            expected = LedgerMap({ledger_id: expected[ledger_id]} if ledger_id in expected else {})
+        found = LedgerMap()
+        bad: set[tuple[int, int]] = set()
         scan = LogScan(
-            read,
+            lambda offset, length: self._read(log, offset, length),
             start=LOG_HEADER_LEN,
             end=log.length,
             ledger_id=ledger_id,
             holds=None if log.map is None else log.holds,
-            on_bad=on_bad,
+            on_bad=lambda start, end: bad.add((start, end)),
         )
-        async with contextlib.aclosing(scan.runs()) as windows:
-            async for found in windows:
-                yield found
+        whole = (LOG_HEADER_LEN, log.length)
+        try:
+            async with contextlib.aclosing(scan.runs()) as windows:
+                async for window in windows:
+                    found.add(*columns_of([run for _, run in window]))
+                    yield window
+        except FileNotFoundError:
+            bad.add(whole)
+        if not bad and expected is not None and not found.agrees_with(expected):
+            bad.add(whole)
+        self._note_damage(log_id, bad)
+
+    def _note_damage(self, log_id: int, bad: set[tuple[int, int]]) -> None:
+        known = self.damaged_logs.get(log_id, set())
+        if log_id in self._logs and not bad <= known:
+            events.error("entry_log.damaged", log_id=log_id, places=sorted(bad - known))
+            self.damaged_logs[log_id] = known | bad
 
     async def scan_map(self, log_id: int) -> bool:
         """Find out what an unmapped log holds; False when it has bad places and stays unmapped.
@@ -404,10 +421,8 @@ class EntryLogs:
         if log.map is not None:
             return True
         ledgers = LedgerMap()
-        async for found in self.scan(log_id):
-            ids = np.fromiter((run.header.ledger_id for _, run in found), np.int64, len(found))
-            lengths = np.fromiter((len(run.encoded) for _, run in found), np.int64, len(found))
-            ledgers.add(ids, lengths)
+        async for window in self.scan(log_id):
+            ledgers.add(*columns_of([run for _, run in window]))
         if self.damaged_logs.get(log_id):
             return False
         log.map = ledgers
@@ -419,11 +434,8 @@ class EntryLogs:
     async def _read(self, log: Log, offset: int, length: int) -> bytes:
         if log.file is not None:
             return await log.file.read(offset, length)
-        try:
-            async with self._open_files.use(log.log_id) as file:
-                return await file.read(offset, length)
-        except FileNotFoundError as error:
-            raise _damaged(log.log_id, "its file is missing", offset=offset) from error
+        async with self._open_files.use(log.log_id) as file:
+            return await file.read(offset, length)
 
     async def _open_file(self, log_id: int) -> File:
         return await self._dirs[self._get(log_id).directory].open(log_path(log_id))

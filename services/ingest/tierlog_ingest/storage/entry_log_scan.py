@@ -24,8 +24,10 @@ from tierlog.model.errors import CorruptError
 
 SCAN_LEN: Final = 4 * 1024 * 1024
 _SECTOR_LEN: Final = 4096
+_FAILURES_MAX: Final = 64  # sectors; what lies behind them is not asked for
 _RESYNC_FACTOR: Final = 4
 _RESYNC_LEN_MIN: Final = 64 * 1024 * 1024
+_CANDIDATE_LEN: Final = 1024  # what looking at one costs, in bytes
 _LEDGER_ID: Final = Struct(">q")
 _LEDGER_ID_OFFSET: Final = 16
 _CRC: Final = Struct(">I")
@@ -89,14 +91,17 @@ class LogScan:
         try:
             return await self._read(offset, length)
         except CorruptError:
-            pieces = []
-        for at in range(offset, offset + length, _SECTOR_LEN):
-            wanted = min(_SECTOR_LEN, offset + length - at)
+            pieces: list[bytes] = []
+        failures, at, end = 0, offset, offset + length
+        while at < end and failures < _FAILURES_MAX:
+            wanted = min(_SECTOR_LEN, end - at)
             try:
                 pieces.append(await self._read(at, wanted))
             except CorruptError:
+                failures += 1
                 pieces.append(bytes(wanted))
-        return b"".join(pieces)
+            at += wanted
+        return b"".join([*pieces, bytes(end - at)])
 
     async def _resync(self, bad: int) -> int:
         """Return where the next good run begins behind ``bad``, or the end."""
@@ -108,26 +113,28 @@ class LogScan:
         start = bad + 1
         while start + RUN_HEADER_LEN <= self._end:
             window = await self._read_what_can_be(start, min(SCAN_LEN, self._end - start))
+            view = memoryview(window)
             found = window.find(RUN_MAGIC)
-            while found >= 0:
-                length = await self._length_at(start + found)
-                if length is not None:
-                    budget -= length
-                    if budget < 0:
-                        return self._end
-                    if await self._is_good(start + found):
-                        return start + found
+            while 0 <= found <= len(window) - RUN_HEADER_LEN:
+                length = self._length_of(view[found : found + RUN_HEADER_LEN], start + found)
+                budget -= length or _CANDIDATE_LEN
+                if budget < 0:
+                    return self._end
+                if length is not None and await self._is_good(start + found):
+                    return start + found
                 found = window.find(RUN_MAGIC, found + 1)
-            start += max(1, len(window) - len(RUN_MAGIC) + 1)
+            start += max(1, len(window) - RUN_HEADER_LEN + 1)
         return self._end
 
     async def _length_at(self, offset: int) -> int | None:
         if offset + RUN_HEADER_LEN > self._end:
             return None
         head = await self._read_what_can_be(offset, RUN_HEADER_LEN)
-        if len(head) < RUN_HEADER_LEN or (
-            self._holds is not None and not self._holds(_ledger_id(memoryview(head)))
-        ):
+        return self._length_of(memoryview(head), offset) if len(head) == RUN_HEADER_LEN else None
+
+    def _length_of(self, head: memoryview, offset: int) -> int | None:
+        """Return how long the run is that begins with ``head``, if one can."""
+        if self._holds is not None and not self._holds(_ledger_id(head)):
             return None
         return _run_len(head[:RUN_PREFIX_LEN], self._end - offset)
 

@@ -24,7 +24,7 @@ _WAITING_MIN: Final = 1024
 class LedgerMap(Mapping[int, int]):
     """Bytes by ledger id. Read as any mapping; written by ``add`` and ``forget``."""
 
-    __slots__ = ("_ids", "_sizes", "_waiting", "_waiting_len", "total")
+    __slots__ = ("_dead", "_ids", "_sizes", "_waiting", "_waiting_len", "total")
 
     def __init__(self, sizes: Mapping[int, int] | None = None) -> None:
         self._ids: NDArray[np.int64] = np.empty(0, np.int64)
@@ -32,6 +32,8 @@ class LedgerMap(Mapping[int, int]):
         self._sizes: NDArray[np.uint32] = np.empty(0, np.uint32)
         self._waiting: list[tuple[Ids, Sizes]] = []
         self._waiting_len = 0
+        self._dead = 0
+        """Rows of size 0: ledgers that were forgotten."""
         self.total = 0
         if isinstance(sizes, LedgerMap):
             self.add(*sizes.columns())
@@ -52,7 +54,7 @@ class LedgerMap(Mapping[int, int]):
 
     def __len__(self) -> int:
         self._settle()
-        return int(np.count_nonzero(self._sizes))
+        return len(self._ids) - self._dead
 
     def __repr__(self) -> str:
         return f"<LedgerMap ledgers={len(self)} total={self.total}>"
@@ -81,18 +83,30 @@ class LedgerMap(Mapping[int, int]):
     def forget(self, ids: Ids) -> None:
         """Drop ledgers, some of which may not be here."""
         self._settle()
-        if len(self._ids) == 0:
+        if len(self._ids) == 0 or len(ids) == 0:
             return
-        at = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
-        found = at[self._ids[at] == ids]
-        if len(found) == 0:
-            return
+        at = np.minimum(self._ids.searchsorted(ids), len(self._ids) - 1)
+        found = np.unique(at[self._ids[at] == ids])
+        sizes = self._sizes[found]
         self._sizes[found] = 0
-        self.total = int(self._sizes.sum(dtype=np.int64))
-        held = self._sizes > 0
-        if np.count_nonzero(held) < len(held) // 2:
+        self.total -= int(sizes.sum(dtype=np.int64))
+        self._dead += int(np.count_nonzero(sizes))
+        if self._dead > len(self._ids) // 2:
             # Rarely, since each time costs a copy of the columns.
-            self._ids, self._sizes = self._ids[held], self._sizes[held]
+            self._ids, sizes = self.columns()
+            self._sizes = sizes.astype(np.uint32)
+            self._dead = 0
+
+    def agrees_with(self, other: "LedgerMap") -> bool:
+        """Tell whether every ledger of ``other`` has just as many bytes here."""
+        ids, sizes = other.columns()
+        own_ids, own_sizes = self.columns()
+        if len(ids) == 0:
+            return True
+        if len(own_ids) < len(ids):
+            return False
+        at = np.minimum(own_ids.searchsorted(ids), len(own_ids) - 1)
+        return bool(((own_ids[at] == ids) & (own_sizes[at] == sizes)).all())
 
     def _find(self, ledger_id: int) -> int | None:
         self._settle()
@@ -113,6 +127,7 @@ class LedgerMap(Mapping[int, int]):
         sums = np.add.reduceat(sizes, starts)
         assert int(sums.max()) < 2**32
         self._sizes = sums.astype(np.uint32)
+        self._dead = int(np.count_nonzero(sums == 0))
 
 
 def all_ids(maps: Iterable[LedgerMap]) -> set[int]:

@@ -17,7 +17,7 @@ import numpy as np
 from tierlog.format.run import Run
 from tierlog.ports.files import File
 from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
-from tierlog_ingest.storage.ledger_map import LedgerMap
+from tierlog_ingest.storage.ledger_map import Ids, LedgerMap, Sizes
 
 
 class Location(NamedTuple):
@@ -94,9 +94,7 @@ class Log:
 
     def note(self, runs: Sequence[Run]) -> list[Location]:
         """Count written runs; return where they lie."""
-        count = len(runs)
-        lengths = np.fromiter((len(run.encoded) for run in runs), np.int64, count)
-        ids = np.fromiter((run.header.ledger_id for run in runs), np.int64, count)
+        ids, lengths = columns_of(runs)
         offsets = self.length + np.cumsum(lengths) - lengths
         self.newer.add(ids, lengths)
         self.length += int(lengths.sum())
@@ -133,3 +131,12 @@ class Usage(Mapping[int, Mapping[int, int]]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def columns_of(runs: Sequence[Run]) -> tuple[Ids, Sizes]:
+    """Return the ledger and the length of each run."""
+    count = len(runs)
+    return (
+        np.fromiter((run.header.ledger_id for run in runs), np.int64, count),
+        np.fromiter((len(run.encoded) for run in runs), np.int64, count),
+    )
