@@ -40,7 +40,7 @@ FORMATS: Final = (
     ("Paths in ZooKeeper", "shared/tierlog/format/paths.py"),
     ("Frame of the wire", "shared/tierlog/wire/codec.py"),
     ("Headers of an event on the queue", "shared/tierlog/format/envelope.py"),
-    ("Journal of a storage node", f"{INGEST}/storage/journal_format.py"),
+    ("Journal of a storage node", f"{INGEST}/storage/wal/format.py"),
     ("Entry log of a storage node", f"{INGEST}/storage/entry_log_format.py"),
     ("File of a ledger on a storage node", f"{INGEST}/storage/ledger_file.py"),
     ("State of a storage node", f"{INGEST}/storage/node_state.py"),

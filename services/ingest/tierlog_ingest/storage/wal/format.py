@@ -16,8 +16,8 @@ never touches an older group:
 
          0     4  magic           "TLJG"
          4     4  records_len     bytes of records that follow
-         8     8  segment_id      where this group lies; everything before it was durable
-        16     8  offset          when it was written
+         8     8  segment_id      where this group lies; its being there proves
+        16     8  offset          that everything before it is durable
         24     4  record_count    0: an idle marker, which only proves what is before it
         28     4  crc32c          salted, over bytes 0 to 27
 
