@@ -12,6 +12,7 @@ bookie    BookKeeper's bookie with its client over the loopback, as many bytes u
 direct    the same bookie called within its process, without client and network: as ``node``. It
           is told nothing of the entries but their bytes
 
+The node has been round its journal once, so that segments are recycled; a life follows another.
 A node's time ends when it has stopped: then everything is in the journal and in entry logs and
 indexes, durably. The loops' journal is filled with zeros before the clock starts. A bookie's time
 ends with its last answer, when its entry log is still to be written; beside it, the node's does
@@ -63,6 +64,7 @@ LOG_WRITE_BYTES: Final = 32 * MIB
 PRODUCERS_MANY: Final = 100
 ALONE_ENTRIES: Final = 2000
 HALF_S: Final = 4.0
+PRIMING_BYTES: Final = 700 * MB
 RATIO_MIN: Final = 0.6
 TARGET_ENTRY_SIZE: Final = 10_000
 SLACK_MS: Final = 2.0
@@ -107,40 +109,38 @@ async def add_to_node(parameters: Mapping[str, Any]) -> Result:
     maker, latencies = RunMaker(), list[float]()
     work = [
         maker.runs(ledger_id, entry_size=entry_size, entries=each, count=in_a_run)
-        for ledger_id in range(1, producers + 1)
+        for ledger_id in range(parameters["first_id"], parameters["first_id"] + producers)
     ]
     byte_count = each * producers * entry_size
-    with tempfile.TemporaryDirectory(dir=parameters["folder"]) as folder:
-        files = CountingFiles(Path(folder))
-        async with running_node(files, StorageSettings()) as (node, stop):
-            files.counts.clear()
-            meter = Meter()
-            async with asyncio.TaskGroup() as tasks:
-                for number, runs in enumerate(work):
-                    if rate is None:
-                        tasks.create_task(add_all(node, runs, latencies))
-                        continue
-                    interval_s = in_a_run * producers / rate
-                    begin_s = meter.started_s + interval_s * number / producers
-                    paced = add_paced(node, runs, latencies, begin_s=begin_s, interval_s=interval_s)
-                    tasks.create_task(paced)
-            answered_s = time.perf_counter() - meter.started_s
-            stop.set()
-        counts = files.counts
-        result = meter.result(
-            byte_count,
-            **quantiles(latencies),
-            answered_mb_per_s=byte_count / MB / answered_s,
-            groups=len(counts.groups),
-            group_kb=statistics.fmean(size for _, size in counts.groups) / 1000,
-            group_p50_ms=statistics.median(counts.group_ms),
-            journal_mb=sum(size for _, size in counts.groups) / MB,
-            other_mb=counts.other_write_bytes / MB,
-        )
-        files.close()
+    files = CountingFiles(Path(parameters["home"]))
+    async with running_node(files, StorageSettings()) as (node, stop):
+        files.counts.clear()
+        meter = Meter()
+        async with asyncio.TaskGroup() as tasks:
+            for number, runs in enumerate(work):
+                if rate is None:
+                    tasks.create_task(add_all(node, runs, latencies))
+                    continue
+                interval_s = in_a_run * producers / rate
+                begin_s = meter.started_s + interval_s * number / producers
+                paced = add_paced(node, runs, latencies, begin_s=begin_s, interval_s=interval_s)
+                tasks.create_task(paced)
+        answered_s = time.perf_counter() - meter.started_s
+        stop.set()
+    files.close()
+    counts = files.counts
     groups = [(begun_s - meter.started_s, size) for begun_s, size in counts.groups]
     _save(Path(parameters["groups"]), groups)
-    return result
+    return meter.result(
+        byte_count,
+        **quantiles(latencies),
+        answered_mb_per_s=byte_count / MB / answered_s,
+        groups=len(groups),
+        group_kb=statistics.fmean(size for _, size in groups) / 1000,
+        group_p50_ms=statistics.median(counts.group_ms),
+        journal_mb=sum(size for _, size in groups) / MB,
+        other_mb=counts.other_write_bytes / MB,
+    )
 
 
 Groups = Sequence[tuple[float, int]]
@@ -247,32 +247,49 @@ def _slice(pool: memoryview, at: int, size: int) -> list[memoryview]:
 
 
 class Bench:
-    """The variants. A loop writes the groups that the latest run of its node made."""
+    """The variants for one size of entry. A loop writes the groups of its node's latest run.
+
+    All runs of a node are lives of the same one, whose journal has been round once, so that its
+    segments are recycled ones as they are in the long run.
+    """
 
     def __init__(self, folder: Path, size: int) -> None:
         self._folder = folder
         self._size = size
+        self._next_id = 1
+        self.alone: Runs = {}
+        """What a bookie did with one unanswered entry, beside the rest."""
 
     def byte_count(self, case: Case) -> int:
         """Return how much one run adds: more of larger entries, less where each waits."""
-        if case.producers == 1 and case.in_a_run == 1:
+        if case.outstanding == 1:
             return min(self._size, ALONE_ENTRIES * case.entry_size)
         return self._size * {1000: 1, 10_000: 4, 100_000: 8}[case.entry_size] // 4
+
+    async def prime(self) -> None:
+        """Let the node's journal go round once."""
+        say("filling the node's journal once")
+        await self._node(Case(entry_size=10_000, producers=20, in_a_run=5), PRIMING_BYTES, None)
 
     async def node(self, case: Case, *, rate: float | None = None) -> Result:
         """Add to a node; ``rate``: entries a second."""
         byte_count = self.byte_count(case)
         if rate is not None:
             byte_count = int(HALF_S * rate) * case.entry_size
+        return await self._node(case, byte_count, rate)
+
+    async def _node(self, case: Case, byte_count: int, rate: float | None) -> Result:
         parameters = {
             "entry_size": case.entry_size,
             "producers": case.producers,
             "in_a_run": case.in_a_run,
             "bytes": byte_count,
             "rate": rate,
-            "folder": str(self._folder),
+            "home": str(self._folder / "node"),
+            "first_id": self._next_id,
             "groups": str(self._groups(case, paced=rate is not None)),
         }
+        self._next_id += case.producers
         return await run_child(__file__, "node", parameters, {})
 
     async def loop(self, case: Case, *, both: bool, paced: bool = False) -> Result:
@@ -287,6 +304,19 @@ class Bench:
         }
         return await run_child(__file__, "loop", parameters, {})
 
+    async def bookie(self, way: str, many: Case, alone: Case) -> Result:
+        """Add to a bookie, with many and with one unanswered."""
+        works = [
+            (case.entry_size, self.byte_count(case) // case.entry_size, case.outstanding)
+            for case in (many, alone)
+        ]
+        results = await bookie.bookie_adds(self._folder, way, works)
+        for result in results.values():
+            result["answered_mb_per_s"] = result["mb_per_s"]
+        name = peer_name(way, alone)
+        self.alone.setdefault(name, []).append(results[alone.entry_size, alone.outstanding])
+        return results[many.entry_size, many.outstanding]
+
     def _groups(self, case: Case, *, paced: bool) -> Path:
         return self._folder / f"{case.name}{' paced' if paced else ''}.json"
 
@@ -295,8 +325,15 @@ Variants = dict[str, Callable[[], Awaitable[Result]]]
 Runs = dict[str, list[Result]]
 
 
-async def measure_adds(bench: Bench, cases: Sequence[Case], rounds: int) -> Runs:
-    """Return each case's node, loop and lean loop."""
+def peer_name(way: str, case: Case) -> str:
+    """Return the name of a bookie's results."""
+    return f"{way} {case.entry_size // 1000}K x{case.outstanding}"
+
+
+async def measure_adds(
+    bench: Bench, cases: Sequence[Case], rounds: int, *, with_bookie: bool
+) -> Runs:
+    """Return each case's node, loop and lean loop, and bookies of the first and last."""
     variants: Variants = {}
     for case in cases:
         await bench.node(case)  # its groups, for loops that come first
@@ -305,48 +342,27 @@ async def measure_adds(bench: Bench, cases: Sequence[Case], rounds: int) -> Runs
             f"{case.name} loop": lambda case=case: bench.loop(case, both=True),  # type: ignore[misc]
             f"{case.name} lean": lambda case=case: bench.loop(case, both=False),  # type: ignore[misc]
         }
-    return await take_turns(variants, rounds)
-
-
-async def measure_half_load(
-    bench: Bench, cases: Sequence[Case], full: Mapping[str, Sequence[Result]], rounds: int
-) -> Runs:
-    """Return the same at half of what the node took."""
-    variants: Variants = {}
-    for case in cases:
-        most = statistics.median(one["answered_mb_per_s"] for one in full[case.name])
-        rate = most * MB / case.entry_size / 2
-        say(f"{case.name}: half load is {rate:,.0f} entries a second")
-        name = f"{case.name} half"
-        await bench.node(case, rate=rate)
-        variants |= {
-            name: lambda case=case, rate=rate: bench.node(case, rate=rate),  # type: ignore[misc]
-            f"{name} loop": lambda case=case: bench.loop(case, both=True, paced=True),  # type: ignore[misc]
-            f"{name} lean": lambda case=case: bench.loop(case, both=False, paced=True),  # type: ignore[misc]
-        }
-    return await take_turns(variants, rounds)
-
-
-async def measure_bookie(bench: Bench, folder: Path, cases: Sequence[Case], rounds: int) -> Runs:
-    """Return a bookie's adds of the same sizes; nothing, said so, where it can't run."""
-    reason = bookie.missing() or await bookie.build()
-    if reason is not None:
-        say(f"no bookie beside it: {reason}")
-        return {}
-    works = {
-        (case.entry_size, case.outstanding): bench.byte_count(case) // case.entry_size
-        for case in cases
-    }
-    runs: Runs = {}
-    for turn in range(rounds):
+    if with_bookie:
         for way in ("bookie", "direct"):
-            say(f"round {turn + 1}/{rounds}: {way}")
-            asked = [(size, count, unanswered) for (size, unanswered), count in works.items()]
-            results = await bookie.bookie_adds(folder, way, asked)
-            for (size, unanswered), result in results.items():
-                result["answered_mb_per_s"] = result["mb_per_s"]
-                runs.setdefault(f"{way} {size // 1000}K x{unanswered}", []).append(result)
-    return runs
+            name = peer_name(way, cases[0])
+            variants[name] = lambda way=way: bench.bookie(way, cases[0], cases[-1])  # type: ignore[misc]
+    runs = await take_turns(variants, rounds)
+    return runs | bench.alone
+
+
+async def measure_half_load(bench: Bench, case: Case, full: Sequence[Result], rounds: int) -> Runs:
+    """Return the same at half of what the node took."""
+    most = statistics.median(one["answered_mb_per_s"] for one in full)
+    rate = most * MB / case.entry_size / 2
+    name = f"{case.name} half"
+    say(f"{name}: {rate:,.0f} entries a second")
+    await bench.node(case, rate=rate)
+    variants: Variants = {
+        name: lambda: bench.node(case, rate=rate),
+        f"{name} loop": lambda: bench.loop(case, both=True, paced=True),
+        f"{name} lean": lambda: bench.loop(case, both=False, paced=True),
+    }
+    return await take_turns(variants, rounds)
 
 
 def claims_of(cases: Sequence[Case], runs: Runs) -> list[Claim]:
@@ -361,7 +377,7 @@ def claims_of(cases: Sequence[Case], runs: Runs) -> list[Claim]:
             ratio_claim(f"{name} / lean", runs, of=name, to=f"{name} lean"),
         ]
         for way, least in (("bookie", 1.0), ("direct", None)):
-            peer = f"{way} {case.entry_size // 1000}K x{case.outstanding}"
+            peer = peer_name(way, case)
             if peer in runs:
                 claims.append(
                     ratio_claim(
@@ -369,7 +385,31 @@ def claims_of(cases: Sequence[Case], runs: Runs) -> list[Claim]:
                         target=least,
                     )
                 )  # fmt: skip
-    claims += [
+    return claims
+
+
+def half_claims(case: Case, runs: Runs) -> list[Claim]:
+    """Return what is claimed at half load: milliseconds above what is allowed, so at most 0."""
+    name = f"{case.name} half"
+    claims = []
+    for loop in ("loop", "lean"):
+        over = [
+            {"ms": node["p99_ms"] - (2 * bare["p99_ms"] + SLACK_MS)}
+            for node, bare in zip(runs[name], runs[f"{name} {loop}"], strict=True)
+        ]
+        target = 0.0 if loop == "loop" else None
+        claims.append(
+            median_claim(
+                f"{name} p99 - (2 x {loop} p99 + 2)", over, "ms", unit="ms", target=target,
+                at_most=True,
+            )
+        )  # fmt: skip
+    return claims
+
+
+def rate_claims(runs: Runs) -> list[Claim]:
+    """Return rates, latencies and groups, of which nothing is claimed."""
+    claims = [
         median_claim(name, runs[name], "mb_per_s", unit="MB/s")
         for name in runs
         if "half" not in name
@@ -377,31 +417,15 @@ def claims_of(cases: Sequence[Case], runs: Runs) -> list[Claim]:
     claims += [
         median_claim(f"{name} {key[:3]}", runs[name], key, unit="ms")
         for name in runs
-        if not name.endswith(("loop", "lean"))
+        if "half" in name or not name.endswith(("loop", "lean"))
         for key in ("p50_ms", "p99_ms")
     ]
-    return claims
-
-
-def half_claims(cases: Sequence[Case], runs: Runs) -> list[Claim]:
-    """Return what is claimed at half load: milliseconds above what is allowed, so at most 0."""
-    claims = []
-    for case in cases:
-        name = f"{case.name} half"
-        for loop in ("loop", "lean"):
-            over = [
-                {"ms": node["p99_ms"] - (2 * bare["p99_ms"] + SLACK_MS)}
-                for node, bare in zip(runs[name], runs[f"{name} {loop}"], strict=True)
+    for name in runs:
+        if name.startswith(("node", "runs")) and not name.endswith(("loop", "lean")):
+            claims += [
+                median_claim(f"{name} group", runs[name], "group_kb", unit="KB"),
+                median_claim(f"{name} group p50", runs[name], "group_p50_ms", unit="ms"),
             ]
-            claims.append(
-                median_claim(
-                    f"{name} p99 - (2 x {loop} p99 + 2)", over, "ms", unit="ms", target=0.0,
-                    at_most=True,
-                )
-            )  # fmt: skip
-            claims.append(
-                median_claim(f"{name} {loop} p99", runs[f"{name} {loop}"], "p99_ms", unit="ms")
-            )
     return claims
 
 
@@ -412,21 +436,25 @@ async def main() -> None:
     parser.add_argument("--sizes", default="1000,10000,100000", help="bytes of an entry")
     arguments = parse(parser, quick_mb=40)
     parts, sizes = arguments.parts.split(","), [int(one) for one in arguments.sizes.split(",")]
-    many = [Case(entry_size=size, producers=PRODUCERS_MANY) for size in sizes]
-    alone = [Case(entry_size=size, producers=1) for size in sizes]
-    in_runs = [coalesced(case) for case in many if coalesced(case).in_a_run > 1]
-    cases = [*many, *in_runs, *(alone if "adds" in parts else [])]
+    reason = bookie.missing() or await bookie.build() if "bookie" in parts else None
+    if reason is not None:
+        say(f"no bookie beside it: {reason}")
     runs: Runs = {}
-    with folder_of(arguments) as folder:
-        bench = Bench(folder, arguments.size * MB)
-        runs |= await measure_adds(bench, cases, arguments.runs)
-        if "half" in parts:
-            runs |= await measure_half_load(bench, many, runs, arguments.runs)
-        if "bookie" in parts:
-            peers = [case for case in cases if case.in_a_run == 1]
-            runs |= await measure_bookie(bench, folder, peers, arguments.runs)
-    claims = claims_of(cases, runs)
-    claims += half_claims(many, runs) if "half" in parts else []
+    claims: list[Claim] = []
+    for size in sizes:
+        many, alone = (Case(entry_size=size, producers=count) for count in (PRODUCERS_MANY, 1))
+        in_runs = coalesced(many)
+        cases = [many, *([in_runs] if in_runs.in_a_run > 1 else []), alone]
+        with folder_of(arguments) as folder:
+            bench = Bench(folder, arguments.size * MB)
+            await bench.prime()
+            with_bookie = "bookie" in parts and reason is None
+            runs |= await measure_adds(bench, cases, arguments.runs, with_bookie=with_bookie)
+            claims += claims_of(cases, runs)
+            if "half" in parts:
+                runs |= await measure_half_load(bench, many, runs[many.name], arguments.runs)
+                claims += half_claims(many, runs)
+    claims += rate_claims(runs)
     report("storage node", arguments, claims, runs)
 
 

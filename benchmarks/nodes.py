@@ -20,7 +20,7 @@ from typing import Final
 
 from common import POOL_BYTES, random_pool
 from tierlog.adapters.files import DiskFiles
-from tierlog.adapters.system import SystemIds
+from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import Run, build_run
 from tierlog.model.ids import EntryId, LedgerId
@@ -103,7 +103,7 @@ async def running_node(
 
     Setting the event stops it before.
     """
-    node = await StorageNode.open(files, SystemIds(), settings)
+    node = await StorageNode.open(files, SystemIds(), settings, clock=SystemClock())
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(node.run(stop))
