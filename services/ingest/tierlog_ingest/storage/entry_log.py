@@ -252,9 +252,12 @@ class EntryLogs:
 
     def _cut(self, runs: Sequence[Run], length: int) -> Iterator[Sequence[Run]]:
         """Cut runs into what goes to each log; the first part may be empty."""
+        lengths = [len(run.encoded) for run in runs]
+        if length + sum(lengths) <= self._log_bytes_max:
+            yield runs
+            return
         start = 0
-        for at, run in enumerate(runs):
-            run_len = len(run.encoded)
+        for at, run_len in enumerate(lengths):
             if length + run_len > self._log_bytes_max and length > LOG_HEADER_LEN:
                 yield runs[start:at]
                 start, length = at, LOG_HEADER_LEN
@@ -471,6 +474,14 @@ class EntryLogs:
             for log in self._logs.values()
             if not log.retired
         ]
+
+    def is_written(self, log_id: int) -> bool:
+        """Tell whether a log is one that runs are appended to."""
+        return any(log.log_id == log_id for log in self._current.values())
+
+    def written_to(self) -> set[int]:
+        """Return the logs that a writer appends to; nothing comes to any other."""
+        return {log.log_id for log in self._current.values()}
 
     def live_bytes(self, log_id: int) -> int:
         """Return the bytes of runs whose ledger was not forgotten."""

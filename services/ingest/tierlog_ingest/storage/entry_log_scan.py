@@ -15,11 +15,12 @@ by another run or by the end.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from itertools import accumulate
 from struct import Struct
 from typing import Final, NamedTuple
 
 from tierlog.format.checksum import Buffer, crc32c
-from tierlog.format.run import CRC_OFFSET, RUN_HEADER_LEN, RUN_MAGIC, RUN_PREFIX_LEN, Run
+from tierlog.format.run import CRC_OFFSET, RUN_HEADER_LEN, RUN_MAGIC, RUN_PREFIX_LEN, Run, take_runs
 from tierlog.model.errors import CorruptError
 
 SCAN_LEN: Final = 4 * 1024 * 1024
@@ -154,26 +155,45 @@ class LogScan:
 def _cut(view: memoryview, rest: int, ledger_id: int | None) -> _Cut:
     """Cut a window of the ``rest`` that is left into runs; only those of ``ledger_id``, if any."""
     found: Found = []
+    if ledger_id is None:
+        taken = take_runs(view, len_max=rest)
+        ends = accumulate(len(run.encoded) for run in taken.runs)
+        found = [(end - len(run.encoded), run) for end, run in zip(ends, taken.runs, strict=True)]
+        at, is_bad = taken.length, taken.error is not None
+    else:
+        at, is_bad = _pick(view, rest, ledger_id, found)
+    if is_bad:
+        return _Cut(found, at, None)
+    if at == rest:
+        return _Cut(found, at, 0)
+    prefix = view[at : at + RUN_PREFIX_LEN]
+    if len(prefix) < RUN_PREFIX_LEN <= rest - at:
+        return _Cut(found, at, RUN_PREFIX_LEN)
+    return _Cut(found, at, _run_len(prefix, rest - at))
+
+
+def _pick(view: memoryview, rest: int, ledger_id: int, found: Found) -> tuple[int, bool]:
+    """Add the runs of one ledger to ``found``; return where it ends, and whether that is bad.
+
+    Every other run's checksum is verified too: a flipped ledger id would hide a run.
+    """
     at = 0
-    while at < rest:
-        prefix = view[at : at + RUN_PREFIX_LEN]
-        if len(prefix) < RUN_PREFIX_LEN <= rest - at:
-            return _Cut(found, at, RUN_PREFIX_LEN)
-        length = _run_len(prefix, rest - at)
+    while len(view) - at >= RUN_PREFIX_LEN:
+        length = _run_len(view[at : at + RUN_PREFIX_LEN], rest - at)
         if length is None:
-            return _Cut(found, at, None)
+            return at, True
         encoded = view[at : at + length]
         if len(encoded) < length:
-            return _Cut(found, at, length)
-        if ledger_id is None or _ledger_id(encoded) == ledger_id:
+            break
+        if _ledger_id(encoded) == ledger_id:
             run = _decode(encoded)
             if run is None:
-                return _Cut(found, at, None)
+                return at, True
             found.append((at, run))
         elif not _checksum_is_right(encoded):
-            return _Cut(found, at, None)
+            return at, True
         at += length
-    return _Cut(found, at, 0)
+    return at, False
 
 
 def _ledger_id(encoded: memoryview) -> int:

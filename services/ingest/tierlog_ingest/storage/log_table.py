@@ -10,6 +10,7 @@ Invariants:
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -98,8 +99,7 @@ class Log:
         offsets = self.length + np.cumsum(lengths) - lengths
         self.newer.add(ids, lengths)
         self.length += int(lengths.sum())
-        pairs = zip(offsets.tolist(), lengths.tolist(), strict=True)
-        return [Location(self.log_id, offset, length) for offset, length in pairs]
+        return list(map(Location, repeat(self.log_id), offsets.tolist(), lengths.tolist()))
 
     def begin_sync(self) -> LogLength:
         # Something is in it still when the sync before was cancelled.
@@ -135,8 +135,6 @@ class Usage(Mapping[int, Mapping[int, int]]):
 
 def columns_of(runs: Sequence[Run]) -> tuple[Ids, Sizes]:
     """Return the ledger and the length of each run."""
-    count = len(runs)
-    return (
-        np.fromiter((run.header.ledger_id for run in runs), np.int64, count),
-        np.fromiter((len(run.encoded) for run in runs), np.int64, count),
-    )
+    ids = [run.header.ledger_id for run in runs]
+    lengths = [len(run.encoded) for run in runs]
+    return np.array(ids, np.int64), np.array(lengths, np.int64)

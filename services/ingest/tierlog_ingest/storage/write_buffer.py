@@ -9,9 +9,8 @@ Invariants:
       is durable.
 """
 
-from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -30,7 +29,6 @@ class _Held(NamedTuple):
 
 
 _FIRST: Final = attrgetter("first_entry_id")
-_LEDGER: Final = attrgetter("header.ledger_id")
 
 
 class WriteBuffer:
@@ -103,14 +101,33 @@ class WriteBuffer:
             if one.seq <= durable_seq
         ]
 
-    def drop(self, runs: Iterable[Run]) -> None:
+    def drop(self, runs: Sequence[Run]) -> None:
         """Forget runs that the index knows now; those that are gone already don't matter."""
-        for ledger_id, group in groupby(runs, _LEDGER):
-            held = self._ledgers.get(ledger_id)
-            if held is None:
-                continue
-            dropped = set(map(id, group))
-            self._keep(ledger_id, [one for one in held if id(one.run) not in dropped])
+        at = 0
+        while at < len(runs):
+            at += max(1, self._drop_together(runs, at))
+
+    def _drop_together(self, runs: Sequence[Run], at: int) -> int:
+        """Drop the runs from ``at`` on that lie together here; return how many."""
+        ledger_id = runs[at].header.ledger_id
+        held = self._ledgers.get(ledger_id)
+        if held is None:
+            return 0
+        start = end = (
+            0 if held[0].run is runs[at] else bisect_left(held, runs[at].first_entry_id, key=_FIRST)
+        )
+        while (
+            end < len(held)
+            and at + end - start < len(runs)
+            and held[end].run is runs[at + end - start]
+        ):
+            self.bytes -= len(held[end].run.encoded) + RUN_OVERHEAD
+            end += 1
+        if end - start == len(held):
+            del self._ledgers[ledger_id]
+        else:
+            del held[start:end]
+        return end - start
 
     def forget_ledger(self, ledger_id: int) -> None:
         """Forget all of a ledger."""

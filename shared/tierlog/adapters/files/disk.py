@@ -230,16 +230,26 @@ def _make_root(root: Path) -> None:
 
 
 def _write_all(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
-    views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
-    at = 0
-    while at < len(views):
-        written = os.pwritev(fd, views[at : at + _IOV_MAX], offset)
-        offset += written
-        while at < len(views) and written >= len(views[at]):
-            written -= len(views[at])
-            at += 1
-        if written:
-            views[at] = views[at][written:]
+    for start in range(0, len(buffers), _IOV_MAX):
+        part = buffers[start : start + _IOV_MAX]
+        length = sum([one.nbytes if isinstance(one, memoryview) else len(one) for one in part])
+        written = os.pwritev(fd, part, offset) if length else 0
+        if written < length:
+            _write_rest(fd, offset, part, written)
+        offset += length
+
+
+def _write_rest(fd: int, offset: int, part: Sequence[Buffer], written: int) -> None:
+    """Go on where the system stopped early."""
+    views = [memoryview(one).cast("B") for one in part if len(one)]
+    offset += written
+    while views:
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if views:
+            views[0] = views[0][written:]
+            written = os.pwritev(fd, views, offset)
+            offset += written
 
 
 def _read_all(fd: int, offset: int, length: int) -> bytes:
