@@ -42,8 +42,8 @@ FORMATS: Final = (
     ("Headers of an event on the queue", "shared/tierlog/format/envelope.py"),
     ("Journal of a storage node", f"{INGEST}/storage/wal/format.py"),
     ("Entry log of a storage node", f"{INGEST}/storage/entry_log_format.py"),
-    ("File of a ledger on a storage node", f"{INGEST}/storage/ledger_file.py"),
-    ("State of a storage node", f"{INGEST}/storage/node_state.py"),
+    ("Index of a ledger on a storage node", f"{INGEST}/storage/index_format.py"),
+    ("State of a storage node", f"{INGEST}/storage/state_file.py"),
 )
 
 

@@ -73,12 +73,15 @@ class NodePorts:
     """What a node needs from outside."""
 
     files: Files
+    """The data directory: the journal, and all else unless there are ``ledger_dirs``."""
     transport: Transport
     store: MetadataStore
     clock: Clock
     ids: Ids
     connect: Connect
     """Makes the connector to other storage nodes."""
+    ledger_dirs: tuple[Files, ...] = ()
+    """Where entry logs and indexes lie."""
 
 
 class IngestNode:
@@ -140,10 +143,15 @@ class IngestNode:
             ports.ids,
             cluster_id=self.cluster.cluster_id,
             node_id=self.node_id,
+            ledger_dirs=ports.ledger_dirs,
         )
         async with asyncio.TaskGroup() as tasks:
             storage = self._storage = await StorageNode.open(
-                ports.files, ports.ids, self._settings.storage
+                ports.files,
+                ports.ids,
+                self._settings.storage,
+                clock=ports.clock,
+                ledger_dirs=ports.ledger_dirs,
             )
             if storage.limbo_unlimited:
                 # Ledgers made from now on can't have lost anything to that damage.

@@ -36,7 +36,7 @@ class StatusBody(BaseModel):
     registered: bool
     streams: list[dict[str, Any]]
     recovering: dict[str, Any]
-    storage: dict[str, int]
+    storage: dict[str, float]
     damages: list[str]
     gc_alarm: str | None
 

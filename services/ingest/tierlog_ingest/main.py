@@ -20,7 +20,7 @@ from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import ListenSettings, Settings
 from tierlog.wiring.build import open_metadata, system_clock, system_ids
-from tierlog.wiring.nodes import open_files, open_transport, wire_connector
+from tierlog.wiring.nodes import open_all_files, open_files, open_transport, wire_connector
 from tierlog_ingest import http_runs, http_status, rpc_ingest, rpc_storage
 from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
 from tierlog_ingest.metrics import NodeCollector
@@ -37,9 +37,14 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         async with _front(node, ingest.listen) as addresses:
             yield addresses
 
-    async with open_metadata(settings) as store, open_files(ingest.data_dir) as files:
+    async with (
+        open_metadata(settings) as store,
+        open_files(ingest.data_dir) as files,
+        open_all_files(ingest.ledger_directories) as ledger_dirs,
+    ):
         ports = NodePorts(
             files=files,
+            ledger_dirs=ledger_dirs,
             transport=open_transport(settings.wire),
             store=store,
             clock=system_clock(),

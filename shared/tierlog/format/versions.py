@@ -69,13 +69,13 @@ GATE: Final[Mapping[Format, Versions]] = {
     # Reserved: side objects are not written yet.
     Format.SIDE_OBJECT: _only(1),
     Format.JOURNAL: _only(1),
-    # Runs back to back and nothing else: the version of each run is what is checked.
+    # Reserved: a file per ledger was what a storage node had before its entry logs.
     Format.LEDGER_FILE: _only(1),
     # BookKeeper's number; its versions 1 and 2 are texts that Tierlog never wrote.
     Format.LEDGER_METADATA: _only(3),
     # Reserved: manifests are not written yet.
     Format.MANIFEST: _only(1),
-    Format.FENCE_FILE: _only(1),
+    Format.FENCE_FILE: _only(2),
     Format.CLOUD_EVENT: _only(1),
     Format.PROGRESS_RECORD: _only(1),
     Format.ENTRY_LOG: _only(1),

@@ -130,10 +130,9 @@ class StorageSettings(_Section):
     checkpoint_journal_bytes: PositiveBytes = 512 * MIB
     space_check_s: Seconds = 5.0
     read_bytes: PositiveBytes = 1 * MIB
-    ledger_buffer_bytes_max: PositiveBytes = 4 * MIB
     write_buffer_bytes_max: PositiveBytes = 64 * MIB
     """Runs in memory that no entry log has yet; half of it starts a flush, all of it stops adds."""
-    journal_spares_max: int = Field(default=2, ge=0)
+    journal_spares_max: int = Field(default=8, ge=0)
     """Zero-filled segments that are kept ready; more are removed."""
     entry_log_bytes_max: int = Field(default=GIB, gt=0, lt=2**32)
     ledger_cache_bytes_max: PositiveBytes = 64 * MIB
@@ -188,6 +187,8 @@ class IngestSettings(_Section):
     node_id: str = "node-1"
     zone: str = ""
     data_dir: Path = Path("data")
+    ledger_directories: tuple[Path, ...] = ()
+    """Where entry logs and indexes lie, in a fixed order; none: in ``data_dir``, as the journal."""
     listen: ListenSettings = ListenSettings()
     storage: StorageSettings = StorageSettings()
     owner: OwnerSettings = OwnerSettings()

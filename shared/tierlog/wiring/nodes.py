@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from tierlog.adapters.files import DiskFiles
@@ -27,6 +27,13 @@ async def open_files(root: Path) -> AsyncIterator[Files]:
         yield files
     finally:
         files.close()
+
+
+@contextlib.asynccontextmanager
+async def open_all_files(roots: Sequence[Path]) -> AsyncIterator[tuple[Files, ...]]:
+    """``open_files`` for several folders."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield tuple([await stack.enter_async_context(open_files(root)) for root in roots])
 
 
 def open_transport(settings: WireSettings) -> Transport:

@@ -7,6 +7,7 @@ import contextlib
 import random
 from contextlib import asynccontextmanager
 
+from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.faults import Faults
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.adapters.memory.ids import SeededIds
@@ -21,7 +22,10 @@ from tierlog_ingest.storage.node import StorageNode
 SMALL = StorageSettings(
     journal_segment_bytes=64 * 1024,
     group_bytes_max=16 * 1024,
-    ledger_buffer_bytes_max=8 * 1024,
+    write_buffer_bytes_max=32 * 1024,
+    ledger_cache_bytes_max=16 * 4096,
+    entry_log_bytes_max=128 * 1024,
+    read_ahead_bytes_max=16 * 1024,
     open_files_max=4,
     free_bytes_min=0,
     free_bytes_resume=0,
@@ -46,6 +50,11 @@ def make_run(
     )
 
 
+async def open_node(files, settings: StorageSettings = SMALL, *, seed: int = 1, **how):
+    ids = SeededIds(random.Random(seed))
+    return await StorageNode.open(files, ids, settings, clock=SimClock(), **how)
+
+
 @asynccontextmanager
 async def running(node: StorageNode):
     """Run a node, and stop it in order."""
@@ -61,7 +70,7 @@ async def running(node: StorageNode):
 
 @asynccontextmanager
 async def opened(disk: MemoryDisk, settings: StorageSettings = SMALL, *, seed: int = 1):
-    node = await StorageNode.open(disk.mount(), SeededIds(random.Random(seed)), settings)
+    node = await open_node(disk.mount(), settings, seed=seed)
     async with running(node):
         yield node
 
@@ -97,8 +106,7 @@ class CrashingNode:
 
     async def _serve(self, work) -> None:
         files = self.disk.mount(self.faults)
-        ids = SeededIds(random.Random(self._seed))
-        node = await StorageNode.open(files, ids, self._settings)
+        node = await open_node(files, self._settings, seed=self._seed)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(node.run(stop))

@@ -8,6 +8,7 @@ crash is never reported as corruption. The disk loses names and sectors as it ma
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 
 import pytest
@@ -17,10 +18,10 @@ from tests.unit.storage.node_kit import SMALL, CrashingNode, make_run, opened, o
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import Reason, RefusedError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog_ingest.storage import node as node_module
-from tierlog_ingest.storage.journal import Journal
-from tierlog_ingest.storage.journal_format import encode_base
-from tierlog_ingest.storage.ledger_file import Ledger
+from tierlog_ingest.storage.entry_log import EntryLogs
+from tierlog_ingest.storage.ledger_cache import LedgerCache
+from tierlog_ingest.storage.marking import Marks
+from tierlog_ingest.storage.wal.journal import Journal
 
 pytestmark = pytest.mark.covers("D03", "D22", "D35", "D37")
 
@@ -227,11 +228,11 @@ class TestTheseTestsBite:
     def test_answers_before_the_sync(self, monkeypatch):
         real = Journal.append
 
-        def append(self, kind, payload, *, tag=None):
-            real(self, kind, payload, tag=tag)
+        def append(self, kind, payload):
+            appended = real(self, kind, payload)
             answer = asyncio.get_running_loop().create_future()
             answer.set_result(None)
-            return answer
+            return appended._replace(done=answer)
 
         monkeypatch.setattr(Journal, "append", append)
         assert _lost_in_some_life()
@@ -251,28 +252,45 @@ class TestTheseTestsBite:
         monkeypatch.setattr(MemoryDisk, "sync_directory", lambda _self, _directory: None)
         assert _lost_in_some_life()
 
-    def test_no_sync_of_ledger_files_at_checkpoints(self, monkeypatch):
-        real = Ledger.flush
+    def test_no_sync_of_entry_logs_at_marks(self, monkeypatch):
+        async def sync(self):
+            await self._seal_full()
+            for log in self._logs.values():
+                log.end_sync(log.begin_sync())
 
-        async def flush(self, open_files, *, sync=False):
-            await real(self, open_files)
-            self.synced_len = self.flushed_len
+        monkeypatch.setattr(EntryLogs, "sync", sync)
+        assert _lost_in_some_life()
 
-        monkeypatch.setattr(Ledger, "flush", flush)
+    def test_no_flush_of_the_index_at_some_marks(self, monkeypatch):
+        """At none: then there is no index, and that is found and repaired."""
+        real = LedgerCache.flush
+        turns = itertools.cycle((True, False))
+
+        async def flush(self):
+            if next(turns):
+                await real(self)
+
+        monkeypatch.setattr(LedgerCache, "flush", flush)
         assert _lost_in_some_life()
 
     def test_the_mark_before_the_flush(self, monkeypatch):
-        real = node_module.StorageNode._persist
+        real = Marks.flush
 
-        async def persist(self, segment_id, fences, freed):
-            await self._journal.remove_before(segment_id)
-            await real(self, segment_id, fences, freed)
+        async def flush(self, durable_seq):
+            await self._write(self._journal.durable_position, self._fences.fenced)
+            await self._journal.release_before(self._journal.segment_id)
+            await real(self, durable_seq)
 
-        monkeypatch.setattr(node_module.StorageNode, "_persist", persist)
+        monkeypatch.setattr(Marks, "flush", flush)
         assert _lost_in_some_life()
 
-    def test_no_base(self, monkeypatch):
-        monkeypatch.setattr(node_module, "encode_base", lambda one, _two: encode_base(one, 0))
+    def test_a_mark_behind_what_was_flushed(self, monkeypatch):
+        real = Marks.flush
+
+        async def flush(self, durable_seq):
+            await real(self, durable_seq - 1)
+
+        monkeypatch.setattr(Marks, "flush", flush)
         assert _lost_in_some_life()
 
 

@@ -11,6 +11,7 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.storage.node_kit import (
     SMALL,
     make_run,
+    open_node,
     opened,
     outcome,
     read_all,
@@ -18,12 +19,13 @@ from tests.unit.storage.node_kit import (
     running,
 )
 from tierlog.adapters.memory.files import MemoryDisk
-from tierlog.adapters.memory.ids import SeededIds
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.files import DiskFailedError
-from tierlog_ingest.storage.ledger_file import ledger_file_path
-from tierlog_ingest.storage.node import StorageNode
+from tierlog_ingest.storage.entry_log import log_path
+from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
+from tierlog_ingest.storage.index_files import index_path
+from tierlog_ingest.storage.wal.segments import list_segments
 
 L1, L2 = LedgerId(1), LedgerId(2)
 
@@ -160,7 +162,7 @@ async def test_a_freed_ledger_stays_fenced_and_is_gone():
                     Reason.LEDGER_NOT_FOUND
                 )
             assert (await outcome(node.add(make_run(4, 0)))) is None
-    assert not any("0001.runs" in path for path in disk.paths())
+    assert [path for path in disk.paths() if path.endswith(".idx")] == [index_path(4)]
 
 
 @pytest.mark.covers("D05", "D09")
@@ -183,6 +185,12 @@ async def test_the_same_run_twice_is_one_and_another_is_refused():
         assert await read_all(node, 1) == [run]
 
 
+def open_files(node):
+    """Files of ended logs and of indexes, the latter besides those in use."""
+    store = node._store
+    return store.cache.statistics().open_files + len(store.logs._open_files)
+
+
 @virtual
 async def test_many_ledgers_with_few_open_files():
     disk = new_disk()
@@ -192,8 +200,10 @@ async def test_many_ledgers_with_few_open_files():
                 await node.add(make_run(ledger_id, round_number, size=300))
             await node.checkpoint()
             statistics = node.statistics()
-            assert statistics["ledgers_loaded"] <= 4
             assert statistics["buffered_bytes"] == 0
+            assert statistics["index_pages"] <= 16
+            assert statistics["index_pages_dirty"] == 0
+            assert open_files(node) <= 4 + 2
     async with opened(disk) as node:
         for ledger_id in range(1, 31):
             assert len(await read_all(node, ledger_id)) == 6
@@ -219,11 +229,11 @@ async def test_journals_are_removed_once_they_are_needless():
     async with opened(disk) as node:
         for first in range(400):
             await node.add(make_run(1, first, size=500))
-        assert len(await disk.mount().list("journal")) > 2
+        assert len(await list_segments(disk.mount())) > 2
         await node.checkpoint()
-        assert len(await disk.mount().list("journal")) == 1
+        assert len(await list_segments(disk.mount())) == 1
         await asyncio.sleep(120)
-        assert len(await disk.mount().list("journal")) == 1
+        assert len(await list_segments(disk.mount())) == 1
 
 
 @virtual
@@ -271,7 +281,7 @@ async def test_a_nearly_full_disk_still_takes_fences():
 @virtual
 async def test_a_failing_sync_ends_the_process():
     disk = new_disk()
-    node = await StorageNode.open(disk.mount(), SeededIds(random.Random(1)), SMALL)
+    node = await open_node(disk.mount())
     failed = False
     try:
         async with running(node):
@@ -294,20 +304,25 @@ async def test_a_damaged_run_is_unknown_and_never_served():
     async with opened(disk) as node:
         for run in runs:
             await node.add(run)
-    path = ledger_file_path(1)
+    path = log_path(1)
     data = bytearray(disk.read_whole(path))
     length = len(runs[0].encoded)
     async with opened(disk) as node:
         assert len(await read_all(node, 1)) == 4
-        data[2 * length + 1000] ^= 1
+        data[LOG_HEADER_LEN + 2 * length + 1000] ^= 1
         disk.write_whole(path, bytes(data))
         assert await read_all(node, 1) == runs[:2]
         assert (await reading_error(node, 1, 2)).reason is Reason.UNKNOWN
         assert await read_all(node, 1, 3) == runs[3:]
-    async with opened(disk) as node:
-        assert await read_all(node, 1, 3) == runs[3:], "found again behind the damage"
-        assert (await reading_error(node, 1, 2)).reason is Reason.UNKNOWN
-        assert (await reading_error(node, 1, 9)).reason is Reason.UNKNOWN
+        assert (await reading_error(node, 1, 9)).reason is Reason.NO_SUCH_ENTRY, "the index knows"
+    index = bytearray(disk.read_whole(index_path(1)))
+    index[5000] ^= 1
+    disk.write_whole(index_path(1), bytes(index))
+    for _ in range(2):  # the second time with an index that was built anew, from a damaged log
+        async with opened(disk) as node:
+            assert await read_all(node, 1, 3) == runs[3:], "found again behind the damage"
+            assert (await reading_error(node, 1, 2)).reason is Reason.UNKNOWN
+            assert (await reading_error(node, 1, 9)).reason is Reason.UNKNOWN
 
 
 @virtual
@@ -341,7 +356,7 @@ async def test_back_pressure():
 
 @virtual
 async def test_nothing_is_served_before_and_after():
-    node = await StorageNode.open(new_disk().mount(), SeededIds(random.Random(1)), SMALL)
+    node = await open_node(new_disk().mount())
     for work in (node.add(make_run(1, 0)), node.fence(L1), node.list_ledgers()):
         assert isinstance(await outcome(work), RetryableError)
     async with running(node):
@@ -360,17 +375,17 @@ async def test_a_node_state_that_is_damaged_is_refused():
         flipped[at] ^= 4
         disk.write_whole("state", bytes(flipped))
         with pytest.raises((CorruptError, RefusedError)):
-            await StorageNode.open(disk.mount(), SeededIds(random.Random(1)), SMALL)
+            await open_node(disk.mount())
 
 
 @pytest.mark.covers("D23", "D33", "D35", "D36")
 @virtual
 async def test_a_new_journal_at_the_start_by_size_and_when_they_take_too_much():
     disk = new_disk()
-    settings = SMALL.model_copy(update={"checkpoint_journal_bytes": 200_000})
+    settings = SMALL.model_copy(update={"checkpoint_journal_bytes": 600_000})
 
     async def segments():
-        return await disk.mount().list("journal")
+        return await list_segments(disk.mount())
 
     async with opened(disk, settings) as node:
         first = await segments()
@@ -403,6 +418,7 @@ async def test_an_orderly_end_leaves_nothing_in_buffers():
         for run in runs:
             await node.add(run)
         assert node.statistics()["buffered_bytes"] > 0
-    assert disk.read_whole(ledger_file_path(1)) == b"".join(run.encoded for run in runs)
+    stored = b"".join(run.encoded for run in runs)
+    assert disk.read_whole(log_path(1))[LOG_HEADER_LEN:] == stored
     disk.crash()
-    assert disk.read_whole(ledger_file_path(1)) == b"".join(run.encoded for run in runs)
+    assert disk.read_whole(log_path(1))[LOG_HEADER_LEN:] == stored

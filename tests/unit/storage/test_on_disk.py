@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -12,12 +11,10 @@ import time
 
 import pytest
 
-from tests.unit.storage.node_kit import SMALL, make_run, read_all, running
+from tests.unit.storage.node_kit import make_run, open_node, read_all, running
 from tierlog.adapters.files import DiskFiles
-from tierlog.adapters.memory.ids import SeededIds
 from tierlog.format.run import Run
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog_ingest.storage.node import StorageNode
 
 pytestmark = pytest.mark.covers("D22", "D37")
 
@@ -26,7 +23,7 @@ async def test_add_restart_read(tmp_path):
     runs = [make_run(ledger, n, size=2000) for n in range(60) for ledger in (1, 2)]
     for life in range(3):
         files = DiskFiles(tmp_path / "a" / "b")
-        node = await StorageNode.open(files, SeededIds(random.Random(life)), SMALL)
+        node = await open_node(files, seed=life)
         async with running(node):
             for answer in [node.add(run, recovery=True) for run in runs]:
                 await answer
@@ -38,19 +35,17 @@ async def test_add_restart_read(tmp_path):
 
 
 WRITER = """
-import asyncio, random, sys
+import asyncio, sys
 from pathlib import Path
-from tests.unit.storage.node_kit import SMALL, make_run, running
+from tests.unit.storage.node_kit import make_run, open_node, running
 from tierlog.adapters.files import DiskFiles
-from tierlog.adapters.memory.ids import SeededIds
 from tierlog.format.run import Run
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog_ingest.storage.node import StorageNode
 
 async def main():
     files = DiskFiles(Path(sys.argv[1]))
     start = int(sys.argv[2])
-    node = await StorageNode.open(files, SeededIds(random.Random(start)), SMALL)
+    node = await open_node(files, seed=start)
     async with running(node):
         for batch in range(start, start + 100_000, 8):
             answers = [node.add(make_run(1, n, size=700)) for n in range(batch, batch + 8)]
@@ -90,7 +85,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path):
 
 async def _check(root, start, acknowledged):
     files = DiskFiles(root)
-    node = await StorageNode.open(files, SeededIds(random.Random(9)), SMALL)
+    node = await open_node(files, seed=9)
     assert node.damages == []
     found: dict[int, Run] = {}
     stop = asyncio.Event()

@@ -14,6 +14,13 @@ def failed(error: BaseException) -> "asyncio.Future[None]":
     return answer
 
 
+def done() -> "asyncio.Future[None]":
+    """Return a future that succeeded already."""
+    answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    answer.set_result(None)
+    return answer
+
+
 def copy_outcome(source: "asyncio.Future[None]", target: "asyncio.Future[None]") -> None:
     """Let ``target`` end as ``source`` did."""
     if target.done():
@@ -55,13 +62,13 @@ def fenced(ledger_id: LedgerId) -> RefusedError:
     )
 
 
-def queue_full(waiting_bytes: int) -> RetryableError:
+def queue_full(waiting_bytes: int, *, budget: str) -> RetryableError:
     """Say that too much waits for the disk."""
     return RetryableError(
         f"{waiting_bytes} bytes already wait for the node's disk",
         reason=Reason.RESOURCE_EXHAUSTED,
         remedy="Send less at once",
-        details={"budget": "storage.journal_queue"},
+        details={"budget": budget},
     )
 
 

@@ -1,8 +1,8 @@
 """A node's cookie: which node, of which cluster, a directory belongs to.
 
-The cookie lies in the node's directory and in the metadata store, the same in both. A directory
-that lost its cookie lost its data too (another disk is mounted, or none), and a node that served
-it as if it were empty would call acknowledged entries absent.
+The cookie lies in each of the node's directories and in the metadata store, everywhere the same. A
+directory that lost its cookie lost its data too (another disk is mounted, or none), and a node
+that served it as if it were empty would call acknowledged entries absent.
 
 Owns: formatting a fresh node, and refusing one that is not what it was. Does not own the cookie's
 bytes (``tierlog.format.records``).
@@ -11,10 +11,11 @@ Invariants:
     * Nothing is opened before directory and metadata store agree.
     * A node id is formatted once: a directory without a cookie never takes over a known id.
 
-Crash: the directory's cookie is durable before the metadata store's is made, so a format that was
-cut short is a directory with nothing but a cookie; the next start goes on with it.
+Crash: the directories' cookies are durable before the metadata store's is made, so a format that
+was cut short is directories with nothing but cookies, or less; the next start goes on with it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 from uuid import UUID
 
@@ -37,31 +38,44 @@ _NOT_DATA: Final = frozenset({COOKIE_PATH, _TEMPORARY_PATH, "lock", "lost+found"
 
 
 async def check_cookie(
-    files: Files, store: MetadataStore, ids: Ids, *, cluster_id: UUID, node_id: NodeId
+    files: Files,
+    store: MetadataStore,
+    ids: Ids,
+    *,
+    cluster_id: UUID,
+    node_id: NodeId,
+    ledger_dirs: Sequence[Files] = (),
 ) -> Cookie:
     """Return the node's cookie, formatting a fresh node; ``RefusedError`` for any doubt."""
     path = paths.cookie_path(node_id)
     await store.sync(path)
     stored = await store.get(path)
     known = records.decode_cookie(stored.data) if stored is not None else None
-    found = await _read(files)
-    has_data = bool(set(await files.list("")) - _NOT_DATA)
-    if found is None:
+    directories = (files, *ledger_dirs)
+    cookies = [await _read(one) for one in directories]
+    has_data = any([bool(set(await one.list("")) - _NOT_DATA) for one in directories])
+    found = next((one for one in cookies if one is not None), None)
+    for cookie in filter(None, cookies):
+        if (cookie.cluster_id, cookie.node_id) != (cluster_id, node_id):
+            raise _refused(
+                f"the data directory belongs to node {cookie.node_id} of cluster"
+                f" {cookie.cluster_id}, not to node {node_id} of cluster {cluster_id}",
+                "Mount the right disk, or set the node id that the directory has",
+            )
+    missing = [one for one, cookie in zip(directories, cookies, strict=True) if cookie is None]
+    if missing:
         if known is not None or has_data:
             raise _refused(
-                f"the data directory of node {node_id} has no cookie",
+                f"{len(missing)} of {len(directories)} data directories of node {node_id} have"
+                " no cookie",
                 "Mount the right disk. If its data is lost for good, start the node with an empty"
                 " directory and a new node id, and let the other nodes repair what it held",
             )
-        found = Cookie(cluster_id=cluster_id, node_id=node_id, instance_id=ids.uuid())
-        await _write(files, found)
+        found = found or Cookie(cluster_id=cluster_id, node_id=node_id, instance_id=ids.uuid())
+        for one in missing:
+            await _write(one, found)
         log.info("node.formatted", node_id=node_id, instance_id=str(found.instance_id))
-    if (found.cluster_id, found.node_id) != (cluster_id, node_id):
-        raise _refused(
-            f"the data directory belongs to node {found.node_id} of cluster {found.cluster_id},"
-            f" not to node {node_id} of cluster {cluster_id}",
-            "Mount the right disk, or set the node id that the directory has",
-        )
+    assert found is not None
     if known is None:
         if has_data:
             raise _refused(
@@ -69,7 +83,7 @@ async def check_cookie(
                 "Check that the metadata store is the right one, and not an older backup",
             )
         known = await _register(store, ids, path, found)
-    if known != found:
+    if any(one not in {None, known} for one in (found, *cookies)):
         raise _refused(
             f"the data directory of node {node_id} is of an older format of that node",
             "Mount the right disk, or remove the directory of the older node",

@@ -77,9 +77,11 @@ class IndexFiles:
 
     async def list_all(self) -> None:
         """Find out which there are; opens none."""
-        for directory in range(len(self._dirs)):
+        for directory, files in enumerate(self._dirs):
+            made = set(await files.list(INDEX_DIRECTORY))
             for number in range(_FOLDER_COUNT):
-                await self._list(Folder(directory, f"{INDEX_DIRECTORY}/{number:02x}"), number)
+                if f"{number:02x}" in made:
+                    await self._list(Folder(directory, f"{INDEX_DIRECTORY}/{number:02x}"), number)
 
     async def _list(self, folder: Folder, number: int) -> None:
         for name in await self._dirs[folder.directory].list(folder.path):
@@ -165,7 +167,8 @@ class IndexFiles:
             await self._remove(ledger_id, directory)
 
     async def remove_doubles(self, ledger_id: int) -> None:
-        """Keep the file in the first directory only, durably."""
+        """Keep the file in the first directory only, durably; it is opened anew."""
+        await self._close(ledger_id)
         for directory in self._doubled.get(ledger_id, ()):
             await self._remove(ledger_id, directory)
             await self._dirs[directory].sync_directory(index_folder(ledger_id))

@@ -1,12 +1,12 @@
-"""The storage node: runs, fences and LACs, durable before they are answered.
+"""The storage node: runs, fences and LACs, durable before they are answered (ADR-0014).
 
-Run → ledger buffer → index → journal (group commit) → answer; then the buffer may go to the
-ledger's file. A checkpoint rolls the journal, makes every ledger file durable that changed,
-persists the mark, and removes the older journals.
+Run → write buffer → journal (group commit) → answer; then the buffer goes to an entry log, the
+index learns of it, and the mark moves.
 
 Owns: the order of these steps, fences, what is absent and what is unknown, and what the disk's
-state means for callers. Does not own bytes on disk (``journal``, ``replay``, ``ledger_file``),
-nor which ledgers still exist (``gc``).
+state means for callers. Does not own bytes on disk (``wal``, ``entry_log``, ``ledger_cache``), the
+way from the buffer to the index (``store``), the mark (``marking``), nor which ledgers still exist
+(``gc``).
 
 Consistency
     * An add is answered once its journal record is durable; then a restart finds it.
@@ -14,11 +14,11 @@ Consistency
     * A fence is answered once it is durable. Adds that came before it are durable before it.
     * An id that was freed stays fenced for ever.
     * Nothing is called absent (NO_SUCH_ENTRY) that damage may have taken: then it is UNKNOWN.
+    * Adds of one ledger are taken in the order of their calls.
 
 Crash
-    On start, the journal is replayed from the mark; BASE says how long each ledger's file was
-    then, what is behind is cut, and the journal brings it back. All of it is durable (a
-    checkpoint) before anything is served.
+    On start, the journal is replayed from the mark; entry logs are cut to what they were then, and
+    the journal brings the rest back. All of it is durable (a mark) before anything is served.
 
 Cancellation
     Callers may go; what they asked for is done all the same.
@@ -26,24 +26,24 @@ Cancellation
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from tierlog.format.run import Run
-from tierlog.model.errors import (
-    CorruptError,
-    Reason,
-    RetryableError,
-    TierlogError,
-)
-from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError, TierlogError
+from tierlog.model.ids import INT64_MAX, NO_ENTRY, EntryId, LedgerId
+from tierlog.ports.clock import Clock
 from tierlog.ports.files import Files
 from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import LacAnswer
 from tierlog.runtime.settings import StorageSettings
 from tierlog_ingest.storage.answers import (
     copy_outcome,
+    done,
     failed,
     fenced,
     no_such_entry,
@@ -54,227 +54,380 @@ from tierlog_ingest.storage.answers import (
     unknown_entry,
     unreadable,
 )
-from tierlog_ingest.storage.journal import Journal
-from tierlog_ingest.storage.journal_format import (
-    Kind,
-    decode_base,
-    decode_ledger_id,
-    encode_base,
-    encode_ledger_id,
-)
-from tierlog_ingest.storage.ledger_file import (
-    LEDGERS_DIRECTORY,
-    Gauge,
-    Ledger,
-    OpenFiles,
-    list_ledger_files,
-)
-from tierlog_ingest.storage.node_state import (
-    NO_LIMBO,
-    IntervalSet,
-    NodeState,
-    read_state,
-    write_state,
-)
-from tierlog_ingest.storage.reads import read_runs
-from tierlog_ingest.storage.replay import Replay, cut_tail, records, scan_journal
+from tierlog_ingest.storage.compaction import Compactor
+from tierlog_ingest.storage.compaction_plan import Rules
+from tierlog_ingest.storage.entry_log import EntryLogs
+from tierlog_ingest.storage.fences import Fences
+from tierlog_ingest.storage.index_format import ENTRY_ID_MAX
+from tierlog_ingest.storage.ledger_cache import LedgerCache
+from tierlog_ingest.storage.ledgers import Held, Ledgers
+from tierlog_ingest.storage.marking import Marks
+from tierlog_ingest.storage.priorities import DiskGate
+from tierlog_ingest.storage.range_reader import RangeReader, ReadLimits
+from tierlog_ingest.storage.space import SpaceLimits, SpaceWatch
+from tierlog_ingest.storage.starting import Start
+from tierlog_ingest.storage.store import RunStore, Slots, conflict
+from tierlog_ingest.storage.throttle import TokenBucket
+from tierlog_ingest.storage.upkeep import Upkeep
+from tierlog_ingest.storage.wal.format import Kind, encode_ledger_id
+from tierlog_ingest.storage.wal.journal import GroupFuture, Journal
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
+_DISK_WIDTH: Final = 4
+_DISK_AGE_S: Final = 0.1
+_COMPACTION_BURST: Final = 4 * 1024 * 1024
+_REPAIRS_MAX: Final = 3
+
+Turn = tuple[Run, bool, "asyncio.Future[None]"]
+
 
 class StorageNode:
-    """One node over one folder. ``open`` it, then keep ``run`` going while it serves."""
+    """One node over one folder or several. ``open`` it, then keep ``run`` going while it serves."""
 
-    def __init__(self, files: Files, ids: Ids, settings: StorageSettings) -> None:
-        self._files = files
+    def __init__(
+        self,
+        files: Files,
+        ids: Ids,
+        settings: StorageSettings,
+        *,
+        clock: Clock,
+        ledger_dirs: Sequence[Files] = (),
+    ) -> None:
         self._settings = settings
-        self._journal = Journal(files, ids, settings)
-        self._journal.on_durable = self._journaled
+        log_dirs = tuple(ledger_dirs) or (files,)
+        all_dirs = (files, *ledger_dirs)
+        self._journal = Journal(files, ids, clock, settings)
         self._journal.on_rollback = self._roll_back
-        self._open_files = OpenFiles(files, open_max=settings.open_files_max)
-        self._ledgers: dict[LedgerId, Ledger] = {}
-        self._fenced: set[LedgerId] = set()
-        self._fences_under_way: dict[LedgerId, asyncio.Future[None]] = {}
-        self._freed = IntervalSet()
+        self._ledgers = Ledgers()
+        self._fences = Fences()
         self._quarantined: set[LedgerId] = set()
-        self._limbo_ceiling = NO_LIMBO
-        self._era = 0
-        self._gauge = Gauge()
-        self._checkpointing = asyncio.Lock()
-        self._journal_at_mark = 0
-        self._flush_wanted = asyncio.Event()
-        self._checkpoint_wanted = asyncio.Event()
-        self._flushed = asyncio.Event()
+        self._gate = DiskGate(clock, width=_DISK_WIDTH, age_s=_DISK_AGE_S)
+        open_files_max = settings.open_files_max
+        logs = EntryLogs(
+            log_dirs,
+            ids,
+            log_bytes_max=settings.entry_log_bytes_max,
+            open_files_max=max(1, open_files_max // 2),
+        )
+        cache = LedgerCache(
+            log_dirs,
+            bytes_max=settings.ledger_cache_bytes_max,
+            open_files_max=max(1, open_files_max // 2),
+        )
+        self._store = RunStore(logs, cache, self._ledgers, self._gate)
+        self._space = SpaceWatch(all_dirs, SpaceLimits.of(settings))
+        self._marks = Marks(
+            all_dirs,
+            log_dirs,
+            store=self._store,
+            journal=self._journal,
+            ledgers=self._ledgers,
+            fences=self._fences,
+        )
+        self._upkeep = Upkeep(self._store, self._marks, self._journal, self._space, settings)
+        self._compactor = Compactor(
+            logs,
+            cache,
+            self,
+            self._space,
+            rules=Rules.of(settings),
+            clock=clock,
+            gate=self._gate,
+            bucket=TokenBucket(
+                clock,
+                bytes_per_s=settings.compaction_bytes_per_s,
+                burst_bytes=_COMPACTION_BURST,
+            ),
+            rebuilds=self._marks.rebuilds,
+        )
+        self._marks.unsettled_logs = lambda: self._compactor.unsettled
+        self._space.on_low = self._on_low_space
+        self._reader = RangeReader(
+            self._store,
+            self._gate,
+            ReadLimits(
+                read_bytes=settings.read_bytes,
+                read_ahead_bytes_max=settings.read_ahead_bytes_max,
+            ),
+            read_slots=self._read_slots,
+            spawn=self._spawn,
+        )
+        self._turns: dict[LedgerId, deque[Turn]] = {}
+        self._turns_bytes = 0
+        self._late_lacs: dict[LedgerId, EntryId] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._serving = False
-        self._read_only = False
-        self.state_changed = asyncio.Event()
-        """Set once ``read_only`` changes; then a new event takes its place."""
         self.damages: list[str] = []
-        """What the last replay found damaged."""
+        """What the start found damaged."""
 
     def __repr__(self) -> str:
         return f"<StorageNode {self.statistics()}>"
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> dict[str, float]:
         """Return how much of everything there is."""
+        journal, cache = self._journal, self._store.cache.statistics()
+        logs = self._store.logs.logs()
         return {
-            "ledgers": len(self._ledgers),
-            "ledgers_loaded": sum(one.loaded for one in self._ledgers.values()),
-            "buffered_bytes": self._gauge.bytes,
-            "journal_queued_bytes": self._journal.queued_bytes,
-            "journal_written_bytes": self._journal.written_bytes,
-            "journal_groups": self._journal.group_count,
-            "fences": len(self._fenced),
+            "ledgers": len(self._store.ledger_ids()),
+            "ledgers_held": len(self._ledgers),
+            "buffered_bytes": self._store.buffer.bytes,
+            "journal_queued_bytes": journal.queued_bytes,
+            "journal_written_bytes": journal.written_bytes,
+            "journal_bytes_on_disk": journal.bytes_on_disk,
+            "journal_groups": journal.group_count,
+            "journal_sync_s": journal.sync_s_total,
+            "journal_sync_s_max": journal.sync_s_max,
+            "journal_slow_syncs": journal.slow_sync_count,
+            "entry_logs": len(logs),
+            "entry_log_bytes": sum(one.length for one in logs),
+            "index_pages": cache.pages,
+            "index_pages_dirty": cache.dirty_pages,
+            "index_pages_read": cache.pages_read,
+            "index_doubtful": len(self._marks.doubtful),
+            "read_ahead_bytes": self._reader.ahead_bytes,
+            "fences": len(self._fences),
             "quarantined": len(self._quarantined),
-            "read_only": int(self._read_only),
+            **self._space.statistics(),
+            **self._gate.statistics(),
+            **self._compactor.statistics(),
         }
 
     @property
     def read_only(self) -> bool:
         """Whether ordinary adds are refused until there is space again."""
-        return self._read_only
+        return self._space.read_only
+
+    @property
+    def state_changed(self) -> asyncio.Event:
+        """Set once ``read_only`` may have changed; then a new event takes its place."""
+        return self._space.changed
+
+    @property
+    def compactor(self) -> Compactor:
+        """What gives the space of freed ledgers back."""
+        return self._compactor
 
     @classmethod
-    async def open(cls, files: Files, ids: Ids, settings: StorageSettings) -> "StorageNode":
-        """Read what is there, replay the journal, and make it all durable."""
-        node = cls(files, ids, settings)
-        await node._start()
+    async def open(
+        cls,
+        files: Files,
+        ids: Ids,
+        settings: StorageSettings,
+        *,
+        clock: Clock,
+        ledger_dirs: Sequence[Files] = (),
+    ) -> "StorageNode":
+        """Read what is there, replay the journal, and make it all durable.
+
+        The journal lies in ``files``; entry logs and indexes in ``ledger_dirs``, or there too.
+        """
+        node = cls(files, ids, settings, clock=clock, ledger_dirs=ledger_dirs)
+        start = Start(
+            (files, *ledger_dirs),
+            len(ledger_dirs) or 1,
+            store=node._store,
+            marks=node._marks,
+            fences=node._fences,
+            journal=node._journal,
+            buffer_bytes_max=settings.write_buffer_bytes_max,
+        )
+        node.damages = await start.run()
+        node._compactor.unsettled |= start.unsettled_logs
         return node
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``, then make everything durable. ``DiskFailedError`` ends it."""
+        settings = self._settings
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 self._serving = True
                 writer = tasks.create_task(self._journal.run(), name="journal")
+                upkeep = tasks.create_task(self._upkeep.run(), name="upkeep")
                 loops = [
-                    tasks.create_task(self._flush_loop(), name="flush"),
-                    tasks.create_task(self._checkpoint_loop(), name="checkpoint"),
-                    tasks.create_task(self._space_loop(), name="space"),
+                    tasks.create_task(
+                        self._space.run(interval_s=settings.space_check_s), name="space"
+                    ),
+                    tasks.create_task(
+                        self._compactor.run(interval_s=settings.gc_interval_s), name="compaction"
+                    ),
                 ]
                 await stop.wait()
                 self._serving = False
                 for loop in loops:
                     loop.cancel()
-                try:
-                    await self.checkpoint()
-                except TierlogError as error:
-                    log.warning("checkpoint.failed", cause=str(error))  # the journal has it all
+                await asyncio.wait(loops)
+                self._upkeep.stop()
+                await upkeep
                 self._journal.stop()
                 await writer
+                try:
+                    await self._marks.mark()
+                except TierlogError as error:
+                    log.warning("checkpoint.failed", cause=str(error))  # the journal has it all
         finally:
             self._serving = False
-            await self._open_files.close()
+            await self._store.logs.close()
+            await self._store.cache.close()
 
     # Writing
 
     async def ready(self) -> None:
         """Wait until the node takes more."""
-        await self._journal.ready()
-        while self._gauge.bytes >= 4 * self._settings.ledger_buffer_bytes_max:
-            if self._read_only:
-                return  # refused at once, then
-            self._flush_wanted.set()
-            self._flushed.clear()
-            await self._flushed.wait()
+        await self._upkeep.ready()
 
     def add(self, run: Run, *, recovery: bool = False) -> "asyncio.Future[None]":
         try:
-            ledger = self._check_add(run, recovery=recovery)
-            if ledger.loaded:
-                return self._add_loaded(ledger, run)
+            self._check_add(run, recovery=recovery)
         except TierlogError as error:
             return failed(error)
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def add_late(loading: "asyncio.Future[None]") -> None:
-            error = loading.exception()
-            added = failed(error) if error is not None else self.add(run, recovery=recovery)
-            added.add_done_callback(lambda done: copy_outcome(done, answer))
-
-        self._start_loading(ledger).add_done_callback(add_late)
-        return answer
+        ledger_id = run.header.ledger_id
+        held = self._ledgers.get(ledger_id)
+        if held is None and not self._store.holds(ledger_id):
+            held = self._ledgers.hold(ledger_id, indexed_to=NO_ENTRY, last_add_confirmed=NO_ENTRY)
+        if (
+            held is not None
+            and run.first_entry_id > held.last_entry_id
+            and ledger_id not in self._turns
+        ):
+            return self._append_run(held, run)
+        return self._add_in_turn(run, recovery=recovery)
 
     def confirm(self, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
-        ledger = self._ledgers.get(ledger_id)
-        if ledger is not None:
-            ledger.confirm(last_add_confirmed)
+        if self._ledgers.get(ledger_id) is not None:
+            self._ledgers.confirm(ledger_id, last_add_confirmed)
+        elif ledger_id in self._late_lacs:
+            self._late_lacs[ledger_id] = max(self._late_lacs[ledger_id], last_add_confirmed)
+        elif self._serving and self._store.holds(ledger_id):
+            self._late_lacs[ledger_id] = last_add_confirmed
+            self._spawn(self._confirm_late(ledger_id))
 
     async def fence(self, ledger_id: LedgerId) -> LacAnswer:
         self._check_serving()
-        if ledger_id in self._freed:
+        if ledger_id in self._store.freed:
             raise no_such_ledger(ledger_id)
-        if ledger_id not in self._fenced:
-            self._fenced.add(ledger_id)
-            fence = self._journal.append(Kind.FENCE, [encode_ledger_id(ledger_id)])
-            self._fences_under_way[ledger_id] = fence
-        fence_under_way = self._fences_under_way.get(ledger_id)
-        if fence_under_way is not None:
-            try:
-                await asyncio.shield(fence_under_way)
-            except TierlogError:
-                if self._fences_under_way.get(ledger_id) is fence_under_way:
-                    del self._fences_under_way[ledger_id]
-                    self._fenced.discard(ledger_id)
-                raise
-            if self._fences_under_way.get(ledger_id) is fence_under_way:
-                del self._fences_under_way[ledger_id]
+        if ledger_id not in self._fences:
+            appended = self._journal.append(Kind.FENCE, [encode_ledger_id(ledger_id)])
+            self._fences.begin(ledger_id, appended)
+            self._upkeep.note_appended(appended.done)
+        under_way = self._fences.under_way(ledger_id)
+        if under_way is not None:
+            await under_way
         return await self.last_add_confirmed(ledger_id)
 
     async def last_add_confirmed(self, ledger_id: LedgerId) -> LacAnswer:
         self._check_serving()
-        ledger = await self._loaded(ledger_id)
-        if ledger is None:
-            return LacAnswer(EntryId(-1), EntryId(-1))
-        return LacAnswer(ledger.last_add_confirmed, ledger.index.last_entry_id)
+        held = await self._look_up(ledger_id)
+        if held is None:
+            return LacAnswer(NO_ENTRY, NO_ENTRY)
+        return LacAnswer(held.last_add_confirmed, held.last_entry_id)
 
-    def _check_add(self, run: Run, *, recovery: bool) -> Ledger:
+    def _check_add(self, run: Run, *, recovery: bool) -> None:
         self._check_serving()
         ledger_id = run.header.ledger_id
-        if ledger_id in self._freed or (ledger_id in self._fenced and not recovery):
+        if ledger_id in self._store.freed or (ledger_id in self._fences and not recovery):
             raise fenced(ledger_id)
-        if self._read_only and not recovery:
+        if self._space.read_only and not recovery:
             raise read_only()
-        waiting = self._journal.queued_bytes + len(run.encoded)
-        if waiting > 2 * self._settings.journal_queue_bytes_max:
-            raise queue_full(waiting)
-        return self._known(ledger_id)
+        settings, run_len = self._settings, len(run.encoded)
+        waiting = self._journal.queued_bytes + self._turns_bytes + run_len
+        if waiting > 2 * settings.journal_queue_bytes_max:
+            raise queue_full(waiting, budget="storage.journal_queue")
+        buffered = self._store.buffer.bytes + run_len
+        if buffered > 2 * settings.write_buffer_bytes_max + settings.journal_queue_bytes_max:
+            raise queue_full(buffered, budget="storage.write_buffer")
+        if run.last_entry_id > ENTRY_ID_MAX:
+            raise RefusedError(
+                f"entry {run.last_entry_id} of ledger {ledger_id} is beyond what a ledger holds",
+                reason=Reason.TOO_LARGE,
+                remedy=f"Close the ledger before it has {ENTRY_ID_MAX} entries",
+            )
 
-    def _add_loaded(self, ledger: Ledger, run: Run) -> "asyncio.Future[None]":
-        offset = ledger.logical_len
-        placed = ledger.place(run)
-        ledger.confirm(run.header.last_add_confirmed)
-        if ledger.based_in_era != self._era:
-            ledger.based_in_era = self._era
-            base = encode_base(ledger.ledger_id, ledger.mark_len)
-            self._journal.append(Kind.BASE, [base], tag=(ledger, offset, offset))
-        if self._journal_since_mark() >= self._settings.checkpoint_journal_bytes:
-            self._checkpoint_wanted.set()
-        # Also what is there already: it may not be durable yet, and then must not be answered.
-        tag = (ledger, offset, ledger.logical_len) if placed else None
-        return self._journal.append(Kind.RUN, [run.encoded], tag=tag)
+    def _append_run(self, held: Held, run: Run) -> GroupFuture:
+        appended = self._journal.append(Kind.RUN, [run.encoded])
+        self._store.buffer.add(run, appended.seq)
+        held.extend(run.last_entry_id)
+        self._ledgers.confirm(run.header.ledger_id, run.header.last_add_confirmed)
+        self._upkeep.note_appended(appended.done)
+        return appended.done
 
-    def _journaled(self, tags: list[object]) -> None:
-        """Let the runs that are durable now go to their files."""
-        for tag in tags:
-            assert isinstance(tag, tuple)
-            ledger, _, end = tag
-            ledger.journaled_len = end
-        if self._gauge.bytes >= self._settings.ledger_buffer_bytes_max:
-            self._flush_wanted.set()
+    def _add_in_turn(self, run: Run, *, recovery: bool) -> "asyncio.Future[None]":
+        """Add what the disk has to be asked about, behind what waits for this ledger already."""
+        ledger_id = run.header.ledger_id
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turns = self._turns.get(ledger_id)
+        if turns is None:
+            turns = self._turns[ledger_id] = deque()
+            self._spawn(self._take_turns(ledger_id, turns))
+        turns.append((run, recovery, answer))
+        self._turns_bytes += len(run.encoded)
+        return answer
 
-    def _roll_back(self, tags: list[object]) -> None:
-        """Forget the runs that could not be journaled: the disk is full."""
-        offsets: dict[Ledger, int] = {}
-        for tag in tags:
-            assert isinstance(tag, tuple)
-            ledger, offset, _ = tag
-            offsets[ledger] = min(offset, offsets.get(ledger, offset))
-        for ledger, offset in offsets.items():
-            ledger.roll_back(offset)
-        self._set_read_only(value=True)
+    async def _take_turns(self, ledger_id: LedgerId, turns: deque[Turn]) -> None:
+        try:
+            while turns:
+                run, recovery, answer = turns[0]
+                try:
+                    added = await self._add_checked(run, recovery=recovery)
+                except TierlogError as error:
+                    added = failed(error)
+                added.add_done_callback(partial(copy_outcome, target=answer))
+                turns.popleft()
+                self._turns_bytes -= len(run.encoded)
+        finally:
+            del self._turns[ledger_id]
+            stopped = RetryableError("the node stops", remedy="Use another node")
+            for run, _, answer in turns:
+                self._turns_bytes -= len(run.encoded)
+                copy_outcome(failed(stopped), answer)
+
+    async def _add_checked(self, run: Run, *, recovery: bool) -> "asyncio.Future[None]":
+        """Add a run of which something may be there already."""
+        ledger_id = run.header.ledger_id
+        await self._look_up(ledger_id)
+        self._check_add(run, recovery=recovery)
+        held = self._ledgers.hold(ledger_id, indexed_to=NO_ENTRY, last_add_confirmed=NO_ENTRY)
+        if run.first_entry_id > held.last_entry_id:
+            return self._append_run(held, run)
+        if self._store.buffered_twin(run):
+            # It may not be durable yet, and then must not be answered: a record of its own.
+            appended = self._journal.append(Kind.RUN, [run.encoded])
+            self._upkeep.note_appended(appended.done)
+            return appended.done
+        stored = await self._with_index(ledger_id, lambda: self._store.overlapping(run))
+        self._check_add(run, recovery=recovery)
+        held = self._ledgers.hold(ledger_id, indexed_to=NO_ENTRY, last_add_confirmed=NO_ENTRY)
+        if stored is not None:
+            if stored != run:
+                raise conflict(run)
+            self._ledgers.confirm(ledger_id, run.header.last_add_confirmed)
+            return done()
+        return self._append_run(held, run)
+
+    async def _confirm_late(self, ledger_id: LedgerId) -> None:
+        try:
+            await self._look_up(ledger_id)
+        except TierlogError:
+            return
+        finally:
+            last_add_confirmed = self._late_lacs.pop(ledger_id)
+        if self._ledgers.get(ledger_id) is not None:
+            self._ledgers.confirm(ledger_id, last_add_confirmed)
+
+    def _roll_back(self, seq: int) -> None:
+        """Forget what could not be journaled: the disk is full."""
+        buffer = self._store.buffer
+        touched = buffer.ledger_ids()
+        buffer.roll_back(seq)
+        for ledger_id in touched:
+            held = self._ledgers.get(ledger_id)
+            if held is not None:
+                held.last_entry_id = max(held.indexed_to, buffer.last_entry_id(ledger_id))
+        self._fences.roll_back(seq)
+        self._space.refused()
 
     # Reading
 
@@ -293,65 +446,91 @@ class StorageNode:
             raise unknown_entry(ledger_id, first_entry_id)
         if recovery:
             await self.fence(ledger_id)
-        ledger = await self._loaded(ledger_id)
-        if ledger is None:
-            if recovery:
-                raise self._absent(ledger_id, first_entry_id, None)
-            ledger = self._known(ledger_id)  # so that whoever waits hears of its LAC
-        ledger.in_use += 1
-        try:
-            bound = await self._bound(ledger, first_entry_id, last_entry_id, wait_s, recovery)
-            if ledger.index.find(first_entry_id) is None:
-                raise self._absent(ledger_id, first_entry_id, ledger)
-            limits = {"bytes_max": bytes_max, "read_len": self._settings.read_bytes}
-            read = read_runs(ledger, self._open_files, first_entry_id, bound=bound, **limits)
-            async for runs in read:
-                yield runs
-        finally:
-            ledger.in_use -= 1
-            if not ledger.in_use and not ledger.logical_len and not ledger.damaged:
-                self._ledgers.pop(ledger_id, None)  # only waited for
+        held = await self._look_up(ledger_id)
+        bound = last_entry_id if last_entry_id is not None else EntryId(INT64_MAX)
+        if not recovery:
+            confirmed = await self._ledgers.wait_for(ledger_id, first_entry_id, wait_s=wait_s)
+            if confirmed < first_entry_id:
+                raise not_yet(ledger_id, first_entry_id, confirmed)
+            bound = min(bound, confirmed)
+        elif held is None:
+            raise self._absent(ledger_id, first_entry_id)
+        else:
+            bound = min(bound, held.last_entry_id)
+        is_found = False
+        runs = self._reader.read(ledger_id, first_entry_id, bound=bound, bytes_max=bytes_max)
+        async with contextlib.aclosing(runs):
+            async for some in runs:
+                is_found = True
+                yield some
+        if not is_found:
+            raise self._absent(ledger_id, first_entry_id)
 
     async def list_ledgers(self) -> list[LedgerId]:
         self._check_serving()
-        return sorted(one.ledger_id for one in self._ledgers.values() if one.has_entries)
+        return sorted(self._store.ledger_ids())
 
-    async def _bound(
-        self,
-        ledger: Ledger,
-        first_entry_id: EntryId,
-        last_entry_id: EntryId | None,
-        wait_s: float,
-        recovery: bool,  # noqa: FBT001 - as its caller has it
-    ) -> EntryId:
-        """Return the last entry that may be read."""
-        asked = last_entry_id if last_entry_id is not None else EntryId(INT64_MAX)
-        if recovery:
-            return asked
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while ledger.last_add_confirmed < first_entry_id:
-                    await ledger.lac_moved.wait()
-        if ledger.last_add_confirmed < first_entry_id:
-            raise not_yet(ledger.ledger_id, first_entry_id, ledger.last_add_confirmed)
-        return min(ledger.last_add_confirmed, asked)
-
-    def _absent(
-        self, ledger_id: LedgerId, entry_id: EntryId, ledger: Ledger | None
-    ) -> TierlogError:
+    def _absent(self, ledger_id: LedgerId, entry_id: EntryId) -> TierlogError:
         """Say that an entry isn't there, if that is known."""
-        if ledger_id in self._freed:
+        if ledger_id in self._store.freed:
             return no_such_ledger(ledger_id)
-        doubtful = ledger is not None and (ledger.damaged or ledger.gone)
-        if doubtful or ledger_id <= self._limbo_ceiling or ledger_id in self._quarantined:
+        if self._marks.is_doubtful(ledger_id) or ledger_id in self._quarantined:
             return unknown_entry(ledger_id, entry_id)
         return no_such_entry(ledger_id, entry_id)
+
+    async def _look_up(self, ledger_id: LedgerId) -> Held | None:
+        """Return what is known of a ledger's end; None: nothing of it was ever here."""
+        if ledger_id in self._store.freed:
+            raise no_such_ledger(ledger_id)
+        held = self._ledgers.get(ledger_id)
+        if held is not None or not self._store.holds(ledger_id):
+            return held
+        try:
+            header = await self._with_index(ledger_id, lambda: self._store.cache.header(ledger_id))
+        except RetryableError as error:
+            raise unreadable(ledger_id, error) from error
+        if ledger_id in self._store.freed:
+            raise no_such_ledger(ledger_id)
+        held = self._ledgers.hold(
+            ledger_id,
+            indexed_to=NO_ENTRY if header is None else header.last_entry_id,
+            last_add_confirmed=NO_ENTRY if header is None else header.last_add_confirmed,
+        )
+        held.extend(self._store.buffer.last_entry_id(ledger_id))
+        return held
+
+    async def _read_slots(self, ledger_id: LedgerId, first_entry_id: int, count_max: int) -> Slots:
+        first = EntryId(first_entry_id)
+        return await self._with_index(
+            ledger_id, lambda: self._store.cache.slots(ledger_id, first, count_max)
+        )
+
+    async def _with_index(self, ledger_id: LedgerId, use: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``use`` finds in a whole index: a damaged one is built anew first."""
+        for _ in range(_REPAIRS_MAX):
+            if ledger_id in self._store.unfinished:
+                await self._own(self._marks.repair(ledger_id))
+            count = self._marks.repair_count(ledger_id)
+            try:
+                found = await use()
+            except (CorruptError, FileNotFoundError) as error:
+                if count == self._marks.repair_count(ledger_id):
+                    log.warning("index.damaged", ledger_id=ledger_id, cause=str(error))
+                    self._store.unfinished.add(ledger_id)
+                continue
+            if count == self._marks.repair_count(ledger_id):
+                return found
+        raise RetryableError(
+            f"the index of ledger {ledger_id} is damaged, and stays so",
+            reason=Reason.UNKNOWN,
+            remedy="Read another copy; look into the node's log",
+        )
 
     # Deleting
 
     def held_ledgers(self) -> list[LedgerId]:
         """Return every ledger that garbage collection must judge, fenced ones too."""
-        return sorted({*self._ledgers, *self._fenced})
+        return sorted(self._store.ledger_ids() | self._fences.fenced)
 
     def quarantine(self, ledger_id: LedgerId) -> None:
         """Serve nothing of a ledger, but keep it: it seems to be deleted."""
@@ -364,232 +543,76 @@ class StorageNode:
     async def free(self, ledger_id: LedgerId) -> None:
         """Forget a deleted ledger for ever, durably; its id stays fenced."""
         self._check_serving()
-        async with self._checkpointing:  # or its record could be in a journal that just goes
-            if ledger_id not in self._freed:
-                await self._journal.append(Kind.FREED, [encode_ledger_id(ledger_id)])
-                await self._drop(ledger_id)
+        await self._own(self._free(ledger_id))
+
+    async def _free(self, ledger_id: LedgerId) -> None:
+        async with self._marks.lock:  # or a mark could pass the record before its effect
+            if ledger_id not in self._store.freed:
+                appended = self._journal.append(Kind.FREED, [encode_ledger_id(ledger_id)])
+                await appended.done
+                await self._marks.drop(ledger_id)
+                self._quarantined.discard(ledger_id)
 
     @property
     def limbo_unlimited(self) -> bool:
         """Whether damage to the journal casts doubt on every ledger, future ones too."""
-        return self._limbo_ceiling == INT64_MAX
+        return self._marks.limbo_ceiling == INT64_MAX
 
     def limit_limbo(self, ledger_id_max: LedgerId) -> None:
         """Take note that ledgers above this id were made after the journal was damaged."""
-        self._limbo_ceiling = min(self._limbo_ceiling, ledger_id_max)
+        self._marks.limbo_ceiling = min(self._marks.limbo_ceiling, ledger_id_max)
 
-    async def _drop(self, ledger_id: LedgerId) -> None:
-        self._freed.add(ledger_id)
-        self._fenced.discard(ledger_id)
-        self._quarantined.discard(ledger_id)
-        ledger = self._ledgers.pop(ledger_id, None)
-        if ledger is not None:
-            await ledger.delete(self._files, self._open_files)
-
-    # Ledgers
-
-    def _known(self, ledger_id: LedgerId) -> Ledger:
-        ledger = self._ledgers.get(ledger_id)
-        if ledger is None:
-            ledger = Ledger(ledger_id, self._gauge, on_disk=False)
-            self._ledgers[ledger_id] = ledger
-        return ledger
-
-    async def _loaded(self, ledger_id: LedgerId) -> Ledger | None:
-        if ledger_id in self._freed:
-            raise no_such_ledger(ledger_id)
-        ledger = self._ledgers.get(ledger_id)
-        while ledger is not None and not ledger.loaded:  # it may be unloaded again meanwhile
-            await asyncio.shield(self._start_loading(ledger))
-        return ledger
-
-    def _start_loading(self, ledger: Ledger) -> "asyncio.Future[None]":
-        """Load a ledger, unless that is under way."""
-        if ledger.loading is None:
-            loading = ledger.loading = asyncio.get_running_loop().create_future()
-            assert self._tasks is not None
-            self._tasks.create_task(self._load(ledger, loading))
-        return ledger.loading
-
-    async def _load(self, ledger: Ledger, loading: "asyncio.Future[None]") -> None:
-        error: TierlogError | None = RetryableError("the node stops", remedy="Use another node")
-        try:
-            await ledger.load(self._open_files)
-            error = None
-        except (TierlogError, FileNotFoundError) as caught:
-            error = unreadable(ledger.ledger_id, caught)
-        finally:
-            ledger.loading = None
-            if error is None:
-                loading.set_result(None)
-            else:
-                loading.set_exception(error)
-                loading.exception()
-
-    def _unload_surplus(self) -> None:
-        """Forget indexes of ledgers that nothing was done with; the oldest ids first."""
-        loaded = [one for one in self._ledgers.values() if one.loaded]
-        surplus = len(loaded) - self._settings.open_files_max
-        for ledger in sorted(loaded, key=lambda one: one.ledger_id):
-            if surplus <= 0:
-                return
-            if not ledger.dirty and not ledger.buffer and not ledger.in_use and len(ledger.index):
-                ledger.unload()
-                surplus -= 1
-
-    # Checkpoints
+    # The mark, and what compaction asks
 
     async def checkpoint(self) -> None:
-        """Make every ledger file durable, and move the mark."""
-        async with self._checkpointing:
-            self._era += 1
-            for ledger in self._ledgers.values():
-                if ledger.loaded:
-                    ledger.mark_len = ledger.logical_len
-            fences, freed = tuple(sorted(self._fenced)), self._freed.intervals()
-            segment_id = await self._journal.roll()
-            await self._persist(segment_id, fences, freed)
-            self._unload_surplus()
+        """Bring all that was added before to logs and index, durably, and move the mark."""
+        await self._upkeep.settled()
+        await self.mark()
 
-    async def _persist(
-        self, segment_id: int, fences: tuple[int, ...], freed: tuple[tuple[int, int], ...]
-    ) -> None:
-        written = self._journal.written_bytes
-        dirty = [one for one in self._ledgers.values() if one.loaded and one.dirty and one.begun]
-        for ledger in dirty:
-            await ledger.flush(self._open_files, sync=True)
-        await self._files.sync_directory(LEDGERS_DIRECTORY)
-        for ledger in dirty:
-            ledger.new_name = False
-        ceiling = self._limbo_ceiling
-        state = NodeState(
-            mark_segment=segment_id, limbo_ceiling=ceiling, fences=fences, freed=freed
-        )
-        await write_state(self._files, state)
-        self._journal_at_mark = written
-        await self._journal.remove_before(segment_id)
+    async def mark(self, begin: Callable[[], None] | None = None) -> None:
+        """Move the mark to where the journal is durable now (``Marks.mark``)."""
+        await self._own(self._marks.mark(begin))
 
-    async def _flush_loop(self) -> None:
-        while True:
-            await self._flush_wanted.wait()
-            self._flush_wanted.clear()
-            buffered = self._gauge.bytes
-            try:
-                await self._flush_largest()
-            except TierlogError as error:
-                log.warning("flush.failed", cause=str(error))
-                self._set_read_only(value=True)
-            if self._gauge.bytes < buffered:
-                self._flushed.set()
+    def is_freed(self, ledger_id: LedgerId) -> bool:
+        """Tell whether a ledger was deleted for ever, durably."""
+        return ledger_id in self._store.freed
 
-    async def _flush_largest(self) -> None:
-        buffered = [one for one in self._ledgers.values() if one.buffer]
-        for ledger in sorted(buffered, key=lambda one: one.flushed_len - one.logical_len):
-            if self._gauge.bytes <= self._settings.ledger_buffer_bytes_max // 2:
-                return
-            await ledger.flush(self._open_files)
+    def has_whole_index(self, ledger_id: LedgerId) -> bool:
+        """Tell whether a ledger's index may be asked, as far as is known."""
+        return ledger_id not in self._store.unfinished
 
-    async def _checkpoint_loop(self) -> None:
-        settings = self._settings
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(settings.checkpoint_interval_s):
-                    await self._checkpoint_wanted.wait()
-            self._checkpoint_wanted.clear()
-            if self._journal_since_mark() == 0:
-                continue
-            try:
-                await self.checkpoint()
-            except TierlogError as error:
-                log.warning("checkpoint.failed", cause=str(error))
-                if error.reason is Reason.READ_ONLY:
-                    self._set_read_only(value=True)
+    async def rebuild_index(self, ledger_id: LedgerId) -> None:
+        """Build an index anew from the logs."""
+        self._store.unfinished.add(ledger_id)
+        await self._own(self._marks.repair(ledger_id))
 
-    def _journal_since_mark(self) -> int:
-        return self._journal.written_bytes - self._journal_at_mark
+    # Tasks
 
-    async def _space_loop(self) -> None:
-        settings = self._settings
-        while True:
-            free_bytes = await self._files.free_bytes()
-            if free_bytes < settings.free_bytes_min:
-                self._set_read_only(value=True)
-            elif self._read_only and free_bytes >= settings.free_bytes_resume:
-                self._set_read_only(value=False)
-                self._flush_wanted.set()
-            await asyncio.sleep(settings.space_check_s)
-
-    def _set_read_only(self, *, value: bool) -> None:
-        if self._read_only != value:
-            self._read_only = value
-            log.warning("node.read_only" if value else "node.writable")
-            self._flushed.set()
-            changed, self.state_changed = self.state_changed, asyncio.Event()
-            changed.set()
-
-    # The start
-
-    async def _start(self) -> None:
-        await self._files.make_directory(LEDGERS_DIRECTORY)
-        state = await read_state(self._files)
-        if state is not None:
-            self._fenced = {LedgerId(one) for one in state.fences}
-            self._freed = IntervalSet(state.freed)
-            self._limbo_ceiling = state.limbo_ceiling
-        for ledger_id in await list_ledger_files(self._files):
-            self._ledgers[ledger_id] = Ledger(ledger_id, self._gauge, on_disk=True)
-        mark = state.mark_segment if state is not None else None
-        replay = await scan_journal(self._files, first_segment_id=mark)
-        await self._replay(replay)
-        await cut_tail(replay)
-        for ledger_id in [one for one in self._ledgers if one in self._freed]:
-            await self._drop(ledger_id)
-        await self._journal.start(replay.next_segment_id, synced=replay.end)
-        fences, freed = tuple(sorted(self._fenced)), self._freed.intervals()
-        await self._persist(self._journal.segment_id, fences, freed)
-        for ledger in self._ledgers.values():
-            ledger.mark_len = ledger.logical_len
-        self._unload_surplus()
-        log.info("node.opened", ledgers=len(self._ledgers), replayed_to=tuple(replay.end))
-
-    async def _replay(self, replay: Replay) -> None:
-        based: set[LedgerId] = set()
-        async for kind, payload in records(replay):
-            if kind is Kind.BASE:
-                number, base_len = decode_base(payload)
-                ledger_id = LedgerId(number)
-                if ledger_id not in based and ledger_id not in self._freed:
-                    based.add(ledger_id)
-                    await self._known(ledger_id).restore(self._open_files, base_len)
-            elif kind is Kind.RUN:
-                await self._replay_run(Run.decode(payload), replay, based)
-            elif kind is Kind.FENCE:
-                self._fenced.add(LedgerId(decode_ledger_id(payload)))
-            else:
-                await self._drop(LedgerId(decode_ledger_id(payload)))
-        self.damages = replay.damages
-        if replay.damages:
-            self._limbo_ceiling = INT64_MAX
-
-    async def _replay_run(self, run: Run, replay: Replay, based: set[LedgerId]) -> None:
-        ledger_id = run.header.ledger_id
-        if ledger_id in self._freed:
-            return
-        ledger = self._known(ledger_id)
-        if ledger_id not in based:  # damage took its BASE
-            replay.damages.append(f"ledger {ledger_id}: its base is missing")
-            based.add(ledger_id)
-            if not ledger.loaded:
-                await ledger.load(self._open_files)
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        assert self._tasks is not None
         try:
-            ledger.place(run)
-        except CorruptError as error:
-            replay.damages.append(str(error))
-            log.error("journal.conflict", cause=str(error))  # noqa: TRY400 - no bug of ours
-        ledger.journaled_len = ledger.logical_len
-        ledger.confirm(run.header.last_add_confirmed)
-        if self._gauge.bytes >= self._settings.ledger_buffer_bytes_max:
-            await self._flush_largest()
+            return self._tasks.create_task(work)
+        except RuntimeError:  # the node ended
+            work.close()
+            raise RetryableError("the node stops", remedy="Use another node") from None
+
+    async def _own(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do ``work`` to its end, whatever becomes of the caller; its errors are the caller's."""
+
+        async def guarded() -> tuple[T | None, TierlogError | None]:
+            try:
+                return await work, None
+            except TierlogError as error:
+                return None, error
+
+        result, error = await asyncio.shield(self._spawn(guarded()))
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    def _on_low_space(self) -> None:
+        self._upkeep.look_again()
+        self._compactor.want()
 
     def _check_serving(self) -> None:
         if not self._serving:

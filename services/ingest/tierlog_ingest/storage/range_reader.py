@@ -1,0 +1,171 @@
+"""Reading a range of one ledger's entries: from the write buffer, or in windows off the logs.
+
+Owns: how much is read at once, reading ahead, and when a run counts as unreadable. Does not own
+who may read what (``node``), nor which bytes a window has (``windows``).
+
+Invariants:
+    * Runs come in order, without a gap between them, up to the bound.
+    * Every run that comes off the disk was verified by its checksum, each time.
+    * At least one run comes, or an error, or nothing because the first entry isn't there; a bad
+      run further on ends the read before it.
+    * What was read ahead and not handed on is at most ``read_ahead_bytes_max``, over all readers.
+
+Cancellation: a reader that goes takes its reading ahead with it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from tierlog.format.run import Run
+from tierlog.model.errors import Reason, RetryableError, TierlogError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog_ingest.storage.priorities import DiskGate, Work
+from tierlog_ingest.storage.store import RunStore
+from tierlog_ingest.storage.windows import Slots, Window
+
+log = structlog.get_logger()
+
+_TRIES_MAX: Final = 3
+
+ReadSlots = Callable[[LedgerId, int, int], Awaitable[Slots]]
+Spawn = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """How much at once, and how much ahead."""
+
+    read_bytes: int
+    read_ahead_bytes_max: int
+
+
+class RangeReader:
+    """Reads for many at once."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        gate: DiskGate,
+        limits: ReadLimits,
+        *,
+        read_slots: ReadSlots,
+        spawn: Spawn,
+    ) -> None:
+        self._store = store
+        self._gate = gate
+        self._limits = limits
+        self._read_slots = read_slots
+        self._spawn = spawn
+        self.ahead_bytes = 0
+        """Reserved by reads ahead."""
+
+    def __repr__(self) -> str:
+        return f"<RangeReader ahead={self.ahead_bytes} bytes>"
+
+    async def read(
+        self, ledger_id: LedgerId, first_entry_id: EntryId, *, bound: EntryId, bytes_max: int
+    ) -> AsyncGenerator[list[Run], None]:
+        """Iterate over the runs from the one that holds ``first_entry_id``; nothing: absent."""
+        entry_id, left, is_sequential = int(first_entry_id), bytes_max, False
+        ahead: asyncio.Task[list[Run] | TierlogError] | None = None
+        size = self._limits.read_bytes
+        try:
+            while left > 0 and entry_id <= bound:
+                if ahead is None:
+                    runs = await self._next(ledger_id, entry_id, bound, min(size, left))
+                else:
+                    found, ahead = await ahead, None
+                    self._release()
+                    if isinstance(found, TierlogError):
+                        raise found
+                    runs = found
+                if not runs:
+                    return
+                left -= sum(len(run.encoded) for run in runs)
+                entry_id = runs[-1].last_entry_id + 1
+                fits = self.ahead_bytes + size <= self._limits.read_ahead_bytes_max
+                if is_sequential and fits and left > 0 and entry_id <= bound:
+                    self.ahead_bytes += size
+                    ahead = self._spawn(self._ahead(ledger_id, entry_id, bound, min(size, left)))
+                yield runs
+                is_sequential = True
+        except RetryableError as error:
+            if entry_id == first_entry_id or error.reason is not Reason.UNKNOWN:
+                raise
+            # The read ends before what can't be read; who asks for that gets the error.
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                self._release()
+
+    def _release(self) -> None:
+        self.ahead_bytes -= self._limits.read_bytes
+
+    async def _ahead(
+        self, ledger_id: LedgerId, entry_id: int, bound: EntryId, len_max: int
+    ) -> list[Run] | TierlogError:
+        try:
+            return await self._next(ledger_id, entry_id, bound, len_max)
+        except TierlogError as error:
+            return error
+
+    async def _next(
+        self, ledger_id: LedgerId, entry_id: int, bound: EntryId, len_max: int
+    ) -> list[Run]:
+        """Return the runs from ``entry_id`` on that one call of the disk brings."""
+        slot_before = 0
+        cause: Exception = AssertionError("nothing was tried")
+        for _ in range(_TRIES_MAX):
+            found = await self._plan(ledger_id, entry_id, bound, len_max)
+            if isinstance(found, list):
+                return found
+            try:
+                return await self._fetch(ledger_id, found)
+            except (TierlogError, FileNotFoundError) as error:
+                # Compaction may have moved the run meanwhile; then its slot says so.
+                slot, cause = found.pieces[0].slot, error
+                if slot == slot_before:
+                    break
+                slot_before = slot
+        log.error("run.damaged", ledger_id=ledger_id, entry_id=entry_id, cause=str(cause))
+        raise RetryableError(
+            f"the node can't read entry {entry_id} of ledger {ledger_id} ({cause})",
+            reason=Reason.UNKNOWN,
+            remedy="Read another copy",
+            details={"ledger_id": str(ledger_id), "entry_id": str(entry_id)},
+        ) from cause
+
+    async def _plan(
+        self, ledger_id: LedgerId, entry_id: int, bound: EntryId, len_max: int
+    ) -> list[Run] | Window:
+        """Return runs of the buffer (none at all: absent), or a window."""
+        buffer = self._store.buffer
+        runs, length = list[Run](), 0
+        while entry_id <= bound and length < len_max:
+            run = buffer.find(ledger_id, EntryId(entry_id))
+            if run is None:
+                break
+            runs.append(run)
+            length += len(run.encoded)
+            entry_id = run.last_entry_id + 1
+        if runs:
+            return runs
+        buffered = buffer.first_after(ledger_id, EntryId(entry_id))
+        end = bound if buffered is None else min(bound, buffered - 1)
+        window = Window(len_max=len_max)
+        while entry_id <= end and not window.full:
+            slots = await self._read_slots(ledger_id, entry_id, end - entry_id + 1)
+            window.extend(slots, entry_id)
+            entry_id += len(slots)
+        return window if window.pieces else []
+
+    async def _fetch(self, ledger_id: LedgerId, window: Window) -> list[Run]:
+        logs = self._store.logs
+        work = Work.TAIL_READ if logs.is_written(window.log_id) else Work.CATCH_UP_READ
+        async with self._gate.turn(work):
+            data = await logs.read(window.log_id, window.offset, window.length)
+        return window.decode(data, ledger_id=ledger_id)

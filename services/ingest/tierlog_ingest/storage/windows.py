@@ -1,0 +1,145 @@
+"""Which bytes of which entry log to read for a range of one ledger's entries. Pure.
+
+Owns: turning slots into one window that a single call of the disk fetches, and the window's bytes
+into runs. Does not own reading (``range_reader``).
+
+Invariants:
+    * Runs lie in the window in the order of their entries, none far from the one before it.
+    * Each run that comes out of a window was verified by its checksum, and holds the entry that
+      its slot stands for.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tierlog.format.run import Run
+from tierlog.model.errors import CorruptError
+from tierlog_ingest.storage.index_format import unpack_slots
+
+Slots = NDArray[np.uint64]
+
+
+class Piece(NamedTuple):
+    """One run in a window."""
+
+    entry_id: int
+    slot: int
+    offset: int
+    """In the log."""
+    read_len: int
+
+
+class Window:
+    """Grows by slots until it is ``full``: by its length, a gap, another log, an absent entry."""
+
+    __slots__ = ("_len_max", "_slot_before", "full", "log_id", "pieces")
+
+    def __init__(self, *, len_max: int) -> None:
+        self._len_max = len_max
+        self._slot_before = 0
+        self.log_id = 0
+        self.pieces: list[Piece] = []
+        self.full = False
+
+    def __repr__(self) -> str:
+        return f"<Window log {self.log_id}, {len(self.pieces)} runs, {self.length} bytes>"
+
+    @property
+    def offset(self) -> int:
+        """Where the window begins in its log."""
+        return self.pieces[0].offset
+
+    @property
+    def length(self) -> int:
+        """How much to read; the log may end before."""
+        if not self.pieces:
+            return 0
+        return self.pieces[-1].offset + self.pieces[-1].read_len - self.pieces[0].offset
+
+    def extend(self, slots: Slots, first_entry_id: int) -> None:
+        """Take in the slots of the entries from ``first_entry_id`` on."""
+        absent = np.flatnonzero(slots == 0)
+        if len(absent):
+            slots = slots[: absent[0]]
+            self.full = True
+        if not len(slots):
+            return
+        before = np.concatenate((np.array([self._slot_before], np.uint64), slots[:-1]))
+        starts = np.flatnonzero(slots != before)
+        self._slot_before = int(slots[-1])
+        if not len(starts):
+            return
+        chosen = slots[starts]
+        log_ids, offsets, read_lens = unpack_slots(chosen)
+        if not self.pieces:
+            self.log_id = int(log_ids[0])
+            origin, count = int(offsets[0]), 1
+            follows = self._follow(log_ids, offsets, read_lens, origin)
+        else:
+            last = self.pieces[-1]
+            origin, count = self.offset, 0
+            follows = self._follow(
+                np.insert(log_ids, 0, self.log_id),
+                np.insert(offsets, 0, last.offset),
+                np.insert(read_lens, 0, last.read_len),
+                origin,
+            )
+        cut = np.flatnonzero(~follows)
+        count += int(cut[0]) if len(cut) else len(follows)
+        if count < len(chosen):
+            self.full = True
+        entry_ids = (starts[:count] + first_entry_id).tolist()
+        columns = (chosen[:count].tolist(), offsets[:count].tolist(), read_lens[:count].tolist())
+        self.pieces.extend(map(Piece, entry_ids, *columns))
+
+    def _follow(
+        self,
+        log_ids: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        read_lens: NDArray[np.int64],
+        origin: int,
+    ) -> NDArray[np.bool_]:
+        """Tell of each run but the first whether it may lie in one window with those before it."""
+        ends = offsets[1:] + read_lens[1:] - origin
+        near = offsets[1:] <= offsets[:-1] + read_lens[:-1]
+        result: NDArray[np.bool_] = (
+            (log_ids[1:] == self.log_id)
+            & (offsets[1:] > offsets[:-1])
+            & near
+            & (ends <= self._len_max)
+        )
+        return result
+
+    def decode(self, data: bytes, *, ledger_id: int) -> list[Run]:
+        """Return the window's runs, up to a gap; ``CorruptError`` when the first one is bad.
+
+        A bad run further on ends the list: who asks for it by itself gets the error.
+        """
+        view, origin = memoryview(data), self.offset
+        runs: list[Run] = []
+        for piece in self.pieces:
+            if runs and piece.entry_id != runs[-1].last_entry_id + 1:
+                if piece.entry_id <= runs[-1].last_entry_id:
+                    continue  # a later run took some of its entries
+                break
+            try:
+                runs.append(_decode(view[piece.offset - origin :], piece, ledger_id))
+            except CorruptError:
+                if not runs:
+                    raise
+                break
+        return runs
+
+
+def _decode(data: memoryview, piece: Piece, ledger_id: int) -> Run:
+    run = Run.decode(data[: Run.encoded_len(data, len_max=len(data))])
+    holds = run.first_entry_id <= piece.entry_id <= run.last_entry_id
+    if run.header.ledger_id != ledger_id or not holds:
+        raise CorruptError(
+            f"another run lies at byte {piece.offset} of the entry log, where entry"
+            f" {piece.entry_id} of ledger {ledger_id} belongs",
+            remedy="Read another copy",
+        )
+    return run
