@@ -26,10 +26,8 @@ Cancellation
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from functools import partial
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 import structlog
 
@@ -42,7 +40,6 @@ from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import LacAnswer
 from tierlog.runtime.settings import StorageSettings
 from tierlog_ingest.storage.answers import (
-    copy_outcome,
     done,
     failed,
     fenced,
@@ -62,12 +59,14 @@ from tierlog_ingest.storage.index_format import ENTRY_ID_MAX
 from tierlog_ingest.storage.ledger_cache import LedgerCache
 from tierlog_ingest.storage.ledgers import Held, Ledgers
 from tierlog_ingest.storage.marking import Marks
+from tierlog_ingest.storage.own_tasks import OwnTasks
 from tierlog_ingest.storage.priorities import DiskGate
 from tierlog_ingest.storage.range_reader import RangeReader, ReadLimits
 from tierlog_ingest.storage.space import SpaceLimits, SpaceWatch
 from tierlog_ingest.storage.starting import Start
 from tierlog_ingest.storage.store import RunStore, Slots, conflict
 from tierlog_ingest.storage.throttle import TokenBucket
+from tierlog_ingest.storage.turns import Turns
 from tierlog_ingest.storage.upkeep import Upkeep
 from tierlog_ingest.storage.wal.format import Kind, encode_ledger_id
 from tierlog_ingest.storage.wal.journal import GroupFuture, Journal
@@ -80,8 +79,6 @@ _DISK_WIDTH: Final = 4
 _DISK_AGE_S: Final = 0.1
 _COMPACTION_BURST: Final = 4 * 1024 * 1024
 _REPAIRS_MAX: Final = 3
-
-Turn = tuple[Run, bool, "asyncio.Future[None]"]
 
 
 class StorageNode:
@@ -104,19 +101,9 @@ class StorageNode:
         self._ledgers = Ledgers()
         self._fences = Fences()
         self._quarantined: set[LedgerId] = set()
+        self._tasks = OwnTasks()
         self._gate = DiskGate(clock, width=_DISK_WIDTH, age_s=_DISK_AGE_S)
-        open_files_max = settings.open_files_max
-        logs = EntryLogs(
-            log_dirs,
-            ids,
-            log_bytes_max=settings.entry_log_bytes_max,
-            open_files_max=max(1, open_files_max // 2),
-        )
-        cache = LedgerCache(
-            log_dirs,
-            bytes_max=settings.ledger_cache_bytes_max,
-            open_files_max=max(1, open_files_max // 2),
-        )
+        logs, cache = _logs_and_cache(log_dirs, ids, settings)
         self._store = RunStore(logs, cache, self._ledgers, self._gate)
         self._space = SpaceWatch(all_dirs, SpaceLimits.of(settings))
         self._marks = Marks(
@@ -136,11 +123,7 @@ class StorageNode:
             rules=Rules.of(settings),
             clock=clock,
             gate=self._gate,
-            bucket=TokenBucket(
-                clock,
-                bytes_per_s=settings.compaction_bytes_per_s,
-                burst_bytes=_COMPACTION_BURST,
-            ),
+            bucket=_bucket(clock, settings),
             rebuilds=self._marks.rebuilds,
         )
         self._marks.unsettled_logs = lambda: self._compactor.unsettled
@@ -153,12 +136,10 @@ class StorageNode:
                 read_ahead_bytes_max=settings.read_ahead_bytes_max,
             ),
             read_slots=self._read_slots,
-            spawn=self._spawn,
+            spawn=self._tasks.spawn,
         )
-        self._turns: dict[LedgerId, deque[Turn]] = {}
-        self._turns_bytes = 0
+        self._turns = Turns(self._add_checked, self._tasks)
         self._late_lacs: dict[LedgerId, EntryId] = {}
-        self._tasks: asyncio.TaskGroup | None = None
         self._serving = False
         self.damages: list[str] = []
         """What the start found damaged."""
@@ -243,7 +224,7 @@ class StorageNode:
         settings = self._settings
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
+                self._tasks.begin(tasks)
                 self._serving = True
                 writer = tasks.create_task(self._journal.run(), name="journal")
                 upkeep = tasks.create_task(self._upkeep.run(), name="upkeep")
@@ -294,7 +275,7 @@ class StorageNode:
             and ledger_id not in self._turns
         ):
             return self._append_run(held, run)
-        return self._add_in_turn(run, recovery=recovery)
+        return self._turns.queue(run, recovery=recovery)
 
     def confirm(self, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
         if self._ledgers.get(ledger_id) is not None:
@@ -303,7 +284,7 @@ class StorageNode:
             self._late_lacs[ledger_id] = max(self._late_lacs[ledger_id], last_add_confirmed)
         elif self._serving and self._store.holds(ledger_id):
             self._late_lacs[ledger_id] = last_add_confirmed
-            self._spawn(self._confirm_late(ledger_id))
+            self._tasks.spawn(self._confirm_late(ledger_id))
 
     async def fence(self, ledger_id: LedgerId) -> LacAnswer:
         self._check_serving()
@@ -333,7 +314,7 @@ class StorageNode:
         if self._space.read_only and not recovery:
             raise read_only()
         settings, run_len = self._settings, len(run.encoded)
-        waiting = self._journal.queued_bytes + self._turns_bytes + run_len
+        waiting = self._journal.queued_bytes + self._turns.bytes + run_len
         if waiting > 2 * settings.journal_queue_bytes_max:
             raise queue_full(waiting, budget="storage.journal_queue")
         buffered = self._store.buffer.bytes + run_len
@@ -354,37 +335,7 @@ class StorageNode:
         self._upkeep.note_appended(appended.done)
         return appended.done
 
-    def _add_in_turn(self, run: Run, *, recovery: bool) -> "asyncio.Future[None]":
-        """Add what the disk has to be asked about, behind what waits for this ledger already."""
-        ledger_id = run.header.ledger_id
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        turns = self._turns.get(ledger_id)
-        if turns is None:
-            turns = self._turns[ledger_id] = deque()
-            self._spawn(self._take_turns(ledger_id, turns))
-        turns.append((run, recovery, answer))
-        self._turns_bytes += len(run.encoded)
-        return answer
-
-    async def _take_turns(self, ledger_id: LedgerId, turns: deque[Turn]) -> None:
-        try:
-            while turns:
-                run, recovery, answer = turns[0]
-                try:
-                    added = await self._add_checked(run, recovery=recovery)
-                except TierlogError as error:
-                    added = failed(error)
-                added.add_done_callback(partial(copy_outcome, target=answer))
-                turns.popleft()
-                self._turns_bytes -= len(run.encoded)
-        finally:
-            del self._turns[ledger_id]
-            stopped = RetryableError("the node stops", remedy="Use another node")
-            for run, _, answer in turns:
-                self._turns_bytes -= len(run.encoded)
-                copy_outcome(failed(stopped), answer)
-
-    async def _add_checked(self, run: Run, *, recovery: bool) -> "asyncio.Future[None]":
+    async def _add_checked(self, run: Run, recovery: bool) -> "asyncio.Future[None]":  # noqa: FBT001
         """Add a run of which something may be there already."""
         ledger_id = run.header.ledger_id
         await self._look_up(ledger_id)
@@ -509,7 +460,7 @@ class StorageNode:
         """Return what ``use`` finds in a whole index: a damaged one is built anew first."""
         for _ in range(_REPAIRS_MAX):
             if ledger_id in self._store.unfinished:
-                await self._own(self._marks.repair(ledger_id))
+                await self._tasks.finish(self._marks.repair(ledger_id))
             count = self._marks.repair_count(ledger_id)
             try:
                 found = await use()
@@ -543,7 +494,7 @@ class StorageNode:
     async def free(self, ledger_id: LedgerId) -> None:
         """Forget a deleted ledger for ever, durably; its id stays fenced."""
         self._check_serving()
-        await self._own(self._free(ledger_id))
+        await self._tasks.finish(self._free(ledger_id))
 
     async def _free(self, ledger_id: LedgerId) -> None:
         async with self._marks.lock:  # or a mark could pass the record before its effect
@@ -571,7 +522,7 @@ class StorageNode:
 
     async def mark(self, begin: Callable[[], None] | None = None) -> None:
         """Move the mark to where the journal is durable now (``Marks.mark``)."""
-        await self._own(self._marks.mark(begin))
+        await self._tasks.finish(self._marks.mark(begin))
 
     def is_freed(self, ledger_id: LedgerId) -> bool:
         """Tell whether a ledger was deleted for ever, durably."""
@@ -584,31 +535,7 @@ class StorageNode:
     async def rebuild_index(self, ledger_id: LedgerId) -> None:
         """Build an index anew from the logs."""
         self._store.unfinished.add(ledger_id)
-        await self._own(self._marks.repair(ledger_id))
-
-    # Tasks
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        assert self._tasks is not None
-        try:
-            return self._tasks.create_task(work)
-        except RuntimeError:  # the node ended
-            work.close()
-            raise RetryableError("the node stops", remedy="Use another node") from None
-
-    async def _own(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do ``work`` to its end, whatever becomes of the caller; its errors are the caller's."""
-
-        async def guarded() -> tuple[T | None, TierlogError | None]:
-            try:
-                return await work, None
-            except TierlogError as error:
-                return None, error
-
-        result, error = await asyncio.shield(self._spawn(guarded()))
-        if error is not None:
-            raise error
-        return result  # type: ignore[return-value]
+        await self._tasks.finish(self._marks.repair(ledger_id))
 
     def _on_low_space(self) -> None:
         self._upkeep.look_again()
@@ -617,3 +544,27 @@ class StorageNode:
     def _check_serving(self) -> None:
         if not self._serving:
             raise RetryableError("the storage node is not serving", remedy="Use another node")
+
+
+def _logs_and_cache(
+    directories: Sequence[Files], ids: Ids, settings: StorageSettings
+) -> tuple[EntryLogs, LedgerCache]:
+    open_files_max = max(1, settings.open_files_max // 2)
+    logs = EntryLogs(
+        directories,
+        ids,
+        log_bytes_max=settings.entry_log_bytes_max,
+        open_files_max=open_files_max,
+    )
+    cache = LedgerCache(
+        directories,
+        bytes_max=settings.ledger_cache_bytes_max,
+        open_files_max=open_files_max,
+    )
+    return logs, cache
+
+
+def _bucket(clock: Clock, settings: StorageSettings) -> TokenBucket:
+    return TokenBucket(
+        clock, bytes_per_s=settings.compaction_bytes_per_s, burst_bytes=_COMPACTION_BURST
+    )
