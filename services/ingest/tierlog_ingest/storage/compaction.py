@@ -9,7 +9,7 @@ then, for a batch of old logs ("sources"):
 
     1. the targets are sealed; a mark lists them in ``state``, as unsettled
     2. each run's slots are set to its copy, but only if they still name the old place
-    3. sources are retired as the next mark begins, before it flushes the index; that mark's
+    3. sources are retired in the next mark, before it flushes the index; that mark's
        ``state`` neither lists them nor calls the targets unsettled
     4. the sources' files go
 
@@ -218,7 +218,7 @@ class Compactor:
         self.unsettled.intersection_update(one.log_id for one in self._logs.logs())
         if self.unsettled:
             await self._logs.seal("compaction")
-        if any(not one.sealed and one.garbage_bytes and not one.live_bytes for one in self._uses()):
+        if any(not one.ended and one.garbage_bytes and not one.live_bytes for one in self._uses()):
             await self._logs.seal("flush")
         await self._read_maps()
         empty = without_live_ledgers(self._uses())
@@ -228,9 +228,13 @@ class Compactor:
     # Which
 
     def _uses(self) -> list[LogUse]:
+        open_logs = self._logs.written_to()
         uses = [
             LogUse(
-                log_id=one.log_id, length=one.length, sealed=one.sealed, live_bytes=one.live_bytes
+                log_id=one.log_id,
+                length=one.length,
+                ended=one.log_id not in open_logs,
+                live_bytes=one.live_bytes,
             )
             for one in self._logs.logs()
         ]
@@ -259,7 +263,7 @@ class Compactor:
     async def _make_room(self) -> None:
         """Compact one log after another, the cheapest first, until there is space."""
         threshold = self._rules.threshold(Trigger.SPACE, self._space.level)
-        if any(not one.sealed and one.live_share < threshold / 2 for one in self._uses()):
+        if any(not one.ended and one.live_share < threshold / 2 for one in self._uses()):
             await self._logs.seal("flush")
         tried: set[int] = set()
         while True:
@@ -330,13 +334,13 @@ class Compactor:
 
     async def _windows(self, log_id: int) -> AsyncGenerator[Found, None]:
         """Scan a log, each window in its turn at the disk."""
-        windows = self._logs.scan(log_id)
-        while True:
-            async with self._gate.turn(Work.COMPACTION):
-                window = await anext(windows, None)
-            if window is None:
-                return
-            yield window
+        async with contextlib.aclosing(self._logs.scan(log_id)) as windows:
+            while True:
+                async with self._gate.turn(Work.COMPACTION):
+                    window = await anext(windows, None)
+                if window is None:
+                    return
+                yield window
 
     async def _copy_window(self, log_id: int, window: Found, batch: _Batch) -> None:
         read_bytes = sum(len(run.encoded) for _, run in window)

@@ -6,7 +6,7 @@ A log's runs are live (of ledgers that were not deleted) or garbage. Its live sh
 live / (live + garbage); header and map are neither.
 
 Invariants:
-    * Only sealed logs are chosen.
+    * No log is chosen that is appended to.
     * A log without live bytes is removed, never copied.
     * A threshold or interval of 0 or less switches that compaction off; with both off, nothing is
       ever copied, also not for want of space.
@@ -92,7 +92,8 @@ class LogUse:
     log_id: int
     length: int
     """Where its runs end."""
-    sealed: bool
+    ended: bool
+    """Nothing is appended to it any more: it is sealed, or could not be."""
     live_bytes: int
 
     @property
@@ -114,7 +115,7 @@ class LogUse:
 
 def without_live_ledgers(logs: Iterable[LogUse]) -> list[int]:
     """Return the logs that can just go."""
-    return [one.log_id for one in logs if one.sealed and not one.live_bytes]
+    return [one.log_id for one in logs if one.ended and not one.live_bytes]
 
 
 def below(logs: Iterable[LogUse], *, threshold: float, besides: Collection[int] = ()) -> list[int]:
@@ -122,7 +123,7 @@ def below(logs: Iterable[LogUse], *, threshold: float, besides: Collection[int] 
     chosen = [
         one
         for one in logs
-        if one.sealed
+        if one.ended
         and one.live_bytes
         and (one.log_id in besides or (one.garbage_bytes and one.live_share < threshold))
     ]

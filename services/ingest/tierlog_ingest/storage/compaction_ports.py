@@ -5,7 +5,7 @@ Owns: these contracts. ``EntryLogs`` is ``Logs``, ``LedgerCache`` is ``Index``, 
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Literal, Protocol
 
@@ -43,6 +43,10 @@ class Logs(Protocol):
         """Return all that are not retired."""
         ...
 
+    def written_to(self) -> AbstractSet[int]:
+        """Return the logs that something is appended to."""
+        ...
+
     async def append(
         self, runs: Sequence[Run], *, writer: Literal["flush", "compaction"]
     ) -> list[Location]:
@@ -53,7 +57,7 @@ class Logs(Protocol):
         """End the writer's log."""
         ...
 
-    def scan(self, log_id: int) -> AsyncIterator[Found]:
+    def scan(self, log_id: int) -> AsyncGenerator[Found, None]:
         """Iterate over all good runs."""
         ...
 
@@ -105,8 +109,9 @@ class Node(Protocol):
     async def mark(self, begin: Callable[[], None] | None = None) -> None:
         """Make everything durable that the journal holds, and replace ``state``.
 
-        ``begin`` is called once no other mark is under way, before anything is flushed. ``state``
-        lists as unsettled what ``Compactor.unsettled`` says then, and what it says at the end.
+        ``begin`` is called once no other mark is under way, before the index is flushed; no index
+        is rebuilt from then on until ``state`` is written. That lists as unsettled what
+        ``Compactor.unsettled`` says after ``begin``, and what it says at the end.
         """
         ...
 
