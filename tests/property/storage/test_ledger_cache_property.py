@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -55,12 +56,12 @@ class CacheMachine(RuleBasedStateMachine):
         self.sizes = pages, headers
         self.model: dict[int, Index] = {}
         self.flushed: dict[int, Index] = {}
-        self.since: list[tuple] = []
+        self.since: list[tuple[Any, ...]] = []
         self.open()
 
     def open(self):
         pages, headers = self.sizes
-        self.cache = LedgerCache(
+        self.cache: Any = LedgerCache(
             [disk.mount() for disk in self.disks],
             bytes_max=pages * PAGE_LEN,
             open_files_max=2,

@@ -401,8 +401,10 @@ class LedgerCache:
         with self._loading(ledger_id, page_no):
             try:
                 data = None if is_empty else await self._read_page(ledger_id, page_no)
-            except BaseException:
+            except BaseException as error:
                 pool.give_back(frame)
+                if ledger.gone and isinstance(error, (CorruptError, FileNotFoundError)):
+                    return None
                 raise
             pool.add(frame, ledger_id, page_no, data)
         return frame
@@ -431,7 +433,8 @@ class LedgerCache:
         async with self._making_room:
             if self._pool.has_room:
                 return
-            due = self._pool.dirty_ledgers(_PRESSURE_LEDGERS)
+            dirty = (one for one in self._pool.dirty_ledgers() if one in self._ledgers)
+            due = list(islice(dirty, _PRESSURE_LEDGERS))
             if due:
                 await self._write_out(due)
                 return
@@ -482,15 +485,18 @@ class LedgerCache:
             await self._forget(ledger_id)
             await self._files.remove(ledger_id, directories)
 
-    async def discard(self, ledger_id: LedgerId) -> None:
+    async def discard(self, ledger_id: LedgerId, *, create_in: int = 0) -> None:
         """Make an index empty before it is rebuilt by ``put``; ``complete`` is to follow.
 
-        Until then the index says of no entry that it is not there, also after a restart.
+        Until then the index says of no entry that it is not there, also after a restart. A ledger
+        whose index was lost gets one, in the directory ``create_in``.
         """
         while await self._waited(ledger_id, _HEADER):
             pass
         with self._loading(ledger_id, _HEADER):
             await self._forget(ledger_id)
+            if ledger_id not in self:
+                self._files.add(ledger_id, create_in)
             await self._files.remove_doubles(ledger_id)
             await self._empty(ledger_id)
             ledger = self._ledgers[ledger_id] = _Ledger(ledger_id, None)
@@ -522,6 +528,7 @@ class LedgerCache:
             await self._waited(*key)
         self._pool.drop_ledger(ledger_id)
         self._unsynced.discard(ledger_id)
+        self._room.set()
 
     # Writing
 

@@ -12,9 +12,8 @@ Invariants:
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -158,9 +157,9 @@ class PagePool:
         """Tell whether a ledger has dirty pages."""
         return ledger_id in self._dirty
 
-    def dirty_ledgers(self, count_max: int | None = None) -> list[int]:
+    def dirty_ledgers(self) -> Iterator[int]:
         """Return ledgers with dirty pages; those that were dirty first come first."""
-        return list(islice(self._dirty, count_max))
+        return iter(self._dirty)
 
     def dirty_pages(self, ledger_id: int) -> list[int]:
         """Return the numbers of a ledger's dirty pages, ascending."""
