@@ -3,8 +3,8 @@
     offset  size  field
          0     4  magic               "TLRN"
          4     1  version             1
-         5     1  flags               bit 0: authenticated by an HMAC (reserved); others zero
-         6     2  header_len          80
+         5     1  flags               bit 0: signed, there is an hmac; others zero
+         6     2  header_len          80, or 112 when signed
          8     4  count               frames, at least 1
         12     4  frames_len          bytes of all frames
         16     8  ledger_id
@@ -15,8 +15,10 @@
         56     8  publish_ms_max
         64     8  ledger_len          payload bytes of the ledger, this run included; -1: unknown
         72     4  zeros
-        76     4  crc32c              over bytes 0 to 75, the offsets and the frames
-        80     …  offsets             count x u32, from the first frame's first byte
+        76     4  crc32c              over all other bytes of the run
+        80    32  hmac                only when signed: HMAC-SHA-256 with the ledger's key, over
+                                      bytes 0 to 75, the offsets and the frames
+         …     …  offsets             count x u32, from the first frame's first byte
          …     …  frames              frames_len bytes (tierlog.format.frame)
 
 Integers are big-endian; ids, epoch and times signed. The first 16 bytes tell how long it all is.
@@ -27,9 +29,11 @@ Invariants of a ``Run``, however it was made:
     * Its offsets and frames passed ``check_frames``, its checksum is right.
     * It has at least one frame, and never crosses a stripe.
     * It is at most ``run_bytes_max`` of frames, or a single frame.
+    * Whether its ``hmac`` is right is another question: who has the key asks it (``check_mac``).
 
-A producer's *draft* is a run with ledger 0, first entry 0, epoch 0 and LAC -1: ``cut_runs`` writes
-the real ids into the copies that it makes anyway.
+A producer's *draft* is a run with ledger 0, first entry 0, epoch 0 and LAC -1, never signed:
+``cut_runs`` writes the real ids into the copies that it makes anyway. Whoever has no key, as a
+storage node, still finds damage by the checksum; only the ``hmac`` shows what was made on purpose.
 """
 
 from collections.abc import Iterator
@@ -40,7 +44,8 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 
-from tierlog.format.checksum import Buffer, crc32c, crc32c_of
+from tierlog.format.authentication import MAC_LEN, LedgerKey
+from tierlog.format.checksum import Buffer, crc32c
 from tierlog.format.frame import (
     FRAME_HEADER_LEN,
     FrameSets,
@@ -55,7 +60,7 @@ from tierlog.model.ids import INT64_MAX, NO_ENTRY, EntryId, LedgerId
 
 RUN_MAGIC: Final = b"TLRN"
 LEN_UNKNOWN: Final = -1  # in drafts, and in runs cut from a copy in tier 2
-FLAG_HMAC: Final = 0x01  # reserved: refused until there are keys
+FLAG_HMAC: Final = 0x01
 
 _PREFIX: Final = Struct(">4sBBHII")
 _IDS: Final = Struct(">qqqqqqqI")
@@ -68,13 +73,15 @@ IDS_LEN: Final = 7 * 8 + 4
 CRC_OFFSET: Final = IDS_OFFSET + IDS_LEN
 CRC_LEN: Final = 4
 RUN_HEADER_LEN: Final = CRC_OFFSET + CRC_LEN
+MAC_OFFSET: Final = RUN_HEADER_LEN
+SIGNED_HEADER_LEN: Final = MAC_OFFSET + MAC_LEN
 OFFSET_LEN: Final = 4
 
 RUN_BYTES_MAX: Final = 64 * 1024
 # The largest entry that fits the largest block (2 GiB - 1, with a header of 128) is one run.
 RUN_FRAMES_LEN_MAX: Final = 2**31 - 1 - 128
 RUN_COUNT_MAX: Final = 2**24
-RUN_LEN_MAX: Final = RUN_HEADER_LEN + OFFSET_LEN * RUN_COUNT_MAX + RUN_FRAMES_LEN_MAX
+RUN_LEN_MAX: Final = SIGNED_HEADER_LEN + OFFSET_LEN * RUN_COUNT_MAX + RUN_FRAMES_LEN_MAX
 
 assert _PREFIX.size == RUN_PREFIX_LEN
 assert _IDS.size == IDS_LEN
@@ -82,6 +89,9 @@ assert CRC_OFFSET == 76
 assert _HEADER.size == RUN_HEADER_LEN == 80
 
 _START: Final = (RUN_MAGIC, current(Format.RUN), 0, RUN_HEADER_LEN)
+_SIGNED_START: Final = (RUN_MAGIC, current(Format.RUN), FLAG_HMAC, SIGNED_HEADER_LEN)
+_STARTS: Final = (_START, _SIGNED_START)
+_FLAGS_OFFSET: Final = 5
 
 
 class RunHeader(NamedTuple):
@@ -124,13 +134,11 @@ class RunHeader(NamedTuple):
         """The id of the run's last entry."""
         return EntryId(self.first_entry_id + self.count - 1)
 
-    def pack(self) -> bytes:
-        """Return the header without its checksum."""
+    def pack(self, *, signed: bool = False) -> bytes:
+        """Return the header without its checksum, nor what follows that."""
         self.check()
-        prefix = _PREFIX.pack(
-            RUN_MAGIC, current(Format.RUN), 0, RUN_HEADER_LEN, self.count, self.frames_len
-        )
-        return prefix + _IDS.pack(
+        start = _SIGNED_START if signed else _START
+        return _PREFIX.pack(*start, self.count, self.frames_len) + _IDS.pack(
             self.ledger_id,
             self.first_entry_id,
             self.last_add_confirmed,
@@ -160,7 +168,8 @@ class Run:
     def __repr__(self) -> str:
         one = self.header
         span = f"{one.ledger_id}:{one.first_entry_id}-{one.last_entry_id}"
-        return f"<Run {span}, {one.frames_len} bytes, LAC {one.last_add_confirmed}>"
+        kind = "signed run" if self.is_signed else "Run"
+        return f"<{kind} {span}, {one.frames_len} bytes, LAC {one.last_add_confirmed}>"
 
     @property
     def first_entry_id(self) -> EntryId:
@@ -176,6 +185,21 @@ class Run:
     def payload_len(self) -> int:
         """Bytes of entry data, without frames."""
         return self.header.frames_len - FRAME_HEADER_LEN * self.header.count
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether there is an ``hmac``, right or wrong."""
+        return bool(self.encoded[_FLAGS_OFFSET] & FLAG_HMAC)
+
+    def check_mac(self, key: LedgerKey) -> None:
+        """Raise ``CorruptError`` unless the run was signed with this key, all of it."""
+        view = self.encoded
+        if not self.is_signed:
+            _corrupt(f"{self} of a ledger with a key is not signed", offset=_FLAGS_OFFSET)
+        if not key.agrees(
+            view[:CRC_OFFSET], view[SIGNED_HEADER_LEN:], view[MAC_OFFSET:SIGNED_HEADER_LEN]
+        ):
+            _corrupt(f"{self} was not signed with key {key.key_id}", offset=MAC_OFFSET)
 
     def frames_between(self, first_entry_id: int, last_entry_id: int) -> memoryview:
         """Return the frames of these entries, both ends included, which must be in the run."""
@@ -214,8 +238,8 @@ class Run:
         if len(encoded) != length:
             _corrupt(f"run of {length} bytes in a buffer of {len(encoded)}", offset=0)
         header = _checked_header(encoded, 0, length)
-        frames_at = RUN_HEADER_LEN + OFFSET_LEN * header.count
-        raw = np.frombuffer(encoded[RUN_HEADER_LEN:frames_at], ">u4")
+        frames_at = length - header.frames_len
+        raw = np.frombuffer(encoded[frames_at - OFFSET_LEN * header.count : frames_at], ">u4")
         frames, offsets = encoded[frames_at:], raw.astype(np.uint32)
         check_frames(frames, offsets, header.first_entry_id)
         return cls(header, encoded, frames, offsets)
@@ -223,12 +247,12 @@ class Run:
 
 def _encoded_len(buffer: Buffer, at: int, len_max: int) -> int:
     magic, version, flags, header_len, count, frames_len = _PREFIX.unpack_from(buffer, at)
-    if (magic, version, flags, header_len) != _START:
+    if (magic, version, flags, header_len) not in _STARTS:
         if magic != RUN_MAGIC:
             _corrupt("not a run", offset=0)
         check_version(Format.RUN, version, error=CorruptError)
         _corrupt(f"run with unknown flags {flags:#x} or header of {header_len}", offset=5)
-    length: int = RUN_HEADER_LEN + OFFSET_LEN * count + frames_len
+    length: int = header_len + OFFSET_LEN * count + frames_len
     if count > RUN_COUNT_MAX or frames_len > RUN_FRAMES_LEN_MAX or length > len_max:
         _corrupt(f"run of {count} frames in {frames_len} bytes is over its limit", offset=8)
     return length
@@ -287,12 +311,10 @@ def _with_frames(view: memoryview, headers: list[RunHeader], bounds: list[int]) 
     The frames of all are checked at once, since a call for each run costs more than its bytes.
     """
     counts = [header.count for header in headers]
-    places = [
-        bound + RUN_HEADER_LEN + OFFSET_LEN * count
-        for bound, count in zip(bounds, counts, strict=False)
-    ]
+    places = [end - header.frames_len for end, header in zip(bounds[1:], headers, strict=True)]
     columns = b"".join(
-        view[bound + RUN_HEADER_LEN : place] for bound, place in zip(bounds, places, strict=False)
+        view[place - OFFSET_LEN * count : place]
+        for place, count in zip(places, counts, strict=True)
     )
     offsets = np.frombuffer(columns, ">u4").astype(np.uint32)
     ids = [header.first_entry_id for header in headers]
@@ -328,6 +350,7 @@ def build_run(
     publish_ms_min: int = 0,
     publish_ms_max: int = 0,
     ledger_len: int = LEN_UNKNOWN,
+    key: LedgerKey | None = None,
 ) -> Run:
     """Make one run of ``frames``, whose ids must be right already. The defaults make a draft."""
     if len(offsets) == 0 or len(offsets) > RUN_COUNT_MAX or len(frames) > RUN_FRAMES_LEN_MAX:
@@ -348,10 +371,7 @@ def build_run(
         frames_len=len(frames),
         ledger_len=ledger_len,
     )
-    packed, columns = header.pack(), offsets.astype(">u4").tobytes()
-    crc = _CRC.pack(crc32c_of((packed, columns, frames)))
-    encoded = memoryview(b"".join((packed, crc, columns, frames)))
-    return Run(header, encoded, encoded[RUN_HEADER_LEN + len(columns) :], offsets)
+    return _encoded(header, offsets, memoryview(frames), key, stamps=False)
 
 
 def cut_runs(  # noqa: PLR0913 - the fields of a run's header
@@ -367,10 +387,12 @@ def cut_runs(  # noqa: PLR0913 - the fields of a run's header
     run_bytes_max: int = RUN_BYTES_MAX,
     stripe_entries: int,
     length_before: int | None = None,
+    key: LedgerKey | None = None,
 ) -> list[Run]:
     """Cut checked frames into runs and give the entries their ids, in the runs' own copies.
 
-    ``length_before``: payload bytes of the ledger before these; None: not known.
+    ``length_before``: payload bytes of the ledger before these; None: not known. ``key``: the
+    ledger's, which signs the runs.
     """
     assert run_bytes_max > 0
     assert stripe_entries > 0
@@ -397,16 +419,28 @@ def cut_runs(  # noqa: PLR0913 - the fields of a run's header
             ledger_len=ledger_len,
         )
         own = (bounds[start:stop] - begin).astype(np.uint32)
-        runs.append(_stamped(header, own, view[begin : int(bounds[stop])]))
+        runs.append(_encoded(header, own, view[begin : int(bounds[stop])], key))
         start = stop
     return runs
 
 
-def _stamped(header: RunHeader, offsets: Offsets, frames: memoryview) -> Run:
-    packed, columns = header.pack(), offsets.astype(">u4").tobytes()
-    encoded = memoryview(bytearray(b"").join((packed, bytes(CRC_LEN), columns, frames)))
-    own = encoded[RUN_HEADER_LEN + len(columns) :]
-    stamp_ids(own, offsets, header.first_entry_id)
+def _encoded(
+    header: RunHeader,
+    offsets: Offsets,
+    frames: memoryview,
+    key: LedgerKey | None,
+    *,
+    stamps: bool = True,
+) -> Run:
+    packed, columns = header.pack(signed=key is not None), offsets.astype(">u4").tobytes()
+    codes = bytes(CRC_LEN if key is None else CRC_LEN + MAC_LEN)
+    encoded = memoryview(bytearray(b"").join((packed, codes, columns, frames)))
+    own = encoded[len(packed) + len(codes) + len(columns) :]
+    if stamps:
+        stamp_ids(own, offsets, header.first_entry_id)
+    if key is not None:
+        code = key.code_of(packed, encoded[SIGNED_HEADER_LEN:])
+        encoded[MAC_OFFSET:SIGNED_HEADER_LEN] = code
     _CRC.pack_into(encoded, CRC_OFFSET, crc32c(encoded[RUN_HEADER_LEN:], crc32c(packed)))
     return Run(header, encoded.toreadonly(), own.toreadonly(), offsets)
 
