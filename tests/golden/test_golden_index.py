@@ -75,6 +75,7 @@ async def opened(disk):
 
 async def test_the_index_is_read():
     disk = MemoryDisk(random.Random(1))
+    await disk.mount().make_directory("index/07")
     disk.write_whole(PATH, HEADER + FIRST_PAGE + GAP + LAST_PAGE)
     cache = await opened(disk)
     near, far = int.from_bytes(NEAR_SLOT, "big"), int.from_bytes(FAR_SLOT, "big")
