@@ -14,12 +14,13 @@ Invariants:
     * A node whose ``state`` is gone everywhere is refused: its fences are not known.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import structlog
 
 from tierlog.format.run import Run
-from tierlog.model.errors import CorruptError
+from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import INT64_MAX, LedgerId
 from tierlog.ports.files import Files
 from tierlog_ingest.storage.fences import Fences
@@ -59,6 +60,7 @@ class Start:
         self._journal = journal
         self._buffer_bytes_max = buffer_bytes_max
         self._damages: list[str] = []
+        self._error: TierlogError | None = None
         self.unsettled_logs: frozenset[int] = frozenset()
         """What compaction had not done with."""
 
@@ -142,17 +144,35 @@ class Start:
     # What came behind it
 
     async def _replay(self, replay: Replay, *, is_fresh: bool) -> None:
-        async for group in record_groups(replay):
-            if is_fresh:
-                raise _no_state()
-            for record in group:
-                await self._apply(record)
-            if self._store.buffer.bytes >= self._buffer_bytes_max // 2:
-                async with self._marks.lock:
-                    await self._marks.flush(_DURABLE)
+        flushing: asyncio.Task[TierlogError | None] | None = None
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                async for group in record_groups(replay):
+                    if is_fresh:
+                        raise _no_state()
+                    for record in group:
+                        await self._apply(record)
+                    if self._store.buffer.bytes >= self._buffer_bytes_max // 2:
+                        await _raise_error_of(flushing)
+                        flushing = tasks.create_task(self._flush())
+                await _raise_error_of(flushing)
+            except TierlogError as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
         self._damages += replay.damages
         if replay.damages:
             self._cast_doubt()
+
+    async def _flush(self) -> TierlogError | None:
+        """Write and sync what was replayed so far, while more of it is read."""
+        try:
+            async with self._marks.lock:
+                await self._marks.flush(_DURABLE)
+            await self._store.logs.sync()
+        except TierlogError as error:
+            return error
+        return None
 
     async def _apply(self, record: Record) -> None:
         if record.kind is Kind.RUN:
@@ -172,6 +192,12 @@ class Start:
             log.error("journal.conflict", cause=str(error))  # noqa: TRY400 - no bug of ours
             self._damages.append(str(error))
             self._cast_doubt()
+
+
+async def _raise_error_of(flushing: "asyncio.Task[TierlogError | None] | None") -> None:
+    error = None if flushing is None else await flushing
+    if error is not None:
+        raise error
 
 
 def _no_state() -> CorruptError:
