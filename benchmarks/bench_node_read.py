@@ -1,10 +1,13 @@
 """Claim: what reading from the storage node costs beside reading a file.
 
-node      a whole ledger, cold, in runs whose checksums are verified, by ``StorageNode.read``
+node      a whole ledger, cold, in runs whose checksums are verified, by ``StorageNode.read``. It
+          was written alone
+mixed     the same of a ledger that was written beside three others: it lies in the entry logs in
+          stretches of 8 MB, and the system's own reading ahead fetches the others' as well
 plain     a file of as many bytes, cold, read from its start in pieces of 1 MiB
-warm      both once more, from the page cache: what is left is the CPU
+warm      node and plain once more, from the page cache: what is left is the CPU
 
-Several ledgers were written side by side, one of them is read. Cold: after everything was written
+Cold: after everything was written
 back, ``posix_fadvise(DONTNEED)`` on each file of the node's folder, and on the plain file alike;
 the device's own reads of the process are printed to show that it was. What the disk or the
 hypervisor keep for themselves stays warm for both.
@@ -53,7 +56,8 @@ from nodes import (
 from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.settings import LogSettings, StorageSettings
 
-LEDGERS: Final = 4
+MIXED: Final = (1, 2, 3, 4)
+ALONE: Final = (5, 6)
 SMALL_LEDGERS: Final = 500
 SMALL_ENTRIES: Final = 20
 IN_A_RUN: Final = 6
@@ -76,16 +80,17 @@ async def write_ledgers(parameters: Mapping[str, Any]) -> Result:
     files = CountingFiles(Path(parameters["folder"]))
     async with running_node(files, StorageSettings()) as (node, _):
         meter = Meter()
-        async with asyncio.TaskGroup() as tasks:
-            for ledger_id in range(1, LEDGERS + 1):
-                shape = {"entry_size": entry_size, "entries": size // entry_size}
-                runs = maker.runs(ledger_id, count=IN_A_RUN, **shape)
-                tasks.create_task(add_all(node, runs, latencies))
+        for together in (MIXED, *((one,) for one in ALONE)):
+            async with asyncio.TaskGroup() as tasks:
+                for ledger_id in together:
+                    shape = {"entry_size": entry_size, "entries": size // entry_size}
+                    runs = maker.runs(ledger_id, count=IN_A_RUN, **shape)
+                    tasks.create_task(add_all(node, runs, latencies))
         for ledger_id, entries in _small_ledgers():
             runs = maker.runs(ledger_id, entry_size=LONG_ENTRY_SIZE, entries=entries, count=20)
             await add_all(node, runs, latencies)
     files.close()
-    return meter.result(size * LEDGERS)
+    return meter.result(size * (len(MIXED) + len(ALONE)))
 
 
 def _small_ledgers() -> Iterator[tuple[int, int]]:
@@ -104,7 +109,7 @@ async def read_ledger(parameters: Mapping[str, Any]) -> Result:
         (drop_page_cache if parameters["cold"] else fill_page_cache)(folder)
         files.counts.clear()
         before, meter = device_read_bytes(), Meter()
-        found = await read_bytes_of(node, 1 + parameters["turn"] % LEDGERS)
+        found = await read_bytes_of(node, parameters["ledger_id"])
         result = meter.result(found, device_mb=(device_read_bytes() - before) / MB)
         result["read_kb"] = files.counts.read_bytes / max(1, files.counts.reads) / 1000
     files.close()
@@ -162,10 +167,11 @@ class Turns:
         self._size = size
         self._turn = 0
 
-    async def node(self, *, cold: bool) -> Result:
+    async def node(self, ledgers: Sequence[int], *, cold: bool) -> Result:
         """Read the next ledger."""
         self._turn += 1
-        return await self._child("node", cold=cold, turn=self._turn)
+        ledger_id = ledgers[self._turn % len(ledgers)]
+        return await self._child("node", cold=cold, ledger_id=ledger_id)
 
     async def plain(self, *, cold: bool) -> Result:
         """Read the file."""
@@ -224,9 +230,10 @@ async def main() -> None:
         await turns.write(arguments.entry_size)
         runs = await take_turns(
             {
-                "node": lambda: turns.node(cold=True),
+                "node": lambda: turns.node(ALONE, cold=True),
                 "plain": lambda: turns.plain(cold=True),
-                "node warm": lambda: turns.node(cold=False),
+                "mixed": lambda: turns.node(MIXED, cold=True),
+                "node warm": lambda: turns.node(ALONE, cold=False),
                 "plain warm": lambda: turns.plain(cold=False),
                 "random": turns.random,
             },
@@ -234,6 +241,7 @@ async def main() -> None:
         )
     claims = [
         ratio_claim("node / plain, cold", runs, of="node", to="plain", target=RATIO_MIN),
+        ratio_claim("mixed / plain, cold", runs, of="mixed", to="plain"),
         ratio_claim("node / plain, warm", runs, of="node warm", to="plain warm"),
     ]
     sequential = [name for name in runs if name != "random"]

@@ -14,14 +14,14 @@ Cancellation: a reader that goes takes its reading ahead with it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from tierlog.format.run import Run
-from tierlog.model.errors import Reason, RetryableError, TierlogError
+from tierlog.model.errors import CorruptError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog_ingest.storage.priorities import DiskGate, Work
 from tierlog_ingest.storage.store import RunStore
@@ -71,26 +71,27 @@ class RangeReader:
     ) -> AsyncGenerator[list[Run], None]:
         """Iterate over the runs from the one that holds ``first_entry_id``; nothing: absent."""
         entry_id, left, is_sequential = int(first_entry_id), bytes_max, False
-        ahead: asyncio.Task[list[Run] | TierlogError] | None = None
+        ahead: asyncio.Task[_Brought | None] | None = None
         size = self._limits.read_bytes
         try:
             while left > 0 and entry_id <= bound:
-                if ahead is None:
-                    runs = await self._next(ledger_id, entry_id, bound, min(size, left))
-                else:
-                    found, ahead = await ahead, None
+                brought = None
+                if ahead is not None:
+                    brought = await ahead
+                    ahead = None
                     self._release()
-                    if isinstance(found, TierlogError):
-                        raise found
-                    runs = found
+                if brought is None or brought.entry_id != entry_id:
+                    brought = await self._bring(ledger_id, entry_id, bound, min(size, left))
+                if is_sequential and brought is not None:
+                    # Before this is decoded, so that the disk works meanwhile.
+                    ahead = self._ask_ahead(ledger_id, brought, bound, left - brought.length)
+                runs = None if brought is None else brought.decode(ledger_id)
+                if runs is None:
+                    runs = await self._next(ledger_id, entry_id, bound, min(size, left))
                 if not runs:
                     return
                 left -= sum(len(run.encoded) for run in runs)
                 entry_id = runs[-1].last_entry_id + 1
-                fits = self.ahead_bytes + size <= self._limits.read_ahead_bytes_max
-                if is_sequential and fits and left > 0 and entry_id <= bound:
-                    self.ahead_bytes += size
-                    ahead = self._spawn(self._ahead(ledger_id, entry_id, bound, min(size, left)))
                 yield runs
                 is_sequential = True
         except RetryableError as error:
@@ -102,16 +103,31 @@ class RangeReader:
                 ahead.cancel()
                 self._release()
 
+    def _ask_ahead(
+        self, ledger_id: LedgerId, brought: "_Brought", bound: EntryId, left: int
+    ) -> "asyncio.Task[_Brought | None] | None":
+        """Begin to read what follows, if it is wanted and there is room for it."""
+        size, entry_id = self._limits.read_bytes, brought.next_entry_id
+        fits = self.ahead_bytes + size <= self._limits.read_ahead_bytes_max
+        if not fits or left <= 0 or not brought.entry_id < entry_id <= bound:
+            return None
+        self.ahead_bytes += size
+        return self._spawn(self._bring(ledger_id, entry_id, bound, min(size, left)))
+
     def _release(self) -> None:
         self.ahead_bytes -= self._limits.read_bytes
 
-    async def _ahead(
+    async def _bring(
         self, ledger_id: LedgerId, entry_id: int, bound: EntryId, len_max: int
-    ) -> list[Run] | TierlogError:
+    ) -> "_Brought | None":
+        """Return what one call of the disk brings; None where ``_next`` must say what is wrong."""
         try:
-            return await self._next(ledger_id, entry_id, bound, len_max)
-        except TierlogError as error:
-            return error
+            found = await self._plan(ledger_id, entry_id, bound, len_max)
+            if isinstance(found, list):
+                return _Brought(entry_id, found)
+            return _Brought(entry_id, (), found, await self._fetch(found))
+        except (TierlogError, FileNotFoundError):
+            return None
 
     async def _next(
         self, ledger_id: LedgerId, entry_id: int, bound: EntryId, len_max: int
@@ -124,7 +140,7 @@ class RangeReader:
             if isinstance(found, list):
                 return found
             try:
-                return await self._fetch(ledger_id, found)
+                return found.decode(await self._fetch(found), ledger_id=ledger_id)
             except (TierlogError, FileNotFoundError) as error:
                 # Compaction may have moved the run meanwhile; then its slot says so.
                 slot, cause = found.pieces[0].slot, error
@@ -163,9 +179,37 @@ class RangeReader:
             entry_id += len(slots)
         return window if window.pieces else []
 
-    async def _fetch(self, ledger_id: LedgerId, window: Window) -> list[Run]:
+    async def _fetch(self, window: Window) -> bytes:
         logs = self._store.logs
         work = Work.TAIL_READ if logs.is_written(window.log_id) else Work.CATCH_UP_READ
         async with self._gate.turn(work):
-            data = await logs.read(window.log_id, window.offset, window.length)
-        return window.decode(data, ledger_id=ledger_id)
+            return await logs.read(window.log_id, window.offset, window.length)
+
+
+class _Brought(NamedTuple):
+    """Runs of the buffer, or a window and its bytes."""
+
+    entry_id: int
+    runs: Sequence[Run]
+    window: Window | None = None
+    data: bytes = b""
+
+    @property
+    def length(self) -> int:
+        return len(self.data) + sum(len(run.encoded) for run in self.runs)
+
+    @property
+    def next_entry_id(self) -> int:
+        """The entry behind it, if all of it is good."""
+        if self.window is not None:
+            return self.window.next_entry_id
+        return self.runs[-1].last_entry_id + 1 if self.runs else self.entry_id
+
+    def decode(self, ledger_id: LedgerId) -> list[Run] | None:
+        """Return the runs; None when the first one is bad."""
+        if self.window is None:
+            return list(self.runs)
+        try:
+            return self.window.decode(self.data, ledger_id=ledger_id)
+        except CorruptError:
+            return None

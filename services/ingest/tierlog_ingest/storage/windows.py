@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tierlog.format.run import Run
+from tierlog.format.run import Run, take_runs
 from tierlog.model.errors import CorruptError
 from tierlog_ingest.storage.index_format import unpack_slots
 
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 class Window:
     """Grows by slots until it is ``full``: by its length, a gap, another log, an absent entry."""
 
-    __slots__ = ("_len_max", "_slot_before", "full", "log_id", "pieces")
+    __slots__ = ("_len_max", "_slot_before", "full", "log_id", "next_entry_id", "pieces")
 
     def __init__(self, *, len_max: int) -> None:
         self._len_max = len_max
@@ -42,6 +42,8 @@ class Window:
         self.log_id = 0
         self.pieces: list[Piece] = []
         self.full = False
+        self.next_entry_id = 0
+        """The first entry behind the window, as far as slots tell."""
 
     def __repr__(self) -> str:
         return f"<Window log {self.log_id}, {len(self.pieces)} runs, {self.length} bytes>"
@@ -66,6 +68,7 @@ class Window:
             self.full = True
         if not len(slots):
             return
+        self.next_entry_id = first_entry_id + len(slots)
         before = np.concatenate((np.array([self._slot_before], np.uint64), slots[:-1]))
         starts = np.flatnonzero(slots != before)
         self._slot_before = int(slots[-1])
@@ -90,6 +93,7 @@ class Window:
         count += int(cut[0]) if len(cut) else len(follows)
         if count < len(chosen):
             self.full = True
+            self.next_entry_id = first_entry_id + int(starts[count])
         entry_ids = (starts[:count] + first_entry_id).tolist()
         columns = (chosen[:count].tolist(), offsets[:count].tolist(), read_lens[:count].tolist())
         self.pieces.extend(map(Piece, entry_ids, *columns))
@@ -118,14 +122,17 @@ class Window:
         A bad run further on ends the list: who asks for it by itself gets the error.
         """
         view, origin = memoryview(data), self.offset
+        together = _together(view) if len(self.pieces) > 1 else {}
         runs: list[Run] = []
         for piece in self.pieces:
             if runs and piece.entry_id != runs[-1].last_entry_id + 1:
                 if piece.entry_id <= runs[-1].last_entry_id:
                     continue  # a later run took some of its entries
                 break
+            start = piece.offset - origin
             try:
-                runs.append(_decode(view[piece.offset - origin :], piece, ledger_id))
+                run = together.get(start) or _decode(view[start:])
+                runs.append(_checked(run, piece, ledger_id))
             except CorruptError:
                 if not runs:
                     raise
@@ -133,8 +140,21 @@ class Window:
         return runs
 
 
-def _decode(data: memoryview, piece: Piece, ledger_id: int) -> Run:
-    run = Run.decode(data[: Run.encoded_len(data, len_max=len(data))])
+def _together(view: memoryview) -> dict[int, Run]:
+    """Return the good runs that lie back to back, by where they begin: quicker than singly."""
+    found, at = dict[int, Run](), 0
+    for run in take_runs(view).runs:
+        found[at] = run
+        at += len(run.encoded)
+    return found
+
+
+def _decode(data: memoryview) -> Run:
+    return Run.decode(data[: Run.encoded_len(data, len_max=len(data))])
+
+
+def _checked(run: Run, piece: Piece, ledger_id: int) -> Run:
+    """Return the run if it is the one that the slot stands for."""
     holds = run.first_entry_id <= piece.entry_id <= run.last_entry_id
     if run.header.ledger_id != ledger_id or not holds:
         raise CorruptError(
