@@ -14,6 +14,7 @@ Consistency
     * A fence is answered once it is durable. Adds that came before it are durable before it.
     * An id that was freed stays fenced for ever.
     * Nothing is called absent (NO_SUCH_ENTRY) that damage may have taken: then it is UNKNOWN.
+      Nor is a fence: ledgers that damage to the journal casts doubt on take no ordinary adds.
     * Adds of one ledger are taken in the order of their calls.
 
 Crash
@@ -309,7 +310,9 @@ class StorageNode:
     def _check_add(self, run: Run, *, recovery: bool) -> None:
         self._check_serving()
         ledger_id = run.header.ledger_id
-        if ledger_id in self._store.freed or (ledger_id in self._fences and not recovery):
+        # Damage to the journal may have taken a fence as well as an entry.
+        is_fenced = ledger_id in self._fences or ledger_id <= self._marks.limbo_ceiling
+        if ledger_id in self._store.freed or (is_fenced and not recovery):
             raise fenced(ledger_id)
         if self._space.read_only and not recovery:
             raise read_only()

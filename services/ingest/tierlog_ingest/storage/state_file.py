@@ -38,7 +38,7 @@ Invariants:
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Final
 
@@ -211,7 +211,11 @@ async def read_states(
         found.append(one)
     good = [one.state for one in found if one is not None]
     if good:
-        return min(good, key=lambda one: one.generation), damages
+        oldest = min(good, key=lambda one: (one.generation, one.mark))
+        if None in found and not errors and all(one.generation == 1 for one in good):
+            # The very first writing was cut short: nothing was answered before all were there.
+            return replace(oldest, generation=0), []
+        return oldest, damages
     if errors:
         raise errors[0]
     return None, []

@@ -172,14 +172,19 @@ class GroupHeader:
     @classmethod
     def unpack(cls, data: Buffer, salt: int, position: JournalPosition) -> "GroupHeader | None":
         """Read the header of a group at ``position``; None when there is none."""
+        found = cls.unpack_anywhere(data, salt)
+        return found if found is not None and found.position == position else None
+
+    @classmethod
+    def unpack_anywhere(cls, data: Buffer, salt: int) -> "GroupHeader | None":
+        """Read a header wherever it was found: out of its place it still proves what it names."""
         if len(data) < GROUP_HEADER_LEN or data[:4] != _GROUP_MAGIC:
             return None
         _, records_len, segment_id, offset, count = _GROUP.unpack_from(data)
         (expected,) = _CRC.unpack_from(data, _GROUP.size)
-        if JournalPosition(segment_id, offset) != position:
-            return None
         if crc32c(memoryview(data)[: _GROUP.size], salt) != expected:
             return None
+        position = JournalPosition(segment_id, offset)
         return cls(records_len=records_len, record_count=count, position=position)
 
 

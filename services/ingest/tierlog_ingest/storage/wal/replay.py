@@ -184,7 +184,7 @@ async def _segment_groups(
 ) -> AsyncIterator[list[Record]]:
     segment_id, expected = segment.segment_id, replay.end.offset
     header = await _group_at(window, replay.end, salt) or await _next_group(
-        segment, window, salt, expected
+        replay, segment, window, salt, expected
     )
     while header is not None:
         offset = header.position.offset
@@ -200,7 +200,7 @@ async def _segment_groups(
         following = await _group_at(window, JournalPosition(segment_id, expected), salt)
         if following is None:
             after = offset if damaged else expected
-            following = await _next_group(segment, window, salt, after)
+            following = await _next_group(replay, segment, window, salt, after)
         if damaged and following is None and segment.synced_len <= offset:
             replay.torn = segment is replay.segments[-1]
             return
@@ -220,12 +220,20 @@ async def _group_at(window: _Window, position: JournalPosition, salt: int) -> Gr
 
 
 async def _next_group(
-    segment: SegmentFound, window: _Window, salt: int, offset: int
+    replay: Replay, segment: SegmentFound, window: _Window, salt: int, offset: int
 ) -> GroupHeader | None:
-    """Look behind a bad place at ``offset`` for a group of this life."""
-    for at in range(offset + ALIGNMENT, segment.size, ALIGNMENT):
-        header = await _group_at(window, JournalPosition(segment.segment_id, at), salt)
-        if header is not None:
+    """Look from a bad place at ``offset`` on for a group of this life behind it.
+
+    One that lies where it does not belong can't be read, but proves what it names.
+    """
+    for at in range(offset, segment.size, ALIGNMENT):
+        head = await window.view(at, GROUP_HEADER_LEN)
+        header = GroupHeader.unpack_anywhere(head, salt)
+        if header is None:
+            continue
+        if header.position != (segment.segment_id, at):
+            _note_synced(replay, header.position)
+        elif at > offset:
             return header
     return None
 
