@@ -127,7 +127,6 @@ class StorageNode:
             bucket=_bucket(clock, settings),
             rebuilds=self._marks.rebuilds,
         )
-        self._marks.unsettled_logs = lambda: self._compactor.unsettled
         self._space.on_low = self._on_low_space
         self._reader = RangeReader(
             self._store,
@@ -216,8 +215,10 @@ class StorageNode:
             journal=node._journal,
             buffer_bytes_max=settings.write_buffer_bytes_max,
         )
+        node._marks.unsettled_logs = lambda: start.unsettled_logs  # the start marks, too
         node.damages = await start.run()
         node._compactor.unsettled |= start.unsettled_logs
+        node._marks.unsettled_logs = lambda: node._compactor.unsettled
         return node
 
     async def run(self, stop: asyncio.Event) -> None:
