@@ -228,13 +228,25 @@ async def test_removed_logs_are_told_from_those_that_never_were(disk):
     assert logs.lengths(0) == []
     assert await logs.read(*place) == RUNS[0].encoded, "readable until it goes"
     await logs.remove(1)
-    disk.crash()
-    assert disk.paths() == [], "the name is gone durably"
+    assert disk.paths() == []
     with pytest.raises(RetryableError) as gone:
         await logs.read(*place)
     assert gone.value.reason is Reason.UNKNOWN
     with pytest.raises(CorruptError):
         await logs.read(2, 32, 100)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_removed_log_is_gone_durably(seed):
+    disk = MemoryDisk(random.Random(seed))
+    logs = await new_logs(disk.mount())
+    await logs.append(RUNS[:1], writer="flush")
+    await logs.seal("flush")
+    await logs.sync()
+    logs.retire(1)
+    await logs.remove(1)
+    disk.crash()
+    assert disk.paths() == []
 
 
 async def test_a_log_removed_under_a_scan_ends_it_in_an_error(disk):
@@ -308,6 +320,81 @@ async def test_full_disk_takes_nothing_or_all(disk):
     assert await all_runs(logs) == RUNS
     logs, damages = await opened_logs(State.of(logs), disk.mount())
     assert damages == []
+
+
+class HalfTaking(Watched):
+    """A disk that is full in the middle of a write, as a real one is."""
+
+    def __init__(self, files, room):
+        super().__init__(files)
+        self.room = room
+
+    async def open(self, path, *, create=False):
+        return HalfTakingFile(await self._files.open(path, create=create), self)
+
+
+class HalfTakingFile:
+    def __init__(self, file, folder):
+        self._file = file
+        self._folder = folder
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    async def write(self, offset, buffers):
+        data = b"".join(buffers)
+        taken = data[: self._folder.room]
+        self._folder.room -= len(taken)
+        await self._file.write(offset, [taken])
+        if len(taken) < len(data):
+            raise RetryableError("the disk is full", reason=Reason.READ_ONLY)
+
+
+@pytest.mark.parametrize("room", range(0, 9000, 200))
+async def test_full_disk_in_the_middle_of_a_write(disk, room):
+    logs = await new_logs(disk.mount())
+    places = await logs.append(RUNS[:12], writer="flush")
+    await logs.sync()
+    state = State.of(logs)
+    files = HalfTaking(disk.mount(), 2**40)
+    logs, _ = await opened_logs(state, files)
+    await logs.sync()
+    before = {path: disk.read_whole(path) for path in disk.paths()}
+    files.room = room
+    error = await refused(logs.append(RUNS[12:], writer="flush"))
+    assert error.reason is Reason.READ_ONLY
+    assert {path: disk.read_whole(path) for path in disk.paths()} == before
+    files.room = 2**40
+    places += await logs.append(RUNS[12:35], writer="flush")
+    await logs.sync()
+    before = {path: disk.read_whole(path) for path in disk.paths()}
+    files.room = room
+    error = await refused(logs.append(RUNS[35:], writer="flush"))
+    assert {path: disk.read_whole(path) for path in disk.paths()} == before, "and behind others"
+    files.room = 2**40
+    places += await logs.append(RUNS[35:], writer="flush")
+    await logs.sync()
+    assert [await read_run(logs, place) for place in places] == RUNS
+    logs, damages = await opened_logs(State.of(logs), disk.mount())
+    assert damages == []
+
+
+async def test_a_map_that_was_written_by_half(disk):
+    """Ledgers are forgotten until there is room for the map: nothing of the first is left."""
+    files = HalfTaking(disk.mount(), 2**40)
+    logs = await new_logs(files)
+    await logs.append(RUNS[15:25], writer="flush")
+    files.room = 60
+    await logs.seal("flush")
+    assert len(disk.read_whole(log_path(1))) > logs.logs()[0].length
+    logs.forget_ledger(1)
+    logs.forget_ledger(2)
+    files.room = 2**40
+    await logs.sync()
+    assert logs.logs()[0].sealed
+    logs, damages = await opened_logs(State.of(logs), disk.mount())
+    assert damages == []
+    assert logs.ledger_ids() == set()
 
 
 async def test_a_map_that_the_disk_does_not_take_is_written_later(disk):
@@ -409,3 +496,41 @@ async def test_over_a_real_disk(tmp_path):
     await logs.close()
     for one in folders:
         one.close()
+
+
+async def test_a_hundred_thousand_ledgers_take_little_memory(disk):
+    """Appended, synced, sealed, opened again: the maps are columns, whatever holds them."""
+    import tracemalloc
+
+    from tierlog.format.frame import pack_entries
+    from tierlog.format.run import build_run
+
+    frames, offsets = pack_entries([b""], 0)
+    logs = await new_logs(disk.mount(), log_bytes_max=6_000_000)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for start in range(0, 100_000, 2_000):
+            runs = [
+                build_run(frames, offsets, ledger_id=ledger_id)
+                for ledger_id in range(start, start + 2_000)
+            ]
+            await logs.append(runs, writer="flush")
+            del runs
+        on_disk = sum(len(disk.read_whole(path)) for path in disk.paths())
+        await logs.sync()
+        used = tracemalloc.get_traced_memory()[0] - before - 2 * on_disk
+        peak_before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        assert len(logs.ledger_ids()) == 100_000
+        logs.forget_ledgers(range(0, 100_000, 2))
+        assert len(logs.ledger_ids()) == 50_000
+        peak = tracemalloc.get_traced_memory()[1] - peak_before
+    finally:
+        tracemalloc.stop()
+    assert [one.sealed for one in logs.logs()] == [True, False]
+    assert used < 20_000_000
+    assert peak < 20_000_000
+    logs, damages = await opened_logs(State.of(logs), disk.mount())
+    assert damages == []
+    assert len(logs.ledger_ids()) > 50_000

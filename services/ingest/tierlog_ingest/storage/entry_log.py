@@ -174,7 +174,7 @@ class EntryLogs:
         try:
             damages += await self._check(log, file)
             if not listed.sealed and not damages:
-                await file.truncate(log.length)
+                # Sealing cuts it to its length.
                 log.file, self._full[log.log_id] = file, log
         finally:
             if log.file is None:
