@@ -53,7 +53,15 @@ from common import (
     say,
     take_turns,
 )
-from nodes import CountingFiles, RunMaker, add_all, add_paced, quantiles, running_node
+from nodes import (
+    CountingFiles,
+    RunMaker,
+    add_all,
+    add_paced,
+    quantiles,
+    running_node,
+    settle_memory,
+)
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.format.run import RUN_BYTES_MAX
 from tierlog.runtime.logs import configure_logging
@@ -112,6 +120,7 @@ async def add_to_node(parameters: Mapping[str, Any]) -> Result:
         for ledger_id in range(parameters["first_id"], parameters["first_id"] + producers)
     ]
     byte_count = each * producers * entry_size
+    settle_memory()
     files = CountingFiles(Path(parameters["home"]))
     async with running_node(files, StorageSettings()) as (node, stop):
         files.counts.clear()

@@ -31,7 +31,15 @@ from common import (
     say,
     take_turns,
 )
-from nodes import CountingFiles, RunMaker, add_all, add_paced, quantiles, running_node
+from nodes import (
+    CountingFiles,
+    RunMaker,
+    add_all,
+    add_paced,
+    quantiles,
+    running_node,
+    settle_memory,
+)
 from tierlog.model.ids import LedgerId
 from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.settings import LogSettings, StorageSettings
@@ -81,6 +89,7 @@ async def add_to_node(parameters: Mapping[str, Any]) -> Result:
     work = [
         maker.runs(NEW_BASE + number, entry_size=size, entries=each) for number in range(PRODUCERS)
     ]
+    settle_memory()
     files = CountingFiles(Path(parameters["folder"]))
     async with running_node(files, _settings(parameters["compaction_mb"])) as (node, _):
         for ledger_id in range(1, OLD_LEDGERS + 1, 2):

@@ -10,6 +10,7 @@ Invariants:
 
 import asyncio
 import contextlib
+import gc
 import os
 import statistics
 import time
@@ -196,6 +197,12 @@ async def add_paced(
         await node.add(run)
         latencies.append(time.perf_counter() - started_s)
         due_s += interval_s
+
+
+def settle_memory() -> None:
+    """Keep the collector of garbage away from what was made for the benchmark."""
+    gc.collect()
+    gc.freeze()
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, float]:

@@ -15,8 +15,9 @@ Crash: what was flushed since the last mark is cut off the logs, and comes back 
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 import structlog
@@ -38,7 +39,9 @@ log = structlog.get_logger()
 Slots = NDArray[np.uint64]
 Placement = tuple[int, int, int]
 
-_LEDGERS_A_STEP = 64
+_RUNS_A_STEP: Final = 512
+_BYTES_A_STEP: Final = 4 * 1024 * 1024
+"""What a flush writes and indexes at once: adds beside it wait no longer than for that."""
 
 
 class RunStore:
@@ -90,19 +93,14 @@ class RunStore:
         async with self.flushing:
             runs = self.buffer.snapshot(durable_seq)
             broken = {run.header.ledger_id for run in runs} & self.unfinished
-            if broken:
-                runs = [run for run in runs if run.header.ledger_id not in broken]
-            if not runs:
-                return broken
-            async with self._gate.turn(Work.APPEND):
-                locations = await self.logs.append(runs, writer="flush")
-            pairs = zip(runs, locations, strict=True)
-            steps = groupby(pairs, key=lambda pair: pair[0].header.ledger_id)
-            for count, (ledger_id, placed) in enumerate(steps):
-                if count % _LEDGERS_A_STEP == 0:
-                    await asyncio.sleep(0)
-                if not await self._index(ledger_id, list(placed)):
-                    broken.add(ledger_id)
+            for step in _steps(runs):
+                some = [run for run in step if run.header.ledger_id not in broken]
+                async with self._gate.turn(Work.APPEND):
+                    locations = await self.logs.append(some, writer="flush")
+                pairs = zip(some, locations, strict=True)
+                for ledger_id, placed in groupby(pairs, key=lambda pair: pair[0].header.ledger_id):
+                    if not await self._index(ledger_id, list(placed)):
+                        broken.add(ledger_id)
             return broken
 
     async def _index(self, ledger_id: LedgerId, placed: Sequence[tuple[Run, Location]]) -> bool:
@@ -188,6 +186,18 @@ class RunStore:
         """Read the run that a slot names, by one call of the disk."""
         data = await self.logs.read(*unpack_slot(slot))
         return Run.decode(memoryview(data)[: Run.encoded_len(data, len_max=len(data))])
+
+
+def _steps(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
+    """Cut what a flush has to write into steps."""
+    start = length = 0
+    for at, run in enumerate(runs):
+        if at - start == _RUNS_A_STEP or (at > start and length >= _BYTES_A_STEP):
+            yield runs[start:at]
+            start, length = at, 0
+        length += len(run.encoded)
+    if start < len(runs):
+        yield runs[start:]
 
 
 def placement(run: Run, location: Location) -> Placement:
