@@ -25,6 +25,7 @@ import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.ledger.directory import NodeConnector, NodeDirectory
+from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.recovery import Recovery
 from tierlog.model.ids import NodeId, StreamName, node_id
 from tierlog.model.node import Cluster, NodeInfo
@@ -95,6 +96,7 @@ class IngestNode:
         wire: WireSettings,
         front: Front,
         ledger_id_base: int = 0,
+        keys: LedgerKeys = NO_KEYS,
     ) -> None:
         self.node_id: NodeId = node_id(settings.node_id)
         self.catalog = Catalog.over(ports.store, clock=ports.clock, ids=ports.ids)
@@ -107,6 +109,7 @@ class IngestNode:
         self._wire = wire
         self._front = front
         self._ledger_id_base = ledger_id_base
+        self._keys = keys
         self._owners: Owners | None = None
         self._storage: StorageNode | None = None
         self._presence: Presence | None = None
@@ -159,7 +162,7 @@ class IngestNode:
             storage_stop = asyncio.Event()
             keeping = tasks.create_task(storage.run(storage_stop), name="storage")
             directory = self._directory(storage, self.cluster.cluster_id, tasks)
-            recovery = Recovery(self.catalog, directory, ids=ports.ids)
+            recovery = Recovery(self.catalog, directory, ids=ports.ids, keys=self._keys)
             self._owners = Owners(self._parts(directory, recovery))
             collecting = tasks.create_task(self._collect_garbage(storage), name="gc")
             try:
@@ -298,6 +301,7 @@ class IngestNode:
             ids=self._ports.ids,
             settings=self._settings.owner,
             budget=QueueBudget(self._settings.owner.in_flight_bytes_max),
+            keys=self._keys,
         )
 
     async def _info(self, wire_address: str, front: FrontAddresses) -> NodeInfo:

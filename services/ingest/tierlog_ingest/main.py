@@ -20,6 +20,7 @@ from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import ListenSettings, Settings
 from tierlog.wiring.build import open_metadata, system_clock, system_ids
+from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.nodes import open_all_files, open_files, open_transport, wire_connector
 from tierlog_ingest import http_runs, http_status, rpc_ingest, rpc_storage
 from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
@@ -57,6 +58,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             wire=settings.wire,
             front=front,
             ledger_id_base=settings.cluster.ledger_id_base,
+            keys=ledger_keys(settings),
         )
         async with asyncio.TaskGroup() as tasks:
             telling = tasks.create_task(_tell_ready(node))

@@ -14,6 +14,7 @@ from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
 from tierlog.runtime.worker import WorkerLimits, run_worker
 from tierlog.wiring.build import open_offload_requests, system_clock, system_ids
+from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.offload import OffloadParts, open_offload_parts
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
 
@@ -45,10 +46,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 def _worker(parts: OffloadParts, settings: Settings) -> OffloadWorker:
     clock, ids = system_clock(), system_ids()
     name = settings.offloader.worker_name or f"offloader-{ids.uuid().hex[:8]}"
+    keys = ledger_keys(settings)
 
     return OffloadWorker(
         catalog=parts.catalog,
-        open_ledger=lambda ledger_id, metadata: Tier1ReadHandle(ledger_id, metadata, parts.nodes),
+        open_ledger=lambda ledger_id, metadata: Tier1ReadHandle(
+            ledger_id, metadata, parts.nodes, keys=keys
+        ),
         offloader=parts.offloader,
         publisher=parts.publisher,
         stationery=Stationery(

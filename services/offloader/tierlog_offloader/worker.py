@@ -5,6 +5,7 @@ Owns the order of the steps. Does not own what each does: the catalog changes me
 
 Invariants:
     * The attempt's UUID and place are in the metadata before its first byte is uploaded.
+    * An attempt is begun only by a worker that has the ledger's key, if it has one.
     * Abandoned attempts are cleaned only after that, since only then they can't complete.
     * An attempt becomes complete only by a compare-and-set on its own UUID, after verification.
     * ``handle`` returns only when the request needs no second delivery.
@@ -226,8 +227,15 @@ class OffloadWorker:
         return metadata
 
     async def _attempt(self, request: OffloadRequest) -> _Done:
+        metadata = await self._checked_metadata(request.ledger_id)
+        handle = self._open_ledger(request.ledger_id, metadata)
+        try:
+            return await self._attempt_from(handle, request)
+        finally:
+            await handle.close()
+
+    async def _attempt_from(self, handle: ReadHandle, request: OffloadRequest) -> _Done:
         ledger_id, uuid = request.ledger_id, self._ids.uuid()
-        metadata = await self._checked_metadata(ledger_id)
         location = self._offloader.location(ledger_id, uuid)
         try:
             context = await self._catalog.contexts.begin_attempt(
@@ -243,7 +251,7 @@ class OffloadWorker:
         log.info("attempt.begun", ledger_id=ledger_id, uuid=str(uuid), count=context.attempt_count)
         await self._clean_abandoned(context)
         try:
-            copy = await self._copy(request, metadata, uuid)
+            copy = await self._copy(request, handle, uuid)
         except TierlogError as error:
             if await self._superseded(ledger_id, uuid):
                 # Its successor takes its leftovers away, and aborts its upload under it.
@@ -293,11 +301,8 @@ class OffloadWorker:
             except TierlogError as error:
                 log.warning("attempt.clean_failed", uuid=str(attempt.uuid), cause=str(error))
 
-    async def _copy(
-        self, request: OffloadRequest, metadata: LedgerMetadata, uuid: UUID
-    ) -> Tier2Copy:
+    async def _copy(self, request: OffloadRequest, handle: ReadHandle, uuid: UUID) -> Tier2Copy:
         """Take steps 4 to 6. A failure is recorded for people, its leftovers are taken away."""
-        handle = self._open_ledger(request.ledger_id, metadata)
         extra = {"ManagedLedgerName": str(request.stream), "TierlogWorker": self._settings.name}
         try:
             return await self._offloader.offload(handle, uuid, extra)
@@ -305,8 +310,6 @@ class OffloadWorker:
             # Not complete, and never will be: this worker alone could say so.
             await self._note_failure(request.ledger_id, uuid, error)
             raise
-        finally:
-            await handle.close()
 
     async def _superseded(self, ledger_id: LedgerId, uuid: UUID) -> bool:
         """Tell whether another attempt took this one's place; False when that can't be told."""

@@ -11,6 +11,7 @@ from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
+from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.reader import ReaderParts, open_reader_parts
 from tierlog_reader.grpc_server import ReaderServicer
 from tierlog_reader.http import ReadLimits, add_routes
@@ -34,7 +35,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             age_s_max=limits.metadata_age_ms_max / 1000,
             entries_max=limits.handles_max,
         )
-        source = StreamSource(views, StorageNodeTier(views, parts.nodes), tier2)
+        tier1 = StorageNodeTier(views, parts.nodes, keys=ledger_keys(settings))
+        source = StreamSource(views, tier1, tier2)
         async with tier2.run():
             reads = ReadLimits(
                 response_bytes_max=limits.response_bytes_max, wait_ms_max=limits.wait_ms_max

@@ -3,13 +3,15 @@
 Owns cutting whole runs down to what was asked. Does not own which node is asked.
 
 Invariant: nothing behind the LAC of an open ledger is returned; where the metadata says that the
-ledger is closed, its last entry bounds the read instead.
+ledger is closed, its last entry bounds the read instead. Of a ledger with a key only what is
+signed with it is returned, and without that key nothing.
 """
 
 from typing import Generic, TypeVar
 
 from tierlog.format.checksum import Buffer
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.reader import Tier1ReadHandle, closing_runs
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
@@ -26,9 +28,12 @@ Node = TypeVar("Node", bound=StorageNodeControl)
 class StorageNodeTier(Generic[Node]):
     """Tier 1 as ``source`` wants it."""
 
-    def __init__(self, views: Views, nodes: NodeDirectory[Node]) -> None:
+    def __init__(
+        self, views: Views, nodes: NodeDirectory[Node], *, keys: LedgerKeys = NO_KEYS
+    ) -> None:
         self._views = views
         self._nodes = nodes
+        self._keys = keys
 
     async def read(self, ledger: ListedLedger, first_entry_id: EntryId, budget: Budget) -> Chunk:
         """Return what follows ``first_entry_id``, within the budget."""
@@ -84,7 +89,7 @@ class StorageNodeTier(Generic[Node]):
             metadata = await self._views.ledger(ledger_id, fresh=True)
         if metadata is None:
             raise _gone(ledger_id)
-        return Tier1ReadHandle(ledger_id, metadata, self._nodes)
+        return Tier1ReadHandle(ledger_id, metadata, self._nodes, keys=self._keys)
 
 
 def _gone(ledger_id: LedgerId) -> RefusedError:

@@ -10,6 +10,7 @@ Owns the coding alone. What the fields mean is ``tierlog.model.ledger``'s.
 Invariants:
     * What Pulsar wrote is read: only the fields 1 to 6 must be there.
     * Password and cToken are written only when they are set, as Pulsar does.
+    * A key id (custom metadata ``tierlog/key-id``) stands only where the digest type is HMAC.
     * Encoding is deterministic; custom metadata is sorted by key (its order carries nothing).
 """
 
@@ -21,7 +22,7 @@ from tierlog.format.checksum import Buffer
 from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, NodeId
-from tierlog.model.ledger import DigestType, LedgerMetadata, LedgerState, Segment
+from tierlog.model.ledger import KEY_KEY_ID, DigestType, LedgerMetadata, LedgerState, Segment
 from tierlog.proto.v1.ledger_metadata_pb2 import LedgerMetadataFormat
 
 _FIRST_LINE: Final = b"BookieMetadataFormatVersion\t"
@@ -151,6 +152,8 @@ def _check(metadata: LedgerMetadata) -> None:
         _corrupt("ledger metadata with an ensemble of another size than it says")
     if metadata.last_entry_id < NO_ENTRY or metadata.length < 0:
         _corrupt(f"ledger metadata with last entry {metadata.last_entry_id}")
+    if KEY_KEY_ID in metadata.custom and metadata.digest_type is not DigestType.HMAC:
+        _corrupt("ledger metadata that names a key of another digest type than HMAC")
     stripe = metadata.custom.get("tierlog/stripe-entries", b"1")
     if not (stripe.isdigit() and int(stripe[:20]) >= 1):
         _corrupt(f"ledger metadata with stripes of {stripe[:20]!r} entries")

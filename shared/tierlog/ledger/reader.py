@@ -7,7 +7,8 @@ Invariants:
     * Runs come in order and without a gap: each begins where the one before it ended. Only the
       first may begin before the entry that was asked for, since runs are whole.
     * An entry of a closed ledger that no node gives is UNKNOWN, never absent.
-    * A damaged run is never yielded: its replica is passed over for another one.
+    * A damaged run is never yielded: its replica is passed over for another one. Neither is one
+      that is not signed with the ledger's key; without that key there is no handle.
     * Runs come in lists, never in an empty one.
 """
 
@@ -19,6 +20,7 @@ import structlog
 
 from tierlog.format.run import Run
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.keys import NO_KEYS, LedgerKeys, authentic
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
@@ -64,17 +66,20 @@ class ReadHandle(Protocol):
 
 
 class Tier1ReadHandle(Generic[Node]):
-    """A ledger on storage nodes."""
+    """A ledger on storage nodes. Making one raises PERMISSION_DENIED without the ledger's key."""
 
     def __init__(
         self,
         ledger_id: LedgerId,
         metadata: LedgerMetadata,
         nodes: NodeDirectory[Node],
+        *,
+        keys: LedgerKeys = NO_KEYS,
     ) -> None:
         self._ledger_id = ledger_id
         self._metadata = metadata
         self._nodes = nodes
+        self._key = keys.of(ledger_id, metadata)
 
     def __repr__(self) -> str:
         return f"<Tier1ReadHandle {self._ledger_id} {self._metadata.state.name}>"
@@ -170,9 +175,12 @@ class Tier1ReadHandle(Generic[Node]):
                 async with closing_runs(read):
                     async for runs in read:
                         good = self._following(runs, expected, last, at_start=expected == first)
+                        good, damage = authentic(good, self._key)
                         if good:
                             expected = EntryId(good[-1].last_entry_id + 1)
                             yield good
+                        if damage is not None:
+                            raise damage
                         if expected > last:
                             return
                         if len(good) < len(runs):
@@ -204,11 +212,11 @@ class Tier1ReadHandle(Generic[Node]):
         """Return the runs up to the first that does not follow, or lies behind ``last``."""
         for count, run in enumerate(runs):
             header = run.header
-            first, following = header.first_entry_id, EntryId(header.last_entry_id + 1)
+            first, following = header.first_entry_id, header.first_entry_id + header.count
             follows = first == expected or (at_start and first < expected < following)
             if not follows or expected > last or header.ledger_id != self._ledger_id:
                 return runs[:count]
-            expected, at_start = following, False
+            expected, at_start = EntryId(following), False
         return runs
 
     def _unreadable(self, position: EntryId, trouble: list[TierlogError]) -> TierlogError:

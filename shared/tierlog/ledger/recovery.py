@@ -8,6 +8,7 @@ Invariants:
       no ack quorum can hide: ``write_quorum - ack_quorum + 1``.
     * An entry is absent only when that many fenced nodes of its write set said NO_SUCH_ENTRY.
       UNKNOWN and silence are waited for, and ``waiting`` says so.
+    * A run that is not signed with the ledger's key is damage. Without that key no node is asked.
     * Runs are re-written whole, header unchanged, to their ack quorum at least, before the close.
     * Whoever closes first decides; two recoveries of one ledger return the same end.
 
@@ -23,8 +24,10 @@ from typing import TypeVar
 import structlog
 
 from tierlog.catalog import Catalog
+from tierlog.format.authentication import LedgerKey
 from tierlog.format.run import Run
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.keys import NO_KEYS, LedgerKeys, authentic
 from tierlog.ledger.reader import closing_runs
 from tierlog.model.errors import (
     IndeterminateError,
@@ -63,11 +66,13 @@ class Recovery:
         *,
         ids: Ids,
         limits: RecoveryLimits | None = None,
+        keys: LedgerKeys = NO_KEYS,
     ) -> None:
         self._catalog = catalog
         self._nodes = nodes
         self._ids = ids
         self._limits = limits or RecoveryLimits()
+        self._keys = keys
         self.waiting: dict[LedgerId, str] = {}
         """What the recovery of a ledger waits for; absent: it goes on, or there is none."""
 
@@ -87,7 +92,10 @@ class Recovery:
         )
         if metadata is None or metadata.state is LedgerState.CLOSED:
             return await self._outcome(claimed, ledger_id, metadata)
-        one = _OneRecovery(ledger_id, metadata, self._nodes, self._ids, self._limits, self.waiting)
+        key = self._keys.of(ledger_id, metadata)
+        one = _OneRecovery(
+            ledger_id, metadata, key, self._nodes, self._ids, self._limits, self.waiting
+        )
         lac = await one.fence()
         last_entry_id, length = await one.rewrite(lac)
         assert last_entry_id >= lac, "an entry that was confirmed is there"
@@ -171,6 +179,7 @@ class _OneRecovery:
 
     ledger_id: LedgerId
     metadata: LedgerMetadata
+    key: LedgerKey | None
     nodes: NodeDirectory[StorageNodeClient]
     ids: Ids
     limits: RecoveryLimits
@@ -282,13 +291,16 @@ class _OneRecovery:
         )
         async with closing_runs(read):
             async for runs in read:
-                for run in runs:
+                good, damage = authentic(runs, self.key)
+                for run in good:
                     begins = run.first_entry_id == expected
                     holds = not batch and run.first_entry_id <= expected <= run.last_entry_id
                     if run.header.ledger_id != self.ledger_id or not (begins or holds):
                         return
                     batch.append(run)
                     expected = EntryId(run.last_entry_id + 1)
+                if damage is not None:
+                    raise damage
 
     async def _rewrite_batch(self, runs: Sequence[Run]) -> bool:
         """Send runs to their write sets; True when each has its ack quorum again."""

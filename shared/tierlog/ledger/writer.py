@@ -9,6 +9,7 @@ Invariants:
     * An entry is confirmed only when its ack quorum, and every entry before it, has acknowledged.
     * A broken writer confirms nothing more, whatever answers still come.
     * An id is given once; a run is sent to exactly the write set of its stripe, in order of ids.
+    * Every run of a ledger with a key is signed with it, here and only here.
     * The bytes that wait for a confirmation stay below the limit, but for a single run.
 
 Cancellation: ``run`` may be cancelled at any time; the ledger is then as after a crash.
@@ -21,12 +22,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from tierlog.format.authentication import LedgerKey
 from tierlog.format.checksum import Buffer
 from tierlog.format.frame import Offsets
 from tierlog.format.run import Run, cut_runs
 from tierlog.model.errors import IndeterminateError, Reason, TierlogError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId
-from tierlog.model.ledger import LedgerMetadata
+from tierlog.model.ledger import DigestType, LedgerMetadata
 from tierlog.ports.storage_node import StorageNodeClient
 
 log = structlog.get_logger()
@@ -78,9 +80,11 @@ class LedgerWriter:
         nodes: Mapping[NodeId, StorageNodeClient],
         limits: WriterLimits,
         on_confirmed: Callable[[EntryId], None],
+        key: LedgerKey | None = None,
     ) -> None:
         (segment,) = metadata.segments
         assert set(nodes) == set(segment.ensemble)
+        assert (key is not None) == (metadata.digest_type is DigestType.HMAC)
         self.ledger_id = ledger_id
         self.last_add_confirmed = NO_ENTRY
         self.next_entry_id = EntryId(0)
@@ -93,6 +97,7 @@ class LedgerWriter:
         self._owner_epoch = owner_epoch
         self._limits = limits
         self._on_confirmed = on_confirmed
+        self._key = key
         self._replicas = {one: _Replica(one, client) for one, client in nodes.items()}
         self._unconfirmed: deque[_Sent] = deque()
         self._in_flight_bytes = 0
@@ -164,6 +169,7 @@ class LedgerWriter:
             run_bytes_max=self._limits.run_bytes_max,
             stripe_entries=self._metadata.stripe_entries,
             length_before=self.length,
+            key=self._key,
         )
         deadline_s = asyncio.get_running_loop().time() + self._limits.append_timeout_s
         for run in runs:

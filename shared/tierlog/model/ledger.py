@@ -59,6 +59,8 @@ KEY_OWNER_EPOCH: Final = "tierlog/owner-epoch"
 KEY_STRIPE_ENTRIES: Final = "tierlog/stripe-entries"
 KEY_BLOCK_SIZE: Final = "tierlog/block-size"
 KEY_RAW: Final = "tierlog/raw"
+KEY_KEY_ID: Final = "tierlog/key-id"
+"""Which key signs the runs of a ledger of digest type HMAC; never the key itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,23 @@
 Invariants: every queue, cache, retry and message has its limit here; secrets never print.
 """
 
+import base64
+import binascii
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,6 +31,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from tierlog.format.authentication import SECRET_LEN_MIN
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX
 
@@ -27,6 +40,27 @@ GIB = 1024 * MIB
 
 PositiveBytes = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0)]
+
+
+def key_bytes(secret: SecretStr) -> bytes:
+    """Return a ledger key's bytes. Raises ``ValueError``, which does not show them."""
+    try:
+        raw = base64.b64decode(secret.get_secret_value(), validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("a ledger key is base64, and this is not") from None
+    if len(raw) < SECRET_LEN_MIN:
+        raise ValueError(f"a ledger key has {SECRET_LEN_MIN} bytes at least, this has {len(raw)}")
+    return raw
+
+
+def _checked_key(secret: SecretStr) -> SecretStr:
+    key_bytes(secret)
+    return secret
+
+
+# Lower case, since the names of environment variables are read so.
+KeyId = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9_.-]{0,63}$")]
+LedgerSecret = Annotated[SecretStr, AfterValidator(_checked_key)]
 
 
 class _Section(BaseModel):
@@ -173,6 +207,8 @@ class OwnerSettings(_Section):
     in_flight_bytes_max: PositiveBytes = 32 * MIB
     append_timeout_s: Seconds = 10.0
     streams_max: int = Field(default=10_000, gt=0)
+    ledger_key_id: str | None = None
+    """Which of the keys signs the runs of new ledgers; none: they have a checksum only."""
 
     @model_validator(mode="after")
     def _quorums_fit(self) -> Self:
@@ -268,9 +304,12 @@ class Settings(BaseSettings):
         env_nested_delimiter="__",
         extra="ignore",
         frozen=True,
+        hide_input_in_errors=True,
     )
 
     state_dir: Path = Path(".tierlog")
+    keys: dict[KeyId, LedgerSecret] = {}
+    """Keys of ledgers, each base64 of 32 random bytes or more, by id."""
     cluster: ClusterSettings = ClusterSettings()
     s3: S3Settings = S3Settings()
     kafka: KafkaSettings = KafkaSettings()
@@ -284,6 +323,14 @@ class Settings(BaseSettings):
     client: ClientSettings = ClientSettings()
     up: UpSettings = UpSettings()
     log: LogSettings = LogSettings()
+
+    @field_validator("ingest")
+    @classmethod
+    def _key_is_there(cls, ingest: IngestSettings, info: ValidationInfo) -> IngestSettings:
+        key_id = ingest.owner.ledger_key_id
+        if key_id is not None and "keys" in info.data and key_id not in info.data["keys"]:
+            raise ValueError(f"owner.ledger_key_id is {key_id}, and keys has no such key")
+        return ingest
 
     @classmethod
     def settings_customise_sources(

@@ -28,6 +28,7 @@ from tierlog.catalog.streams import StreamSnapshot, check_owner
 from tierlog.format.block import entry_len_max
 from tierlog.format.run import Run
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.placement import choose_ensemble
 from tierlog.ledger.recovery import Recovery
 from tierlog.ledger.writer import LedgerWriter, WriterLimits
@@ -44,10 +45,12 @@ from tierlog.model.ledger import (
     KEY_BLOCK_SIZE,
     KEY_COMPONENT,
     KEY_INCARNATION,
+    KEY_KEY_ID,
     KEY_OWNER_EPOCH,
     KEY_RAW,
     KEY_STREAM,
     KEY_STRIPE_ENTRIES,
+    DigestType,
     LedgerMetadata,
     Segment,
 )
@@ -94,6 +97,7 @@ class OwnerParts:
     ids: Ids
     settings: OwnerSettings
     budget: QueueBudget
+    keys: LedgerKeys = NO_KEYS
 
 
 @dataclass(slots=True)
@@ -384,6 +388,7 @@ class StreamOwner:
                 run_bytes_max=settings.run_bytes_max,
             ),
             on_confirmed=self._queue.confirm,
+            key=parts.keys.of(ledger_id, metadata),
         )
         log.info("ledger.opened", stream=self.name, ledger_id=ledger_id, epoch=self.owner_epoch)
         task = tasks.create_task(self._run_writer(writer))
@@ -417,11 +422,17 @@ class StreamOwner:
             KEY_BLOCK_SIZE: str(block_size).encode(),
             KEY_RAW: str(int(stream.raw)).encode(),
         }
+        digest_type = DigestType.CRC32C
+        if settings.ledger_key_id is not None:
+            # Refused here, before there is a ledger that nobody could write.
+            custom[KEY_KEY_ID] = self._parts.keys.named(settings.ledger_key_id).key_id.encode()
+            digest_type = DigestType.HMAC
         return LedgerMetadata(
             ensemble_size=settings.ensemble_size,
             write_quorum=settings.write_quorum,
             ack_quorum=settings.ack_quorum,
             segments=(Segment(first_entry_id=EntryId(0), ensemble=ensemble),),
+            digest_type=digest_type,
             ctime_ms=self._parts.clock.wall_ms(),
             custom=custom,
         )
