@@ -77,7 +77,7 @@ MOVES_MAX: Final = 100_000
 _ATTEMPTS: Final = 3
 _STEPS: Final = 256
 """So many runs are looked at before others get the processor."""
-_RETRY_S: Final = 1.0
+_RETRY_S: Final = 5.0
 
 
 @dataclass(slots=True)
@@ -186,6 +186,8 @@ class Compactor:
             except TierlogError as error:
                 self._counts["rounds_failed"] += 1
                 log.warning("compaction.failed", cause=str(error))
+                if error.reason is Reason.READ_ONLY:
+                    self._space.refused()
                 await asyncio.sleep(_RETRY_S)
 
     async def work(self) -> None:

@@ -140,6 +140,10 @@ class Space(Protocol):
         """Measure now."""
         ...
 
+    def refused(self) -> None:
+        """Take note that a disk was full when something had to be written."""
+        ...
+
     async def copy_room(self) -> int:
         """Return how many bytes compaction may write."""
         ...

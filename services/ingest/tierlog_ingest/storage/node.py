@@ -128,6 +128,7 @@ class StorageNode:
             rebuilds=self._marks.rebuilds,
         )
         self._space.on_low = self._on_low_space
+        self._space.on_refused = self._on_refused_write
         self._reader = RangeReader(
             self._store,
             self._gate,
@@ -544,6 +545,10 @@ class StorageNode:
     def _on_low_space(self) -> None:
         self._upkeep.look_again()
         self._compactor.want()
+
+    def _on_refused_write(self) -> None:
+        if self._serving:
+            self._tasks.spawn(self._journal.shed_spares())
 
     def _check_serving(self) -> None:
         if not self._serving:

@@ -94,7 +94,9 @@ class SpaceWatch:
         self.changed = asyncio.Event()
         """Set once ``level`` changes; then a new event takes its place."""
         self.on_low: Callable[[], None] = lambda: None
-        """Called after each look at which the level was not OK, and at once when it rises."""
+        """Called after each look at which the level was not OK, and when a write was refused."""
+        self.on_refused: Callable[[], None] = lambda: None
+        """Called when a write was refused: whatever can be spared is to be given back."""
 
     def __repr__(self) -> str:
         return f"<SpaceWatch {self.level.name}, free={[room.free_bytes for room in self._rooms]}>"
@@ -132,6 +134,7 @@ class SpaceWatch:
     def refused(self) -> None:
         """Take note that a disk was full when something had to be written."""
         self._set(Level.READ_ONLY)
+        self.on_refused()
         self.on_low()
 
     async def copy_room(self) -> int:

@@ -209,6 +209,10 @@ class Journal:
         """Give back the segments before ``segment_id``, which a durable mark made needless."""
         await self._segments.release_before(min(segment_id, self.segment_id))
 
+    async def shed_spares(self) -> None:
+        """Give back the space of segments that wait to be used: the disk is full."""
+        await self._segments.shed_spares()
+
     # The writer
 
     async def _wait_for_work(self) -> bool:

@@ -128,6 +128,17 @@ class Segments:
             await self._files.sync_directory(JOURNAL_DIRECTORY)
             self._wanted.set()
 
+    async def shed_spares(self) -> None:
+        """Give the space of all spares back: the disk is full, and needed for something else.
+
+        None is made again before there is space for it, and a segment begins.
+        """
+        spares = [*self._ready, *self._unfilled]
+        self._ready.clear()
+        self._unfilled.clear()
+        for spare in spares:
+            await self._discard(spare)
+
     async def run(self) -> None:
         """Keep a spare ready, until cancelled."""
         while True:

@@ -1,0 +1,379 @@
+"""Compaction through the whole node (checklist D26, D39 to D47; ADR-0014, point 6).
+
+Four fifths of interleaved ledgers are deleted; rounds by the clock, for space, and at every step
+of a crash give the space back, and every entry that is left reads as it was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.storage.node_kit import (
+    SMALL,
+    CrashingNode,
+    make_run,
+    open_node,
+    opened,
+    outcome,
+    read_all,
+    running,
+)
+from tierlog.adapters.memory.clock import SimClock
+from tierlog.adapters.memory.files import MemoryDisk
+from tierlog.model.errors import Reason, TierlogError
+from tierlog.model.ids import LedgerId
+from tierlog.runtime.settings import StorageSettings
+from tierlog_ingest.storage.throttle import TokenBucket
+
+pytestmark = pytest.mark.covers("D26", "D39", "D47")
+
+LEDGERS = range(1, 11)
+LIVE = (1, 2)
+DELETED = range(3, 11)
+
+TINY = SMALL.model_copy(
+    update={
+        "journal_segment_bytes": 8 * 1024,
+        "write_buffer_bytes_max": 8 * 1024,
+        "entry_log_bytes_max": 16 * 1024,
+        "ledger_cache_bytes_max": 16 * 4096,
+    }
+)
+
+
+def new_disk(seed=1, **how):
+    return MemoryDisk(random.Random(seed), **how)
+
+
+def written(*, runs=40, size=200):
+    """Runs of all ledgers, in the order in which they are added: interleaved."""
+    return [make_run(ledger, 3 * n, count=3, size=size) for n in range(runs) for ledger in LEDGERS]
+
+
+async def add_all(node, runs):
+    for run in runs:
+        await node.ready()
+        await node.add(run)
+
+
+async def delete_most(node):
+    for ledger_id in DELETED:
+        await node.free(LedgerId(ledger_id))
+
+
+async def check(node, runs, *, live=LIVE):
+    for ledger_id in live:
+        wanted = [run for run in runs if run.header.ledger_id == ledger_id]
+        assert await read_all(node, ledger_id) == wanted
+    for ledger_id in set(LEDGERS) - set(live):
+        error = await outcome(read_all(node, ledger_id))
+        assert error.reason is Reason.LEDGER_NOT_FOUND
+    assert await node.list_ledgers() == sorted(live)
+
+
+def log_bytes(disk):
+    return sum(len(disk.read_whole(path)) for path in disk.paths() if path.startswith("logs/"))
+
+
+def live_bytes(runs, live=LIVE):
+    return sum(len(run.encoded) for run in runs if run.header.ledger_id in live)
+
+
+@pytest.mark.covers("D40", "D42", "D43", "D44", "D45")
+def test_minor_and_major_rounds_give_the_space_back():
+    async def run():
+        disk, runs = new_disk(), written()
+        settings = StorageSettings(
+            **{**StorageSettings().model_dump(), **TINY.model_dump(), "gc_interval_s": 30}
+        )
+        async with opened(disk, settings) as node:
+            await add_all(node, runs)
+            await node.checkpoint()
+            before = log_bytes(disk)
+            for ledger_id in (3, 4, 5, 6):
+                await node.free(LedgerId(ledger_id))
+            await asyncio.sleep(3700)
+            assert log_bytes(disk) == before, "60 % are live: not for a minor round"
+            for ledger_id in (7, 8, 9, 10, 2):
+                await node.free(LedgerId(ledger_id))
+            await asyncio.sleep(3600)
+            assert log_bytes(disk) < before * 0.3, "10 % are live"
+            await check(node, runs, live=(1,))
+            found = node.statistics()
+            assert found["compaction_rounds_minor"] == 2
+            more = [make_run(ledger, 0, size=1000) for ledger in (20, 21) for _ in (0,)]
+            more += [make_run(ledger, n, size=1000) for n in range(1, 40) for ledger in (20, 21)]
+            await add_all(node, more)
+            await node.checkpoint()
+            grown = log_bytes(disk)
+            await node.free(LedgerId(20))
+            await asyncio.sleep(3600)
+            assert log_bytes(disk) == grown, "half of it is live"
+            await asyncio.sleep(86400)
+            assert node.statistics()["compaction_rounds_major"] == 1
+            assert log_bytes(disk) < grown * 0.75
+            assert await read_all(node, 21) == [one for one in more if one.header.ledger_id == 21]
+            assert await read_all(node, 1) == [one for one in runs if one.header.ledger_id == 1]
+
+    run_virtual(run())
+
+
+def test_most_is_deleted_and_the_rest_reads_the_same():
+    async def run():
+        disk, runs = new_disk(), written()
+        async with opened(disk, TINY) as node:
+            await add_all(node, runs)
+            await node.checkpoint()
+            await delete_most(node)
+            await node.compactor.compact(threshold=0.8)
+            assert log_bytes(disk) < live_bytes(runs) * 1.2 + 16 * 1024
+            await check(node, runs)
+            assert node.damages == []
+        async with opened(disk, TINY) as node:
+            assert node.damages == []
+            await check(node, runs)
+            await node.compactor.compact(threshold=0.8)
+            await check(node, runs)
+
+    run_virtual(run())
+
+
+def test_all_is_deleted_and_all_space_comes_back():
+    async def run():
+        disk, runs = new_disk(), written()
+        async with opened(disk, TINY) as node:
+            await add_all(node, runs)
+            await node.checkpoint()
+            for ledger_id in LEDGERS:
+                await node.free(LedgerId(ledger_id))
+            await asyncio.sleep(70)
+            assert log_bytes(disk) == 0
+            assert node.statistics()["compaction_read_bytes"] == 0
+            await check(node, runs, live=())
+
+    run_virtual(run())
+
+
+def test_who_reads_and_writes_meanwhile_notices_nothing():
+    async def run():
+        disk, runs = new_disk(), written()
+        async with opened(disk, TINY) as node:
+            node.compactor._bucket = TokenBucket(SimClock(), bytes_per_s=100_000)  # no burst
+            await add_all(node, runs)
+            await node.checkpoint()
+            reads = 0
+
+            async def read_on(ledger_id):
+                nonlocal reads
+                wanted = [run for run in runs if run.header.ledger_id == ledger_id]
+                while True:
+                    assert await read_all(node, ledger_id, recovery=True) == wanted
+                    reads += 1
+                    await asyncio.sleep(0.01)
+
+            async def write_on():
+                for n in range(10**6):
+                    await node.ready()
+                    await node.add(make_run(30, n, size=300))
+                    await asyncio.sleep(0.02)
+
+            await delete_most(node)
+            async with asyncio.TaskGroup() as tasks:
+                others = [tasks.create_task(read_on(ledger_id)) for ledger_id in LIVE]
+                others.append(tasks.create_task(write_on()))
+                await node.compactor.compact(threshold=0.8)
+                for other in others:
+                    other.cancel()
+            assert reads > 20
+            assert node.statistics()["compaction_logs_compacted"] > 5
+            assert await read_all(node, 30)
+
+    run_virtual(run())
+
+
+@pytest.mark.parametrize(
+    ("left", "is_flushed"),
+    [(0, True), (1000, True), (5000, True), (20_000, True), (90_000, True), (90_000, False)],
+)
+def test_a_full_disk_comes_back_once_ledgers_are_deleted(left, is_flushed):
+    """Deletes and reads go on; no space comes but from compaction."""
+
+    async def run():
+        disk, runs = new_disk(), written()
+        settings = TINY.model_copy(
+            update={
+                "journal_segment_bytes": 64 * 1024,
+                "free_bytes_min": 100_000,
+                "free_bytes_resume": 200_000,
+            }
+        )
+        async with opened(disk, settings) as node:
+            await add_all(node, runs)
+            if is_flushed:
+                await node.checkpoint()
+            disk.capacity_bytes = disk.used_bytes + left
+            await asyncio.sleep(10)
+            assert node.read_only
+            for ledger_id in LIVE:
+                assert await read_all(node, ledger_id)
+            await delete_most(node)
+            async with asyncio.timeout(60):
+                while node.read_only:
+                    changed = node.state_changed
+                    await changed.wait()
+            await node.add(make_run(40, 0))
+            for ledger_id in LIVE:
+                wanted = [run for run in runs if run.header.ledger_id == ledger_id]
+                assert await read_all(node, ledger_id) == wanted
+
+    run_virtual(run())
+
+
+def test_a_disk_that_refuses_gets_the_spare_segments_back():
+    async def run():
+        disk = new_disk()
+
+        def spares():
+            return [path for path in disk.paths() if path.endswith(".spare")]
+
+        async with opened(disk, TINY) as node:
+            await node.add(make_run(1, 0))
+            await asyncio.sleep(1)
+            assert spares()
+            node._space.refused()
+            await asyncio.sleep(1)
+            assert spares() == []
+            await asyncio.sleep(10)
+            assert not node.read_only
+            await add_all(node, [make_run(2, n, size=1000) for n in range(20)])
+            await asyncio.sleep(1)
+            assert spares(), "there is space for them again"
+            assert len(await read_all(node, 2)) == 20
+
+    run_virtual(run())
+
+
+# Crashes
+
+
+async def compaction_day(node):
+    await outcome(node.checkpoint())
+    for ledger_id in DELETED:
+        await node.free(LedgerId(ledger_id))
+    await node.compactor.compact(threshold=0.8)
+    await outcome(node.checkpoint())
+
+
+FEW = written(runs=10, size=150)
+
+
+def fill():
+    async def run():
+        disk = new_disk()
+        async with opened(disk, TINY) as node:
+            await add_all(node, FEW)
+        return disk
+
+    return run_virtual(run())
+
+
+FILLED = fill()
+
+
+def filled_disk(seed):
+    disk = copy.deepcopy(FILLED)
+    disk._rng = random.Random(seed)
+    return disk
+
+
+def steps_of_a_day():
+    async def run():
+        counted = []
+        disk = filled_disk(0)
+        crashing = CrashingNode(disk, 0, TINY)
+
+        async def work(node):
+            await compaction_day(node)
+            counted.append(crashing.faults.steps)
+            crashing.faults.crash_after(1)
+
+        await crashing.live(work)
+        return counted[0]
+
+    return run_virtual(run())
+
+
+STEPS = steps_of_a_day()
+PARTS = 8
+
+
+@pytest.mark.covers("D37")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_crash_at_any_step_loses_nothing(part):
+    """Every step once, from the start on; a second crash in what follows; then all is checked."""
+
+    async def day(crash_at):
+        disk = filled_disk(crash_at)
+        for life in range(2):
+            crashing = CrashingNode(disk, crash_at * 10 + life, TINY)
+            rng = random.Random(crash_at)
+            crashing.faults.crash_after(crash_at if life == 0 else rng.randint(1, STEPS))
+            await crashing.live(quiet(compaction_day), power_lost=crash_at % 4 != 0)
+        async with opened(disk, TINY, seed=crash_at) as node:
+            assert node.damages == []
+            for ledger_id in DELETED:
+                await outcome(node.free(LedgerId(ledger_id)))
+            await check(node, FEW)
+            await node.compactor.compact(threshold=0.8)
+            await check(node, FEW)
+            assert node.compactor.unsettled == set()
+            await node.compactor.compact(threshold=0.8)
+            await node.checkpoint()
+            assert log_bytes(disk) < live_bytes(FEW) * 1.5 + 4096
+
+    for crash_at in range(1 + part, STEPS, PARTS):
+        run_virtual(day(crash_at))
+
+
+def quiet(work):
+    """What a crashed process meets is of no interest."""
+
+    async def done(node):
+        try:
+            await work(node)
+        except TierlogError:
+            await asyncio.Event().wait()
+
+    return done
+
+
+def test_several_directories():
+    async def run():
+        disks = [new_disk(seed) for seed in range(3)]
+        runs = written()
+
+        async def node_of():
+            folders = [disk.mount() for disk in disks]
+            return await open_node(folders[0], TINY, ledger_dirs=folders[1:])
+
+        node = await node_of()
+        async with running(node):
+            await add_all(node, runs)
+            await node.checkpoint()
+            await delete_most(node)
+            await node.compactor.compact(threshold=0.8)
+            assert sum(map(log_bytes, disks)) < live_bytes(runs) * 1.2 + 16 * 1024
+            await check(node, runs)
+        for disk in disks:
+            disk.crash()
+        node = await node_of()
+        assert node.damages == []
+        async with running(node):
+            await check(node, runs)
+
+    run_virtual(run())
