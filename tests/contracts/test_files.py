@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from tierlog.adapters.files import DiskFiles
+from tierlog.adapters.files.disk import _sync_file_system
 from tierlog.adapters.memory.faults import Faults
 from tierlog.adapters.memory.files import SECTOR_LEN, MemoryDisk
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
-from tierlog.ports.files import DiskFailedError
+from tierlog.ports.files import DiskFailedError, FileWrite
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -62,6 +63,27 @@ async def test_many_buffers_at_once(files):
     await file.write(3, pieces)
     assert await file.read(3, 10**6) == b"".join(pieces)
     await file.close()
+
+
+@pytest.mark.parametrize("count", [1, 200])
+@pytest.mark.parametrize("sync", [False, True])
+async def test_many_files_at_once(files, count, sync):
+    await files.make_directory("many")
+    writes = [FileWrite(f"many/{n}", n, [b"ab", b"cd"], create=True) for n in range(count)]
+    await files.write_files(writes, sync=sync)
+    await files.write_files([FileWrite(one.path, 1, [b"X"]) for one in writes], sync=sync)
+    await files.write_files([FileWrite(one.path, 0, []) for one in writes], sync=True)
+    assert len(await files.list("many")) == count
+    for n in range(count):
+        file = await files.open(f"many/{n}")
+        expected = bytearray(bytes(n) + b"abcd").ljust(2, b"\0")
+        expected[1:2] = b"X"
+        assert await file.read(0, 1000) == bytes(expected)
+        await file.close()
+    with pytest.raises(FileNotFoundError):
+        await files.write_files([FileWrite("many/missing", 0, [b"x"])], sync=sync)
+    with pytest.raises(RefusedError):
+        await files.write_files([FileWrite("../out", 0, [b"x"], create=True)], sync=sync)
 
 
 async def test_names(files):
@@ -192,6 +214,25 @@ async def test_errors_of_the_system(tmp_path, monkeypatch, call, code, expected)
         assert caught.value.remedy
     monkeypatch.undo()
     await file.close()
+    disk.close()
+
+
+@pytest.mark.parametrize("count", [1, 200])
+async def test_a_failed_sync_of_many_files_is_told(tmp_path, monkeypatch, count):
+    disk = DiskFiles(tmp_path)
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    monkeypatch.setattr("tierlog.adapters.files.disk._sync_file_system", fail)
+    writes = [FileWrite(str(n), 0, [b"x"], create=True) for n in range(count)]
+    await disk.write_files(writes, sync=False)
+    with pytest.raises(DiskFailedError):
+        await disk.write_files(writes, sync=True)
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="Bad file"):
+        _sync_file_system(-1)
     disk.close()
 
 

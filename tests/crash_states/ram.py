@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tierlog.model.errors import RetryableError
-from tierlog.ports.files import Buffer
+from tierlog.ports.files import Buffer, FileWrite, write_by_turns
 
 CALLS_MAX = 200_000
 
@@ -45,6 +45,9 @@ class RamFiles:
         if not isinstance(data, bytearray):
             data = self.image[path] = bytearray(data)
         return RamFile(self, data, path)
+
+    async def write_files(self, writes: Sequence[FileWrite], *, sync: bool) -> None:
+        await write_by_turns(self, writes, sync=sync)
 
     async def exists(self, path: str) -> bool:
         path = self._full(path)

@@ -9,7 +9,7 @@ Errors: ``RetryableError`` READ_ONLY when the disk is full, ``DiskFailedError`` 
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
@@ -50,11 +50,28 @@ class File(Protocol):
         ...
 
 
+class FileWrite(NamedTuple):
+    """One file's share of ``Files.write_files``."""
+
+    path: str
+    offset: int
+    buffers: Sequence[Buffer]
+    create: bool = False
+
+
 class Files(Protocol):
     """A folder of the local disk and all below it."""
 
     async def open(self, path: str, *, create: bool = False) -> File:
         """Open for reading and writing; ``create`` makes the file if there is none."""
+        ...
+
+    async def write_files(self, writes: Sequence[FileWrite], *, sync: bool) -> None:
+        """Write many files as one step, each opened or made, and closed; ``sync`` syncs them all.
+
+        Without buffers a file is only synced. After an error any of it may have been done, but
+        for a sync that failed: that is ``DiskFailedError``, as ever.
+        """
         ...
 
     async def exists(self, path: str) -> bool:
@@ -88,3 +105,16 @@ class Files(Protocol):
     async def total_bytes(self) -> int:
         """Return how large the disk is."""
         ...
+
+
+async def write_by_turns(files: Files, writes: Sequence[FileWrite], *, sync: bool) -> None:
+    """Do what ``write_files`` does by the other calls of the port, one file after the other."""
+    for path, offset, buffers, create in writes:
+        file = await files.open(path, create=create)
+        try:
+            if buffers:
+                await file.write(offset, buffers)
+            if sync:
+                await file.sync()
+        finally:
+            await file.close()

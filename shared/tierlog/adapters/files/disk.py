@@ -14,6 +14,7 @@ Cancellation: a call that has begun goes on; its caller just doesn't hear of it.
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -24,13 +25,16 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
-from tierlog.ports.files import Buffer, DiskFailedError
+from tierlog.ports.files import Buffer, DiskFailedError, FileWrite
 
 T = TypeVar("T")
 
 _IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NAME_LEN_MAX: Final = 255
+_OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_SYNC_AT_ONCE_MIN: Final = 64
+"""So many files, or more, are synced with their file system: one wait instead of many."""
 LOCK_NAME: Final = "lock"
 
 
@@ -43,17 +47,33 @@ class DiskFiles:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
         self._open_count = 0
         self._lock_fd = -1
+        # Open for good: it is told of all errors since it was opened, also of forgotten files.
+        self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def __repr__(self) -> str:
         return f"<DiskFiles {self._root}, open={self._open_count}>"
 
     async def open(self, path: str, *, create: bool = False) -> "DiskFile":
         full = self._full(path)
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        flags = _OPEN_FLAGS | (os.O_CREAT if create else 0)
         with _errors(path):
             fd = await self._run(lambda: os.open(full, flags, 0o640))
         self._open_count += 1
         return DiskFile(self, fd, path)
+
+    async def write_files(self, writes: Sequence[FileWrite], *, sync: bool) -> None:
+        fulls = [self._full(write.path) for write in writes]
+        at_once = _syncfs is not None and len(writes) >= _SYNC_AT_ONCE_MIN
+
+        def write_files() -> None:
+            for full, write in zip(fulls, writes, strict=True):
+                if write.buffers or not at_once:
+                    _write_file(full, write, sync=sync and not at_once)
+            if sync and at_once:
+                with _errors(str(self._root), syncing=True):
+                    _sync_file_system(self._root_fd)
+
+        await self._run(write_files)
 
     async def exists(self, path: str) -> bool:
         full = self._full(path)
@@ -120,6 +140,9 @@ class DiskFiles:
     def close(self) -> None:
         """End the threads; calls in flight are waited for."""
         self._pool.shutdown(wait=True)
+        if self._root_fd >= 0:
+            os.close(self._root_fd)
+            self._root_fd = -1
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -227,6 +250,37 @@ def _make_root(root: Path) -> None:
     # Also when it was there: a process that was killed may not have come to it.
     for made in missing or [root]:
         _sync_directory(made.parent)
+
+
+def _find_syncfs() -> Callable[[int], int] | None:
+    """Return the system's call, if it reports errors: Linux does since 5.8."""
+    system = os.uname()
+    if system.sysname != "Linux" or tuple(map(int, system.release.split(".")[:2])) < (5, 8):
+        return None
+    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    return found
+
+
+_syncfs: Final = _find_syncfs()
+
+
+def _sync_file_system(fd: int) -> None:
+    assert _syncfs is not None
+    if _syncfs(fd) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _write_file(full: Path, write: FileWrite, *, sync: bool) -> None:
+    with _errors(write.path):
+        fd = os.open(full, _OPEN_FLAGS | (os.O_CREAT if write.create else 0), 0o640)
+        try:
+            _write_all(fd, write.offset, write.buffers)
+            if sync:
+                with _errors(write.path, syncing=True):
+                    os.fdatasync(fd)
+        finally:
+            os.close(fd)
 
 
 def _write_all(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:

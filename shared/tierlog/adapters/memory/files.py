@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from tierlog.adapters.memory.faults import Faults, no_faults
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
-from tierlog.ports.files import Buffer, DiskFailedError
+from tierlog.ports.files import Buffer, DiskFailedError, FileWrite, write_by_turns
 
 T = TypeVar("T")
 
@@ -233,6 +233,9 @@ class MemoryFiles:
     async def open(self, path: str, *, create: bool = False) -> "MemoryFile":
         inode = await self.call("open", lambda: self._disk.open(_checked(path), create=create))
         return MemoryFile(self, self._disk, inode, path)
+
+    async def write_files(self, writes: Sequence[FileWrite], *, sync: bool) -> None:
+        await write_by_turns(self, writes, sync=sync)
 
     async def exists(self, path: str) -> bool:
         return await self.call("exists", lambda: self._disk.exists(_checked(path)), changes=False)
