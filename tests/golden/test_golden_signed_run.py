@@ -5,6 +5,7 @@ polynomial, not by this repository's code. Never regenerate these bytes from the
 """
 
 import hashlib
+from typing import Any, Final
 
 import pytest
 
@@ -39,7 +40,7 @@ BODY = bytes.fromhex(
     "00000001 0000000000000005 58"  #       entry 5, "X"
 )
 RUN = HEADER + CODE + BODY
-FIELDS = {
+FIELDS: Final[dict[str, Any]] = {
     "ledger_id": 9,
     "first_entry_id": 4,
     "last_add_confirmed": 3,

@@ -12,9 +12,16 @@ from tierlog.catalog import Catalog
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import Run, build_run
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.recovery import Recovery, RecoveryLimits
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
-from tierlog.model.ledger import KEY_STRIPE_ENTRIES, LedgerMetadata, Segment
+from tierlog.model.ledger import (
+    KEY_KEY_ID,
+    KEY_STRIPE_ENTRIES,
+    DigestType,
+    LedgerMetadata,
+    Segment,
+)
 from tierlog.model.node import NodeInfo
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
@@ -78,13 +85,14 @@ class SmallCluster:
         """Return clients of all nodes."""
         return NodeDirectory(catalog.nodes.live, NoConnector(), local=self.nodes)
 
-    def recovery(self, catalog: Catalog) -> Recovery:
+    def recovery(self, catalog: Catalog, *, keys: LedgerKeys = NO_KEYS) -> Recovery:
         """Return a recovery that gives nodes one second to answer."""
         return Recovery(
             catalog,
             self.directory(catalog),
             ids=self.ids,
             limits=RecoveryLimits(answer_timeout_s=1.0),
+            keys=keys,
         )
 
     async def open_ledger(
@@ -94,6 +102,7 @@ class SmallCluster:
         *,
         quorums: tuple[int, int, int] = (1, 1, 1),
         stripe_entries: int = 2**40,
+        key_id: str | None = None,
     ) -> tuple[LedgerId, LedgerMetadata]:
         """Make a ledger on the first nodes."""
         size, write, ack = quorums
@@ -102,7 +111,11 @@ class SmallCluster:
             write_quorum=write,
             ack_quorum=ack,
             segments=(Segment(first_entry_id=EntryId(0), ensemble=tuple(self.names[:size])),),
-            custom={KEY_STRIPE_ENTRIES: str(stripe_entries).encode()},
+            digest_type=DigestType.CRC32C if key_id is None else DigestType.HMAC,
+            custom={
+                KEY_STRIPE_ENTRIES: str(stripe_entries).encode(),
+                **({} if key_id is None else {KEY_KEY_ID: key_id.encode()}),
+            },
         )
         ledger_id = await catalog.ledgers.new_id()
         await catalog.ledgers.open(claimed, ledger_id, metadata, block_size=5 * 1024 * 1024)

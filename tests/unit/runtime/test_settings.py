@@ -1,11 +1,14 @@
 """One tree of settings: precedence, names, bounds, and secrets that never print."""
 
+import base64
+import traceback
 from pathlib import Path
 
 import pytest
 
 from tierlog.model.errors import RefusedError
-from tierlog.runtime.settings import S3Settings, Settings, load_settings
+from tierlog.runtime.settings import S3Settings, Settings, key_bytes, load_settings
+from tierlog.wiring.keys import ledger_keys
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +98,56 @@ def test_secrets_do_not_print(monkeypatch):
     assert settings.s3.secret_key is not None
     assert settings.s3.secret_key.get_secret_value() == "hush-hush"
     assert "hush-hush" not in repr(settings) + str(settings) + settings.model_dump_json()
+
+
+SECRET = base64.b64encode(bytes(range(32))).decode()
+
+
+def test_keys_of_ledgers_come_from_environment_and_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TIERLOG_KEYS__K1", SECRET)
+    monkeypatch.setenv("TIERLOG_INGEST__OWNER__LEDGER_KEY_ID", "k1")
+    settings = load_settings()
+    assert key_bytes(settings.keys["k1"]) == bytes(range(32))
+    assert settings.ingest.owner.ledger_key_id == "k1"
+    both = load_settings(_file(tmp_path, f"[keys]\nk2 = '{SECRET}'\n"))
+    assert sorted(both.keys) == ["k1", "k2"]
+    assert repr(ledger_keys(both)) == "<LedgerKeys ['k1', 'k2']>"
+    assert Settings().ingest.owner.ledger_key_id == "k1"
+
+
+@pytest.mark.parametrize(
+    ("secret", "says"),
+    [
+        ("not base64 at all, nor is it secret", "this is not"),
+        (SECRET[:-4], "32 bytes at least, this has 30"),
+        ("", "this has 0"),
+    ],
+)
+def test_a_key_that_is_none_is_refused_and_not_shown(monkeypatch, secret, says):
+    monkeypatch.setenv("TIERLOG_KEYS__K1", secret)
+    with pytest.raises(RefusedError, match=says) as caught:
+        load_settings()
+    assert "keys.k1" in str(caught.value)
+    assert "TIERLOG_KEYS__K1" in caught.value.remedy
+    if secret:
+        assert secret not in "".join(traceback.format_exception(caught.value))
+
+
+def test_keys_are_in_nothing_that_is_printed(monkeypatch):
+    monkeypatch.setenv("TIERLOG_KEYS__K1", SECRET)
+    settings = load_settings()
+    for text in (repr(settings), str(settings), settings.model_dump_json()):
+        assert SECRET not in text
+
+
+def test_a_key_id_that_nobody_could_set_is_refused(tmp_path):
+    with pytest.raises(RefusedError, match=r"keys\.Upper"):
+        load_settings(_file(tmp_path, f"[keys]\nUpper = '{SECRET}'\n"))
+
+
+@pytest.mark.parametrize("keys", ["{}", f'{{"k2": "{SECRET}"}}'])
+def test_an_owner_whose_key_is_not_there_is_refused_at_the_start(monkeypatch, keys):
+    monkeypatch.setenv("TIERLOG_KEYS", keys)
+    monkeypatch.setenv("TIERLOG_INGEST__OWNER__LEDGER_KEY_ID", "k1")
+    with pytest.raises(RefusedError, match="ledger_key_id is k1, and keys has no such key"):
+        load_settings()
