@@ -5,7 +5,7 @@ A log begins with a header:
     offset  size  field
          0     4  magic       "TLEL"
          4     4  version     1
-         8     8  log_id      counts up from 1, below 2^24; no id is used again
+         8     8  log_id      counts up from 1, below 2^24
         16     8  generation  random: tells this file from another of the same id
         24     4  zeros
         28     4  crc32c      over bytes 0 to 27

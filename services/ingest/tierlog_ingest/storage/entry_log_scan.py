@@ -20,7 +20,15 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from tierlog.format.checksum import Buffer, crc32c
-from tierlog.format.run import CRC_OFFSET, RUN_HEADER_LEN, RUN_MAGIC, RUN_PREFIX_LEN, Run, take_runs
+from tierlog.format.run import (
+    CRC_OFFSET,
+    IDS_OFFSET,
+    RUN_HEADER_LEN,
+    RUN_MAGIC,
+    RUN_PREFIX_LEN,
+    Run,
+    take_runs,
+)
 from tierlog.model.errors import CorruptError
 
 SCAN_LEN: Final = 4 * 1024 * 1024
@@ -30,7 +38,6 @@ _RESYNC_FACTOR: Final = 4
 _RESYNC_LEN_MIN: Final = 64 * 1024 * 1024
 _CANDIDATE_LEN: Final = 1024  # what looking at one costs, in bytes
 _LEDGER_ID: Final = Struct(">q")
-_LEDGER_ID_OFFSET: Final = 16
 _CRC: Final = Struct(">I")
 
 Read = Callable[[int, int], Awaitable[bytes]]
@@ -197,7 +204,7 @@ def _pick(view: memoryview, rest: int, ledger_id: int, found: Found) -> tuple[in
 
 
 def _ledger_id(encoded: memoryview) -> int:
-    (ledger_id,) = _LEDGER_ID.unpack_from(encoded, _LEDGER_ID_OFFSET)
+    (ledger_id,) = _LEDGER_ID.unpack_from(encoded, IDS_OFFSET)
     return int(ledger_id)
 
 
