@@ -8,7 +8,8 @@ import os
 
 import pytest
 
-from tierlog.adapters.rpc.storage_node import PIECE_BYTES, ControlConnector
+from tierlog.adapters.rpc.run_inflow import PIECE_BYTES
+from tierlog.adapters.rpc.storage_node import ControlConnector
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import Run, build_run
 from tierlog.model.errors import Reason, RefusedError, RetryableError

@@ -26,7 +26,7 @@ from typing import Final, NoReturn, Self
 
 import numpy as np
 
-from tierlog.format.checksum import Buffer
+from tierlog.format.checksum import Buffer, crc32c
 from tierlog.format.frame import FRAME_HEADER_LEN, Offsets, entry_len_at, frames_end, walk_frames
 from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, Reason, RefusedError
@@ -128,6 +128,7 @@ class BlockBuilder:
         self.block_len: Final = block_len
         self.first_entry_id: Final = header.first_entry_id
         self._buffers: list[Buffer] = [header.encode()]
+        self._crc = crc32c(self._buffers[0])
         self._room = block_len - BLOCK_HEADER_LEN
         self._frames_len = 0
         self._next = first_entry_id
@@ -168,17 +169,21 @@ class BlockBuilder:
         """Take what fits of ``run`` from an entry on; return the first entry not taken."""
         assert not self._full
         assert from_entry_id == self._next, "entries come in sequence"
-        assert run.first_entry_id <= from_entry_id <= run.last_entry_id
-        start = from_entry_id - run.first_entry_id
-        begin = int(run.offsets[start])
-        stop, end = run.header.count, len(run.frames)
+        assert run.header.first_entry_id <= from_entry_id <= run.header.last_entry_id
+        first, stop = run.header.first_entry_id, run.header.count
+        start = from_entry_id - first
+        begin = int(run.offsets[start]) if start else 0
+        end = len(run.frames)
         if end - begin > self._room:
             # The last bound within the room: frames before it fit, the one from it on does not.
             stop = int(np.searchsorted(run.offsets, np.uint32(begin + self._room), "right")) - 1
             end = int(run.offsets[stop])
             self._full = True
         if end > begin:
-            self._buffers.append(run.frames[begin:end])
+            frames = run.frames[begin:end]
+            self._buffers.append(frames)
+            # Now, while the frames that were just received are in the processor's caches.
+            self._crc = crc32c(frames, self._crc)
             self._frames_len += end - begin
             self._room -= end - begin
         elif self.entry_count == 0:
@@ -189,8 +194,13 @@ class BlockBuilder:
                 remedy="Offload the ledger with the block size that it was created with",
             )
         self._full |= self._room < FRAME_HEADER_LEN
-        self._next = run.first_entry_id + stop
+        self._next = first + stop
         return self._next
+
+    @property
+    def crc32c(self) -> int:
+        """The checksum of all that was taken; once finished, of the block."""
+        return self._crc
 
     def finish(self) -> list[Buffer]:
         """Return header, slices of runs and padding: exactly ``block_len`` bytes."""
@@ -198,6 +208,7 @@ class BlockBuilder:
         buffers = self._buffers
         if self._room:
             buffers = [*buffers, padding(self._room)]
+            self._crc = crc32c(buffers[-1], self._crc)
         assert sum(map(len, buffers)) == self.block_len
         return buffers
 

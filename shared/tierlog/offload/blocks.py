@@ -36,6 +36,7 @@ class FilledBlock:
     entry_count: int
     payload_len: int
     buffers: Sequence[Buffer]
+    crc32c: int
 
 
 def check_offloadable(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
@@ -101,8 +102,8 @@ class BlockFiller:
 
     def _filled_by(self, run: Run) -> Iterator[FilledBlock]:
         """Take a run; yield each block that it fills."""
-        at = self._checked_start(run)
-        while at <= run.last_entry_id:
+        at, last = self._checked_start(run), run.header.last_entry_id
+        while at <= last:
             if self._builder is None:
                 self._builder = self._new_builder(at)
             at = EntryId(self._take(self._builder, run, at))
@@ -113,8 +114,9 @@ class BlockFiller:
     def _checked_start(self, run: Run) -> EntryId:
         builder = self._builder
         expected = self.entry_count if builder is None else builder.last_entry_id + 1
-        outside = run.last_entry_id > self._metadata.last_entry_id
-        if run.first_entry_id != expected or run.header.ledger_id != self._handle.ledger_id:
+        header = run.header
+        outside = header.last_entry_id > self._metadata.last_entry_id
+        if header.first_entry_id != expected or header.ledger_id != self._handle.ledger_id:
             raise CorruptError(
                 f"ledger {self._handle.ledger_id} gave entries {run.first_entry_id} to "
                 f"{run.last_entry_id} of ledger {run.header.ledger_id} where {expected} belongs",
@@ -123,7 +125,7 @@ class BlockFiller:
             )
         if outside:
             self._mismatch()
-        return run.first_entry_id
+        return header.first_entry_id
 
     def _new_builder(self, first_entry_id: EntryId) -> BlockBuilder:
         payload_left = self._metadata.length - self.payload_len
@@ -154,6 +156,7 @@ class BlockFiller:
         if is_last and self.payload_len != self._metadata.length:
             # Said before the last part is sent, not after.
             self._mismatch()
+        buffers = builder.finish()
         block = FilledBlock(
             part_number=self._parts,
             offset=self._offset,
@@ -161,7 +164,8 @@ class BlockFiller:
             first_entry_id=builder.first_entry_id,
             entry_count=builder.entry_count,
             payload_len=builder.payload_len,
-            buffers=builder.finish(),
+            buffers=buffers,
+            crc32c=builder.crc32c,
         )
         self._offset += builder.block_len
         return block

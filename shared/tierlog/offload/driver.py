@@ -25,7 +25,6 @@ from uuid import UUID
 import structlog
 
 from tierlog.format import keys
-from tierlog.format.checksum import crc32c_of
 from tierlog.format.index import BLOCK_COUNT_MAX, IndexEntry, ObjectIndex
 from tierlog.format.keys import ObjectRole, Software
 from tierlog.format.versions import Format, current
@@ -180,9 +179,8 @@ class BlockOffloader:
         return tuple(entries), data_len
 
     async def _send(self, key: str, upload_id: str, block: FilledBlock) -> Part:
-        crc = crc32c_of(block.buffers)
         part = await self._objects.upload_part(
-            key, upload_id, block.part_number, block.buffers, crc32c=crc
+            key, upload_id, block.part_number, block.buffers, crc32c=block.crc32c
         )
         assert part.size == block.length
         log.debug("part.uploaded", key=key, part=block.part_number, length=block.length)

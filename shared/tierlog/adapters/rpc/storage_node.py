@@ -8,13 +8,14 @@ Invariants:
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
 from typing import Final
+from urllib.parse import urlencode
 
-import aiohttp
 import grpc
 
-from tierlog.format.run import RUN_PREFIX_LEN, Run, take_runs
-from tierlog.format.run_stream import END_MAGIC, END_MARK_LEN, check_end_mark
+from tierlog.adapters.rpc.run_http import BrokenHttpError, RunsHttp
+from tierlog.format.run import Run
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.node import NodeInfo
@@ -22,16 +23,13 @@ from tierlog.ports.storage_node import LacAnswer
 from tierlog.ports.transport import Transport
 from tierlog.proto.v1 import ingest_pb2 as pb
 from tierlog.proto.v1 import ingest_pb2_grpc as rpc
-from tierlog.runtime.errors import error_of_grpc, error_of_problem
+from tierlog.runtime.errors import error_of_grpc
 from tierlog.runtime.rpc import open_channel
 from tierlog.wire.connection import Hello, WireClient
 
 CALL_S_MAX: Final = 10.0
 CONNECT_S_MAX: Final = 5.0
 SILENCE_S_MAX: Final = 30.0
-READ_BUFFER_BYTES: Final = 1024 * 1024
-RUN_BYTES_MAX: Final = 2**31
-PIECE_BYTES: Final = 1024 * 1024
 
 
 class RemoteStorageControl:
@@ -39,13 +37,12 @@ class RemoteStorageControl:
 
     def __init__(self, info: NodeInfo) -> None:
         self._name = f"storage node {info.node_id}"
-        self._base = f"http://{info.http_address}"
         self._channel = open_channel(info.grpc_address)
         self._calls = rpc.StorageNodeStub(self._channel)
-        self._session = aiohttp.ClientSession(read_bufsize=READ_BUFFER_BYTES)
+        self._runs = RunsHttp(info.http_address, source=self._name, connect_s_max=CONNECT_S_MAX)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._name} {self._base}>"
+        return f"<{type(self).__name__} {self._name}>"
 
     async def fence(self, ledger_id: LedgerId) -> LacAnswer:
         # Fencing twice is fencing once, so a lost answer is a plain retry.
@@ -84,23 +81,20 @@ class RemoteStorageControl:
         recovery: bool = False,
     ) -> AsyncIterator[Sequence[Run]]:
         params = {
-            "first": str(first_entry_id),
-            "bytes_max": str(bytes_max),
-            "wait_ms": str(int(wait_s * 1000)),
+            "first": first_entry_id,
+            "bytes_max": bytes_max,
+            "wait_ms": int(wait_s * 1000),
             "recovery": str(recovery).lower(),
         }
         if last_entry_id is not None:
-            params["last"] = str(last_entry_id)
-        timeout = aiohttp.ClientTimeout(connect=CONNECT_S_MAX, sock_read=SILENCE_S_MAX + wait_s)
-        url = f"{self._base}/v1/ledgers/{ledger_id}/runs"
+            params["last"] = last_entry_id
+        target = f"/v1/ledgers/{ledger_id}/runs?{urlencode(params)}"
+        read = self._runs.get(target, silence_s_max=SILENCE_S_MAX + wait_s)
         try:
-            async with self._session.get(url, params=params, timeout=timeout) as answer:
-                if answer.status != 200:
-                    body = await answer.content.read(READ_BUFFER_BYTES)
-                    raise error_of_problem(body, status=answer.status, source=self._name)
-                async for runs in _runs(answer.content):
+            async with aclosing(read):
+                async for runs in read:
                     yield runs
-        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
+        except (OSError, TimeoutError, BrokenHttpError) as error:
             raise RetryableError(
                 f"{self._name} broke off a read of ledger {ledger_id}: {type(error).__name__}",
                 reason=Reason.UNKNOWN,
@@ -109,54 +103,8 @@ class RemoteStorageControl:
 
     async def close(self) -> None:
         """Give the connections back."""
-        await self._session.close()
+        await self._runs.close()
         await self._channel.close()
-
-
-async def _runs(content: aiohttp.StreamReader) -> AsyncIterator[list[Run]]:
-    """Cut a body into runs, which stay views of the pieces in which it came."""
-    count, rest = 0, memoryview(b"")
-    while True:
-        if len(rest) < END_MARK_LEN:
-            rest = await _filled(content, rest, END_MARK_LEN)
-        if bytes(rest[: len(END_MAGIC)]) == END_MAGIC:
-            check_end_mark(bytes(rest[:END_MARK_LEN]), count)
-            return
-        taken = take_runs(rest, len_max=RUN_BYTES_MAX)
-        if taken.runs:
-            rest = rest[taken.length :]
-            count += len(taken.runs)
-            yield taken.runs
-        elif taken.error is not None:
-            raise taken.error
-        else:
-            wanted = RUN_PREFIX_LEN
-            if len(rest) >= RUN_PREFIX_LEN:
-                wanted = Run.encoded_len(rest[:RUN_PREFIX_LEN], len_max=RUN_BYTES_MAX)
-            rest = await _filled(content, rest, wanted)
-
-
-async def _filled(content: aiohttp.StreamReader, rest: memoryview, wanted: int) -> memoryview:
-    """Return ``rest`` and what follows it: ``wanted`` bytes at least, else ``PIECE_BYTES``.
-
-    Large pieces, since a run that is kept keeps its piece, with the cut run at the piece's end.
-    """
-    pieces: list[bytes | memoryview] = [rest]
-    length = len(rest)
-    while length < max(wanted, PIECE_BYTES):
-        try:
-            piece = await content.readany()
-        except (aiohttp.ClientError, TimeoutError):
-            if length < wanted:
-                raise
-            break  # what came is whole; the next read tells the error again
-        if not piece:
-            if length < wanted:
-                raise asyncio.IncompleteReadError(b"", wanted - length)
-            break
-        pieces.append(piece)
-        length += len(piece)
-    return memoryview(b"".join(pieces))
 
 
 class RemoteStorageNode(RemoteStorageControl):

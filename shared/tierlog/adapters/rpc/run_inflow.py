@@ -1,0 +1,144 @@
+"""Runs as they come in: bytes of a body are received into pieces, and cut into runs there.
+
+Owns where the bytes of a body lie, and when they become runs. Does not own connections.
+
+Invariants:
+    * Received bytes stay where they were received: runs are views of their piece. Copied are only
+      the cut run at a piece's end, into the next piece, and a body that is far smaller than one.
+    * A piece is lent out again only when no view of it is left.
+    * Every run's structure and checksum is verified before it is handed on; what came whole
+      before a damaged run, or before a cut, is handed on too.
+"""
+
+import contextlib
+import mmap
+import weakref
+from collections import deque
+from typing import Final
+
+import numpy as np
+
+from tierlog.format.run import RUN_PREFIX_LEN, Run, take_runs
+from tierlog.format.run_stream import END_MAGIC, END_MARK_LEN, check_end_mark
+from tierlog.model.errors import TierlogError
+
+PIECE_BYTES: Final = 2 * 1024 * 1024  # one huge page, where the system has them
+SMALL_BYTES: Final = PIECE_BYTES // 8
+KEPT_BYTES_MAX: Final = 160 * 1024 * 1024  # two blocks, and what is read meanwhile
+RUN_BYTES_MAX: Final = 2**31
+
+
+class Pieces:
+    """Buffers of ``PIECE_BYTES`` that come back by themselves, when nothing looks at them any more.
+
+    Fresh memory costs a page fault for every 4 KiB, which is more than receiving into it does.
+    """
+
+    def __init__(self, *, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._kept: list[mmap.mmap] = []
+        self._kept_max = kept_bytes_max // PIECE_BYTES
+
+    def __repr__(self) -> str:
+        return f"<Pieces {len(self._kept)} of {self._kept_max} kept>"
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that wait to be lent."""
+        return len(self._kept) * PIECE_BYTES
+
+    def lend(self) -> memoryview:
+        """Return a piece, whatever its bytes are."""
+        memory = self._kept.pop() if self._kept else _mapped()
+        lent = np.frombuffer(memory, np.uint8)
+        # Views of views hold on to the array, so that it goes with the last of them.
+        weakref.finalize(lent, self._take_back, memory).atexit = False
+        return memoryview(lent)  # type: ignore[arg-type]  # arrays are buffers
+
+    def _take_back(self, memory: mmap.mmap) -> None:
+        if len(self._kept) < self._kept_max:
+            # The system may have the memory back while it is idle, but need not.
+            _advise(memory, "MADV_FREE")
+            self._kept.append(memory)
+
+
+def _mapped() -> mmap.mmap:
+    # Private: huge pages are not for memory that could be shared.
+    memory = mmap.mmap(-1, PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    _advise(memory, "MADV_HUGEPAGE")
+    return memory
+
+
+def _advise(memory: mmap.mmap, advice: str) -> None:
+    """Give the system a hint; not every system has each of them."""
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(getattr(mmap, advice))
+
+
+class RunInflow:
+    """One body: say ``space``, receive into it, say ``received``; take ``lists``."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._piece = pieces.lend()
+        self._fill = 0
+        self._count = 0
+        self.lists: deque[list[Run]] = deque()
+        """Runs to hand on, in order; never an empty list."""
+        self.error: TierlogError | None = None
+        """What comes behind ``lists`` when a run was damaged. Nothing is received any more."""
+
+    def __repr__(self) -> str:
+        return f"<RunInflow {self._count} runs, {self._fill} bytes behind them>"
+
+    def space(self) -> memoryview:
+        """Return where the next bytes belong; never empty."""
+        return self._piece[self._fill :]
+
+    def received(self, length: int) -> None:
+        """Take the first ``length`` bytes of ``space`` for received."""
+        self._fill += length
+        if self._fill == len(self._piece) and self.error is None:
+            self._split()
+
+    def finish(self) -> None:
+        """Make runs of what came last, and check the end mark, unless an error was met before.
+
+        A body without its mark is cut: ``error`` is UNKNOWN then.
+        """
+        if self.error is None:
+            if self._fill <= SMALL_BYTES:
+                # A piece must not be held for a few bytes.
+                self._piece = memoryview(bytearray(self._piece[: self._fill]))
+            self._split()
+        if self.error is None:
+            mark = bytes(self._piece[: self._fill])
+            try:
+                check_end_mark(mark, self._count)
+            except TierlogError as error:
+                self.error = error
+
+    def _split(self) -> None:
+        """Make runs of the piece; go on in another with what follows them."""
+        came = self._piece[: self._fill]
+        taken = take_runs(came.toreadonly(), len_max=RUN_BYTES_MAX)
+        if taken.runs:
+            self._count += len(taken.runs)
+            self.lists.append(taken.runs)
+        rest = came[taken.length :]
+        if taken.error is not None and not _is_mark(rest):
+            self.error = taken.error
+            return
+        self._piece = self._next_piece(rest)
+        self._piece[: len(rest)] = rest
+        self._fill = len(rest)
+
+    def _next_piece(self, rest: memoryview) -> memoryview:
+        if len(rest) >= RUN_PREFIX_LEN and not _is_mark(rest):
+            wanted = Run.encoded_len(rest, len_max=RUN_BYTES_MAX)
+            if wanted > PIECE_BYTES:
+                return memoryview(bytearray(wanted))
+        return self._pieces.lend()
+
+
+def _is_mark(rest: memoryview) -> bool:
+    return len(rest) <= END_MARK_LEN and bytes(rest[: len(END_MAGIC)]) == END_MAGIC
