@@ -44,11 +44,11 @@ class LedgerKeys:
         key = self._keys.get(key_id) if key_id is not None else None
         if key is None:
             name = f"key {key_id}, which this process does not have" if key_id else "an unnamed key"
+            variable = f"TIERLOG_KEYS__{(key_id or 'ID').upper()}"
             raise RefusedError(
                 f"the runs of {what} are signed with {name}",
                 reason=Reason.PERMISSION_DENIED,
-                remedy=f"Give this process the key: TIERLOG_KEYS__{key_id or 'ID'}, or keys in its "
-                "settings file",
+                remedy=f"Give this process the key, by {variable} or by keys in its settings file",
                 details={"key_id": key_id or ""},
             )
         return key

@@ -170,7 +170,7 @@ def test_without_the_key_nothing_is_served_and_no_node_is_asked(keys):
             with pytest.raises(RefusedError) as caught:
                 await read(cluster, catalog, ledger_id, metadata, keys=keys)
             assert caught.value.reason is Reason.PERMISSION_DENIED
-            assert "TIERLOG_KEYS__k1" in caught.value.remedy
+            assert "TIERLOG_KEYS__K1" in caught.value.remedy
             with pytest.raises(RefusedError) as caught:
                 await cluster.recovery(catalog, keys=keys).recover(claimed, ledger_id)
             assert caught.value.reason is Reason.PERMISSION_DENIED
