@@ -296,7 +296,8 @@ async def test_it_says_how_it_is():
     await cache.flush()
     assert repr(cache) == (
         "<LedgerCache <IndexFiles 1, open=1/2>,"
-        " <PagePool 4: free=3, clean=1, dirty=0, writing=0>, unsynced=0>"
+        " <PagePool 4: free=3, clean=1, dirty=0, writing=0>,"
+        " <IndexWriter headers=0, unsynced=0>>"
     )
     await cache.close()
     assert cache.statistics().open_files == 0

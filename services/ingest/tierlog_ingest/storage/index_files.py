@@ -13,12 +13,12 @@ import asyncio
 import contextlib
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, KeysView, Sequence
+from collections.abc import AsyncIterator, Iterable, KeysView, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
 
-from tierlog.ports.files import File, Files
+from tierlog.ports.files import File, Files, FileWrite
 from tierlog_ingest.storage.index_format import damaged
 
 log = structlog.get_logger()
@@ -132,9 +132,8 @@ class IndexFiles:
         if directory is None:
             raise FileNotFoundError(index_path(ledger_id))
         files, folder = self._dirs[directory], Folder(directory, index_folder(ledger_id))
-        if create and folder not in self._folders:
-            await files.make_directory(folder.path)
-            self._folders.add(folder)
+        if create:
+            await self.make_folders([ledger_id])
         try:
             file = await files.open(index_path(ledger_id), create=create)
         except FileNotFoundError:
@@ -147,6 +146,30 @@ class IndexFiles:
             await file.close()
             raise FileNotFoundError(index_path(ledger_id))
         self._open[ledger_id] = file
+
+    async def make_folders(self, ledger_ids: Iterable[int]) -> None:
+        """Make the folders that new files need, durably."""
+        for ledger_id in ledger_ids:
+            folder = Folder(self._directories[ledger_id], index_folder(ledger_id))
+            if folder not in self._folders:
+                await self._dirs[folder.directory].make_directory(folder.path)
+                self._folders.add(folder)
+
+    async def write(self, writes: Mapping[int, FileWrite], *, sync: bool) -> bool:
+        """Write the files of several ledgers; False if one is missing."""
+        of_directories: dict[int, list[FileWrite]] = {}
+        for ledger_id, write in writes.items():
+            of_directories.setdefault(self._directories[ledger_id], []).append(write)
+        try:
+            for directory, some in of_directories.items():
+                await self._dirs[directory].write_files(some, sync=sync)
+        except FileNotFoundError:
+            return False
+        finally:
+            for directory, some in of_directories.items():
+                made = {one.path.rpartition("/")[0] for one in some if one.create}
+                self._changed.update(Folder(directory, path) for path in made)
+        return True
 
     async def _close_surplus(self) -> None:
         while len(self._open) > self._open_max:

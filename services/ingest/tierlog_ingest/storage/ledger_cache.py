@@ -1,22 +1,17 @@
 """Where in the entry logs each entry lies: the indexes of all ledgers behind one pool of pages.
 
-Owns the headers in memory, loading, writing and syncing of index files. Does not own frames
-(``page_pool``), names and handles (``index_files``), bytes (``index_format``), nor what a slot
-points to. When to flush, and rebuilding of what is damaged, are the node's.
+Owns the headers in memory, loading, answering, changing. Does not own frames (``page_pool``),
+writing and syncing (``index_writer``), names and handles (``index_files``), bytes
+(``index_format``), nor what a slot points to. When to flush, and rebuilding of what is damaged,
+are the node's.
 
 Invariants:
     * Zeros are answered only under a whole header, from a whole page or from none that it lists.
       All else that has no slot is ``CorruptError``.
-    * A header is written after all pages that it lists, so that a process that is killed leaves
-      an index that is whole. What a power cut tears is found by its checksum.
-    * After ``flush``, all that was put before it is durable.
     * Pages in memory are bounded by the pool, headers by ``headers_max`` and by dirty pages. What
-      has to go first is written, not synced, and stays in ``unsynced``.
-    * One task at a time writes a ledger's file; one at a time reads a page or a header from it.
+      has to go first is written, and synced with the next flush.
+    * One task at a time reads a page or a header from the disk; others wait for it.
     * A read never writes, so a reader may be cancelled at any time.
-
-Cancellation: a write that was cut short may still reach the file, and would race with the next.
-From then on nothing is written any more; ``flush`` says so, and the mark stays where it is.
 """
 
 import asyncio
@@ -31,8 +26,9 @@ import structlog
 from numpy.typing import NDArray
 
 from tierlog.model.errors import CorruptError, RefusedError
-from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId
-from tierlog.ports.files import Buffer, DiskFailedError, File, Files
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.ports.files import Files
+from tierlog_ingest.storage.cached_index import CachedIndex
 from tierlog_ingest.storage.index_files import IndexFiles
 from tierlog_ingest.storage.index_format import (
     ENTRY_ID_MAX,
@@ -41,7 +37,6 @@ from tierlog_ingest.storage.index_format import (
     PAGE_LEN,
     SLOTS_PER_PAGE,
     WORD,
-    HeaderPage,
     IndexHeader,
     State,
     add_page,
@@ -52,13 +47,12 @@ from tierlog_ingest.storage.index_format import (
     page_offset,
     smallest_gap,
 )
+from tierlog_ingest.storage.index_writer import IndexWriter
 from tierlog_ingest.storage.page_pool import PagePool
 
 log = structlog.get_logger()
 
-_WRITE_PAGES_MAX: Final = 256
-_WRITERS: Final = 8
-_PRESSURE_LEDGERS: Final = 32
+_PRESSURE_LEDGERS: Final = 128
 _HEADER: Final = -1
 """Stands for the header where a page's number is asked for."""
 
@@ -78,47 +72,6 @@ class CacheStatistics(NamedTuple):
     syncs: int
 
 
-class _Ledger:
-    """The header of one ledger in memory."""
-
-    __slots__ = (
-        "bounds", "gone", "header_dirty", "last_add_confirmed", "last_entry_id", "ledger_id",
-        "lock", "new", "users", "whole",
-    )  # fmt: skip
-
-    def __init__(self, ledger_id: int, header: HeaderPage | None) -> None:
-        self.ledger_id = ledger_id
-        self.last_add_confirmed: int = header.last_add_confirmed if header else NO_ENTRY
-        self.last_entry_id: int = header.last_entry_id if header else NO_ENTRY
-        self.bounds = list(header.bounds) if header else []
-        self.new = header is None
-        """The file may not be there yet."""
-        self.header_dirty = header is None
-        self.whole = True
-        self.gone = False
-        self.users = 0
-        self.lock = asyncio.Lock()
-
-    def pack(self) -> bytes:
-        """Return the header page as it should be in the file."""
-        return HeaderPage(
-            ledger_id=LedgerId(self.ledger_id),
-            last_add_confirmed=EntryId(self.last_add_confirmed),
-            last_entry_id=EntryId(self.last_entry_id),
-            bounds=tuple(self.bounds),
-            state=State.WHOLE if self.whole else State.REBUILDING,
-        ).pack()
-
-    @property
-    def header(self) -> IndexHeader:
-        """What the index says of its ledger."""
-        return IndexHeader(
-            EntryId(self.last_add_confirmed),
-            EntryId(self.last_entry_id),
-            self.bounds[-1] if self.bounds else 0,
-        )
-
-
 class LedgerCache:
     """The indexes of a node. ``open`` comes first."""
 
@@ -133,18 +86,14 @@ class LedgerCache:
         self._files = IndexFiles(dirs, open_files_max=open_files_max)
         self._pool = PagePool(max(1, bytes_max // PAGE_LEN))
         self._headers_max = headers_max
-        self._ledgers: OrderedDict[int, _Ledger] = OrderedDict()
-        self._dirty_headers: dict[int, None] = {}
-        self._unsynced: set[int] = set()
+        self._indexes: OrderedDict[int, CachedIndex] = OrderedDict()
+        self._writer = IndexWriter(self._files, self._pool, self._indexes)
         self._loads: dict[tuple[int, int], asyncio.Event] = {}
-        self._room = asyncio.Event()
         self._making_room = asyncio.Lock()
-        self._flushing = asyncio.Lock()
-        self._cut_short = False
-        self._pages_read = self._headers_read = self._writes = self._syncs = 0
+        self._pages_read = self._headers_read = 0
 
     def __repr__(self) -> str:
-        return f"<LedgerCache {self._files!r}, {self._pool!r}, unsynced={len(self._unsynced)}>"
+        return f"<LedgerCache {self._files!r}, {self._pool!r}, {self._writer!r}>"
 
     async def open(self) -> None:
         """List the index files of all directories; none is read."""
@@ -160,23 +109,20 @@ class LedgerCache:
             pages=self._pool.used_count,
             dirty_pages=self._pool.dirty_count,
             pages_max=self._pool.frame_count,
-            headers=len(self._ledgers),
-            unsynced_files=len(self._unsynced),
+            headers=len(self._indexes),
+            unsynced_files=self._writer.unsynced_count,
             open_files=self._files.open_count,
             pages_read=self._pages_read,
             headers_read=self._headers_read,
-            writes=self._writes,
-            syncs=self._syncs,
+            writes=self._writer.write_count,
+            syncs=self._writer.sync_count,
         )
 
     def check(self) -> None:
         """Assert that counts reconcile; for tests."""
         self._pool.check()
-        assert all(ledger_id in self._ledgers for ledger_id in self._pool.dirty_ledgers())
-        dirty = {one for one, ledger in self._ledgers.items() if ledger.header_dirty}
-        assert dirty == set(self._dirty_headers)
-        assert self._ledgers.keys() <= self._files.ledger_ids()
-        assert self._unsynced <= self._files.ledger_ids()
+        self._writer.check()
+        assert self._indexes.keys() <= self._files.ledger_ids()
 
     def ledger_ids(self) -> KeysView[int]:
         """Return all ledgers that have an index, whole or not."""
@@ -189,12 +135,12 @@ class LedgerCache:
 
     async def header(self, ledger_id: LedgerId) -> IndexHeader | None:
         """Return what an index says of its ledger; None if there is no index."""
-        ledger = await self._load(ledger_id)
-        if ledger is None:
+        index = await self._load(ledger_id)
+        if index is None:
             return None
-        if not ledger.whole:
+        if not index.whole:
             raise damaged(ledger_id, "it is being rebuilt")
-        return ledger.header
+        return index.header
 
     async def slots(
         self, ledger_id: LedgerId, first_entry_id: EntryId, count_max: int
@@ -206,11 +152,11 @@ class LedgerCache:
         page_no, start = divmod(first_entry_id, SLOTS_PER_PAGE)
         stop = min(start + count_max, SLOTS_PER_PAGE)
         while True:
-            ledger = self._ledgers.get(ledger_id)
-            if ledger is None and await self._waited(ledger_id, _HEADER):
+            index = self._indexes.get(ledger_id)
+            if index is None and await self._waited(ledger_id, _HEADER):
                 continue
             found: NDArray[np.uint64] | None = np.zeros(stop - start, np.uint64)
-            if ledger_id in self and (ledger is None or has_page(ledger.bounds, page_no)):
+            if ledger_id in self and (index is None or has_page(index.bounds, page_no)):
                 frame = self._pool.find(ledger_id, page_no)
                 if frame is not None:
                     found = self._pool.slots(frame, start, stop)
@@ -218,9 +164,9 @@ class LedgerCache:
                     continue
                 else:
                     found = await self._read_slots(ledger_id, page_no, start, stop)
-            if found is not None and (found.all() or _may_lack(ledger, known=ledger_id in self)):
+            if found is not None and (found.all() or _may_lack(index, known=ledger_id in self)):
                 return found
-            if found is None and ledger is not None and not ledger.gone:
+            if found is None and index is not None and not index.gone:
                 raise damaged(ledger_id, f"page {page_no} can't be read")
             await self._load(ledger_id)
 
@@ -258,7 +204,7 @@ class LedgerCache:
         finally:
             del self._loads[ledger_id, page_no]
             done.set()
-            self._room.set()
+            self._writer.room.set()
 
     async def _waited(self, ledger_id: int, page_no: int) -> bool:
         """Wait until nobody reads a page, or a header; False if nobody did."""
@@ -267,17 +213,17 @@ class LedgerCache:
         await done.wait()
         return True
 
-    async def _load(self, ledger_id: int) -> _Ledger | None:
+    async def _load(self, ledger_id: int) -> CachedIndex | None:
         """Return a ledger's header; None if it has no index."""
-        while (ledger := self._ledgers.get(ledger_id)) is None:
+        while (index := self._indexes.get(ledger_id)) is None:
             if await self._waited(ledger_id, _HEADER):
                 continue
             if ledger_id not in self:
                 return None
             with self._loading(ledger_id, _HEADER):
                 await self._read_header(ledger_id)
-        self._ledgers.move_to_end(ledger_id)
-        return ledger
+        self._indexes.move_to_end(ledger_id)
+        return index
 
     async def _read_header(self, ledger_id: int) -> None:
         if self._files.is_doubled(ledger_id):
@@ -291,17 +237,16 @@ class LedgerCache:
             raise damaged(ledger_id, "its rebuilding did not come to an end")
         if size < page_offset(header.page_count):
             raise damaged(ledger_id, f"its file is cut at {size} bytes")
-        assert ledger_id not in self._ledgers
-        self._ledgers[ledger_id] = _Ledger(ledger_id, header)
+        assert ledger_id not in self._indexes
+        self._indexes[ledger_id] = CachedIndex(ledger_id, header)
         self._forget_headers(keep=ledger_id)
 
     def _forget_headers(self, *, keep: int) -> None:
         """Drop headers that were not used for long; those in use, or dirty, stay."""
-        for _ in range(min(8, len(self._ledgers) - self._headers_max)):
-            ledger_id, ledger = self._ledgers.popitem(last=False)
-            is_busy = ledger_id == keep or ledger.users or ledger.lock.locked() or not ledger.whole
-            if is_busy or ledger.header_dirty or self._pool.is_dirty(ledger_id):
-                self._ledgers[ledger_id] = ledger
+        for _ in range(min(8, len(self._indexes) - self._headers_max)):
+            ledger_id, index = self._indexes.popitem(last=False)
+            if ledger_id == keep or index.is_busy or self._pool.is_dirty(ledger_id):
+                self._indexes[ledger_id] = index
 
     # Changing
 
@@ -324,74 +269,69 @@ class LedgerCache:
                     remedy=f"Use entry ids up to {ENTRY_ID_MAX}",
                 )
         while True:
-            ledger = await self._load_or_create(ledger_id, create_in)
-            with _used(ledger):
+            index = await self._load_or_create(ledger_id, create_in)
+            with index.used():
                 for first, count, slot in placements:
-                    await self._set(ledger, first, first + count, slot)
-                if last_add_confirmed > ledger.last_add_confirmed:
-                    ledger.last_add_confirmed = last_add_confirmed
-                    self._mark_header(ledger)
-                if not ledger.gone or ledger_id not in self:
+                    await self._set(index, first, first + count, slot)
+                if last_add_confirmed > index.last_add_confirmed:
+                    index.last_add_confirmed = last_add_confirmed
+                    self._writer.mark_header(index)
+                if not index.gone or ledger_id not in self:
                     return
 
-    async def _load_or_create(self, ledger_id: int, create_in: int) -> _Ledger:
-        if len(self._ledgers) > 2 * self._headers_max:
-            await self._write_out(list(islice(self._ledgers, _PRESSURE_LEDGERS)))
-        ledger = await self._load(ledger_id)
-        if ledger is None:
+    async def _load_or_create(self, ledger_id: int, create_in: int) -> CachedIndex:
+        if len(self._indexes) > 2 * self._headers_max:
+            await self._writer.write(list(islice(self._indexes, _PRESSURE_LEDGERS)), sync=False)
+        index = await self._load(ledger_id)
+        if index is None:
             self._files.add(ledger_id, create_in)
-            ledger = self._ledgers[ledger_id] = _Ledger(ledger_id, None)
-            self._dirty_headers[ledger_id] = None
+            index = self._indexes[ledger_id] = CachedIndex(ledger_id, None)
+            self._writer.mark_header(index)
             self._forget_headers(keep=ledger_id)
-        return ledger
+        return index
 
-    async def _set(self, ledger: _Ledger, start: int, stop: int, slot: int) -> None:
+    async def _set(self, index: CachedIndex, start: int, stop: int, slot: int) -> None:
         """Set the slots of entries ``start`` to ``stop - 1``."""
         pool, words = self._pool, self._pool.words
         while start < stop:
             page_no, at = divmod(start, SLOTS_PER_PAGE)
             end = min(at + stop - start, SLOTS_PER_PAGE)
-            frame = pool.find(ledger.ledger_id, page_no)
-            if frame is None or not has_page(ledger.bounds, page_no):
+            frame = pool.find(index.ledger_id, page_no)
+            if frame is None or not has_page(index.bounds, page_no):
                 is_covered = end - at == SLOTS_PER_PAGE
-                frame = await self._frame_of(ledger, page_no, is_covered=is_covered)
+                frame = await self._frame_of(index, page_no, is_covered=is_covered)
                 if frame is None:
                     return
             words[frame, FIRST_SLOT_WORD + at : FIRST_SLOT_WORD + end] = slot
             pool.mark_dirty(frame)
             start += end - at
-            if start > ledger.last_entry_id + 1:
-                ledger.last_entry_id = start - 1
-                self._mark_header(ledger)
+            if start > index.last_entry_id + 1:
+                index.last_entry_id = start - 1
+                self._writer.mark_header(index)
 
-    def _mark_header(self, ledger: _Ledger) -> None:
-        if not ledger.header_dirty and not ledger.gone:
-            ledger.header_dirty = True
-            self._dirty_headers[ledger.ledger_id] = None
-
-    async def _frame_of(self, ledger: _Ledger, page_no: int, *, is_covered: bool) -> int | None:
+    async def _frame_of(self, index: CachedIndex, page_no: int, *, is_covered: bool) -> int | None:
         """Return the frame of a page, loaded or new; None if the ledger is gone.
 
         The caller changes it at once. A page that is overwritten as a whole needs no loading.
         """
-        ledger_id, pool = ledger.ledger_id, self._pool
-        while not ledger.gone:
-            is_new = not has_page(ledger.bounds, page_no)
+        ledger_id, pool = index.ledger_id, self._pool
+        while not index.gone:
+            is_new = not has_page(index.bounds, page_no)
             if is_new:
-                await self._fill_gaps(ledger)
+                await self._fill_gaps(index)
             frame = pool.find(ledger_id, page_no)
             if frame is not None and not is_new:
                 return frame
             if frame is None:
-                frame = await self._load_frame(ledger, page_no, is_empty=is_new or is_covered)
-            if frame is not None and not ledger.gone:
-                self._add_page(ledger, page_no, frame)
+                frame = await self._load_frame(index, page_no, is_empty=is_new or is_covered)
+            if frame is not None and not index.gone:
+                self._add_page(index, page_no, frame)
                 return frame
         return None
 
-    async def _load_frame(self, ledger: _Ledger, page_no: int, *, is_empty: bool) -> int | None:
+    async def _load_frame(self, index: CachedIndex, page_no: int, *, is_empty: bool) -> int | None:
         """Bring a page into a frame; None if all may be different now."""
-        ledger_id, pool = ledger.ledger_id, self._pool
+        ledger_id, pool = index.ledger_id, self._pool
         if await self._waited(ledger_id, page_no):
             return None
         frame = pool.take()
@@ -403,43 +343,43 @@ class LedgerCache:
                 data = None if is_empty else await self._read_page(ledger_id, page_no)
             except BaseException as error:
                 pool.give_back(frame)
-                if ledger.gone and isinstance(error, (CorruptError, FileNotFoundError)):
+                if index.gone and isinstance(error, (CorruptError, FileNotFoundError)):
                     return None
                 raise
             pool.add(frame, ledger_id, page_no, data)
         return frame
 
-    async def _fill_gaps(self, ledger: _Ledger) -> None:
+    async def _fill_gaps(self, index: CachedIndex) -> None:
         """Make room in the header for one more extent: write empty pages in the smallest gap."""
-        while len(ledger.bounds) >= 2 * EXTENTS_MAX and not ledger.gone:
-            page_no = smallest_gap(ledger.bounds)[0]
-            frame = self._pool.find(ledger.ledger_id, page_no)
+        while len(index.bounds) >= 2 * EXTENTS_MAX and not index.gone:
+            page_no = smallest_gap(index.bounds)[0]
+            frame = self._pool.find(index.ledger_id, page_no)
             if frame is None:
-                frame = await self._load_frame(ledger, page_no, is_empty=True)
+                frame = await self._load_frame(index, page_no, is_empty=True)
             if frame is not None:
-                self._add_page(ledger, page_no, frame)
+                self._add_page(index, page_no, frame)
 
-    def _add_page(self, ledger: _Ledger, page_no: int, frame: int) -> None:
+    def _add_page(self, index: CachedIndex, page_no: int, frame: int) -> None:
         """Begin a page, unless that was done meanwhile."""
-        if ledger.gone or has_page(ledger.bounds, page_no):
+        if index.gone or has_page(index.bounds, page_no):
             return
         self._pool.clear(frame)  # the file may have one that the header does not list
-        add_page(ledger.bounds, page_no)
+        add_page(index.bounds, page_no)
         self._pool.mark_dirty(frame)
-        self._mark_header(ledger)
+        self._writer.mark_header(index)
 
     async def _make_room(self) -> None:
         """Wait until a frame can be taken; write pages out if that is what it needs."""
         async with self._making_room:
             if self._pool.has_room:
                 return
-            dirty = (one for one in self._pool.dirty_ledgers() if one in self._ledgers)
+            dirty = (one for one in self._pool.dirty_ledgers() if one in self._indexes)
             due = list(islice(dirty, _PRESSURE_LEDGERS))
             if due:
-                await self._write_out(due)
+                await self._writer.write(due, sync=False)
                 return
-            self._room.clear()
-            await self._room.wait()
+            self._writer.room.clear()
+            await self._writer.room.wait()
 
     async def replace(
         self,
@@ -450,19 +390,19 @@ class LedgerCache:
         new_slot: int,
     ) -> bool:
         """Let entries that have ``old_slot`` have ``new_slot``; False if there was none."""
-        ledger = await self._load(ledger_id)
-        if ledger is None:
+        index = await self._load(ledger_id)
+        if index is None:
             return False
         was_found = False
-        with _used(ledger):
+        with index.used():
             start, stop = first_entry_id, first_entry_id + count
             while start < stop:
                 page_no, at = divmod(start, SLOTS_PER_PAGE)
                 end = min(at + stop - start, SLOTS_PER_PAGE)
                 start = EntryId(start + end - at)
-                if not has_page(ledger.bounds, page_no):
+                if not has_page(index.bounds, page_no):
                     continue
-                frame = await self._frame_of(ledger, page_no, is_covered=False)
+                frame = await self._frame_of(index, page_no, is_covered=False)
                 if frame is None:
                     again = self.replace(ledger_id, first_entry_id, count, old_slot, new_slot)
                     return await again or was_found
@@ -498,194 +438,38 @@ class LedgerCache:
             if ledger_id not in self:
                 self._files.add(ledger_id, create_in)
             await self._files.remove_doubles(ledger_id)
-            await self._empty(ledger_id)
-            ledger = self._ledgers[ledger_id] = _Ledger(ledger_id, None)
-            ledger.whole = False
-            self._dirty_headers[ledger_id] = None
-
-    async def _empty(self, ledger_id: int) -> None:
-        with self._uncut():
-            async with self._files.use(ledger_id, create=True) as file:
-                await file.truncate(0)
-                await file.sync()
+            await self._writer.empty(ledger_id)
+            index = self._indexes[ledger_id] = CachedIndex(ledger_id, None)
+            index.whole = False
+            self._writer.mark_header(index)
 
     def complete(self, ledger_id: LedgerId) -> None:
         """Say that everything was put since ``discard``: what has no slot is not there."""
-        ledger = self._ledgers.get(ledger_id)
-        if ledger is not None and not ledger.whole:
-            ledger.whole = True
-            self._mark_header(ledger)
+        index = self._indexes.get(ledger_id)
+        if index is not None and not index.whole:
+            index.whole = True
+            self._writer.mark_header(index)
 
     async def _forget(self, ledger_id: int) -> None:
         """Drop all that is in memory of a ledger, when nobody reads or writes its file any more."""
-        ledger = self._ledgers.pop(ledger_id, None)
-        self._dirty_headers.pop(ledger_id, None)
-        if ledger is not None:
-            ledger.gone = True
-            async with ledger.lock:
-                pass
+        index = self._indexes.pop(ledger_id, None)
+        if index is not None:
+            index.gone = True
+            await index.written()
         for key in [one for one in self._loads if one[0] == ledger_id and one[1] != _HEADER]:
             await self._waited(*key)
         self._pool.drop_ledger(ledger_id)
-        self._unsynced.discard(ledger_id)
-        self._room.set()
-
-    # Writing
+        self._writer.forget(ledger_id)
 
     async def flush(self) -> None:
         """Make durable what was put before: pages, then headers, then names."""
-        async with self._flushing:
-            due = dict.fromkeys(self._pool.dirty_ledgers())
-            due.update(self._dirty_headers)
-            due.update(dict.fromkeys(self._unsynced))
-            await self._in_parallel(due, sync=True)
-            await self._files.sync_folders()
-
-    async def _write_out(self, ledger_ids: Sequence[int]) -> None:
-        """Write, but don't sync, what is dirty of some ledgers."""
-        await self._in_parallel(dict.fromkeys(ledger_ids), sync=False)
-
-    async def _in_parallel(self, ledger_ids: dict[int, None], *, sync: bool) -> None:
-        waiting = iter(ledger_ids)
-        errors: list[Exception] = []
-        if len(ledger_ids) <= 1:
-            await self._write_each(waiting, errors, sync=sync)
-        else:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(min(_WRITERS, len(ledger_ids))):
-                    tasks.create_task(self._write_each(waiting, errors, sync=sync))
-        if errors:
-            raise errors[0]
-
-    async def _write_each(
-        self, ledger_ids: Iterator[int], errors: list[Exception], *, sync: bool
-    ) -> None:
-        """Write ledgers until there is an error. It is not raised: that would cancel others."""
-        for ledger_id in ledger_ids:
-            if errors:
-                return
-            try:
-                await self._write_ledger(ledger_id, sync=sync)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the caller raises it
-                errors.append(error)
-
-    async def _write_ledger(self, ledger_id: int, *, sync: bool) -> None:
-        if self._cut_short:
-            raise DiskFailedError(
-                "a write to an index was cancelled and may come yet. Start the node anew"
-            )
-        ledger = self._ledgers.get(ledger_id)
-        if ledger is None:
-            if sync and ledger_id in self._unsynced:
-                await self._sync_file(ledger_id)
-            return
-        with _used(ledger):
-            async with ledger.lock:
-                if not ledger.gone:
-                    await self._write_locked(ledger, sync=sync)
-
-    async def _write_locked(self, ledger: _Ledger, *, sync: bool) -> None:
-        ledger_id = ledger.ledger_id
-        if ledger.header_dirty or self._pool.is_dirty(ledger_id):
-            try:
-                await self._write_dirty(ledger, sync=sync)
-            except FileNotFoundError:
-                if not ledger.gone:
-                    raise
-        elif sync and ledger_id in self._unsynced:
-            await self._sync_file(ledger_id)
-
-    async def _sync_file(self, ledger_id: int) -> None:
-        self._unsynced.discard(ledger_id)  # first: what is written meanwhile is due again
-        try:
-            async with self._files.use(ledger_id) as file:
-                await file.sync()
-        except FileNotFoundError:
-            return  # removed meanwhile
-        except BaseException:
-            self._unsynced.add(ledger_id)
-            raise
-        self._syncs += 1
-
-    async def _write_dirty(self, ledger: _Ledger, *, sync: bool) -> None:
-        """Write a ledger's dirty pages, then its header."""
-        ledger_id = ledger.ledger_id
-        header = ledger.pack() if ledger.header_dirty else None
-        runs = _adjacent(self._pool.dirty_pages(ledger_id))
-        if header is not None:
-            ledger.header_dirty = False
-            del self._dirty_headers[ledger_id]
-            if len(runs) != 1 or runs[0][0] != 0:
-                runs.append([])
-        self._unsynced.add(ledger_id)
-        try:
-            async with self._files.use(ledger_id, create=ledger.new) as file:
-                ledger.new = False
-                for run in runs:
-                    is_last = run is runs[-1]
-                    head = header if is_last else None
-                    await self._write(file, ledger_id, run, head, sync=sync and is_last)
-        except BaseException:
-            if header is not None:
-                self._mark_header(ledger)
-            raise
-        if sync:
-            self._unsynced.discard(ledger_id)
-
-    async def _write(
-        self, file: File, ledger_id: int, run: list[int], header: bytes | None, *, sync: bool
-    ) -> None:
-        """Write adjacent pages, and the header if they come behind it."""
-        buffers: list[Buffer] = [] if header is None else [header]
-        offset = 0 if header is not None else page_offset(run[0])
-        if run:
-            buffers.append(self._pool.begin_write(ledger_id, run))
-        is_written = False
-        try:
-            with self._uncut():
-                await (file.write_and_sync if sync else file.write)(offset, buffers)
-            is_written = True
-        finally:
-            self._pool.end_write(ledger_id, run, written=is_written)
-            self._room.set()
-        self._writes += 1
-        self._syncs += sync
-
-    @contextlib.contextmanager
-    def _uncut(self) -> Iterator[None]:
-        """Take note if a change of a file is cancelled: it may come yet."""
-        try:
-            yield
-        except asyncio.CancelledError:
-            self._cut_short = True
-            raise
+        await self._writer.flush()
 
 
-def _adjacent(page_nos: list[int]) -> list[list[int]]:
-    """Cut ascending numbers into runs without gaps."""
-    runs: list[list[int]] = []
-    for page_no in page_nos:
-        if runs and runs[-1][-1] == page_no - 1 and len(runs[-1]) < _WRITE_PAGES_MAX:
-            runs[-1].append(page_no)
-        else:
-            runs.append([page_no])
-    return runs
-
-
-def _may_lack(ledger: _Ledger | None, *, known: bool) -> bool:
+def _may_lack(index: CachedIndex | None, *, known: bool) -> bool:
     """Tell whether zeros are an answer; ``CorruptError`` if there is none."""
-    if ledger is None:
+    if index is None:
         return not known
-    if not ledger.whole:
-        raise damaged(ledger.ledger_id, "it is being rebuilt")
-    return not ledger.gone
-
-
-@contextlib.contextmanager
-def _used(ledger: _Ledger) -> Iterator[None]:
-    """Keep a header in memory."""
-    ledger.users += 1
-    try:
-        yield
-    finally:
-        ledger.users -= 1
+    if not index.whole:
+        raise damaged(index.ledger_id, "it is being rebuilt")
+    return not index.gone
