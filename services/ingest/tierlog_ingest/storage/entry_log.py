@@ -12,7 +12,8 @@ A log is open (a writer appends to it), then full (waiting for its map), then se
 retired (``state`` must not list it any more) and removed.
 
 Invariants:
-    * A log id is used once: it is above all that any directory or ``state`` knows.
+    * A new log's id is above all that any directory or ``state`` knows, and above all of this
+      process: nothing can point to an older log of that id, which the mark outlived.
     * ``lengths`` and ``open_maps`` fit together at each instant, and say only what is durable:
       bytes, map and name.
     * What ``append`` did not return has no place: a later append overwrites it, sealing cuts it.
@@ -37,7 +38,7 @@ import structlog
 
 from tierlog.format.run import RUN_PREFIX_LEN, Run
 from tierlog.model.errors import CorruptError, Reason, RetryableError, TierlogError
-from tierlog.ports.files import File, Files
+from tierlog.ports.files import Buffer, File, Files
 from tierlog.ports.ids import Ids
 from tierlog_ingest.storage.entry_log_format import (
     LOG_HEADER_LEN,
@@ -48,7 +49,7 @@ from tierlog_ingest.storage.entry_log_format import (
     pack_map,
     unpack_map,
 )
-from tierlog_ingest.storage.entry_log_scan import Found, LogScan
+from tierlog_ingest.storage.entry_log_scan import SCAN_LEN, Found, LogScan
 from tierlog_ingest.storage.ledger_map import LedgerMap, all_ids
 from tierlog_ingest.storage.log_table import Location, Log, LogInfo, LogLength, Usage, columns_of
 from tierlog_ingest.storage.open_files import OpenFiles
@@ -59,6 +60,7 @@ events = structlog.get_logger()
 
 LOGS_DIRECTORY: Final = "logs"
 _SUFFIX: Final = ".log"
+_BURST_BYTES_MAX: Final = 8 * 1024 * 1024
 
 Writer = Literal["flush", "compaction"]
 
@@ -374,18 +376,17 @@ class EntryLogs:
         return data
 
     async def scan(
-        self, log_id: int, *, ledger_id: int | None = None
+        self, log_id: int, *, ledger_id: int | None = None, window_len: int = SCAN_LEN
     ) -> AsyncGenerator[Found, None]:
         """Iterate over all good runs with their offsets, or those of one ledger.
 
+        The runs of a window are decoded in one go: a small one is for who must not hold others up.
         Once all was taken, bad places are in ``damaged_logs``; so is the whole log when its file
         is missing, and when its runs are not as many bytes of each ledger as its map says. The
         runs are views of the windows.
         """
         log = self._get(log_id)
-        expected = None if log.map is None else log.whole_map()
-        if expected is not None and ledger_id is not None:
-            expected = LedgerMap({ledger_id: expected[ledger_id]} if ledger_id in expected else {})
+        expected = None if log.map is None else log.map_of(ledger_id)
         found = LedgerMap()
         bad: set[tuple[int, int]] = set()
         scan = LogScan(
@@ -395,6 +396,7 @@ class EntryLogs:
             ledger_id=ledger_id,
             holds=None if log.map is None else log.holds,
             on_bad=lambda start, end: bad.add((start, end)),
+            window_len=window_len,
         )
         whole = (LOG_HEADER_LEN, log.length)
         try:
@@ -535,11 +537,19 @@ class EntryLogs:
 
 async def _write_runs(log: Log, runs: Sequence[Run]) -> None:
     assert log.file is not None
-    buffers = [run.encoded for run in runs]
-    if log.length == LOG_HEADER_LEN:
-        await log.file.write(0, [log.header, *buffers])
-    elif buffers:
-        await log.file.write(log.length, buffers)
+    buffers: list[Buffer] = [run.encoded for run in runs]
+    offset = log.length
+    if offset == LOG_HEADER_LEN:
+        offset, buffers = 0, [log.header, *buffers]
+    if not buffers:
+        return
+    # Written back bit by bit: all at once would keep the journal from the disk for long.
+    log.unwritten_bytes += sum(map(len, buffers))
+    if log.unwritten_bytes < _BURST_BYTES_MAX:
+        await log.file.write(offset, buffers)
+    else:
+        await log.file.write_and_sync(offset, buffers)
+        log.unwritten_bytes = 0
 
 
 async def _read_map(log: Log, file: File, size: int) -> LedgerMap:

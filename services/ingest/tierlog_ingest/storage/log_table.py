@@ -67,6 +67,8 @@ class Log:
     """Kept open while anything is not durable, so that no error of the disk is missed."""
     header: bytes = b""
     """To be written with the first runs."""
+    unwritten_bytes: int = 0
+    """What the system may keep from the disk yet."""
     retired: bool = False
 
     @property
@@ -89,6 +91,13 @@ class Log:
         for one in self.maps():
             whole.merge(one)
         return whole
+
+    def map_of(self, ledger_id: int | None) -> LedgerMap:
+        """Return the part of the whole map that names one ledger, or all of it."""
+        if ledger_id is None:
+            return self.whole_map()
+        size = sum(one.get(ledger_id, 0) for one in self.maps())
+        return LedgerMap({ledger_id: size} if size else {})
 
     def holds(self, ledger_id: int) -> bool:
         return self.map is None or any(ledger_id in one for one in self.maps())
