@@ -10,7 +10,7 @@ import time
 
 from tests.simulation.scenarios import Plan, run
 from tests.simulation.trace import Trace
-from tests.simulation.world import DEFAULT_SIZE, QUORUM_SIZE
+from tests.simulation.world import DEFAULT_SIZE, QUORUM_SIZE, SIGNED_SIZE
 
 
 def replay_command(seed: int, plan: Plan) -> str:
@@ -20,6 +20,8 @@ def replay_command(seed: int, plan: Plan) -> str:
         command += f" --focus {plan.focus}"
     if plan.size == QUORUM_SIZE:
         command += " --quorum"
+    if plan.size == SIGNED_SIZE:
+        command += " --signed"
     return command
 
 
@@ -32,9 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="no trace, only how it ended")
     parser.add_argument("--calls", action="store_true", help="each call of a port in the trace")
     parser.add_argument("--quorum", action="store_true", help="3 nodes, each entry on all of them")
+    parser.add_argument("--signed", action="store_true", help="as --quorum; ledgers have a key")
     parser.add_argument("--focus", default="", help="what goes wrong most: crash, stall, usurp, …")
     chosen = parser.parse_args(arguments)
     size = QUORUM_SIZE if chosen.quorum else DEFAULT_SIZE
+    size = SIGNED_SIZE if chosen.signed else size
     plan = Plan(ledgers=chosen.ledgers, focus=chosen.focus, size=size)
     failed: list[int] = []
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):

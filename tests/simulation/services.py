@@ -26,6 +26,7 @@ from tierlog.catalog import Catalog
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import build_run
 from tierlog.ledger.directory import NodeConnector, NodeDirectory
+from tierlog.ledger.keys import LedgerKeys
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.errors import IndeterminateError, Reason, TierlogError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
@@ -57,6 +58,8 @@ from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
 BUCKET = "bucket"
 TOPICS = Topics.of("sim")
 GROUP = "offloaders"
+KEYS = LedgerKeys({"k1": bytes(range(32))})
+"""Every process has them; a run's size tells whether owners use one."""
 SMALL_RANGES = RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=4096)
 
 
@@ -172,7 +175,9 @@ class IngestProcess(Service):
             ids=self.ids,
             connect=connect,
         )
-        node = IngestNode(ports, settings=self.settings, wire=WireSettings(), front=self._front)
+        node = IngestNode(
+            ports, settings=self.settings, wire=WireSettings(), front=self._front, keys=KEYS
+        )
         async with asyncio.TaskGroup() as tasks:
             telling = tasks.create_task(self._tell_ready(node))
             await node.run(self.stop)
@@ -210,7 +215,7 @@ class WorkerProcess(Service):
         def open_ledger(
             ledger_id: LedgerId, metadata: LedgerMetadata
         ) -> Tier1ReadHandle[StorageNodeControl]:
-            return Tier1ReadHandle(ledger_id, metadata, nodes)
+            return Tier1ReadHandle(ledger_id, metadata, nodes, keys=KEYS)
 
         worker = OffloadWorker(
             catalog=catalog,
@@ -345,7 +350,8 @@ class ReaderProcess(Service):
             bucket=BUCKET,
         )
         views = Views(catalog, age_s_max=0.5, entries_max=64)
-        return StreamSource(views, StorageNodeTier(views, self.nodes(catalog)), tier2), tier2
+        tier1 = StorageNodeTier(views, self.nodes(catalog), keys=KEYS)
+        return StreamSource(views, tier1, tier2), tier2
 
 
 def note_frames(

@@ -14,7 +14,7 @@ import pytest
 from tests.simulation.run import replay_command
 from tests.simulation.scenarios import Plan, Result, run
 from tests.simulation.trace import Trace
-from tests.simulation.world import QUORUM_SIZE, ViolationError
+from tests.simulation.world import QUORUM_SIZE, SIGNED_SIZE, ViolationError
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Plan(ledgers=10)
@@ -50,6 +50,12 @@ def test_other_seeds(seed):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_replicated_ledgers_with_an_ack_quorum(seed):
     result = run_seed(seed, Plan(ledgers=15, size=QUORUM_SIZE))
+    assert result.ledgers >= 15
+
+
+@pytest.mark.covers("D08")
+def test_signed_ledgers_come_to_tier_2_through_crashes_too():
+    result = run_seed(3, Plan(ledgers=15, size=SIGNED_SIZE))
     assert result.ledgers >= 15
 
 

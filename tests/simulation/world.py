@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -17,6 +17,7 @@ from tests.simulation.processes import HostClock, SimProcess, Tasks
 from tests.simulation.remote import Network
 from tests.simulation.servers import WatchedBucket, WatchedMetadata
 from tests.simulation.services import (
+    KEYS,
     IngestProcess,
     Producer,
     ReaderProcess,
@@ -96,6 +97,12 @@ QUORUM_SIZE = Size(
     owner=OwnerSettings(ensemble_size=3, write_quorum=3, ack_quorum=2, append_timeout_s=10.0),
 )
 """Three replicas of each entry, two of which acknowledge."""
+
+
+SIGNED_SIZE = replace(
+    QUORUM_SIZE, owner=QUORUM_SIZE.owner.model_copy(update={"ledger_key_id": "k1"})
+)
+"""The same, and owners sign what they write."""
 
 
 class World:
@@ -304,7 +311,10 @@ class World:
         metadata = self.checker.ledger(ledger_id)
         assert metadata is not None
         assert self._nodes is not None
-        handle = Tier1ReadHandle(ledger_id, metadata, self._nodes)
+        handle = Tier1ReadHandle(ledger_id, metadata, self._nodes, keys=KEYS)
+        key = KEYS.of(ledger_id, metadata)
+        if (key.key_id if key is not None else None) != self.size.owner.ledger_key_id:
+            self.checker.complain("a", f"ledger {ledger_id} has {key}, which its owner did not use")
         async for runs in handle.read_runs(EntryId(0), last):
             for run in runs:
                 for step, entry in enumerate(run.entries()):
