@@ -22,6 +22,7 @@ from tests.unit.storage.log_kit import (
 )
 from tests.unit.storage.node_kit import make_run
 from tierlog.adapters.memory.files import MemoryDisk
+from tierlog.format.authentication import LedgerKey
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import RUN_MAGIC, Run, build_run
 from tierlog.model.errors import CorruptError, RetryableError
@@ -90,9 +91,15 @@ async def written(runs, *, sealed, disk=None):
 SMALL = [make_run(ledger, n, size=8 + n, count=2) for ledger in (1, 2) for n in (0, 2)]
 
 
+def signed(ledger_id, first):
+    frames, offsets = pack_entries([b"signed"], first)
+    key = LedgerKey("k", bytes(32))
+    return build_run(frames, offsets, ledger_id=ledger_id, first_entry_id=first, key=key)
+
+
 @pytest.mark.parametrize("sealed", [True, False])
 async def test_every_flipped_byte(sealed):
-    log = await written(SMALL, sealed=sealed)
+    log = await written([*SMALL[:2], signed(2, 10), signed(1, 10), SMALL[2]], sealed=sealed)
     whole = log.whole[log_path(1)]
     for at in range(len(whole)):
         log.restore()
@@ -101,7 +108,9 @@ async def test_every_flipped_byte(sealed):
         log.disk.write_whole(log_path(1), bytes(damaged))
         await log.check()
     log.restore()
-    await log.check(reported=False)
+    logs, _ = await log.check(reported=False)
+    logs, _ = await opened_logs(log.state, log.disk.mount())
+    assert await runs_of(logs, 1, ledger_id=2) == [signed(2, 10), SMALL[2]]
 
 
 @pytest.mark.parametrize("sealed", [True, False])
