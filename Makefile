@@ -45,7 +45,7 @@ simulate: venv ## one run of the whole system on virtual time, with its trace: m
 	$(BIN)/python -m tests.simulation.run --seed $(or $(SEED),1)
 
 soak: venv ## many runs with fresh seeds, or from a seed on: make soak SEEDS=200 FROM=1 STATES=20000
-	$(BIN)/python -m tests.crash_states.run --states $(or $(STATES),20000) \
+	$(BIN)/python -m tests.crash_states.run --damages --states $(or $(STATES),20000) \
 	  --seed $(or $(FROM),$(shell date +%s))
 	$(BIN)/python -m tests.simulation.run --quiet --seeds $(or $(SEEDS),50) \
 	  --seed $(or $(FROM),$(shell date +%s))

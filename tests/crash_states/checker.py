@@ -25,14 +25,16 @@ from tests.unit.storage.node_kit import make_run, outcome
 from tierlog.format.run import Run
 from tierlog.model.errors import Reason, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
+from tierlog.ports.storage_node import LacAnswer
 
 Key = tuple[int, int]
 """A ledger, and the first entry of a run in it."""
 
 LEDGERS = (1, 2, 3, 4)
-PROBE_ENTRY_ID = 450
-"""No workload comes so far; the probe shares an index page with what it writes."""
+PROBE_ENTRY_ID = 4000
+"""No workload comes so far."""
 BYTES_MAX = 10**8
+COULD_NOT_READ = frozenset({Reason.UNKNOWN, Reason.CORRUPT})
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class Seen:
     fenced: bool = False
     runs: list[Key] = field(default_factory=list)
     absent: list[Key] = field(default_factory=list)
+    unknown: list[Key] = field(default_factory=list)
     last_add_confirmed: int = -1
     wrong: list[str] = field(default_factory=list)
 
@@ -117,6 +120,7 @@ class Expectation:
             wrong.append("lost its fence")
         if seen.fenced and ledger_id not in self.fence_asked:
             wrong.append("is fenced, and nobody asked for it")
+        wrong += [f"{key} can't be read, though nothing is damaged" for key in seen.unknown]
         found = set(seen.runs)
         asked = [key for key in self.asked if key[0] == ledger_id]
         kept = {key for key in self.stored if key[0] == ledger_id}
@@ -139,28 +143,52 @@ async def read_ledger(node: Any, ledger_id: int, known: Mapping[Key, Run]) -> Se
     seen = Seen()
     firsts = sorted(key[1] for key in known if key[0] == ledger_id)
     position = firsts[0] if firsts else 0
+    end = await outcome(node.last_add_confirmed(LedgerId(ledger_id)))
+    last_entry_id = end.last_entry_id if isinstance(end, LacAnswer) else -1
     while True:
         runs, error = await read_from(node, ledger_id, position)
-        for run in runs:
-            key = ledger_id, run.first_entry_id
-            if known.get(key) != run:
-                seen.wrong.append(f"{run} is not what was sent")
-            if seen.runs and run.first_entry_id <= known[seen.runs[-1]].last_entry_id:
-                seen.wrong.append(f"{run} comes twice, or too late")
+        if not _note_runs(seen, ledger_id, runs, known):
+            return seen
+        if runs:
+            position = runs[-1].last_entry_id + 1
+        if error is None:
+            if not runs:
+                seen.wrong.append(f"a read from entry {position} brings nothing, and no error")
                 return seen
-            seen.runs.append(key)
-            position = run.last_entry_id + 1
-        if error is not None and error.reason is Reason.LEDGER_NOT_FOUND:
+            continue
+        if error.reason is Reason.LEDGER_NOT_FOUND:
             seen.gone = True
             return seen
-        if error is not None and error.reason is not Reason.NO_SUCH_ENTRY:
-            seen.wrong.append(f"entry {position}: {error.reason} {error}")
-        if error is not None:
-            seen.absent += [(ledger_id, first) for first in firsts if first == position]
-            later = [first for first in firsts if first > position]
-            if not later:
-                return seen
-            position = later[0]
+        missing = [first for first in firsts if first >= position]
+        # One place behind the end is enough to ask for.
+        missed = missing if position > last_entry_id else missing[: missing[:1] == [position]]
+        _note_error(seen, error, [(ledger_id, first) for first in missed], position)
+        if len(missed) == len(missing):
+            return seen
+        position = missing[len(missed)]
+
+
+def _note_runs(seen: Seen, ledger_id: int, runs: list[Run], known: Mapping[Key, Run]) -> bool:
+    """Take runs that a read brought; False when it makes no sense to go on."""
+    for run in runs:
+        key = ledger_id, run.first_entry_id
+        if known.get(key) != run:
+            seen.wrong.append(f"{run} is not what was sent")
+            return False
+        if seen.runs and run.first_entry_id <= known[seen.runs[-1]].last_entry_id:
+            seen.wrong.append(f"{run} comes twice, or too late")
+            return False
+        seen.runs.append(key)
+    return True
+
+
+def _note_error(seen: Seen, error: TierlogError, missed: list[Key], position: int) -> None:
+    if error.reason is Reason.NO_SUCH_ENTRY:
+        seen.absent += missed
+    elif error.reason in COULD_NOT_READ:
+        seen.unknown += missed
+    else:
+        seen.wrong.append(f"entry {position}: {error.reason} {error}")
 
 
 async def read_from(

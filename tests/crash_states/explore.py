@@ -9,7 +9,7 @@ Invariant: a state is counted once, by digest; it is judged at every cut that ma
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -43,6 +43,7 @@ class Plan:
 
     kind: str
     seed: int
+    roots: tuple[str, ...] = ROOTS[:1]
     steps: int = 40
     states_per_cut: int = 64
     next_lives: int = 6
@@ -71,13 +72,17 @@ class Tally:
 def explore(plan: Plan) -> Tally:
     """Look at the states of one workload; ``CrashStateError`` at the first that is wrong."""
     search = _Search(plan)
-    recording = record_first_life(plan.kind, plan.seed, steps=plan.steps)
+    recording = record_first_life(plan.kind, plan.seed, steps=plan.steps, roots=plan.roots)
     share = plan.states_max * 2 // 3 if plan.next_lives else plan.states_max
     chosen = search.explore_life(recording, Expectation(), {}, plan.states_per_cut, share)
     for number, (state, before) in enumerate(chosen):
         try:
             following = record_next_life(
-                state.files, state.directories, before.asked, plan.seed * 1000 + number
+                state.files,
+                state.directories,
+                before.asked,
+                plan.seed * 1000 + number,
+                roots=plan.roots,
             )
         except Exception as error:
             if plan.only:
@@ -130,7 +135,7 @@ class _Search:
         plan, tally = self._plan, self.tally
         seen = tally.observations.get(state.digest)
         if seen is None:
-            seen = look_at(state, known, deep=self._rng.random() < DEEP_SHARE)
+            seen = look_at(state, known, plan.roots, deep=self._rng.random() < DEEP_SHARE)
             tally.observations[state.digest] = seen
         tally.judgements += 1
         wrong = [what for what in expected.judge(seen) if plan.only in what]
@@ -139,18 +144,22 @@ class _Search:
             raise CrashStateError("\n".join([where, *_listing(state), *wrong]))
 
 
-def look_at(state: State, known: Mapping[Key, Run], *, deep: bool = False) -> Observation:
+def look_at(
+    state: State, known: Mapping[Key, Run], roots: Sequence[str], *, deep: bool = False
+) -> Observation:
     """Open a disk and read all of it; an error is an observation, too."""
     with structlog.testing.capture_logs():
         try:
-            return run_virtual(_look(state, known, deep=deep), until_s=VIRTUAL_S_MAX)
+            return run_virtual(_look(state, known, roots, deep=deep), until_s=VIRTUAL_S_MAX)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is wrong
             return Observation(wrong=[f"opening or reading ends with {_inner(error)!r}"])
 
 
-async def _look(state: State, known: Mapping[Key, Run], *, deep: bool) -> Observation:
+async def _look(
+    state: State, known: Mapping[Key, Run], roots: Sequence[str], *, deep: bool
+) -> Observation:
     image: dict[str, bytes | bytearray] = dict(state.files)
-    folders = [RamFiles(image, root=root) for root in ROOTS]
+    folders = [RamFiles(image, root=root) for root in roots]
     for folder in folders:
         folder.directories.update(state.directories)
     async with running(await open_node(folders), in_order=deep) as node:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.crash_states.ram import RamFiles
-from tierlog.ports.files import Buffer, File, Files
+from tierlog.ports.files import Buffer, File, Files, FileWrite, write_by_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,9 @@ class RecordingFiles:
             self._rename((full, inode))
         return RecordingFile(self._recorder, file, inode, full)
 
+    async def write_files(self, writes: Sequence[FileWrite], *, sync: bool) -> None:
+        await write_by_turns(self, writes, sync=sync)
+
     async def exists(self, path: str) -> bool:
         return await self._inner.exists(path)
 
@@ -181,6 +184,16 @@ class RecordingFiles:
 
     async def total_bytes(self) -> int:
         return await self._inner.total_bytes()
+
+    def image(self) -> dict[str, bytes | bytearray]:
+        """Return what lies on a disk in memory now."""
+        assert isinstance(self._inner, RamFiles)
+        return dict(self._inner.image)
+
+    def directories(self) -> set[str]:
+        """Return the folders of a disk in memory."""
+        assert isinstance(self._inner, RamFiles)
+        return set(self._inner.directories)
 
     def _rename(self, *changes: tuple[str, int | None]) -> None:
         for path, inode in changes:
@@ -237,7 +250,7 @@ class RecordingFile:
         await self._inner.close()
 
 
-def recorded_ram(recording: Recording, roots: list[str]) -> list[RecordingFiles]:
+def recorded_ram(recording: Recording, roots: Sequence[str]) -> list[RecordingFiles]:
     """Return recorded folders over a copy of the recording's base, kept in memory."""
     recorder = Recorder(recording)
     image: dict[str, bytes | bytearray] = dict(recording.base)
