@@ -25,7 +25,7 @@ from tests.unit.storage.node_kit import (
 )
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.files import MemoryDisk
-from tierlog.model.errors import Reason, TierlogError
+from tierlog.model.errors import CorruptError, Reason, TierlogError
 from tierlog.model.ids import LedgerId
 from tierlog.runtime.settings import StorageSettings
 from tierlog_ingest.storage.throttle import TokenBucket
@@ -192,6 +192,36 @@ def test_who_reads_and_writes_meanwhile_notices_nothing():
             assert reads > 20
             assert node.statistics()["compaction_logs_compacted"] > 5
             assert await read_all(node, 30)
+
+    run_virtual(run())
+
+
+def test_who_adds_again_what_compaction_just_moved_is_compared_with_it():
+    """A log that goes between the look into the index and the read is no absence."""
+
+    async def run():
+        disk, runs = new_disk(), written()
+        async with opened(disk, TINY) as node:
+            await add_all(node, runs)
+            await node.checkpoint()
+            await delete_most(node)
+            slots, moved = node._store.cache.slots, []
+
+            async def slots_then_move(*args):
+                found = await slots(*args)
+                if not moved:
+                    moved.append(args)
+                    await node.compactor.compact(threshold=0.8)
+                return found
+
+            node._store.cache.slots = slots_then_move
+            error = await outcome(node.add(make_run(1, 0, count=3, size=199)))
+            assert isinstance(error, CorruptError), "other bytes under the same ids"
+            assert moved
+            assert node.statistics()["compaction_logs_removed"] > 0
+            for ledger_id in LIVE:
+                wanted = [one for one in runs if one.header.ledger_id == ledger_id]
+                assert await read_all(node, ledger_id) == wanted
 
     run_virtual(run())
 

@@ -45,7 +45,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import structlog
@@ -65,7 +65,7 @@ from tierlog_ingest.storage.compaction_plan import (
     without_live_ledgers,
 )
 from tierlog_ingest.storage.compaction_ports import Found, Index, Logs, Node, Rebuilds, Space
-from tierlog_ingest.storage.index_format import pack_slot, unpack_slot
+from tierlog_ingest.storage.index_format import SLOTS_PER_PAGE, pack_slot, unpack_slot
 from tierlog_ingest.storage.priorities import DiskGate, Work
 from tierlog_ingest.storage.space import Level
 from tierlog_ingest.storage.throttle import TokenBucket
@@ -77,7 +77,25 @@ MOVES_MAX: Final = 100_000
 _ATTEMPTS: Final = 3
 _STEPS: Final = 256
 """So many runs are looked at before others get the processor."""
+_WINDOW_LEN: Final = 256 * 1024
+"""So much is read and decoded in one turn; appends wait behind it."""
 _RETRY_S: Final = 5.0
+
+
+class _KnownSlots(NamedTuple):
+    """Slots that were looked up for one run, and may do for the next."""
+
+    ledger_id: int
+    first_entry_id: int
+    slots: NDArray[np.uint64]
+
+    def of(self, run: Run) -> NDArray[np.uint64] | None:
+        """Return the slots of a run, if they are here."""
+        start = run.first_entry_id - self.first_entry_id
+        end = start + run.header.count
+        if run.header.ledger_id != self.ledger_id or start < 0 or end > len(self.slots):
+            return None
+        return self.slots[start:end]
 
 
 @dataclass(slots=True)
@@ -336,7 +354,7 @@ class Compactor:
 
     async def _windows(self, log_id: int) -> AsyncGenerator[Found, None]:
         """Scan a log, each window in its turn at the disk."""
-        async with contextlib.aclosing(self._logs.scan(log_id)) as windows:
+        async with contextlib.aclosing(self._logs.scan(log_id, window_len=_WINDOW_LEN)) as windows:
             while True:
                 async with self._gate.turn(Work.COMPACTION):
                     window = await anext(windows, None)
@@ -361,33 +379,36 @@ class Compactor:
     async def _live(self, log_id: int, window: Found) -> Found:
         """Return the runs that the index finds in this log."""
         live: Found = []
+        known = _KnownSlots(-1, 0, np.empty(0, np.uint64))
         for count, (offset, run) in enumerate(window):
             if count % _STEPS == 0:
                 await asyncio.sleep(0)
             if self._node.is_freed(run.header.ledger_id):
                 continue
-            slot = pack_slot(log_id, offset, len(run.encoded))
-            slots = await self._slots_of(run)
-            if bool((slots == slot).any()):
+            slots = known.of(run)
+            if slots is None:
+                known = await self._slots_from(run)
+                slots = known.of(run)
+                assert slots is not None
+            if not slots.all() and not self._node.is_freed(run.header.ledger_id):
+                raise _IndexDamagedError(run.header.ledger_id)
+            if (slots == pack_slot(log_id, offset, len(run.encoded))).any():
                 live.append((offset, run))
         return live
 
-    async def _slots_of(self, run: Run) -> NDArray[np.uint64]:
+    async def _slots_from(self, run: Run) -> "_KnownSlots":
+        """Look up the slots of a run, and those behind it in its last page."""
         ledger_id, entry_id = run.header.ledger_id, int(run.first_entry_id)
         if not self._node.has_whole_index(ledger_id):
             raise _IndexDamagedError(ledger_id)
         pages = []
         try:
             while entry_id <= run.last_entry_id:
-                count = run.last_entry_id - entry_id + 1
-                pages.append(await self._index.slots(ledger_id, EntryId(entry_id), count))
+                pages.append(await self._index.slots(ledger_id, EntryId(entry_id), SLOTS_PER_PAGE))
                 entry_id += len(pages[-1])
         except CorruptError as error:
             raise _IndexDamagedError(ledger_id) from error
-        slots = pages[0] if len(pages) == 1 else np.concatenate(pages)
-        if not bool(slots.all()) and not self._node.is_freed(ledger_id):
-            raise _IndexDamagedError(ledger_id)
-        return slots
+        return _KnownSlots(ledger_id, run.first_entry_id, np.concatenate(pages))
 
     async def _copy(self, log_id: int, live: Found, batch: _Batch) -> None:
         runs = [run for _, run in live]

@@ -57,7 +57,7 @@ class Logs(Protocol):
         """End the writer's log."""
         ...
 
-    def scan(self, log_id: int) -> AsyncGenerator[Found, None]:
+    def scan(self, log_id: int, *, window_len: int) -> AsyncGenerator[Found, None]:
         """Iterate over all good runs."""
         ...
 

@@ -65,8 +65,10 @@ class LogScan:
         ledger_id: int | None,
         holds: Callable[[int], bool] | None,
         on_bad: Callable[[int, int], None],
+        window_len: int = SCAN_LEN,
     ) -> None:
         self._read = read
+        self._window_len = window_len
         self._start = start
         self._end = end
         self._ledger_id = ledger_id
@@ -77,7 +79,7 @@ class LogScan:
         """Iterate over windows of (offset, run), never an empty one."""
         at, wanted = self._start, 0
         while at < self._end:
-            asked = min(max(SCAN_LEN, wanted), self._end - at)
+            asked = min(max(self._window_len, wanted), self._end - at)
             data = await self._read_what_can_be(at, asked)
             cut = _cut(memoryview(data), self._end - at, self._ledger_id)
             if cut.found:

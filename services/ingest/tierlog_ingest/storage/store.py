@@ -24,7 +24,7 @@ import structlog
 from numpy.typing import NDArray
 
 from tierlog.format.run import Run
-from tierlog.model.errors import CorruptError, TierlogError
+from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog_ingest.storage.entry_log import EntryLogs, Location
 from tierlog_ingest.storage.index_format import pack_slot, unpack_slot
@@ -41,6 +41,7 @@ Placement = tuple[int, int, int]
 
 _RUNS_A_STEP: Final = 512
 _BYTES_A_STEP: Final = 4 * 1024 * 1024
+_TRIES_MAX: Final = 3
 """What a flush writes and indexes at once: adds beside it wait no longer than for that."""
 
 
@@ -165,21 +166,28 @@ class RunStore:
         What can't be read there is no obstacle: a run takes its place.
         """
         ledger_id, entry_id = run.header.ledger_id, int(run.first_entry_id)
+        tries = 0
         while entry_id <= run.last_entry_id:
             slots = await self.cache.slots(
                 ledger_id, EntryId(entry_id), run.last_entry_id - entry_id + 1
             )
-            for slot in np.unique(slots[slots != 0]).tolist():
-                stored = await self._readable(slot)
-                if stored is not None and stored.header.ledger_id == ledger_id:
-                    return stored
+            try:
+                for slot in np.unique(slots[slots != 0]).tolist():
+                    stored = await self._readable(slot)
+                    if stored is not None and stored.header.ledger_id == ledger_id:
+                        return stored
+            except RetryableError:
+                tries += 1
+                if tries == _TRIES_MAX:
+                    raise
+                continue  # compaction moved it: the index knows the new place
             entry_id += len(slots)
         return None
 
     async def _readable(self, slot: int) -> Run | None:
         try:
             return await self.read_run(slot)
-        except (TierlogError, FileNotFoundError):
+        except (CorruptError, FileNotFoundError):
             return None
 
     async def read_run(self, slot: int) -> Run:
