@@ -21,7 +21,7 @@ from tierlog.ports.storage_node import StorageNodeControl
 
 BYTES_MAX: Final = 256 * 1024 * 1024
 WAIT_MS_MAX: Final = 60_000
-PIECE_BYTES: Final = 512 * 1024
+PIECE_BYTES: Final = 1024 * 1024
 
 LedgerNumber = Annotated[int, Query(ge=0, le=INT64_MAX)]
 

@@ -165,6 +165,23 @@ class BlockBuilder:
         """Bytes that ``finish`` pads."""
         return self._room
 
+    def take_whole(self, run: Run) -> bool:
+        """Take all of the run that comes next if another frame may follow it; say whether."""
+        header = run.header
+        frames_len = header.frames_len
+        if header.first_entry_id != self._next or frames_len + FRAME_HEADER_LEN > self._room:
+            return False
+        self._add(run.frames, frames_len)
+        self._next += header.count
+        return True
+
+    def _add(self, frames: memoryview, frames_len: int) -> None:
+        self._buffers.append(frames)
+        # Now, while the frames that were just received are in the processor's caches.
+        self._crc = crc32c(frames, self._crc)
+        self._frames_len += frames_len
+        self._room -= frames_len
+
     def take(self, run: Run, from_entry_id: int) -> int:
         """Take what fits of ``run`` from an entry on; return the first entry not taken."""
         assert not self._full
@@ -180,12 +197,7 @@ class BlockBuilder:
             end = int(run.offsets[stop])
             self._full = True
         if end > begin:
-            frames = run.frames[begin:end]
-            self._buffers.append(frames)
-            # Now, while the frames that were just received are in the processor's caches.
-            self._crc = crc32c(frames, self._crc)
-            self._frames_len += end - begin
-            self._room -= end - begin
+            self._add(run.frames[begin:end], end - begin)
         elif self.entry_count == 0:
             raise RefusedError(
                 f"entry {from_entry_id} of ledger {run.header.ledger_id} is longer than "
