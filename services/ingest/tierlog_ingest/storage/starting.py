@@ -185,7 +185,7 @@ class Start:
 
     def _apply_run(self, payload: memoryview) -> None:
         try:
-            run = Run.decode(payload)
+            run = Run.restore(payload)  # the record's checksum was right
             if run.header.ledger_id not in self._store.freed:
                 self._store.buffer.add(run, _DURABLE)
         except CorruptError as error:
