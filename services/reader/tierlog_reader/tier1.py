@@ -37,7 +37,7 @@ class StorageNodeTier(Generic[Node]):
 
     async def read(self, ledger: ListedLedger, first_entry_id: EntryId, budget: Budget) -> Chunk:
         """Return what follows ``first_entry_id``, within the budget."""
-        handle = await self._open(ledger.ledger_id)
+        handle = await self._open(ledger.ledger_id, closed=ledger.closed)
         until = EntryId(min(INT64_MAX, first_entry_id + budget.entries_max - 1))
         last, wait_s = await self._end(handle, first_entry_id, budget.wait_s)
         frames: list[Buffer] = []
@@ -83,9 +83,10 @@ class StorageNodeTier(Generic[Node]):
         """Return the highest LAC that a node of the ledger knows."""
         return await (await self._open(ledger_id)).last_add_confirmed()
 
-    async def _open(self, ledger_id: LedgerId) -> Tier1ReadHandle[Node]:
+    async def _open(self, ledger_id: LedgerId, *, closed: bool = False) -> Tier1ReadHandle[Node]:
+        """Return a ledger's handle; ``closed``: the stream says so, and so must its metadata."""
         metadata = await self._views.ledger(ledger_id)
-        if metadata is None:
+        if metadata is None or (closed and metadata.state is not LedgerState.CLOSED):
             metadata = await self._views.ledger(ledger_id, fresh=True)
         if metadata is None:
             raise _gone(ledger_id)

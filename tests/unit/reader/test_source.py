@@ -190,6 +190,21 @@ async def test_a_ledger_that_leaves_tier_1_between_lookup_and_read_is_looked_up_
 
 
 @on_virtual_time
+async def test_a_ledger_just_closed_is_not_read_by_an_older_look_at_it():
+    """After a recovery no node knows a LAC: only the metadata say where the ledger ends."""
+    world = ReaderWorld()
+    await world.start()
+    ledger_id = await world.opened(C, lac=-1)
+    async with world.reader(age_s=1000) as source:
+        await source.bounds(STREAM)
+        await world.catalog().ledgers.close(
+            world.claimed, ledger_id, last_entry_id=EntryId(len(C) - 1), length=sum(map(len, C))
+        )
+        await source.bounds(STREAM)
+        assert await world.read_all(source) == C
+
+
+@on_virtual_time
 async def test_a_tier_that_is_away_or_damaged_is_left_for_the_other():
     world = ReaderWorld()
     await world.start()
