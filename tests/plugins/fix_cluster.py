@@ -4,11 +4,13 @@
 `cluster.kill(name)` and `await cluster.restart(name, **env)` break and mend one of "ingest",
 "reader", "offloader", "scheduler". A test that broke one brings it back before it ends. Tests
 keep apart by streams of their own. Times are short: a pass of the scheduler takes half a second.
+`signed_cluster` is a second one, for a module's tests: its owners sign what they write.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,7 +33,7 @@ from tierlog.runtime.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
     from pathlib import Path
 
     from tierlog.embedded.supervisor import EmbeddedServers
@@ -50,24 +52,32 @@ QUICK = {
 class ServiceCluster:
     """Four running services, and what breaks and mends them."""
 
-    def __init__(self, servers: EmbeddedServers, state_dir: Path) -> None:
+    def __init__(
+        self,
+        servers: EmbeddedServers,
+        state_dir: Path,
+        *,
+        name: str = NAME,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.servers = servers
         self.state_dir = state_dir
         for folder in ("run", "logs", "data"):
             (state_dir / folder).mkdir(parents=True)
         self.services = EmbeddedServices(run_dir=state_dir / "run", log_dir=state_dir / "logs")
         self._ports = {
-            kind: servers.take_ports(f"{NAME}-{kind}", purposes)
+            kind: servers.take_ports(f"{name}-{kind}", purposes)
             for kind, purposes in SERVICE_PORTS.items()
         }
         found = servers.endpoints
         self.env = {
             **server_environment(found),
             **QUICK,
-            "TIERLOG_ZOOKEEPER__HOSTS": f"{found.zookeeper_hosts}/{NAME}",
-            "TIERLOG_KAFKA__TOPIC_PREFIX": NAME,
-            "TIERLOG_S3__BUCKET": NAME,
+            "TIERLOG_ZOOKEEPER__HOSTS": f"{found.zookeeper_hosts}/{name}",
+            "TIERLOG_KAFKA__TOPIC_PREFIX": name,
+            "TIERLOG_S3__BUCKET": name,
             "TIERLOG_INGEST__DATA_DIR": str(state_dir / "data"),
+            **(env or {}),
         }
         self.settings = Settings(
             state_dir=state_dir,
@@ -76,11 +86,11 @@ class ServiceCluster:
                     "endpoint_url": found.s3_endpoint_url,
                     "access_key": found.s3_access_key,
                     "secret_key": found.s3_secret_key,
-                    "bucket": NAME,
+                    "bucket": name,
                 }
             ),
             zookeeper=ZooKeeperSettings(hosts=self.env["TIERLOG_ZOOKEEPER__HOSTS"]),
-            kafka=KafkaSettings(bootstrap_servers=found.kafka_bootstrap, topic_prefix=NAME),
+            kafka=KafkaSettings(bootstrap_servers=found.kafka_bootstrap, topic_prefix=name),
             redis=RedisSettings(url=found.redis_url),
             client=ClientSettings(
                 ingest_address=self.address("ingest", "grpc"),
@@ -155,6 +165,20 @@ def cluster(
     servers: EmbeddedServers, tmp_path_factory: pytest.TempPathFactory, pytestconfig: Any
 ) -> Iterator[ServiceCluster]:
     running = ServiceCluster(servers, tmp_path_factory.mktemp("cluster"))
+    run_apart(running.start())
+    yield running
+    run_apart(running.stop())
+
+
+@pytest.fixture(scope="module")
+def signed_cluster(
+    servers: EmbeddedServers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceCluster]:
+    env = {
+        "TIERLOG_KEYS__K1": base64.b64encode(bytes(range(32))).decode(),
+        "TIERLOG_INGEST__OWNER__LEDGER_KEY_ID": "k1",
+    }
+    running = ServiceCluster(servers, tmp_path_factory.mktemp("signed"), name="signed", env=env)
     run_apart(running.start())
     yield running
     run_apart(running.stop())
