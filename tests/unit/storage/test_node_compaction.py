@@ -23,6 +23,8 @@ from tests.unit.storage.node_kit import (
     read_all,
     running,
 )
+from tests.unit.storage.test_crashes import LEDGERS as MODEL_LEDGERS
+from tests.unit.storage.test_crashes import Model
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import CorruptError, Reason, TierlogError
@@ -380,6 +382,49 @@ def quiet(work):
             await asyncio.Event().wait()
 
     return done
+
+
+class Compacted(Model):
+    """The model of ``test_crashes``, whose nodes are compacted all the time."""
+
+    async def work(self, node):
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self.rng.randint(20, 80)):
+                draw = self.rng.random()
+                if draw < 0.78:
+                    tasks.create_task(self.add(node))
+                elif draw < 0.85:
+                    tasks.create_task(outcome(node.checkpoint()))
+                elif draw < 0.93:
+                    threshold = self.rng.choice((0.3, 0.9, 1.0))
+                    tasks.create_task(outcome(node.compactor.compact(threshold=threshold)))
+                elif draw < 0.95:
+                    tasks.create_task(self.free(node, self.rng.choice(MODEL_LEDGERS)))
+                else:
+                    await asyncio.sleep(self.rng.choice((0, 0.1, 40)))
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_random_lives(batch):
+    """Adds, marks, frees and compaction at once, and crashes anywhere; four lives each."""
+
+    async def lives(seed):
+        rng = random.Random(seed)
+        disk, model = MemoryDisk(random.Random(seed)), Compacted(rng)
+        for life in range(4):
+            crashing = CrashingNode(disk, seed * 10 + life, TINY)
+            crashing.faults.crash_after(rng.randint(50, 900))
+            await crashing.live(model.work, power_lost=rng.random() < 0.7)
+            async with opened(disk, TINY, seed=seed) as node:
+                await model.check(node)
+                await node.compactor.compact(threshold=1.0)
+                await model.check(node)
+                moved.append(node.statistics()["compaction_copied_runs"])
+
+    moved = []
+    for seed in range(batch * 8, batch * 8 + 8):
+        run_virtual(lives(seed))
+    assert sum(moved) > 0
 
 
 def test_several_directories():

@@ -283,7 +283,10 @@ class Compactor:
     async def _make_room(self) -> None:
         """Compact one log after another, the cheapest first, until there is space."""
         threshold = self._rules.threshold(Trigger.SPACE, self._space.level)
-        if any(not one.ended and one.live_share < threshold / 2 for one in self._uses()):
+        if any(
+            not one.ended and one.garbage_bytes and one.live_share < threshold / 2
+            for one in self._uses()
+        ):
             await self._logs.seal("flush")
         tried: set[int] = set()
         while True:
