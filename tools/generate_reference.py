@@ -10,8 +10,9 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from inspect import cleandoc
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_origin
 
 import typer.main
 from pydantic import BaseModel
@@ -99,10 +100,12 @@ def configuration() -> str:
 
 
 def _section(model: type[BaseModel], prefix: str, title: str) -> str:
-    head = f"\n## {title}\n\n{(model.__doc__ or '').strip()}\n\n"
+    head = f"\n## {title}\n\n{cleandoc(model.__doc__ or '')}\n\n"
     rows, below = "", ""
     for name, info in model.model_fields.items():
         variable = f"{prefix}{name.upper()}"
+        if get_origin(info.annotation) is dict:
+            variable += "__<id>"
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             part = name if title == "All processes" else f"{title}.{name}"
             below += _section(info.annotation, f"{variable}__", part)
@@ -114,6 +117,8 @@ def _section(model: type[BaseModel], prefix: str, title: str) -> str:
 
 def _type(info: FieldInfo) -> str:
     annotation = info.annotation
+    if get_origin(annotation) is dict:
+        return "secret"  # one of several, by id
     name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     name = name.replace("pydantic.types.", "").replace(" | None", "")
     limits = [_limit(one) for one in info.metadata]
@@ -131,7 +136,7 @@ def _limit(constraint: Any) -> str:  # noqa: ANN401 - annotated_types has no com
 
 
 def _value(value: object) -> str:
-    if value is None:
+    if value is None or value == {}:
         return "none"
     if isinstance(value, int) and value >= MIB and value % MIB == 0:
         return f"`{value}` ({value // MIB} MiB)"

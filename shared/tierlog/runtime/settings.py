@@ -197,7 +197,10 @@ class StorageSettings(_Section):
 
 
 class OwnerSettings(_Section):
-    """Ledgers that this process appends to."""
+    """Ledgers that this process appends to.
+
+    The ledger key id names the key that signs the runs of new ones; none: a checksum alone.
+    """
 
     ensemble_size: int = Field(default=1, gt=0)
     write_quorum: int = Field(default=1, gt=0)
@@ -208,7 +211,6 @@ class OwnerSettings(_Section):
     append_timeout_s: Seconds = 10.0
     streams_max: int = Field(default=10_000, gt=0)
     ledger_key_id: str | None = None
-    """Which of the keys signs the runs of new ledgers; none: they have a checksum only."""
 
     @model_validator(mode="after")
     def _quorums_fit(self) -> Self:
@@ -297,7 +299,11 @@ class LogSettings(_Section):
 
 
 class Settings(BaseSettings):
-    """All of it. Each process reads the sections it needs."""
+    """All of it. Each process reads the sections it needs.
+
+    Keys of ledgers (ADR-0015) are base64 of 32 random bytes or more; ids are in lower case. Ingest
+    nodes, offloaders and readers need those of all ledgers that they touch.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="TIERLOG_",
@@ -309,7 +315,6 @@ class Settings(BaseSettings):
 
     state_dir: Path = Path(".tierlog")
     keys: dict[KeyId, LedgerSecret] = {}
-    """Keys of ledgers, each base64 of 32 random bytes or more, by id."""
     cluster: ClusterSettings = ClusterSettings()
     s3: S3Settings = S3Settings()
     kafka: KafkaSettings = KafkaSettings()
