@@ -44,8 +44,9 @@ def _uuid_after_upload() -> contextlib.AbstractContextManager[Any]:
 
     async def attempt(self: Any, request: Any) -> Any:
         ledger_id, uuid = request.ledger_id, self._ids.uuid()
-        metadata = await self._checked_metadata(ledger_id)
-        copy = await self._copy(request, metadata, uuid)
+        handle = self._open_ledger(ledger_id, await self._checked_metadata(ledger_id))
+        copy = await self._copy(request, handle, uuid)
+        await handle.close()
         contexts = self._catalog.contexts
         location = self._offloader.location(ledger_id, uuid)
         await contexts.begin_attempt(ledger_id, uuid=uuid, location=location, worker="x")
