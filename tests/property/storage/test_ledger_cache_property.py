@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import CorruptError
+from tierlog_ingest.storage import index_writer
 from tierlog_ingest.storage.index_format import PAGE_LEN, SLOTS_PER_PAGE, pack_slot
 from tierlog_ingest.storage.ledger_cache import LedgerCache
 
@@ -49,8 +50,14 @@ class Index:
 class CacheMachine(RuleBasedStateMachine):
     """Several ledgers over two disks."""
 
-    @initialize(seed=st.integers(0, 2**20), pages=st.integers(1, 4), headers=st.integers(1, 3))
-    def begin(self, seed, pages, headers):
+    @initialize(
+        seed=st.integers(0, 2**20),
+        pages=st.integers(1, 4),
+        headers=st.integers(1, 3),
+        batch_min=st.sampled_from([1, 2, 100]),
+    )
+    def begin(self, seed, pages, headers, batch_min):
+        self.batch_min, index_writer._BATCH_MIN = index_writer._BATCH_MIN, batch_min  # type: ignore[misc]
         self.loop = asyncio.new_event_loop()
         self.disks = [MemoryDisk(random.Random(seed + n)) for n in range(2)]
         self.sizes = pages, headers
@@ -242,6 +249,7 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "loop"):
             self.run(self.cache.close())
+            index_writer._BATCH_MIN = self.batch_min  # type: ignore[misc]
             self.loop.close()
 
 

@@ -143,6 +143,35 @@ async def test_adjacent_pages_are_one_write_and_the_header_comes_behind_them():
     assert await calls_of(faults, cache.flush()) == ["write", "sync"]
 
 
+async def test_many_small_ledgers_are_one_step(monkeypatch):
+    disk, steps = disk_of(), []
+    mount = disk.mount()
+    write_files = mount.write_files
+
+    async def counted(writes, *, sync):
+        steps.append((len(writes), sync))
+        await write_files(writes, sync=sync)
+
+    monkeypatch.setattr(mount, "write_files", counted)
+    cache = await opened(mount, pages=250, headers=250)
+    for ledger in range(100):
+        await put(cache, ledger, 0, 600, slot(1))
+    await cache.flush()
+    assert steps == [(100, True)]
+    for ledger in range(100):
+        await put(cache, ledger, 600, 1, slot(2))
+    await put(cache, 7, 5000, 1, slot(2))  # needs two writes and the header: goes by itself
+    await cache.flush()
+    assert steps == [(100, True), (99, True)]
+    assert cache.statistics().unsynced_files == 0
+    assert cache.statistics().dirty_pages == 0
+    assert cache.statistics().open_files == 1
+    disk.crash()
+    cache = await opened(disk.mount())
+    for ledger in range(100):
+        assert (await cache.slots(ledger, 599, 2)).tolist() == [slot(1), slot(2)]
+
+
 @pytest.mark.covers("D37")
 async def test_a_process_that_is_killed_at_any_step_leaves_whole_indexes():
     for crash_at in range(1, 60):

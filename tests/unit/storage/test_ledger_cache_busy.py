@@ -14,6 +14,7 @@ import pytest
 from tests.unit.storage.ledger_cache_kit import disk_of, opened, put, slot, whole
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import CorruptError
+from tierlog_ingest.storage import index_writer
 from tierlog_ingest.storage.index_format import SLOTS_PER_PAGE
 
 pytestmark = pytest.mark.covers("D28", "D29", "D32")
@@ -58,8 +59,14 @@ class Busy:
             self.is_over = True
 
 
+@pytest.fixture(params=[2, 100], autouse=True)
+def batch_min(request, monkeypatch):
+    """From so many ledgers on, the disk gets them in one step; or each by itself."""
+    monkeypatch.setattr(index_writer, "_BATCH_MIN", request.param)
+
+
 @pytest.mark.parametrize("pages", [1, 2, 5])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 async def test_readers_writers_flushes_and_pressure_at_once(pages, seed):
     disk = disk_of(seed)
     faults = Faults(random.Random(seed), rates=FaultRates(delay_s_max=0.0001 * (seed % 2)))

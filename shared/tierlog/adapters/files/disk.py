@@ -33,7 +33,7 @@ _IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NAME_LEN_MAX: Final = 255
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-_SYNC_AT_ONCE_MIN: Final = 64
+_SYNC_AT_ONCE_MIN: Final = 16
 """So many files, or more, are synced with their file system: one wait instead of many."""
 LOCK_NAME: Final = "lock"
 
