@@ -69,10 +69,13 @@ async def test_many_buffers_at_once(files):
 @pytest.mark.parametrize("sync", [False, True])
 async def test_many_files_at_once(files, count, sync):
     await files.make_directory("many")
-    writes = [FileWrite(f"many/{n}", n, [b"ab", b"cd"], create=True) for n in range(count)]
+    writes = [
+        FileWrite(f"many/{n}", [(n, [b"ab"]), (n + 2, [b"c", b"d"])], create=True)
+        for n in range(count)
+    ]
     await files.write_files(writes, sync=sync)
-    await files.write_files([FileWrite(one.path, 1, [b"X"]) for one in writes], sync=sync)
-    await files.write_files([FileWrite(one.path, 0, []) for one in writes], sync=True)
+    await files.write_files([FileWrite(one.path, [(1, [b"X"])]) for one in writes], sync=sync)
+    await files.write_files([FileWrite(one.path, []) for one in writes], sync=True)
     assert len(await files.list("many")) == count
     for n in range(count):
         file = await files.open(f"many/{n}")
@@ -81,9 +84,9 @@ async def test_many_files_at_once(files, count, sync):
         assert await file.read(0, 1000) == bytes(expected)
         await file.close()
     with pytest.raises(FileNotFoundError):
-        await files.write_files([FileWrite("many/missing", 0, [b"x"])], sync=sync)
+        await files.write_files([FileWrite("many/missing", [(0, [b"x"])])], sync=sync)
     with pytest.raises(RefusedError):
-        await files.write_files([FileWrite("../out", 0, [b"x"], create=True)], sync=sync)
+        await files.write_files([FileWrite("../out", [], create=True)], sync=sync)
 
 
 async def test_names(files):
@@ -226,7 +229,7 @@ async def test_a_failed_sync_of_many_files_is_told(tmp_path, monkeypatch, count)
 
     monkeypatch.setattr(os, "fdatasync", fail)
     monkeypatch.setattr("tierlog.adapters.files.disk._sync_file_system", fail)
-    writes = [FileWrite(str(n), 0, [b"x"], create=True) for n in range(count)]
+    writes = [FileWrite(str(n), [(0, [b"x"])], create=True) for n in range(count)]
     await disk.write_files(writes, sync=False)
     with pytest.raises(DiskFailedError):
         await disk.write_files(writes, sync=True)

@@ -54,8 +54,8 @@ class FileWrite(NamedTuple):
     """One file's share of ``Files.write_files``."""
 
     path: str
-    offset: int
-    buffers: Sequence[Buffer]
+    pieces: Sequence[tuple[int, Sequence[Buffer]]]
+    """Offsets, and what goes there, in this order. None: the file is only synced."""
     create: bool = False
 
 
@@ -69,8 +69,8 @@ class Files(Protocol):
     async def write_files(self, writes: Sequence[FileWrite], *, sync: bool) -> None:
         """Write many files as one step, each opened or made, and closed; ``sync`` syncs them all.
 
-        Without buffers a file is only synced. After an error any of it may have been done, but
-        for a sync that failed: that is ``DiskFailedError``, as ever.
+        After an error any of it may have been done. A sync that failed is ``DiskFailedError``, as
+        ever.
         """
         ...
 
@@ -109,10 +109,10 @@ class Files(Protocol):
 
 async def write_by_turns(files: Files, writes: Sequence[FileWrite], *, sync: bool) -> None:
     """Do what ``write_files`` does by the other calls of the port, one file after the other."""
-    for path, offset, buffers, create in writes:
+    for path, pieces, create in writes:
         file = await files.open(path, create=create)
         try:
-            if buffers:
+            for offset, buffers in pieces:
                 await file.write(offset, buffers)
             if sync:
                 await file.sync()

@@ -10,8 +10,8 @@ Invariants:
     * What was written is in ``unsynced`` from before the write until it is synced.
     * After ``flush``, all that was dirty or unsynced before it is durable, names included.
 
-Cost: adjacent pages are one write. Where many ledgers are due, those that need one write each go
-to the disk many at a time, in one step.
+Cost: adjacent pages are one write. Where many ledgers are due, those that need little go to the
+disk many at a time, in one step.
 
 Cancellation: a write that was cut short may still reach the file, and would race with the next.
 From then on nothing is written any more; ``flush`` says so, and the mark stays where it is.
@@ -33,6 +33,9 @@ _WRITE_PAGES_MAX: Final = 256
 _WRITERS: Final = 8
 _BATCH_MIN: Final = 16
 _BATCH_MAX: Final = 1024
+_BATCH_WRITES_MAX: Final = 4
+_BATCH_PAGES_MAX: Final = 4
+"""What a ledger may need to go with others; more is worth a step of its own."""
 
 
 class _Job(NamedTuple):
@@ -211,19 +214,19 @@ class IndexWriter:
     # Many at a time
 
     async def _write_batch(self, ledger_ids: list[int], *, sync: bool) -> list[int]:
-        """Write the ledgers that need one write each; return those that are still to be done."""
+        """Write the ledgers that need little; return those that are still to be done."""
         self._check_uncut()
         await self._files.make_folders(
             one for one in ledger_ids if (index := self._indexes.get(one)) and index.new
         )
         left: list[int] = []
-        jobs: list[_Job] = []
+        jobs: dict[int, list[_Job]] = {}
         only_sync: list[int] = []
         for ledger_id in ledger_ids:
             index = self._indexes.get(ledger_id)
             found = self._jobs_of(index) if index is not None and index.writing is None else []
-            if len(found) == 1:
-                jobs += found
+            if found and _is_little(found):
+                jobs[ledger_id] = found
             elif found or (index is not None and index.writing is not None):
                 left.append(ledger_id)
             elif sync and ledger_id in self._unsynced:
@@ -231,34 +234,38 @@ class IndexWriter:
         is_done = await self._write_at_once(jobs, only_sync, sync=sync)
         return left if is_done else ledger_ids
 
-    async def _write_at_once(self, jobs: list[_Job], only_sync: list[int], *, sync: bool) -> bool:
+    async def _write_at_once(
+        self, due: dict[int, list[_Job]], only_sync: list[int], *, sync: bool
+    ) -> bool:
         """Write and sync in one step; False if a file is missing: one by one it shows which."""
-        due = [job.ledger.ledger_id for job in jobs]
+        jobs = [job for some in due.values() for job in some]
+        indexes = [some[0].ledger for some in due.values()]
         self._unsynced.update(due)
         self._unsynced.difference_update(only_sync)
         self._take_header(jobs)
         is_written = False
-        for job in jobs:
-            job.ledger.begin_write()
+        for index in indexes:
+            index.begin_write()
         try:
-            writes = {one: FileWrite(index_path(one), 0, []) for one in only_sync}
-            for job in jobs:
-                path, create = index_path(job.ledger.ledger_id), job.ledger.new
-                write = FileWrite(path, job.offset, self._begin(job), create=create)
-                writes[job.ledger.ledger_id] = write
+            writes = {one: FileWrite(index_path(one), []) for one in only_sync}
+            for ledger_id, some in due.items():
+                pieces = [(job.offset, self._begin(job)) for job in some]
+                create = some[0].ledger.new
+                writes[ledger_id] = FileWrite(index_path(ledger_id), pieces, create=create)
             with self._uncut():
                 is_written = await self._files.write(writes, sync=sync)
         finally:
             for job in jobs:
-                job.ledger.end_write()
-                job.ledger.new = job.ledger.new and not is_written
-                self._end(job, written=is_written, sync=sync)
+                self._end(job, written=is_written, sync=False)
+            for index in indexes:
+                index.end_write()
+                index.new = index.new and not is_written
             if not is_written:
                 self._give_back_header(jobs)
                 self._unsynced.update(one for one in only_sync if one in self._files.ledger_ids())
             elif sync:
                 self._unsynced.difference_update(due)
-                self.sync_count += len(only_sync)
+                self.sync_count += len(writes)
         return is_written
 
     # What is to be written
@@ -310,6 +317,11 @@ class IndexWriter:
         except asyncio.CancelledError:
             self._cut_short = True
             raise
+
+
+def _is_little(jobs: list[_Job]) -> bool:
+    pages = sum(len(job.page_nos) for job in jobs)
+    return len(jobs) <= _BATCH_WRITES_MAX and pages <= _BATCH_PAGES_MAX
 
 
 def _adjacent(page_nos: list[int]) -> list[list[int]]:

@@ -67,7 +67,7 @@ class DiskFiles:
 
         def write_files() -> None:
             for full, write in zip(fulls, writes, strict=True):
-                if write.buffers or not at_once:
+                if write.pieces or not at_once:
                     _write_file(full, write, sync=sync and not at_once)
             if sync and at_once:
                 with _errors(str(self._root), syncing=True):
@@ -275,7 +275,8 @@ def _write_file(full: Path, write: FileWrite, *, sync: bool) -> None:
     with _errors(write.path):
         fd = os.open(full, _OPEN_FLAGS | (os.O_CREAT if write.create else 0), 0o640)
         try:
-            _write_all(fd, write.offset, write.buffers)
+            for offset, buffers in write.pieces:
+                _write_all(fd, offset, buffers)
             if sync:
                 with _errors(write.path, syncing=True):
                     os.fdatasync(fd)
