@@ -16,7 +16,7 @@ from uuid import UUID
 
 from google.protobuf.message import DecodeError, Message
 
-from tierlog.format.checksum import Buffer
+from tierlog.format.checksum import Buffer, crc32c
 from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, node_id, stream_name
@@ -192,26 +192,36 @@ def decode_cluster(data: Buffer) -> Cluster:
 
 def encode_cookie(cookie: Cookie) -> bytes:
     """Return a node's cookie, for its directories and for ZooKeeper."""
-    return pb.Cookie(
+    record = pb.Cookie(
         version=current(Format.COOKIE),
         cluster_id=cookie.cluster_id.bytes,
         node_id=cookie.node_id,
         instance_id=cookie.instance_id.bytes,
-    ).SerializeToString(deterministic=True)
+    )
+    record.crc32c = _checksum_of(record)
+    return record.SerializeToString(deterministic=True)
 
 
 def decode_cookie(data: Buffer) -> Cookie:
     """Read a node's cookie."""
-    return _decoded(
-        pb.Cookie(),
-        data,
-        Format.COOKIE,
-        lambda record: Cookie(
-            cluster_id=_uuid(record.cluster_id),
-            node_id=node_id(record.node_id),
-            instance_id=_uuid(record.instance_id),
-        ),
+    return _decoded(pb.Cookie(), data, Format.COOKIE, _cookie_of)
+
+
+def _cookie_of(record: pb.Cookie) -> Cookie:
+    if record.crc32c != _checksum_of(record):
+        raise ValueError("its checksum is wrong")
+    return Cookie(
+        cluster_id=_uuid(record.cluster_id),
+        node_id=node_id(record.node_id),
+        instance_id=_uuid(record.instance_id),
     )
+
+
+def _checksum_of(record: pb.Cookie) -> int:
+    bare = pb.Cookie()
+    bare.CopyFrom(record)
+    bare.ClearField("crc32c")
+    return crc32c(bare.SerializeToString(deterministic=True))
 
 
 def encode_node(node: NodeInfo) -> bytes:

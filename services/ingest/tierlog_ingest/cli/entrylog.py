@@ -1,19 +1,17 @@
 """``tierlog entrylog …``: a storage node's entry logs, while no node runs on them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tierlog.cli.output import Output, OutputOption, print_json, print_rows
 from tierlog.cli.session import command
 from tierlog.model.errors import CorruptError, Reason, RefusedError
-from tierlog_ingest.cli.places import DataDirectory, open_directories
-
-if TYPE_CHECKING:
-    from tierlog.ports.files import File
+from tierlog_ingest.cli.places import DataDirectory, mute_logs, open_directories
 
 app = typer.Typer(no_args_is_help=True, help="Storage nodes' entry logs.")
 
@@ -24,10 +22,11 @@ def dump(
     directory: DataDirectory,
     log_id: Annotated[int, typer.Argument(min=1, help="The log's number.")],
     *,
-    ledger: Annotated[int | None, typer.Option(help="Only runs of this ledger.")] = None,
+    ledger: Annotated[int | None, typer.Option(min=0, help="Only runs of this ledger.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Print the runs of an entry log in the order of its bytes; exit 6 when one is damaged."""
+    mute_logs()
     bad: list[str] = []
     asyncio.run(_dump(directory, log_id, ledger, bad, output))
     if bad:
@@ -41,11 +40,13 @@ async def _dump(
     directory: Path, log_id: int, ledger_id: int | None, bad: list[str], output: Output
 ) -> None:
     rows: list[dict[str, Any]] = []
-    async for row in runs_of(directory, log_id, ledger_id, bad):
-        if output is Output.JSONL:
-            print_json(row)
-        else:
-            rows.append(row)
+    # Closed here, whatever ends this: the directory's lock is given back in the same task.
+    async with contextlib.aclosing(runs_of(directory, log_id, ledger_id, bad)) as runs:
+        async for row in runs:
+            if output is Output.JSONL:
+                print_json(row)
+            else:
+                rows.append(row)
     if output is not Output.JSONL:
         columns = dict.fromkeys(("offset", "ledger_id", "first", "last", "lac", "bytes"))
         print_rows(rows, columns, output, title=f"entry log {log_id} of {directory}")
@@ -53,8 +54,9 @@ async def _dump(
 
 async def runs_of(
     directory: Path, log_id: int, ledger_id: int | None, bad: list[str]
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any], None]:
     """Iterate over runs as rows; what is damaged goes to ``bad``."""
+    from tierlog_ingest.inspection.inspector import runs_end
     from tierlog_ingest.storage.entry_log import log_path
     from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
     from tierlog_ingest.storage.entry_log_scan import LogScan
@@ -66,13 +68,13 @@ async def runs_of(
             raise RefusedError(
                 f"{directory} has no entry log {log_id}",
                 reason=Reason.NO_SUCH_ENTRY,
-                remedy="tierlog node fsck lists them",
+                remedy="tierlog node fsck lists them; each of several directories has its own",
             ) from error
         try:
             scan = LogScan(
                 file.read,
                 start=LOG_HEADER_LEN,
-                end=await _runs_end(file, log_id),
+                end=(await runs_end(file, log_id))[0],
                 ledger_id=ledger_id,
                 holds=None,
                 on_bad=lambda start, end: bad.append(f"bytes {start} to {end - 1}"),
@@ -89,12 +91,3 @@ async def runs_of(
                     }
         finally:
             await file.close()
-
-
-async def _runs_end(file: "File", log_id: int) -> int:
-    """Return where the runs end: at the map of a sealed log, else at the file's end."""
-    from tierlog_ingest.storage.entry_log_format import MAP_TRAILER_LEN, map_offset_of
-
-    size = await file.size()
-    trailer = await file.read(max(0, size - MAP_TRAILER_LEN), MAP_TRAILER_LEN)
-    return map_offset_of(trailer, log_id=log_id, size=size) or size

@@ -19,7 +19,7 @@ from tierlog.cli.output import (
 )
 from tierlog.cli.session import Quiet, command
 from tierlog.model.errors import CorruptError, RefusedError
-from tierlog_ingest.cli.places import DataDirectory, LedgerDirectories, open_directories
+from tierlog_ingest.cli.places import DataDirectory, LedgerDirectories, mute_logs, open_directories
 
 if TYPE_CHECKING:
     from tierlog_ingest.inspection.report import NodeFound
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Storage nodes' directories.")
 
 ROWS_SHOWN_MAX = 50
+RECOVERED = (
+    "ledgers",
+    "entry_logs",
+    "entry_log_bytes",
+    "journal_bytes_on_disk",
+    "fences",
+    "index_doubtful",
+    "limbo",
+)
 
 
 @app.command("fsck")
@@ -61,6 +70,7 @@ async def _inspect(
 ) -> "NodeFound":
     from tierlog_ingest.inspection.inspector import inspect_node
 
+    mute_logs()
     async with open_directories(directory, ledger_directories) as directories:
         return await inspect_node(directories, lambda text: say(text, quiet=quiet))
 
@@ -90,6 +100,7 @@ def document_of(found: "NodeFound") -> dict[str, Any]:
         "ledgers": len(found.ledgers),
         "fences": sum(one.fenced for one in found.ledgers.values()),
         "freed_ids": found.freed_ids,
+        "doubtful": {"all": found.limbo, "ledgers": found.doubtful},
     }
 
 
@@ -128,6 +139,9 @@ def _print_found(directory: Path, found: "NodeFound") -> None:
         "index": f"{found.index_files} files, {found.index_pages} pages, "
         f"{found.index_slots} entries",
         "ledgers": len(found.ledgers),
+        "doubtful": "all that are not in the journal or an index"
+        if found.limbo
+        else len(found.doubtful),
         "problems": len(found.problems),
     }
     print_one(summary, Output.TABLE, title=str(directory))
@@ -190,8 +204,7 @@ def recover(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Do what a node's start does, without serving: replay the journal, make it all durable."""
-    say("replaying the journal", quiet=quiet)
-    result = asyncio.run(_recover(directory, ledger_directory))
+    result = asyncio.run(_recover(directory, ledger_directory, quiet=quiet))
     print_one(result, output, title=f"recovered {directory}")
     if result["damages"]:
         raise CorruptError(
@@ -200,13 +213,17 @@ def recover(
         )
 
 
-async def _recover(directory: Path, ledger_directories: list[Path] | None) -> dict[str, Any]:
+async def _recover(
+    directory: Path, ledger_directories: list[Path] | None, *, quiet: bool
+) -> dict[str, Any]:
     from tierlog.cli.session import load
     from tierlog.wiring.build import system_clock, system_ids
     from tierlog_ingest.storage.node import StorageNode
 
     settings = load().ingest.storage
+    mute_logs()
     async with open_directories(directory, ledger_directories) as directories:
+        say("replaying the journal", quiet=quiet)
         node = await StorageNode.open(
             directories.first,
             system_ids(),
@@ -216,9 +233,11 @@ async def _recover(directory: Path, ledger_directories: list[Path] | None) -> di
         )
         stop = asyncio.Event()
         stop.set()
-        found = {**node.statistics(), "damages": list(node.damages)}
         await node.run(stop)
-        return found
+        numbers = node.statistics()
+        found: dict[str, Any] = {name: numbers[name] for name in RECOVERED}
+        found["limbo"] = bool(numbers["limbo"])
+        return {**found, "read_only": node.read_only, "damages": list(node.damages)}
 
 
 @app.command("format")

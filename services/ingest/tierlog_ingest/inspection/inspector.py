@@ -10,7 +10,7 @@ Invariants:
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +29,7 @@ from tierlog_ingest.storage.entry_log_format import (
     LOG_HEADER_LEN,
     MAP_TRAILER_LEN,
     LogHeader,
+    map_offset_of,
     unpack_map,
 )
 from tierlog_ingest.storage.entry_log_scan import Found, LogScan
@@ -46,10 +47,10 @@ from tierlog_ingest.storage.index_format import (
     unpack_slot,
 )
 from tierlog_ingest.storage.intervals import IntervalSet
-from tierlog_ingest.storage.state_file import STATE_PATH, NodeState, read_states
-from tierlog_ingest.storage.wal.format import Kind, Record, decode_ledger_id
+from tierlog_ingest.storage.state_file import NO_LIMBO, STATE_PATH, NodeState, read_states
+from tierlog_ingest.storage.wal.format import JournalPosition, Kind, Record, decode_ledger_id
 from tierlog_ingest.storage.wal.replay import record_groups, scan_journal
-from tierlog_ingest.storage.wal.segments import JOURNAL_DIRECTORY
+from tierlog_ingest.storage.wal.segments import JOURNAL_DIRECTORY, list_segments
 
 _JOURNAL_DAMAGE: Final = re.compile(r"(\S+) at byte (\d+): (.*)", re.DOTALL)
 _RUN: Final = np.dtype(
@@ -106,6 +107,8 @@ class _Inspector:
         await self._indexes(state)
         if state is not None:
             freed = IntervalSet(state.freed)
+            self.found.limbo = state.limbo_ceiling != NO_LIMBO
+            self.found.doubtful = list(state.doubtful)
             self.found.freed_ids = sum(last - first + 1 for first, last in state.freed)
             for ledger_id in state.fences:
                 self.found.ledger(ledger_id).fenced = True
@@ -142,9 +145,8 @@ class _Inspector:
         journal = self.found.journal
         if state is None and not await self._directories.first.list(JOURNAL_DIRECTORY):
             return
-        replay = await scan_journal(
-            self._directories.first, state.mark if state is not None else None
-        )
+        mark = state.mark if state is not None else await journal_start(self._directories.first)
+        replay = await scan_journal(self._directories.first, mark)
         journal.segments, journal.mark = len(replay.segments), replay.mark
         async for group in record_groups(replay):
             for record in group:
@@ -185,8 +187,7 @@ class _Inspector:
     # Entry logs
 
     async def _logs(self, state: NodeState | None) -> None:
-        listed = state.logs if state is not None else ()
-        for directory, logs in enumerate(listed):
+        for directory, logs in enumerate(await self._listed(state)):
             files = self._directories.with_logs[directory]
             there = set(await files.list(LOGS_DIRECTORY))
             for at, one in enumerate(logs):
@@ -200,6 +201,12 @@ class _Inspector:
                     await self._log(directory, one, file)
                 finally:
                     await file.close()
+
+    async def _listed(self, state: NodeState | None) -> Sequence[Sequence[LogLength]]:
+        """Return the logs of each directory: without ``state``, those that are there."""
+        if state is not None:
+            return state.logs
+        return [await _logs_there(files) for files in self._directories.with_logs]
 
     async def _log(self, directory: int, listed: LogLength, file: File) -> None:
         path = log_path(listed.log_id)
@@ -376,6 +383,34 @@ def _has_slot(pages: Pages, entry_id: int) -> bool:
     page = pages.get(page_no)
     # A page that is damaged was reported already.
     return page is not None and (page is _DAMAGED_PAGE or bool(page[at]))
+
+
+async def _logs_there(files: Files) -> list[LogLength]:
+    found = []
+    for name in await files.list(LOGS_DIRECTORY):
+        stem = name.partition(".")[0]
+        if not (stem.isascii() and stem.isdecimal() and log_path(int(stem)).endswith(f"/{name}")):
+            continue
+        file = await files.open(log_path(int(stem)))
+        try:
+            found.append(LogLength(int(stem), *await runs_end(file, int(stem))))
+        finally:
+            await file.close()
+    return found
+
+
+async def runs_end(file: File, log_id: int) -> tuple[int, bool]:
+    """Return where a log's runs end, and whether its map lies there; else the file's end."""
+    size = await file.size()
+    trailer = await file.read(max(0, size - MAP_TRAILER_LEN), MAP_TRAILER_LEN)
+    at = map_offset_of(trailer, log_id=log_id, size=size)
+    return (size, False) if at is None else (at, True)
+
+
+async def journal_start(files: Files) -> JournalPosition | None:
+    """Return where the oldest segment begins that is there."""
+    segments = await list_segments(files)
+    return JournalPosition(segments[0], 0) if segments else None
 
 
 async def read_file(files: Files, path: str) -> bytes:

@@ -84,6 +84,10 @@ class NodeFound:
     index_pages: int = 0
     index_slots: int = 0
     freed_ids: int = 0
+    limbo: bool = False
+    """Damage that was found at an earlier start: what is not there is unknown, not absent."""
+    doubtful: list[int] = field(default_factory=list)
+    """As limbo, for single ledgers."""
 
     @property
     def sound(self) -> bool:

@@ -65,6 +65,7 @@ from tierlog_ingest.storage.priorities import DiskGate
 from tierlog_ingest.storage.range_reader import RangeReader, ReadLimits
 from tierlog_ingest.storage.space import SpaceLimits, SpaceWatch
 from tierlog_ingest.storage.starting import Start
+from tierlog_ingest.storage.state_file import NO_LIMBO
 from tierlog_ingest.storage.store import RunStore, Slots, conflict
 from tierlog_ingest.storage.throttle import TokenBucket
 from tierlog_ingest.storage.turns import Turns
@@ -169,6 +170,7 @@ class StorageNode:
             "index_pages_dirty": cache.dirty_pages,
             "index_pages_read": cache.pages_read,
             "index_doubtful": len(self._marks.doubtful),
+            "limbo": int(self._marks.limbo_ceiling != NO_LIMBO),
             "read_ahead_bytes": self._reader.ahead_bytes,
             "fences": len(self._fences),
             "quarantined": len(self._quarantined),

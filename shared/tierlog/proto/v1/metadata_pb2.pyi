@@ -559,11 +559,14 @@ class Cookie(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     cluster_id: _builtins.bytes
     node_id: _builtins.str
     instance_id: _builtins.bytes
     """New at every format; no id is used twice."""
+    crc32c: _builtins.int
+    """CRC32C of the record without this field."""
     def __init__(
         self,
         *,
@@ -571,10 +574,11 @@ class Cookie(_message.Message):
         cluster_id: _builtins.bytes = ...,
         node_id: _builtins.str = ...,
         instance_id: _builtins.bytes = ...,
+        crc32c: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "instance_id", b"instance_id", "node_id", b"node_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "crc32c", b"crc32c", "instance_id", b"instance_id", "node_id", b"node_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,7 @@ Invariants:
     * Memory: one window, and what the caller keeps of it.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -155,7 +155,7 @@ async def records(replay: Replay) -> AsyncIterator[Record]:
             yield record
 
 
-async def record_groups(replay: Replay) -> AsyncIterator[list[Record]]:
+async def record_groups(replay: Replay) -> AsyncGenerator[list[Record], None]:
     """As ``records``, but those of a group together."""
     for segment in replay.segments:
         segment_id = segment.segment_id
@@ -167,6 +167,9 @@ async def record_groups(replay: Replay) -> AsyncIterator[list[Record]]:
             # A segment gets its name with a whole header behind it, so there was one once.
             replay.report(segment_id, 0, "its header is damaged")
             continue
+        if segment.size < segment.header.filled_len:
+            was = segment.header.filled_len
+            replay.report(segment_id, segment.size, f"it was cut: it had {was} bytes")
         if segment.size < start:
             replay.report(segment_id, segment.size, "it is shorter than at the mark")
             continue
@@ -181,7 +184,7 @@ async def record_groups(replay: Replay) -> AsyncIterator[list[Record]]:
 
 async def _segment_groups(
     replay: Replay, segment: SegmentFound, window: _Window, salt: int
-) -> AsyncIterator[list[Record]]:
+) -> AsyncGenerator[list[Record], None]:
     segment_id, expected = segment.segment_id, replay.end.offset
     header = await _group_at(window, replay.end, salt) or await _next_group(
         replay, segment, window, salt, expected
@@ -239,16 +242,24 @@ async def _next_group(
 
 
 async def cut_tail(replay: Replay) -> None:
-    """Cut what is behind the end of the last segment, so that it never comes to light again."""
-    if not replay.segments or replay.segments[-1].header is None:
+    """Cut what is behind the end of the last segment, so that it never comes to light again.
+
+    A segment that was filled keeps its length, which tells that nobody cut it: there the header
+    of a group that was under way is overwritten, and its records with it lead nowhere.
+    """
+    header = replay.segments[-1].header if replay.segments else None
+    if header is None:
         return
-    last = replay.segments[-1]
-    assert replay.end.segment_id == last.segment_id, "all records were read before"
-    if last.size <= replay.end.offset:
+    last, end = replay.segments[-1], replay.end
+    assert end.segment_id == last.segment_id, "all records were read before"
+    if last.size <= end.offset:
         return
     file = await replay.files.open(segment_path(last.segment_id))
     try:
-        await file.truncate(replay.end.offset)
+        if header.filled_len:
+            await file.write(end.offset, [bytes(min(ALIGNMENT, last.size - end.offset))])
+        else:
+            await file.truncate(end.offset)
         await file.sync()
     finally:
         await file.close()

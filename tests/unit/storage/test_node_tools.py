@@ -1,0 +1,347 @@
+"""``tierlog node``, ``journal``, ``entrylog`` and ``doctor`` over a real directory.
+
+Every flipped byte that carries something is reported with its file; nothing is changed by looking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import subprocess
+import sys
+from uuid import UUID
+
+import pytest
+import structlog
+import typer
+from typer.testing import CliRunner
+
+from tests.unit.storage.node_kit import SMALL, make_run, open_node, read_all, running
+from tierlog.adapters.files import DiskFiles
+from tierlog.format import records
+from tierlog.model.ids import LedgerId
+from tierlog.model.node import Cookie, NodeId
+from tierlog_ingest.cli import doctor, entrylog, journal, node
+from tierlog_ingest.storage.index_files import index_path
+
+LEDGERS = (1, 2, 300)
+IN_LOGS, IN_JOURNAL = 40, 5
+
+
+async def fill(path, *, ledger_dirs=()):
+    """Make a node with entries in its logs and more in its journal; end it like a kill."""
+    files = DiskFiles(path)
+    others = [DiskFiles(one) for one in ledger_dirs]
+    made = await open_node(files, SMALL, ledger_dirs=tuple(others))
+    async with running(made):
+        for first in range(IN_LOGS):
+            for ledger_id in LEDGERS:
+                await made.add(make_run(ledger_id, first * 2, count=2, size=300))
+        await made.fence(LedgerId(2))
+        await made.checkpoint()
+        for first in range(IN_LOGS, IN_LOGS + IN_JOURNAL):
+            for ledger_id in (1, 300):
+                await made.add(make_run(ledger_id, first * 2, count=2, size=300))
+        await asyncio.sleep(0.2)
+        for at, one in enumerate((path, *ledger_dirs)):
+            cookie = Cookie(cluster_id=UUID(int=1), node_id=NodeId("n"), instance_id=UUID(int=at))
+            (one / "cookie").write_bytes(records.encode_cookie(cookie))
+            shutil.copytree(one, one.with_name(f"{one.name}-killed"))
+    for one in (files, *others):
+        one.close()
+    return path.with_name(f"{path.name}-killed")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    return asyncio.run(fill(tmp_path_factory.mktemp("node") / "data"))
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_they_were():
+    """Commands set up logging for their process; here others come after them."""
+    yield
+    structlog.reset_defaults()
+
+
+TIERLOG = typer.Typer()
+for noun, commands in {"node": node, "journal": journal, "entrylog": entrylog}.items():
+    TIERLOG.add_typer(commands.app, name=noun)
+TIERLOG.add_typer(doctor.app, name="doctor")
+
+
+def run(*arguments):
+    result = CliRunner().invoke(TIERLOG, [str(one) for one in arguments])
+    return result, json.loads(result.stdout) if result.stdout.startswith(("{", "[")) else None
+
+
+def contents(path):
+    return {
+        one.relative_to(path): one.read_bytes()
+        for one in path.rglob("*")
+        if one.is_file() and one.name != "lock"
+    }
+
+
+def fsck(path, *more):
+    return run("node", "fsck", path, "-q", "-o", "json", *more)
+
+
+def test_a_sound_node(killed):
+    before = contents(killed)
+    result, found = fsck(killed)
+    assert result.exit_code == 0, result.output
+    assert found["sound"]
+    assert found["problems"] == []
+    assert found["would_be_recovered"] == {
+        "records": {"run": 2 * IN_JOURNAL},
+        "entries": 4 * IN_JOURNAL,
+        "bytes": found["would_be_recovered"]["bytes"],
+        "ledgers": 2,
+    }
+    assert found["index"] == {"files": 3, "pages": 3, "slots": 2 * IN_LOGS * len(LEDGERS)}
+    assert sum(one["runs"] for one in found["entry_logs"]) == IN_LOGS * len(LEDGERS)
+    assert (found["ledgers"], found["fences"]) == (3, 1)
+    assert contents(killed) == before
+
+
+def test_the_table(killed):
+    result, _ = run("node", "fsck", killed, "-q")
+    assert result.exit_code == 0
+    assert "would be recovered" in result.stdout
+    assert "20 entries" in result.stdout
+
+
+def test_ledgers(killed):
+    result, rows = run("node", "ledgers", killed, "-q", "-o", "json")
+    assert result.exit_code == 0
+    assert [row["ledger_id"] for row in rows] == list(LEDGERS)
+    assert [row["fenced"] for row in rows] == [False, True, False]
+    assert rows[0]["last_entry_id"] == 2 * (IN_LOGS + IN_JOURNAL) - 1
+    assert rows[1]["last_entry_id"] == 2 * IN_LOGS - 1
+    assert (rows[0]["entries"], rows[0]["journal_entries"]) == (2 * IN_LOGS, 2 * IN_JOURNAL)
+
+
+def test_recover_does_what_a_start_does(killed, tmp_path):
+    copy = shutil.copytree(killed, tmp_path / "copy")
+    result, found = run("node", "recover", copy, "-q", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert found["damages"] == []
+    _, after = fsck(copy)
+    assert after["sound"]
+    assert after["would_be_recovered"]["entries"] == 0
+
+    async def read():
+        files = DiskFiles(copy)
+        async with running(await open_node(files, SMALL)) as again:
+            found = [run for ledger_id in LEDGERS for run in await read_all(again, ledger_id)]
+        files.close()
+        return found
+
+    found = asyncio.run(read())
+    assert len(found) == IN_LOGS * len(LEDGERS) + 2 * IN_JOURNAL
+
+
+def test_dumps(killed):
+    result, rows = run("journal", "dump", killed, "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert [row["kind"] for row in rows] == ["RUN"] * 2 * IN_JOURNAL
+    assert rows[0]["first"] == 2 * IN_LOGS
+    result, rows = run("journal", "dump", killed, "--all", "-o", "json")
+    assert len(rows) >= 2 * IN_JOURNAL
+    assert {row["segment"] for row in rows} == {
+        int(one.stem, 16) for one in (killed / "journal").glob("*.journal")
+    }
+    _, found = fsck(killed)
+    runs = 0
+    for one in found["entry_logs"]:
+        result, rows = run("entrylog", "dump", killed, one["log_id"], "-o", "json")
+        assert result.exit_code == 0
+        # What is behind its length was written after the mark: a start cuts it.
+        runs += sum(row["offset"] < one["bytes"] for row in rows)
+        result, rows = run("entrylog", "dump", killed, one["log_id"], "--ledger", "2", "-o", "json")
+        assert {row["ledger_id"] for row in rows} <= {2}
+    assert runs == IN_LOGS * len(LEDGERS)
+
+
+def test_dumps_that_nobody_reads_to_their_end(killed):
+    """As with ``| head``: the lock is given back, and nothing is said."""
+    for command in (("journal",), ("entrylog", 1)):
+        noun, *more = command
+        arguments = [sys.executable, "-m", "tierlog.cli.main", noun, "dump", killed, *more]
+        with subprocess.Popen(
+            [*map(str, arguments), "-o", "jsonl"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            process.stdout.close()
+            errors = process.stderr.read()
+        assert (process.returncode, errors) == (0, b"")
+
+
+def test_a_damaged_state_takes_no_dump_with_it(killed, tmp_path):
+    copy = flipped(killed, tmp_path, "state", 20)
+    result, _ = run("journal", "dump", copy)
+    assert result.exit_code == 6
+    assert "--all" in result.stderr
+    result, rows = run("journal", "dump", copy, "--all", "-o", "json")
+    assert result.exit_code == 0, result.stderr
+    assert len(rows) >= 2 * IN_JOURNAL
+    _, found = fsck(copy)
+    assert [(one["path"], one["verdict"]) for one in found["problems"]] == [("state", "refused")]
+    assert found["entry_logs"][0]["runs"] >= IN_LOGS * len(LEDGERS)
+
+
+def test_damage_of_an_earlier_start_is_still_told(killed, tmp_path):
+    log = min((killed / "logs").iterdir())
+    copy = flipped(killed, tmp_path, f"logs/{log.name}", 32 + 500)
+    (copy / index_path(1)).unlink()
+    result, found = run("node", "recover", copy, "-q", "-o", "json")
+    assert result.exit_code == 0, result.output
+    journal_path = max((killed / "journal").glob("*.journal"))
+    again = shutil.copytree(killed, tmp_path / "again")
+    (again / "journal" / journal_path.name).unlink()
+    result, found = run("node", "recover", again, "-q", "-o", "json")
+    assert result.exit_code == 6
+    assert found["limbo"]
+    assert len(found["damages"]) == 1
+    _, found = fsck(again)
+    assert found["doubtful"]["all"]
+
+
+def test_silly_names(killed, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    for noun in (("node", "fsck"), ("node", "ledgers"), ("node", "recover"), ("journal", "dump")):
+        result, _ = run(*noun, tmp_path / "missing")
+        assert (result.exit_code, "is not there" in result.stderr) == (3, True)
+        result, _ = run(*noun, tmp_path / "file")
+        assert (result.exit_code, "is no directory" in result.stderr) == (3, True)
+        result, _ = run(*noun, killed, "--ledger-directory", killed)
+        assert (result.exit_code, "named twice" in result.stderr) == (2, True)
+    assert run("entrylog", "dump", killed, "--", "-1")[0].exit_code == 2
+    assert run("entrylog", "dump", killed, 1, "--ledger", "-1")[0].exit_code == 2
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_log_that_is_not_there(killed):
+    result, _ = run("entrylog", "dump", killed, 999)
+    assert result.exit_code == 3
+    assert "tierlog node fsck lists them" in result.stderr
+
+
+def flipped(path, tmp_path, name, offset):
+    copy = shutil.copytree(path, tmp_path / "flipped", dirs_exist_ok=True)
+    data = bytearray((copy / name).read_bytes())
+    data[offset] ^= 0x10
+    (copy / name).write_bytes(data)
+    return copy
+
+
+@pytest.mark.parametrize(
+    "kind", ["journal", "log", "index", "index header", "state", "cookie", "log header"]
+)
+def test_a_flipped_byte_is_named(killed, tmp_path, kind):
+    logs = sorted((killed / "logs").iterdir())
+    first_journal = max((killed / "journal").glob("*.journal"))
+    _, sound = fsck(killed)
+    name, offset = {
+        "journal": (f"journal/{first_journal.name}", sound["journal"]["mark"][1] + 200),
+        "log": (f"logs/{logs[0].name}", 32 + 500),
+        "log header": (f"logs/{logs[0].name}", 17),
+        "index": (index_path(2), 4096 + 30),
+        "index header": (index_path(2), 2000),
+        "state": ("state", 20),
+        "cookie": ("cookie", 4),
+    }[kind]
+    result, found = fsck(flipped(killed, tmp_path, name, offset))
+    assert result.exit_code == 6, result.output
+    assert any(one["path"] == name for one in found["problems"]), found["problems"]
+    verdicts = {one["verdict"] for one in found["problems"]}
+    expected = {"index": "rebuilt", "index header": "rebuilt", "state": "refused"}
+    assert expected.get(kind, "refused" if kind == "cookie" else "damaged") in verdicts
+
+
+@pytest.mark.parametrize("what", ["log", "index", "journal"])
+def test_a_file_that_is_gone_is_named(killed, tmp_path, what):
+    copy = shutil.copytree(killed, tmp_path / "copy")
+    name = {
+        "log": f"logs/{min((killed / 'logs').iterdir()).name}",
+        "index": index_path(300),
+        "journal": f"journal/{max((killed / 'journal').glob('*.journal')).name}",
+    }[what]
+    (copy / name).unlink()
+    result, found = fsck(copy)
+    assert result.exit_code == 6
+    assert any(one["path"] == name for one in found["problems"])
+
+
+def test_seeded_flips_of_logs_are_all_found(killed, tmp_path):
+    rng = random.Random(5)
+    log = min((killed / "logs").iterdir())
+    _, sound = fsck(killed)
+    assert sound["entry_logs"][0]["log_id"] == int(log.stem)
+    for _ in range(30):
+        # What is behind that was written after the mark: it is cut, and comes from the journal.
+        offset = rng.randrange(sound["entry_logs"][0]["bytes"])
+        result, found = fsck(flipped(killed, tmp_path, f"logs/{log.name}", offset))
+        assert result.exit_code == 6, offset
+        assert not found["sound"]
+        shutil.rmtree(tmp_path / "flipped")
+
+
+def test_several_directories(tmp_path):
+    others = [tmp_path / "one", tmp_path / "two"]
+    copy = asyncio.run(fill(tmp_path / "data", ledger_dirs=others))
+    options = [part for one in others for part in ("--ledger-directory", f"{one}-killed")]
+    result, found = fsck(copy, *options)
+    assert result.exit_code == 0, result.output
+    assert {one["directory"] for one in found["entry_logs"]} <= {0, 1}
+    assert found["index"]["files"] == 3
+    result, found = fsck(copy)
+    assert result.exit_code == 6
+    assert found["problems"][0]["verdict"] == "refused"
+
+
+def test_format_asks_first(killed, tmp_path):
+    copy = shutil.copytree(killed, tmp_path / "copy")
+    result, _ = run("node", "format", copy)
+    assert result.exit_code == 2
+    assert "Add --yes" in result.stderr
+    assert contents(copy) == contents(killed)
+    result, _ = run("node", "format", copy, "--yes")
+    assert result.exit_code == 0
+    assert contents(copy) == {}
+    result, _ = run("node", "fsck", copy)
+    assert result.exit_code == 3
+
+
+def test_a_directory_in_use_is_left_alone(killed):
+    files = DiskFiles(killed)
+    files.lock()
+    try:
+        result, _ = run("node", "fsck", killed)
+    finally:
+        files.close()
+    assert result.exit_code == 5
+    assert "in use by process" in result.stderr
+
+
+def test_what_is_no_node_directory(tmp_path):
+    for command in ("fsck", "ledgers", "recover", "format"):
+        more = ["--yes"] if command == "format" else []
+        result, _ = run("node", command, tmp_path, *more)
+        assert result.exit_code == 3
+        assert "not a storage node's data directory" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor(tmp_path):
+    result, rows = run("doctor", "--dir", tmp_path, "-o", "json")
+    checks = {row["check"]: row for row in rows}
+    assert set(checks) == {"directory", "fsync", "free space", "open files"}
+    assert "ms" in checks["fsync"]["value"]
+    assert all(row["remedy"] for row in rows if row["result"] != "ok")
+    assert [one.name for one in tmp_path.iterdir()] == ["lock"]
+    result, rows = run("doctor", "--dir", tmp_path / "missing", "-o", "json")
+    assert result.exit_code == 5
+    assert rows[0]["result"] == "failed"
