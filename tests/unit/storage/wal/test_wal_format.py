@@ -21,7 +21,9 @@ from tierlog_ingest.storage.wal.format import (
     encode_record,
 )
 
-SEGMENT = SegmentHeader(segment_id=2, generation=3, synced=JournalPosition(1, 4096))
+SEGMENT = SegmentHeader(
+    segment_id=2, generation=3, synced=JournalPosition(1, 4096), filled_len=65536
+)
 
 
 def record_bytes(kind, payload, salt):
@@ -35,10 +37,11 @@ def test_golden_bytes():
         "544c4a53 00000001"  # magic, version
         "0000000000000002 0000000000000003"  # segment id, generation
         "0000000000000001 0000000000001000"  # synced segment, synced offset
+        "0000000000010000"  # filled_len
     )
-    assert packed[:40] == head
-    assert packed[40:44] == crc32c(head).to_bytes(4, "big")
-    assert packed[44:] == bytes(ALIGNMENT - 44)
+    assert packed[:48] == head
+    assert packed[48:52] == crc32c(head).to_bytes(4, "big")
+    assert packed[52:] == bytes(ALIGNMENT - 52)
     assert SegmentHeader.unpack(packed) == SEGMENT
     salt = crc32c(bytes.fromhex("0000000000000002 0000000000000003"))
     assert SEGMENT.salt == salt
@@ -102,12 +105,12 @@ def test_a_damaged_segment_header_and_a_newer_version():
     packed = SEGMENT.pack()
     with pytest.raises(CorruptError):
         SegmentHeader.unpack(packed[:100])
-    for at in range(44):
+    for at in range(52):
         flipped = bytearray(packed)
         flipped[at] ^= 1
         with pytest.raises(CorruptError):
             SegmentHeader.unpack(bytes(flipped))
-    newer = packed[:4] + (99).to_bytes(4, "big") + packed[8:40]
+    newer = packed[:4] + (99).to_bytes(4, "big") + packed[8:48]
     newer += crc32c(newer).to_bytes(4, "big")
     with pytest.raises(RefusedError):
         SegmentHeader.unpack(newer.ljust(ALIGNMENT, b"\0"))

@@ -233,12 +233,13 @@ def test_the_queue_pushes_back():
 
 def test_spares_are_filled_kept_and_used():
     disk = new_disk()
+    settings = SMALL.model_copy(update={"journal_spares_max": 2})
 
     def spares():
         return [path for path in disk.paths() if path.endswith(".spare")]
 
     async def check():
-        async with started(disk) as journal:
+        async with started(disk, settings=settings) as journal:
             await asyncio.sleep(1)
             (spare,) = spares()
             assert disk.read_whole(spare) == bytes(32 * 1024), "zeros, synced"

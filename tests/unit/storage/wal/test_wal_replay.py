@@ -161,16 +161,33 @@ def test_a_tail_torn_at_any_sector_is_cut_with_its_whole_group():
         assert replay.torn is bool(header_survived and not whole)
 
 
-def test_a_tail_cut_at_any_byte():
-    disk, mark, payloads = written()
+def test_a_growing_segment_cut_at_any_byte_looks_like_a_torn_tail():
+    """ "A clean cut … is the one thing that only replicas can show": of a segment that grows."""
+    disk, mark, payloads = written(settings=QUIET.model_copy(update={"journal_spares_max": 0}))
     path = last_path(disk)
     data = disk.read_whole(path)
+    assert SegmentHeader.unpack(data[:ALIGNMENT]).filled_len == 0
     last = group_offsets(data, mark)[-1]
     kept = [one for group in payloads[:-1] for one in group]
     for cut in [*range(last, last + 60), *range(last + 60, last + 3056, 31)]:
         seen, replay = look(copy_of(disk, **{path: data[:cut]}), mark)
         assert seen == kept
         assert not replay.damages
+
+
+def test_a_filled_segment_cut_anywhere_is_found():
+    disk, mark, payloads = written()
+    path = last_path(disk)
+    data = disk.read_whole(path)
+    assert SegmentHeader.unpack(data[:ALIGNMENT]).filled_len == len(data)
+    last = group_offsets(data, mark)[-1]
+    every = [one for group in payloads for one in group]
+    cuts = [0, 1, 51, 52, ALIGNMENT - 1, ALIGNMENT, mark.offset - 1, mark.offset]
+    cuts += [*range(last - 5, last + ALIGNMENT + 5), *range(0, len(data), 1021), len(data) - 1]
+    for cut in cuts:
+        seen, replay = look(copy_of(disk, **{path: data[:cut]}), mark)
+        assert replay.damages, cut
+        assert seen == every[: len(seen)]
 
 
 def test_a_flip_in_the_last_group_without_its_marker_is_taken_for_a_torn_tail():
@@ -283,11 +300,13 @@ def test_what_was_cut_never_comes_to_light_again():
         seen, replay, journal = await restarted(copy.mount(), mark=mark)
         assert seen == kept
         assert replay.torn
-        assert len(copy.read_whole(path)) == last == replay.end.offset
+        assert last == replay.end.offset
+        assert len(copy.read_whole(path)) == len(data), "a filled segment keeps its length"
+        assert copy.read_whole(path)[last : last + ALIGNMENT] == bytes(ALIGNMENT)
         async with running(journal):
             await add_all(journal, [b"next life"])
         copy.crash()
-        assert len(copy.read_whole(path)) == last, "it was cut durably"
+        assert copy.read_whole(path)[last : last + ALIGNMENT] == bytes(ALIGNMENT), "durably"
         seen, replay = await found(copy.mount(), mark)
         assert seen == [*kept, b"next life"]
         assert not replay.damages

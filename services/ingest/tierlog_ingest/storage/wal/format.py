@@ -9,7 +9,8 @@ A segment begins with a header, padded with zeros to 4,096 bytes:
         16     8  generation      random; salts every other checksum in the segment
         24     8  synced_segment  everything before this position was durable
         32     8  synced_offset   when the header was written
-        40     4  crc32c          over bytes 0 to 39
+        40     8  filled_len      the file was filled to this length before; 0: it grows
+        48     4  crc32c          over bytes 0 to 47
 
 Groups follow, each at a multiple of 4,096 and padded with zeros to one, so that a torn write
 never touches an older group:
@@ -42,6 +43,7 @@ older life: a segment is used again under another id.
 Invariants:
     * A group of an older life, or of another place, never passes: it names another segment, its
       checksum another generation.
+    * A segment that was filled is never shorter than ``filled_len``: a cut of it is corruption.
     * A position below one that any valid header names was durable once: what is bad there is
       corruption. What is bad above is a torn tail.
 """
@@ -64,7 +66,7 @@ RECORD_LEN_MAX: Final = 2**31 - 1
 
 _SEGMENT_MAGIC: Final = b"TLJS"
 _GROUP_MAGIC: Final = b"TLJG"
-_SEGMENT: Final = Struct(">4sIqqqq")
+_SEGMENT: Final = Struct(">4sIqqqqq")
 _GROUP: Final = Struct(">4sIqqI")
 _CRC: Final = Struct(">I")
 _RECORD: Final = Struct(">III")
@@ -73,7 +75,7 @@ _SALT: Final = Struct(">qq")
 _KIND_AND_LEN: Final = Struct(">II")
 _ID: Final = Struct(">q")
 
-assert _SEGMENT.size + _CRC.size == 44 <= SEGMENT_HEADER_LEN
+assert _SEGMENT.size + _CRC.size == 52 <= SEGMENT_HEADER_LEN
 assert _GROUP.size + _CRC.size == GROUP_HEADER_LEN
 assert _RECORD.size == RECORD_HEADER_LEN
 
@@ -110,6 +112,8 @@ class SegmentHeader:
     segment_id: int
     generation: int
     synced: JournalPosition
+    filled_len: int = 0
+    """So long the file was before its first group; 0: it grows with them."""
 
     @property
     def salt(self) -> int:
@@ -125,6 +129,7 @@ class SegmentHeader:
             self.generation,
             self.synced.segment_id,
             self.synced.offset,
+            self.filled_len,
         )
         return (head + _CRC.pack(crc32c(head))).ljust(SEGMENT_HEADER_LEN, b"\0")
 
@@ -133,7 +138,7 @@ class SegmentHeader:
         """Read a header, or raise ``CorruptError``; ``RefusedError`` for a newer version."""
         if len(data) < SEGMENT_HEADER_LEN:
             raise CorruptError("journal segment without a whole header", remedy="See its file")
-        magic, version, segment_id, generation, segment, offset = _SEGMENT.unpack_from(data)
+        magic, version, segment_id, generation, *synced, filled_len = _SEGMENT.unpack_from(data)
         (expected,) = _CRC.unpack_from(data, _SEGMENT.size)
         if magic != _SEGMENT_MAGIC or crc32c(memoryview(data)[: _SEGMENT.size]) != expected:
             raise CorruptError("journal segment with a damaged header", remedy="See its file")
@@ -141,7 +146,8 @@ class SegmentHeader:
         return cls(
             segment_id=segment_id,
             generation=generation,
-            synced=JournalPosition(segment, offset),
+            synced=JournalPosition(*synced),
+            filled_len=filled_len,
         )
 
 

@@ -18,6 +18,7 @@ Crash: a spare of any size and content may be left. It is filled up, or removed.
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -91,10 +92,13 @@ class Segments:
 
     async def begin(self, header: SegmentHeader) -> File:
         """Make the segment of ``header`` from a spare, or from nothing, durably."""
-        spare = self._ready.pop(0) if self._ready else self._new_spare()
+        is_filled = bool(self._ready)
+        spare = self._ready.pop(0) if is_filled else self._new_spare()
         try:
             file = await self._files.open(spare, create=True)
             try:
+                if is_filled:
+                    header = replace(header, filled_len=self._segment_bytes)
                 await file.write_and_sync(0, [header.pack()])
                 await self._files.rename(spare, segment_path(header.segment_id))
                 await self._files.sync_directory(JOURNAL_DIRECTORY)
