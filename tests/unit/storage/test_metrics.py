@@ -1,0 +1,87 @@
+"""What the storage node shows of itself at /metrics."""
+
+import random
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.storage.node_kit import SMALL, make_run, open_node, running
+from tierlog.adapters.memory.faults import NO_FAULTS, FaultRates, Faults
+from tierlog.adapters.memory.files import MemoryDisk
+from tierlog_ingest.metrics import NodeCollector, storage_metrics
+
+
+class Status:
+    """An ingest node of which only the storage is there."""
+
+    def __init__(self, node):
+        self.node = node
+
+    def statistics(self):
+        streams = [{"appends_waiting": 1, "appends_sent": 2, "in_flight_bytes": 300}] * 2
+        storage = self.node.statistics()
+        return {"streams": streams, "recovering": {}, "storage": storage, "gc_alarm": None}
+
+
+def shown(node):
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(Status(node)))
+    lines = generate_latest(registry).decode().splitlines()
+    return {
+        name: float(value)
+        for name, _, value in (one.rpartition(" ") for one in lines if not one.startswith("#"))
+    }
+
+
+def test_every_number_has_a_name():
+    run_virtual(_every_number())
+
+
+async def _every_number():
+    disks = [MemoryDisk(random.Random(at)) for at in range(3)]
+    files, *others = [one.mount() for one in disks]
+    node = await open_node(files, ledger_dirs=others)
+    async with running(node):
+        for first in range(200):
+            await node.add(make_run(first % 5, first // 5, size=500))
+        await node.checkpoint()
+        await node._space.look()
+        statistics = node.statistics()
+        found = shown(node)
+    # The journal's count and sum are one metric, as are those with a label.
+    samples = [one for family in storage_metrics(statistics) for one in family.samples]
+    assert len(samples) == len(statistics)
+    assert found["tierlog_ingest_streams"] == 2
+    assert found["tierlog_ingest_in_flight_bytes"] == 600
+    assert found["tierlog_storage_ledgers"] == 5
+    assert found["tierlog_journal_fsync_duration_seconds_count"] >= 200
+    assert found["tierlog_journal_written_bytes_total"] > 200 * 500
+    assert found["tierlog_journal_disk_bytes"] == statistics["journal_bytes_on_disk"] > 0
+    assert found["tierlog_entry_log_bytes"] > 100 * 500
+    assert found["tierlog_index_pages"] == 5
+    assert found["tierlog_disk_space_level"] == 0
+    assert found['tierlog_compaction_rounds_total{kind="minor"}'] == 0
+    assert found['tierlog_disk_turns_total{work="append"}'] >= 1
+    for at in range(3):
+        assert found[f'tierlog_disk_free_bytes{{directory="{at}"}}'] > 0
+
+
+def test_a_slow_disk_shows():
+    run_virtual(_slow_disk())
+
+
+async def _slow_disk():
+    faults = Faults(random.Random(1))
+    settings = SMALL.model_copy(update={"slow_sync_s": 0.5, "idle_marker_s": 3600.0})
+    node = await open_node(MemoryDisk(random.Random(1)).mount(faults), settings)
+    async with running(node):
+        await node.add(make_run(1, 0))
+        assert shown(node)["tierlog_journal_slow_fsyncs_total"] == 0
+        faults.rates = FaultRates(delay_s_max=4.0)
+        for first in range(1, 11):
+            await node.add(make_run(1, first))
+        found = shown(node)
+        faults.rates = NO_FAULTS
+    assert found["tierlog_journal_slow_fsyncs_total"] > 3
+    assert found["tierlog_journal_fsync_duration_seconds_max"] > 1
+    assert found["tierlog_journal_fsync_duration_seconds_sum"] > 5
