@@ -163,6 +163,7 @@ def test_dumps(killed):
         runs += sum(row["offset"] < one["bytes"] for row in rows)
         result, rows = run("entrylog", "dump", killed, one["log_id"], "--ledger", "2", "-o", "json")
         assert {row["ledger_id"] for row in rows} <= {2}
+        assert not any(row["signed"] for row in rows)
     assert runs == IN_LOGS * len(LEDGERS)
 
 

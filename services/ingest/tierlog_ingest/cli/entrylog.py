@@ -48,7 +48,7 @@ async def _dump(
             else:
                 rows.append(row)
     if output is not Output.JSONL:
-        columns = dict.fromkeys(("offset", "ledger_id", "first", "last", "lac", "bytes"))
+        columns = dict.fromkeys(("offset", "ledger_id", "first", "last", "lac", "bytes", "signed"))
         print_rows(rows, columns, output, title=f"entry log {log_id} of {directory}")
 
 
@@ -88,6 +88,7 @@ async def runs_of(
                         "last": run.last_entry_id,
                         "lac": run.header.last_add_confirmed,
                         "bytes": len(run.encoded),
+                        "signed": run.is_signed,
                     }
         finally:
             await file.close()
