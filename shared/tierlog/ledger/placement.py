@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Final
 
-from tierlog.model.errors import RetryableError
+from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import NodeId
 from tierlog.model.node import NodeInfo
 
@@ -29,7 +29,7 @@ def choose_ensemble(
 ) -> tuple[NodeId, ...]:
     """Choose ``ensemble_size`` of ``nodes``, the preferred one among them if it can serve.
 
-    Raises UNAVAILABLE, which names what is missing.
+    Raises UNAVAILABLE, which names what is missing, or READ_ONLY when only disk space is.
     """
     known = sorted(nodes, key=lambda node: node.node_id)
     assert len({node.node_id for node in known}) == len(known)
@@ -78,6 +78,7 @@ def _too_few(
     return RetryableError(
         f"an ensemble of {ensemble_size} needs {ensemble_size - writable} more storage node(s): "
         f"{len(known)} live, {len(read_only)} read-only, {len(failed)} failed just now",
+        reason=Reason.READ_ONLY if len(known) - len(failed) >= ensemble_size else None,
         remedy="Start more ingest nodes, or free disk on the read-only ones",
         details={
             "ensemble_size": str(ensemble_size),

@@ -143,6 +143,8 @@ class AppendQueue:
         self._sent: deque[tuple[Append, EntryId]] = deque()
         self.trouble = ""
         """Why nothing is sent at present, for those whose time is up."""
+        self.disk_full: TierlogError | None = None
+        """The error, if ``trouble`` is that the storage nodes' disks are full."""
 
     def __repr__(self) -> str:
         return f"<AppendQueue {len(self._waiting)} waiting, {len(self._sent)} sent>"
@@ -176,12 +178,7 @@ class AppendQueue:
             append.finish(indeterminate(f"was not confirmed within {timeout_s:g} s"))
         else:
             why = f" ({self.trouble})" if self.trouble else ""
-            append.finish(
-                RetryableError(
-                    f"the append was not sent within {timeout_s:g} s{why}",
-                    remedy="Nothing was appended; try again",
-                )
-            )
+            append.finish(not_sent(f"was not sent within {timeout_s:g} s{why}", self.disk_full))
         self._wake()
 
     def head(self) -> Append | None:
@@ -290,6 +287,17 @@ def _piece(shares: list[tuple[Append, int]]) -> Piece:
     times = [one.publish_ms for one, _ in shares]
     span = min(low for low, _ in times), max(high for _, high in times)
     return Piece(b"".join(joined), np.concatenate(columns), span, shares)
+
+
+def not_sent(what: str, cause: TierlogError | None) -> RetryableError:
+    """Say that nothing was appended; a full disk is told as such, with what to do about it."""
+    if cause is None or cause.reason is not Reason.READ_ONLY:
+        return RetryableError(f"the append {what}", remedy="Nothing was appended; try again")
+    return RetryableError(
+        f"the append {what}",
+        reason=Reason.READ_ONLY,
+        remedy=f"{cause.remedy}; nothing was appended, try again then",
+    )
 
 
 def indeterminate(cause: str) -> IndeterminateError:

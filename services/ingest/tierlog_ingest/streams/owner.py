@@ -60,7 +60,13 @@ from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.runtime.settings import OwnerSettings
-from tierlog_ingest.streams.appends import Answer, AppendQueue, QueueBudget, largest_entry_len
+from tierlog_ingest.streams.appends import (
+    Answer,
+    AppendQueue,
+    QueueBudget,
+    largest_entry_len,
+    not_sent,
+)
 from tierlog_ingest.streams.ownership import not_owner, refusal_to_claim
 from tierlog_ingest.streams.rollover import LedgerFill, LedgerLimits, fitting, is_due
 
@@ -484,10 +490,7 @@ class StreamOwner:
             # Someone else recovers the ledger: first ask whether this still is the owner.
             await self._own_snapshot()
         self._queue.fail_waiting(
-            RetryableError(
-                f"ledger {ledger_id} broke off before the append was sent: {cause.message}",
-                remedy="Nothing was appended; try again",
-            )
+            not_sent(f"was not sent before ledger {ledger_id} broke off: {cause.message}", cause)
         )
         await one.task
         self._open = None
@@ -510,7 +513,9 @@ class StreamOwner:
             except (RetryableError, IndeterminateError) as error:
                 if self._draining and self._open is None:
                     raise
-                self._queue.trouble = f"{what}: {error}"
+                is_full = error.reason is Reason.READ_ONLY
+                self._queue.disk_full = error if is_full else None
+                self._queue.trouble = f"{what}: {error.message if is_full else error}"
                 log.warning("owner.waiting", stream=self.name, cause=str(error))
             except RefusedError as error:
                 if error.reason is Reason.FENCED and self._claimed is not None:
@@ -518,6 +523,7 @@ class StreamOwner:
                 raise
             else:
                 self._queue.trouble = ""
+                self._queue.disk_full = None
                 return result
             await asyncio.sleep(self._parts.ids.uniform(0.5, 1.0) * backoff_s)
             backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
