@@ -10,7 +10,6 @@ Invariants:
       before a damaged run, or before a cut, is handed on too.
 """
 
-import contextlib
 import mmap
 import weakref
 from collections import deque
@@ -22,10 +21,13 @@ from tierlog.format.run import RUN_PREFIX_LEN, Run, take_runs
 from tierlog.format.run_stream import END_MAGIC, END_MARK_LEN, check_end_mark
 from tierlog.model.errors import TierlogError
 
-PIECE_BYTES: Final = 2 * 1024 * 1024  # one huge page, where the system has them
+PIECE_BYTES: Final = 2 * 1024 * 1024
 SMALL_BYTES: Final = PIECE_BYTES // 8
 KEPT_BYTES_MAX: Final = 160 * 1024 * 1024  # two blocks, and what is read meanwhile
 RUN_BYTES_MAX: Final = 2**31
+# Not huge pages: where a hypervisor takes free ones back, they cost five times as much as small
+# ones when they are first written.
+_MAPPED: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class Pieces:
@@ -48,7 +50,7 @@ class Pieces:
 
     def lend(self) -> memoryview:
         """Return a piece, whatever its bytes are."""
-        memory = self._kept.pop() if self._kept else _mapped()
+        memory = self._kept.pop() if self._kept else mmap.mmap(-1, PIECE_BYTES, _MAPPED)
         lent = np.frombuffer(memory, np.uint8)
         # Views of views hold on to the array, so that it goes with the last of them.
         weakref.finalize(lent, self._take_back, memory).atexit = False
@@ -57,21 +59,8 @@ class Pieces:
     def _take_back(self, memory: mmap.mmap) -> None:
         if len(self._kept) < self._kept_max:
             # The system may have the memory back while it is idle, but need not.
-            _advise(memory, "MADV_FREE")
+            memory.madvise(mmap.MADV_FREE)
             self._kept.append(memory)
-
-
-def _mapped() -> mmap.mmap:
-    # Private: huge pages are not for memory that could be shared.
-    memory = mmap.mmap(-1, PIECE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    _advise(memory, "MADV_HUGEPAGE")
-    return memory
-
-
-def _advise(memory: mmap.mmap, advice: str) -> None:
-    """Give the system a hint; not every system has each of them."""
-    with contextlib.suppress(AttributeError, OSError):
-        memory.madvise(getattr(mmap, advice))
 
 
 class RunInflow:
