@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -42,9 +43,18 @@ def _no_sync_of_folders() -> contextlib.AbstractContextManager[Any]:
     return patch.object(RecordingFiles, "sync_directory", sync_directory)
 
 
-def _no_checksum() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _no_checksum() -> Iterator[None]:
     """Write zeros for each CRC, and find them right."""
-    return patch.object(checksum, "_crc32c", lambda _data, _start=0: 0)
+    users = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("tierlog") and getattr(module, "crc32c", None) is checksum.crc32c
+    ]
+    with contextlib.ExitStack() as patches:
+        for module in users:
+            patches.enter_context(patch.object(module, "crc32c", lambda _data, _start=0: 0))
+        yield
 
 
 MUTANTS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[Any]], str]] = {
