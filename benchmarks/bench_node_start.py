@@ -5,7 +5,9 @@ many      a node with ``--ledgers`` open ledgers of one entry each: writing them
           durably); the most memory that its process ever held; then a start, and what it held
 killed    a start after ``kill -9`` with a journal of ``--journal-mb`` that no mark has passed:
           runs of 64 KiB, single entries of 10 KB and of 1 KB. The mark is kept from moving by
-          settings. ``cold``: the journal is read from the device, its pages were dropped before
+          settings. ``cold``: the journal is read from the device, its pages were dropped before.
+          ``bare``: reading as many bytes from the journal's files, in pieces of 4 MiB, and writing
+          them to another file, made durable every 32 MiB: what the disk takes for a replay
 
 A start's time goes from the call of ``open`` until the node serves, the interpreter's own start
 left out. Each start is a process of its own, over a folder that a killed one left.
@@ -27,6 +29,7 @@ from typing import Any, Final
 
 from common import (
     MB,
+    MIB,
     Claim,
     Meter,
     Result,
@@ -52,6 +55,8 @@ KILLED_START_S_MAX: Final = 5.0
 LEDGERS: Final = 10
 CHUNK_ENTRIES: Final = 4000
 NEVER: Final = 2**50
+PIECE_BYTES: Final = 4 * MIB
+SYNC_BYTES: Final = 32 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +148,32 @@ async def fill_journal(parameters: Mapping[str, Any]) -> Result:
     raise AssertionError("not reached")
 
 
+async def copy_barely(parameters: Mapping[str, Any]) -> Result:
+    """Do with a journal's bytes what a replay can't do without (in a child)."""
+    folder = Path(parameters["folder"])
+    if parameters["cold"]:
+        drop_page_cache(folder)
+    meter = Meter()
+    copied = copy_journal(folder, PIECE_BYTES, sync_bytes=SYNC_BYTES)
+    return {"start_s": time.perf_counter() - meter.started_s, "copied_mb": copied / MB}
+
+
+def copy_journal(folder: Path, piece_bytes: int, *, sync_bytes: int) -> int:
+    """Copy the journal's segments into one file; return their bytes."""
+    copied = unsynced = 0
+    with (folder / "bare").open("wb", buffering=0) as target:
+        for path in sorted((folder / "journal").glob("*.journal")):
+            with path.open("rb", buffering=0) as source:
+                while piece := source.read(piece_bytes):
+                    target.write(piece)
+                    copied, unsynced = copied + len(piece), unsynced + len(piece)
+                    if unsynced >= sync_bytes:
+                        os.fdatasync(target.fileno())
+                        unsynced = 0
+        os.fdatasync(target.fileno())
+    return copied
+
+
 # The benchmark
 
 
@@ -183,6 +214,10 @@ async def start_killed(shape: Shape, folder: Path, byte_count: int, rounds: int)
             parameters = {"folder": str(copy), "ledgers": LEDGERS, "cold": cold}
             result = await run_child(__file__, "start", parameters, {})
             shutil.rmtree(copy)
+            shutil.copytree(killed, copy)
+            bare = await run_child(__file__, "bare", parameters, {})
+            shutil.rmtree(copy)
+            result["bare_s"], result["ratio"] = bare["start_s"], result["start_s"] / bare["start_s"]
             kind = "cold" if cold else "warm"
             say(f"round {turn + 1}/{rounds}: {kind}: {result['start_s']:.2f} s")
             results.append({**result, "journal_mb": size_mb, "cold": float(cold)})
@@ -229,6 +264,8 @@ def killed_claims(name: str, results: Sequence[Result]) -> list[Claim]:
                 f"killed, {name}, {kind}: start", some, "start_s", unit="s",
                 target=KILLED_START_S_MAX, at_most=True,
             ),
+            median_claim(f"killed, {name}, {kind}: bare", some, "bare_s", unit="s"),
+            median_claim(f"killed, {name}, {kind}: start / bare", some, "ratio"),
             median_claim(f"killed, {name}, {kind}: CPU", some, "cpu_s", unit="s"),
         ]  # fmt: skip
     claims.append(median_claim(f"killed, {name}: memory", results, "peak_mb", unit="MB"))
@@ -241,6 +278,7 @@ async def main() -> None:
     parser = arguments_parser("how soon a storage node serves", size_mb=0)
     parser.add_argument("--ledgers", type=int, default=100_000)
     parser.add_argument("--journal-mb", type=int, default=1074)
+    parser.add_argument("--shapes", default="64K,10K,1K", help="which journals")
     parser.add_argument("--parts", default="many,killed", help="which of these to measure")
     arguments = parse(parser, quick_mb=0)
     if arguments.quick:
@@ -253,13 +291,19 @@ async def main() -> None:
             runs |= {"written": [written], "started": started}
             claims += many_claims([written], started)
         if "killed" in arguments.parts:
-            for shape in SHAPES:
+            wanted = arguments.shapes.split(",")
+            for shape in (one for one in SHAPES if one.name.split()[0] in wanted):
                 byte_count = arguments.journal_mb * MB
                 runs[shape.name] = await start_killed(shape, folder, byte_count, arguments.runs)
                 claims += killed_claims(shape.name, runs[shape.name])
     report("starts of the storage node", arguments, claims, runs)
 
 
+MODES: Final = {
+    "many": write_many, "start": start_node, "fill": fill_journal, "bare": copy_barely
+}  # fmt: skip
+
+
 if __name__ == "__main__":
-    if not child_mode({"many": write_many, "start": start_node, "fill": fill_journal}):
+    if not child_mode(MODES):
         asyncio.run(main())

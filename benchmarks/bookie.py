@@ -22,7 +22,7 @@ JAVA_OPTIONS: Final = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/jdk.internal.misc=ALL-UNNAMED",
     "-Dio.netty.tryReflectionSetAccessible=true",
-    "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=off",
 )
 WARMUP_ENTRIES: Final = 30_000
 
