@@ -215,10 +215,11 @@ async def test_a_file_that_vanished_is_damage_and_foreign_names_are_nothing(stor
     assert set(cache.ledger_ids()) == {8}
 
 
-async def test_a_full_disk_loses_nothing_and_the_next_flush_comes_to_its_end():
+@pytest.mark.parametrize("count", [5, 40])
+async def test_a_full_disk_loses_nothing_and_the_next_flush_comes_to_its_end(count):
     disk = disk_of(capacity_bytes=5 * PAGE_LEN)
-    cache = await opened(disk.mount(), pages=20)
-    for ledger in range(5):
+    cache = await opened(disk.mount(), pages=50, headers=50)
+    for ledger in range(count):
         await put(cache, ledger, 0, 5, slot(ledger + 1))
     for _ in range(2):
         with pytest.raises(RetryableError) as caught:
@@ -229,8 +230,31 @@ async def test_a_full_disk_loses_nothing_and_the_next_flush_comes_to_its_end():
     await cache.flush()
     disk.crash()
     cache = await opened(disk.mount())
-    for ledger in range(5):
+    for ledger in range(count):
         assert (await cache.slots(ledger, 0, 6)).tolist() == [slot(ledger + 1)] * 5 + [0]
+
+
+async def test_one_file_that_vanished_does_not_keep_others_from_being_flushed():
+    disk = disk_of()
+    cache = await opened(disk.mount(), pages=50, headers=50)
+    for ledger in range(40):
+        await put(cache, ledger, 0, 5, slot(1))
+    await cache.flush()
+    await disk.mount().remove(index_path(7))
+    for ledger in range(40):
+        await put(cache, ledger, 5, 5, slot(2))
+    await cache.close()
+    with pytest.raises(CorruptError, match="gone") as caught:
+        await cache.flush()
+    assert caught.value.details["ledger_id"] == "7"
+    await cache.discard(7)
+    cache.complete(7)
+    await cache.flush()
+    disk.crash()
+    cache = await opened(disk.mount())
+    for ledger in range(40):
+        expected = 0 if ledger == 7 else slot(2)
+        assert (await cache.slots(ledger, 9, 1)).tolist() == [expected]
 
 
 async def test_a_failed_sync_is_the_end():

@@ -155,16 +155,16 @@ class LedgerCache:
             index = self._indexes.get(ledger_id)
             if index is None and await self._waited(ledger_id, _HEADER):
                 continue
-            found: NDArray[np.uint64] | None = np.zeros(stop - start, np.uint64)
-            if ledger_id in self and (index is None or has_page(index.bounds, page_no)):
-                frame = self._pool.find(ledger_id, page_no)
-                if frame is not None:
-                    found = self._pool.slots(frame, start, stop)
-                elif await self._waited(ledger_id, page_no):
-                    continue
-                else:
-                    found = await self._read_slots(ledger_id, page_no, start, stop)
-            if found is not None and (found.all() or _may_lack(index, known=ledger_id in self)):
+            found: NDArray[np.uint64] | None
+            if ledger_id not in self or (index is not None and not has_page(index.bounds, page_no)):
+                found = np.zeros(stop - start, np.uint64)
+            elif (frame := self._pool.find(ledger_id, page_no)) is not None:
+                found = self._pool.slots(frame, start, stop)
+            elif await self._waited(ledger_id, page_no):
+                continue
+            else:
+                found = await self._read_slots(ledger_id, page_no, start, stop)
+            if found is not None and _is_answer(index, found, known=ledger_id in self):
                 return found
             if found is None and index is not None and not index.gone:
                 raise damaged(ledger_id, f"page {page_no} can't be read")
@@ -467,10 +467,12 @@ class LedgerCache:
         await self._writer.flush()
 
 
-def _may_lack(index: CachedIndex | None, *, known: bool) -> bool:
-    """Tell whether zeros are an answer; ``CorruptError`` if there is none."""
-    if index is None:
-        return not known
-    if not index.whole:
+def _is_answer(index: CachedIndex | None, found: NDArray[np.uint64], *, known: bool) -> bool:
+    """Tell whether what was found is the answer; ``CorruptError`` if there is none."""
+    if index is not None and index.whole:
+        return not index.gone
+    if found.all():
+        return True
+    if index is not None:
         raise damaged(index.ledger_id, "it is being rebuilt")
-    return not index.gone
+    return not known
