@@ -22,7 +22,7 @@ from tests.crash_states.damage import (
     truncations,
 )
 
-pytestmark = pytest.mark.covers("D22", "D37")
+pytestmark = pytest.mark.covers("D03")
 
 FLIPS_OF_A_FILE = 16
 CUT_STEP = 512

@@ -69,7 +69,6 @@ def checking(test):
     return run
 
 
-@pytest.mark.covers("D29")
 @checking
 async def test_logs_spread_and_everything_is_found_again(machine):
     of_journal, *of_logs = machine.logs()
@@ -160,7 +159,6 @@ def new_disks():
     return [MemoryDisk(random.Random(at)) for at in range(3)]
 
 
-@pytest.mark.covers("D22")
 def test_every_directory_has_the_cookie():
     async def check():
         disks, metadata = new_disks(), MemoryMetadata()

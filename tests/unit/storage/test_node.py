@@ -104,7 +104,7 @@ async def test_readers_wait_for_the_lac():
         assert node.statistics()["ledgers"] == 2
 
 
-@pytest.mark.covers("D13", "D18")
+@pytest.mark.covers("D18")
 @virtual
 async def test_the_four_answers_are_never_confused():
     disk = new_disk()
@@ -378,7 +378,7 @@ async def test_a_node_state_that_is_damaged_is_refused():
             await open_node(disk.mount())
 
 
-@pytest.mark.covers("D23", "D33", "D35", "D36")
+@pytest.mark.covers("D23", "D33")
 @virtual
 async def test_a_new_journal_at_the_start_by_size_and_when_they_take_too_much():
     disk = new_disk()

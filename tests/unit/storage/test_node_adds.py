@@ -132,7 +132,6 @@ async def test_who_is_cancelled_leaves_the_others_alone():
         assert len(await read_all(node, 1)) == 10
 
 
-@pytest.mark.covers("D21")
 @virtual
 async def test_a_full_disk_takes_back_runs_and_fences_and_nothing_else():
     disk = new_disk()
@@ -167,7 +166,7 @@ async def test_a_full_disk_takes_back_runs_and_fences_and_nothing_else():
         await node.add(make_run(2, 1))
 
 
-@pytest.mark.covers("D36")
+@pytest.mark.covers("D33")
 @virtual
 async def test_journals_that_take_too_much_disk_force_a_mark():
     disk = new_disk()
@@ -182,7 +181,7 @@ async def test_journals_that_take_too_much_disk_force_a_mark():
         assert len(await read_all(node, 1)) == 300
 
 
-@pytest.mark.covers("D31", "D32")
+@pytest.mark.covers("D31")
 @virtual
 async def test_the_buffer_is_flushed_before_it_is_full():
     settings = SMALL.model_copy(update={"checkpoint_interval_s": 10**6})

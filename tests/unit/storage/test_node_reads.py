@@ -69,7 +69,6 @@ async def fill(node, runs):
     await node.checkpoint()
 
 
-@pytest.mark.covers("D30")
 @virtual
 async def test_an_entry_costs_two_reads_cold_and_one_warm():
     sizes = (0, 100, 4000, 70_000, 300_000)

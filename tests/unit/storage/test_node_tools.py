@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 from tests.unit.storage.node_kit import SMALL, make_run, open_node, read_all, running
 from tierlog.adapters.files import DiskFiles
 from tierlog.format import records
-from tierlog.model.ids import LedgerId
-from tierlog.model.node import Cookie, NodeId
+from tierlog.model.ids import LedgerId, NodeId
+from tierlog.model.node import Cookie
 from tierlog_ingest.cli import doctor, entrylog, journal, node
 from tierlog_ingest.storage.index_files import index_path
 
@@ -175,6 +175,8 @@ def test_dumps_that_nobody_reads_to_their_end(killed):
         with subprocess.Popen(
             [*map(str, arguments), "-o", "jsonl"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
             process.stdout.close()
             errors = process.stderr.read()
         assert (process.returncode, errors) == (0, b"")

@@ -142,7 +142,6 @@ def test_one_directory_without_its_state_is_a_damage_and_all_without_are_a_new_n
     run_virtual(check(), until_s=10)
 
 
-@pytest.mark.covers("D22")
 def test_directories_in_another_order_or_fewer_are_refused():
     async def check():
         both = disks()
