@@ -31,6 +31,8 @@ from tierlog_ingest.storage.wal.journal import GroupFuture, Journal
 log = structlog.get_logger()
 
 _RETRY_S: Final = 1.0
+_REPAIR_S: Final = 0.1
+"""So long a flush leaves the mark alone that repairs what held it up."""
 
 
 class Upkeep:
@@ -112,6 +114,7 @@ class Upkeep:
             try:
                 if await self._store.flush(self._journal.durable_seq):
                     self._mark_wanted.set()
+                    await asyncio.sleep(_REPAIR_S)
             except TierlogError as error:
                 self._note_failure("flush.failed", error)
                 await asyncio.sleep(_RETRY_S)
