@@ -43,7 +43,12 @@ from tierlog_ingest.storage.cookies import check_cookie
 
 PAGE_LEN = 4096
 QUIET = TINY.model_copy(
-    update={"checkpoint_interval_s": 1000, "checkpoint_journal_bytes": 2**20, "gc_interval_s": 1000}
+    update={
+        "journal_segment_bytes": 16 * 1024,
+        "checkpoint_interval_s": 1000,
+        "checkpoint_journal_bytes": 2**20,
+        "gc_interval_s": 1000,
+    }
 )
 """Nothing happens by itself."""
 CLUSTER_ID, NODE_ID = UUID(int=7), NodeId("n1")

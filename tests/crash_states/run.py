@@ -12,11 +12,15 @@ import logging
 import random
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 
 import structlog
 
+from tests.crash_states.checker import Observation
 from tests.crash_states.damage import (
+    Report,
     crashed_node,
     flips,
     judge,
@@ -25,12 +29,15 @@ from tests.crash_states.damage import (
     swaps,
     truncations,
 )
-from tests.crash_states.explore import CrashStateError, Plan, explore
+from tests.crash_states.explore import CrashStateError, Plan, Tally, explore
 from tests.crash_states.life import ROOTS
 
 EXHAUSTIVE = Plan(
     kind="one_by_one", seed=0, states_per_cut=4096, next_lives=12, states_per_next_cut=64
 )
+DAMAGE_SHARES = 16
+PLANS_AHEAD = 4
+NOTHING = Observation()
 
 
 def plans(seed: int) -> Iterator[Plan]:
@@ -39,43 +46,75 @@ def plans(seed: int) -> Iterator[Plan]:
     for number in itertools.count(seed):
         for kind in ("mixed", "bulk", "scattered"):
             for roots in (ROOTS[:1], ROOTS):
-                yield Plan(kind=kind, seed=number, roots=roots, states_max=12_000, next_lives=8)
+                yield Plan(kind=kind, seed=number, roots=roots, states_max=8000, next_lives=8)
 
 
-def look_at_damages(seed: int) -> bool:
+def _damages(name: str, seed: int, share: int, shares: int) -> Report:
+    """Judge every ``shares``-th damage of a node, from one on."""
+    _be_quiet()
+    node = crashed_node() if name == "crashed" else stopped_node()
+    cases = itertools.chain(
+        flips(node, random.Random(seed)), truncations(node, step=64), swaps(node), losses(node)
+    )
+    return judge(node, itertools.islice(cases, share, None, shares))
+
+
+def look_at_damages(workers: Executor, seed: int) -> bool:
     """Flip every byte of small nodes, cut and swap everywhere; tell if all is well."""
-    fine = True
-    for make in (crashed_node, stopped_node):
-        node, rng = make(), random.Random(seed)
-        for cases in (flips(node, rng), truncations(node, step=64), swaps(node), losses(node)):
-            report = judge(node, cases)
-            fine = fine and not report.failures
-            print(f"{node.name}: {report.counts.total()} damages\n{report}", flush=True)
-    return fine
+    whole = {name: Report() for name in ("crashed", "stopped")}
+    running = [
+        (name, workers.submit(_damages, name, seed, share, DAMAGE_SHARES))
+        for name in whole
+        for share in range(DAMAGE_SHARES)
+    ]
+    for name, part in running:
+        whole[name].counts += part.result().counts
+        whole[name].failures += part.result().failures
+    for name, report in whole.items():
+        print(f"{name}: {report.counts.total()} damages\n{report}", flush=True)
+    return not any(report.failures for report in whole.values())
 
 
-def look_at_states(states_max: int, seed: int) -> bool:
+def _states(plan: Plan) -> Tally | str:
+    """Explore a plan; return what was found wrong instead."""
+    _be_quiet()
+    try:
+        tally = explore(plan)
+    except CrashStateError as error:
+        return str(error)
+    tally.observations = dict.fromkeys(tally.observations, NOTHING)
+    return tally
+
+
+def look_at_states(workers: Executor, states_max: int, seed: int) -> bool:
     """Recover so many distinct disks; tell if all was there."""
     states: set[bytes] = set()
     began_s = time.perf_counter()
-    for plan in plans(seed):
-        try:
-            tally = explore(plan)
-        except CrashStateError as error:
-            print(f"FAILED: {error}")
+    coming, more = deque[tuple[Plan, Future[Tally | str]]](), plans(seed)
+    while len(states) < states_max:
+        while len(coming) < PLANS_AHEAD:
+            plan = next(more)
+            coming.append((plan, workers.submit(_states, plan)))
+        plan, exploring = coming.popleft()
+        found = exploring.result()
+        if isinstance(found, str):
+            print(f"FAILED: {found}")
             print(f"see it again: tests.crash_states.explore.explore({plan})")
             return False
-        states |= tally.observations.keys()
-        took_s = time.perf_counter() - began_s
+        states |= found.observations.keys()
         print(
-            f"{plan.kind} {plan.seed}, {len(plan.roots)} folders: {tally.states} states of"
-            f" {tally.cuts} power cuts in {tally.lives} lives;"
-            f" {len(states)} states in {took_s:.0f} s",
+            f"{plan.kind} {plan.seed}, {len(plan.roots)} folders: {found.states} states of"
+            f" {found.cuts} power cuts in {found.lives} lives;"
+            f" {len(states)} states in {time.perf_counter() - began_s:.0f} s",
             flush=True,
         )
-        if len(states) >= states_max:
-            break
+    for _, exploring in coming:
+        exploring.cancel()
     return True
+
+
+def _be_quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,10 +124,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--damages", action="store_true", help="damage every byte of small nodes")
     chosen = parser.parse_args(arguments)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    fine = look_at_states(chosen.states, chosen.seed)
-    if chosen.damages:
-        fine = look_at_damages(chosen.seed) and fine
+    with ProcessPoolExecutor() as workers:
+        fine = look_at_states(workers, chosen.states, chosen.seed)
+        if chosen.damages:
+            fine = look_at_damages(workers, chosen.seed) and fine
     return 0 if fine else 1
 
 
