@@ -101,8 +101,8 @@ class IndexWriter:
         async with self._flushing:
             due = dict.fromkeys(self._pool.dirty_ledgers())
             due.update(self._dirty_headers)
-            due.update(dict.fromkeys(self._unsynced))
             await self.write(due, sync=True)
+            await self.write(list(self._unsynced), sync=True)
             await self._files.sync_folders()
 
     async def write(self, ledger_ids: Iterable[int], *, sync: bool) -> None:
