@@ -34,6 +34,8 @@ class Pieces:
     """Buffers of ``PIECE_BYTES`` that come back by themselves, when nothing looks at them any more.
 
     Fresh memory costs a page fault for every 4 KiB, which is more than receiving into it does.
+    What is kept stays the process's (offering it to the system by MADV_FREE, to take it back only
+    if need be, costs as much as the checksums of what is received into it).
     """
 
     def __init__(self, *, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
@@ -58,8 +60,6 @@ class Pieces:
 
     def _take_back(self, memory: mmap.mmap) -> None:
         if len(self._kept) < self._kept_max:
-            # The system may have the memory back while it is idle, but need not.
-            memory.madvise(mmap.MADV_FREE)
             self._kept.append(memory)
 
 
