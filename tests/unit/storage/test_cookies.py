@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.storage.node_kit import make_run, opened
 from tierlog.adapters.memory.faults import Faults, Outcome
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.adapters.memory.ids import SeededIds
@@ -20,6 +21,7 @@ from tierlog.format import paths
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import NodeId
 from tierlog_ingest.storage.cookies import COOKIE_PATH, check_cookie
+from tierlog_ingest.storage.formatting import format_directories
 
 CLUSTER, OTHER = UUID(int=1), UUID(int=2)
 N1, N2 = NodeId("n1"), NodeId("n2")
@@ -106,6 +108,36 @@ def test_a_damaged_cookie_is_refused(world):
     world.disk.write_whole(COOKIE_PATH, b"\xff\xff")
     with pytest.raises(CorruptError):
         world.check()
+
+
+def test_a_directory_that_was_emptied_takes_a_new_node_and_never_the_old_one(world):
+    async def live():
+        async with opened(world.disk) as node:
+            await node.add(make_run(1, 0))
+
+    world.check()
+    run_virtual(live(), until_s=100)
+    steps = 0
+    while world.disk.exists(COOKIE_PATH) or world.disk.exists("state"):
+        steps += 1
+
+        async def crash(step=steps):
+            faults = Faults(random.Random(step))
+            faults.crash_after(step)
+            faults.on_crash = world.disk.crash
+            async with asyncio.timeout(60):
+                await format_directories([world.disk.mount(faults)])
+
+        with contextlib.suppress(TimeoutError):
+            run_virtual(crash())
+        if not world.disk.exists(COOKIE_PATH):
+            with pytest.raises(RefusedError, match="no cookie"):
+                world.check()
+        if world.disk.exists("state"):
+            with pytest.raises(RefusedError):
+                world.check(node_id=N2)
+    assert steps > 5
+    assert world.check(node_id=N2).node_id == N2
 
 
 def test_an_answer_that_was_lost_is_read_back(world):

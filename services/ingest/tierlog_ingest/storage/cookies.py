@@ -29,11 +29,15 @@ from tierlog.model.node import Cookie
 from tierlog.ports.files import Files
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
+from tierlog_ingest.storage.entry_log import LOGS_DIRECTORY
+from tierlog_ingest.storage.index_files import INDEX_DIRECTORY
+from tierlog_ingest.storage.wal.segments import JOURNAL_DIRECTORY
 
 log = structlog.get_logger()
 
 COOKIE_PATH: Final = "cookie"
 _TEMPORARY_PATH: Final = "cookie.new"
+_FOLDERS: Final = frozenset({JOURNAL_DIRECTORY, LOGS_DIRECTORY, INDEX_DIRECTORY})
 _NOT_DATA: Final = frozenset({COOKIE_PATH, _TEMPORARY_PATH, "lock", "lost+found"})
 
 
@@ -53,7 +57,7 @@ async def check_cookie(
     known = records.decode_cookie(stored.data) if stored is not None else None
     directories = (files, *ledger_dirs)
     cookies = [await _read(one) for one in directories]
-    has_data = any([bool(set(await one.list("")) - _NOT_DATA) for one in directories])
+    has_data = any([await _has_data(one) for one in directories])
     found = next((one for one in cookies if one is not None), None)
     for cookie in filter(None, cookies):
         if (cookie.cluster_id, cookie.node_id) != (cluster_id, node_id):
@@ -102,6 +106,17 @@ async def _register(store: MetadataStore, ids: Ids, path: str, cookie: Cookie) -
         return cookie
 
     return await settle(store, ids, path, one_round)
+
+
+async def _has_data(files: Files) -> bool:
+    """Tell whether anything lies there; folders that formatting emptied are nothing."""
+    for name in set(await files.list("")) - _NOT_DATA:
+        if name not in _FOLDERS:
+            return True
+        for one in await files.list(name):
+            if name != INDEX_DIRECTORY or await files.list(f"{name}/{one}"):
+                return True
+    return False
 
 
 async def _read(files: Files) -> Cookie | None:

@@ -1,8 +1,8 @@
 """Emptying a node's directories, so that a node with a new id can be made there.
 
 Invariants:
-    * Cookie and state go last: a directory that was emptied in part is refused, never taken for
-      an empty node.
+    * Cookie and then state go last: a directory that was emptied in part is refused, never taken
+      for an empty node.
     * What is not the node's stays.
 """
 
@@ -16,7 +16,7 @@ from tierlog_ingest.storage.index_files import INDEX_DIRECTORY
 from tierlog_ingest.storage.state_file import STATE_PATH
 from tierlog_ingest.storage.wal.segments import JOURNAL_DIRECTORY
 
-_LAST: Final = (STATE_PATH, COOKIE_PATH)
+_LAST: Final = (COOKIE_PATH, STATE_PATH)
 
 
 async def format_directories(directories: Sequence[Files]) -> int:
@@ -31,8 +31,8 @@ async def format_directories(directories: Sequence[Files]) -> int:
         for path in _LAST:
             if await files.exists(path):
                 await files.remove(path)
+                await files.sync_directory("")
                 removed += 1
-        await files.sync_directory("")
     return removed
 
 
