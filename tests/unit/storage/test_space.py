@@ -41,10 +41,14 @@ def level(before, *free):
         # The journal's directory is low: read-only, whatever the others have.
         (Level.OK, (99, 5000), Level.READ_ONLY),
         # Another one is low: new logs go elsewhere.
-        (Level.OK, (5000, 99), Level.WARNING),
+        (Level.OK, (5000, 99, 5000), Level.WARNING),
         (Level.OK, (5000, 999), Level.WARNING),
         (Level.WARNING, (5000, 1101), Level.OK),
-        (Level.READ_ONLY, (5000, 0), Level.WARNING),
+        (Level.READ_ONLY, (5000, 0, 200), Level.WARNING),
+        # No directory takes another log.
+        (Level.OK, (5000, 99), Level.READ_ONLY),
+        (Level.WARNING, (5000, 99, 0), Level.READ_ONLY),
+        (Level.READ_ONLY, (5000, 199, 0), Level.READ_ONLY),
     ],
 )
 def test_levels(before, free, after):

@@ -213,7 +213,12 @@ class EntryLogs:
         if not runs:
             return []
         async with self._writing[writer]:
-            pieces = await self._write(runs, writer)
+            try:
+                pieces = await self._write(runs, writer)
+            except RetryableError:
+                if not await self._leave_full_disk(writer):
+                    raise
+                pieces = await self._write(runs, writer)
             locations = []
             for log, part in pieces:
                 self._logs[log.log_id] = log
@@ -224,6 +229,14 @@ class EntryLogs:
             if len(pieces) > 1:
                 await self._seal_full()
         return locations
+
+    async def _leave_full_disk(self, writer: Writer) -> bool:
+        """End the writer's log, which took no more, if another directory has more room."""
+        log = self._current.get(writer)
+        if log is None or await self._roomiest() == log.directory:
+            return False
+        self._full[log.log_id] = self._current.pop(writer)
+        return True
 
     async def seal(self, writer: Writer) -> None:
         """End the writer's log; its next append makes a new one."""

@@ -116,7 +116,14 @@ class StorageNode:
             ledgers=self._ledgers,
             fences=self._fences,
         )
-        self._upkeep = Upkeep(self._store, self._marks, self._journal, self._space, settings)
+        self._upkeep = Upkeep(
+            self._store,
+            self._marks,
+            self._journal,
+            self._space,
+            settings,
+            journal_apart=bool(ledger_dirs),
+        )
         self._compactor = Compactor(
             logs,
             cache,

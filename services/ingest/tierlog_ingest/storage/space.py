@@ -3,9 +3,9 @@
 Owns: what free space means for the node. Does not own what frees it (``compaction``), nor telling
 others (``app`` waits for ``changed``).
 
-A node is read-only when the journal's directory is low: nothing could be answered soon. That is
-also when no directory can take another log, as the journal's directory takes logs too. Any other
-directory that is low, or that has less than a share of its disk free, is a warning.
+A node is read-only when the journal's directory is low: nothing could be answered soon; and when
+no directory can take another log. Any other directory that is low, or that has less than a share
+of its disk free, is a warning.
 
 Invariants:
     * No level is left at the bound at which it was entered (hysteresis): between
@@ -69,9 +69,11 @@ class Room(NamedTuple):
 
 
 def judge(before: Level, rooms: Sequence[Room], limits: SpaceLimits) -> Level:
-    """Return the level; the first directory is the journal's."""
+    """Return the level; the first directory is the journal's, which takes logs if it is alone."""
     resume = before is Level.READ_ONLY
-    if rooms[0].free_bytes < (limits.free_bytes_resume if resume else limits.free_bytes_min):
+    writable_from = limits.free_bytes_resume if resume else limits.free_bytes_min
+    for_logs = max(room.free_bytes for room in rooms[1:] or rooms)
+    if min(rooms[0].free_bytes, for_logs) < writable_from:
         return Level.READ_ONLY
     warned = before is not Level.OK
     bytes_min = limits.free_bytes_resume if warned else limits.free_bytes_min

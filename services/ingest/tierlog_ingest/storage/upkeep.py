@@ -45,6 +45,8 @@ class Upkeep:
         journal: Journal,
         space: SpaceWatch,
         settings: StorageSettings,
+        *,
+        journal_apart: bool,
     ) -> None:
         self._buffer = store.buffer
         self._store = store
@@ -52,6 +54,8 @@ class Upkeep:
         self._journal = journal
         self._space = space
         self._settings = settings
+        self._journal_apart = journal_apart
+        """The journal lies elsewhere than logs and indexes."""
         self._flush_wanted = asyncio.Event()
         self._mark_wanted = asyncio.Event()
         self._moved = asyncio.Event()
@@ -142,5 +146,9 @@ class Upkeep:
 
     def _note_failure(self, event: str, error: TierlogError) -> None:
         log.warning(event, cause=str(error))
-        if error.reason is Reason.READ_ONLY:
+        if error.reason is not Reason.READ_ONLY:
+            return
+        # The journal may have room yet, and another directory may take the next log.
+        is_stuck = self._buffer.bytes >= self._settings.write_buffer_bytes_max
+        if is_stuck or not self._journal_apart:
             self._space.refused()

@@ -495,12 +495,14 @@ class StreamOwner:
         await one.task
         self._open = None
         self._queue.trouble = f"ledger {ledger_id} is being recovered"
+        self._queue.disk_full = cause if cause.reason is Reason.READ_ONLY else None
         try:
             await self._parts.recovery.recover(claimed, ledger_id)
         except RefusedError as error:
             await self._own_snapshot()
             raise error from None
         self._queue.trouble = ""
+        self._queue.disk_full = None
         self._answer_seals(ledger_id)
 
     async def _insist(self, what: str, call: Callable[[], Awaitable[Result]]) -> Result:
