@@ -229,10 +229,10 @@ class LedgerCache:
         if self._files.is_doubled(ledger_id):
             raise damaged(ledger_id, "several directories have one")
         async with self._files.use(ledger_id) as file:
-            data = await file.read(0, PAGE_LEN)
+            data = await file.read(0, page_offset(1))
             size = await file.size()
         self._headers_read += 1
-        header = decode_header(data, LedgerId(ledger_id))
+        header = decode_header(data[:PAGE_LEN], LedgerId(ledger_id))
         if header.state is not State.WHOLE:
             raise damaged(ledger_id, "its rebuilding did not come to an end")
         if size < page_offset(header.page_count):
@@ -240,6 +240,20 @@ class LedgerCache:
         assert ledger_id not in self._indexes
         self._indexes[ledger_id] = CachedIndex(ledger_id, header)
         self._forget_headers(keep=ledger_id)
+        if header.page_count == 1:
+            self._keep_only_page(ledger_id, data[PAGE_LEN:])
+
+    def _keep_only_page(self, ledger_id: int, data: bytes) -> None:
+        """Keep a page that came with its header: a small ledger costs one read of the disk."""
+        if self._pool.find(ledger_id, 0) is not None or (ledger_id, 0) in self._loads:
+            return
+        try:
+            check_page(data, LedgerId(ledger_id), 0)
+        except CorruptError:
+            return  # said when it is asked for
+        frame = self._pool.take()
+        if frame is not None:
+            self._pool.add(frame, ledger_id, 0, data)
 
     def _forget_headers(self, *, keep: int, tries: int = 8) -> None:
         """Drop headers that were not used for long; those in use, or dirty, stay."""
