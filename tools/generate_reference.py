@@ -162,8 +162,9 @@ def errors() -> str:
 
 def commands() -> str:
     """Return cli.md: every command with its arguments and options."""
-    from tierlog.cli.main import app  # noqa: PLC0415 - the rest needs no command line
+    from tierlog.cli.main import add_rooms, app  # noqa: PLC0415 - the rest needs no command line
 
+    add_rooms()
     root = typer.main.get_command(app)
     text = MADE_BY + f"# Commands\n\n{_help(root)}\n\n{_options(root)}"
     for path, command in _leaves(root, "tierlog"):
@@ -179,7 +180,7 @@ def commands() -> str:
 
 def _leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
     below = getattr(command, "commands", None)
-    if below is None:
+    if not below:
         yield path, command
         return
     for name, one in below.items():

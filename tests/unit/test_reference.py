@@ -51,7 +51,8 @@ def test_each_command_is_there():
     commands = reference.commands()
     for name in (
         "up", "demo", "append", "read", "stream ls", "stream show", "ledger ls", "ledger show",
-        "offload run", "offload status", "object inspect",
+        "offload run", "offload status", "object inspect", "node fsck", "node recover",
+        "node ledgers", "node format", "journal dump", "entrylog dump", "doctor",
     ):  # fmt: skip
         assert f"## `tierlog {name}" in commands, name
 

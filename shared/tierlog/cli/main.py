@@ -3,6 +3,7 @@
 Imports of libraries are inside the commands, so that ``tierlog --help`` is quick.
 """
 
+import functools
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -64,14 +65,20 @@ OWN: Final = frozenset(
 )
 
 
+@functools.cache
+def add_rooms() -> None:
+    """Add other rooms' commands, once."""
+    from importlib.metadata import entry_points
+
+    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+        app.add_typer(point.load(), name=point.name)
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
     # Looking for other rooms' commands takes as long as all the rest: not for our own.
     if next((one for one in sys.argv[1:] if not one.startswith("-")), "") not in OWN:
-        from importlib.metadata import entry_points
-
-        for point in entry_points(group=GROUP):
-            app.add_typer(point.load(), name=point.name)
+        add_rooms()
     sys.exit(app())
 
 

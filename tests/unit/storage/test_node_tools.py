@@ -348,3 +348,7 @@ def test_doctor(tmp_path):
     result, rows = run("doctor", "--dir", tmp_path / "missing", "-o", "json")
     assert result.exit_code == 5
     assert rows[0]["result"] == "failed"
+    (tmp_path / "file").write_bytes(b"")
+    result, rows = run("doctor", "--dir", tmp_path / "file", "-o", "json")
+    assert result.exit_code == 5
+    assert "is no directory" in rows[0]["value"]

@@ -9,8 +9,12 @@ import typer
 from tierlog.cli.output import Output, OutputOption, print_rows
 from tierlog.cli.session import command, load
 from tierlog.model.errors import Reason, RetryableError
+from tierlog_ingest.cli.places import mute_logs
 
-app = typer.Typer(invoke_without_command=True, help="Check what a storage node stands on.")
+app = typer.Typer(
+    invoke_without_command=True,
+    help="Time a disk's fsync, look at its space and at limits; exit 5 when a check fails.",
+)
 
 
 @app.callback()
@@ -18,7 +22,8 @@ app = typer.Typer(invoke_without_command=True, help="Check what a storage node s
 def doctor(
     *,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="A data directory; by default the settings'.")
+        Path | None,
+        typer.Option("--dir", help="A data directory; by default all that the settings name."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -26,7 +31,9 @@ def doctor(
     from tierlog_ingest.inspection.doctor import examine
 
     ingest = load().ingest
-    directories = [directory] if directory is not None else [ingest.data_dir]
+    settings_own = [ingest.data_dir, *ingest.ledger_directories]
+    directories = [directory] if directory is not None else settings_own
+    mute_logs()
     rows: list[dict[str, Any]] = []
     for one in directories:
         rows += asyncio.run(examine(one, ingest.storage))

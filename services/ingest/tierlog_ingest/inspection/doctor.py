@@ -46,6 +46,8 @@ def _rights(directory: Path) -> Row:
     if not os.access(directory, os.F_OK):
         remedy = "Make it, or name the directory that the node will have"
         return _row("directory", "failed", f"{directory} is not there", remedy)
+    if not directory.is_dir():
+        return _row("directory", "failed", f"{directory} is no directory", "Name a directory")
     if os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         return _row("directory", "ok", str(directory))
     return _row("directory", "failed", f"{directory} can't be written", "Give this user the rights")
