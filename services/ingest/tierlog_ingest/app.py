@@ -55,6 +55,8 @@ log = structlog.get_logger()
 
 DRAIN_S_MAX: Final = 20.0
 PATIENCE_S: Final = 60.0
+FRAME_BYTES_BESIDE_ENTRY: Final = 256
+"""Heads of the wire's frame, of a signed run and of its one entry, and some to spare."""
 
 Connect = Callable[[Hello, asyncio.TaskGroup], NodeConnector[StorageNodeClient]]
 
@@ -302,6 +304,8 @@ class IngestNode:
             settings=self._settings.owner,
             budget=QueueBudget(self._settings.owner.in_flight_bytes_max),
             keys=self._keys,
+            # An entry that came in a frame may have to go on in one, in a signed run.
+            entry_len_max=max(0, self._wire.frame_bytes_max - FRAME_BYTES_BESIDE_ENTRY),
         )
 
     async def _info(self, wire_address: str, front: FrontAddresses) -> NodeInfo:

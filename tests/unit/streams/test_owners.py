@@ -23,7 +23,7 @@ from tierlog_ingest.streams.owner import OwnerParts
 from tierlog_ingest.streams.owners import Owners
 
 
-def make_owners(cluster, name, *, catalog=None, settings=None, budget=1 << 20):
+def make_owners(cluster, name, *, catalog=None, settings=None, budget=1 << 20, **parts):
     catalog = catalog or cluster.catalog()
     return Owners(
         OwnerParts(
@@ -35,6 +35,7 @@ def make_owners(cluster, name, *, catalog=None, settings=None, budget=1 << 20):
             ids=cluster.ids,
             settings=settings or OwnerSettings(append_timeout_s=5.0),
             budget=QueueBudget(budget),
+            **parts,
         )
     )
 
@@ -137,6 +138,23 @@ def test_a_ledger_rolls_by_age_without_another_append():
             assert (await catalog.ledgers.get(0)).state is LedgerState.OPEN
             await asyncio.sleep(2)
             assert (await catalog.ledgers.get(0)).state is LedgerState.CLOSED
+
+    run_virtual(main())
+
+
+def test_an_entry_that_no_frame_takes_to_another_node_is_refused_before_it_has_an_id():
+    async def main():
+        cluster = SmallCluster()
+        await cluster.start()
+        owners = make_owners(cluster, "n1", entry_len_max=1000)
+        async with running(owners):
+            await owners.submit(STREAM, draft(*[bytes(1000)] * 3))
+            with pytest.raises(RefusedError) as caught:
+                await owners.submit(STREAM, draft(b"a", bytes(1001)))
+            assert caught.value.reason is Reason.TOO_LARGE
+            assert caught.value.details["limit"] == "1000"
+            assert "wire.frame_bytes_max" in caught.value.remedy
+        assert [len(entry) for entry in await read_stream(cluster)] == [1000] * 3
 
     run_virtual(main())
 

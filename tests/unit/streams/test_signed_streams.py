@@ -16,6 +16,8 @@ from tests.unit.reader.world import budget, payloads
 from tierlog.adapters.memory.cache import MemoryCache
 from tierlog.adapters.memory.events import MemoryEvents
 from tierlog.adapters.memory.objects import MemoryObjects
+from tierlog.format.frame import pack_entries
+from tierlog.format.run import build_run
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
@@ -27,7 +29,10 @@ from tierlog.offload.messages import OffloadRequest, Stationery, Topics, Trigger
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.ports.events import Event
 from tierlog.proto.v1 import events_pb2 as pb
+from tierlog.proto.v1 import wire_pb2
 from tierlog.runtime.settings import OwnerSettings
+from tierlog.wire.codec import HEAD_LEN
+from tierlog_ingest.app import FRAME_BYTES_BESIDE_ENTRY
 from tierlog_ingest.streams.appends import QueueBudget
 from tierlog_ingest.streams.owner import OwnerParts
 from tierlog_ingest.streams.owners import Owners
@@ -286,3 +291,12 @@ def test_keys_may_change_from_ledger_to_ledger():
             await world.read(KEYS)
 
     run_virtual(main())
+
+
+def test_what_lies_beside_an_entry_in_a_frame_to_a_node_is_within_what_is_kept_for_it():
+    add = wire_pb2.WireFrame(
+        request_id=2**64 - 1, add_run=wire_pb2.WireAddRun(ledger_id=2**63 - 1, recovery=True)
+    )
+    run = build_run(*pack_entries([b"x" * 1000]), key=KEYS.named("k1"))
+    beside = HEAD_LEN + add.ByteSize() + len(run.encoded) - 1000
+    assert 0 < beside <= FRAME_BYTES_BESIDE_ENTRY

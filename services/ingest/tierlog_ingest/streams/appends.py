@@ -114,9 +114,9 @@ class Append:
             self.answer.set_exception(error)
 
 
-def largest_entry_len(draft: Run) -> int:
-    """Return the length of the draft's largest entry, or a bound that every limit allows."""
-    if draft.payload_len <= ENTRY_LEN_SURE:
+def largest_entry_len(draft: Run, *, sure: int = ENTRY_LEN_SURE) -> int:
+    """Return the length of the draft's largest entry, or a bound of at most ``sure``."""
+    if draft.payload_len <= sure:
         return draft.payload_len
     ends = np.append(draft.offsets[1:], len(draft.frames)).astype(np.int64)
     return int((ends - draft.offsets).max()) - FRAME_HEADER_LEN

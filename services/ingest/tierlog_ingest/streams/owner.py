@@ -26,7 +26,7 @@ import structlog
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot, check_owner
 from tierlog.format.block import entry_len_max
-from tierlog.format.run import Run
+from tierlog.format.run import RUN_FRAMES_LEN_MAX, Run
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.placement import choose_ensemble
@@ -61,6 +61,7 @@ from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.runtime.settings import OwnerSettings
 from tierlog_ingest.streams.appends import (
+    ENTRY_LEN_SURE,
     Answer,
     AppendQueue,
     QueueBudget,
@@ -104,6 +105,8 @@ class OwnerParts:
     settings: OwnerSettings
     budget: QueueBudget
     keys: LedgerKeys = NO_KEYS
+    entry_len_max: int = RUN_FRAMES_LEN_MAX
+    """What one frame of the wire takes to another storage node, in a run of its own."""
 
 
 @dataclass(slots=True)
@@ -173,7 +176,10 @@ class StreamOwner:
         """Queue an append; its answer is a list of ranges or an error. Raises what is at once."""
         if self.state is OwnerState.ENDED or self._draining:
             raise self.failure or _going_away(self.name)
-        largest = largest_entry_len(draft)
+        limit = self._parts.entry_len_max
+        largest = largest_entry_len(draft, sure=min(limit, ENTRY_LEN_SURE))
+        if largest > limit:
+            raise _too_large(largest, limit, "raise wire.frame_bytes_max on all nodes")
         if self._block_size is not None:
             check_entry_len(largest, self._block_size)
         timeout_s = self._parts.settings.append_timeout_s
@@ -542,12 +548,16 @@ def check_entry_len(entry_len: int, block_size: int) -> None:
     """Raise TOO_LARGE for an entry that would fit no block, so that it is never in a ledger."""
     limit = entry_len_max(block_size)
     if entry_len > limit:
-        raise RefusedError(
-            f"an entry of {entry_len} bytes is above the limit of {limit} bytes",
-            reason=Reason.TOO_LARGE,
-            remedy="Send smaller entries, or create the stream with a larger block size",
-            details={"limit": str(limit), "entry_len": str(entry_len)},
-        )
+        raise _too_large(entry_len, limit, "create the stream with a larger block size")
+
+
+def _too_large(entry_len: int, limit: int, otherwise: str) -> RefusedError:
+    return RefusedError(
+        f"an entry of {entry_len} bytes is above the limit of {limit} bytes",
+        reason=Reason.TOO_LARGE,
+        remedy=f"Send smaller entries, or {otherwise}",
+        details={"limit": str(limit), "entry_len": str(entry_len)},
+    )
 
 
 def _block_size(snapshot: StreamSnapshot) -> int:
