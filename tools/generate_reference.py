@@ -7,6 +7,7 @@ be written. What is not generated there is written by hand: protocols.md, events
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -162,10 +163,7 @@ def errors() -> str:
 
 def commands() -> str:
     """Return cli.md: every command with its arguments and options."""
-    from tierlog.cli.main import add_rooms, app  # noqa: PLC0415 - the rest needs no command line
-
-    add_rooms()
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(_app())
     text = MADE_BY + f"# Commands\n\n{_help(root)}\n\n{_options(root)}"
     for path, command in _leaves(root, "tierlog"):
         usage = " ".join([path, *_arguments(command)])
@@ -173,6 +171,14 @@ def commands() -> str:
         options = _options(command)
         text += f"\n{options}" if options else ""
     return text
+
+
+@functools.cache
+def _app() -> typer.Typer:
+    from tierlog.cli.main import add_rooms, app  # noqa: PLC0415 - the rest needs no command line
+
+    add_rooms()
+    return app
 
 
 # typer brings a click of its own, so commands are told apart by what they have.

@@ -3,7 +3,6 @@
 Imports of libraries are inside the commands, so that ``tierlog --help`` is quick.
 """
 
-import functools
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -65,9 +64,8 @@ OWN: Final = frozenset(
 )
 
 
-@functools.cache
 def add_rooms() -> None:
-    """Add other rooms' commands, once."""
+    """Add other rooms' commands."""
     from importlib.metadata import entry_points
 
     for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
