@@ -20,7 +20,7 @@ from tierlog.ledger.writer import LedgerWriter, WriterLimits
 from tierlog.model.errors import Reason, RefusedError, TierlogError
 from tierlog.model.ledger import DigestType, LedgerState
 
-pytestmark = pytest.mark.covers("D03", "D08")
+pytestmark = pytest.mark.covers("D08")
 
 KEYS = LedgerKeys({"k1": b"1" * 32, "k2": b"2" * 32})
 LIMITS = WriterLimits(in_flight_bytes_max=1 << 20, append_timeout_s=5.0, run_bytes_max=64 * 1024)
@@ -120,6 +120,7 @@ def test_an_owner_signs_what_it_writes_and_a_reader_with_the_key_reads_it():
     run_virtual(main())
 
 
+@pytest.mark.covers("D03")
 @pytest.mark.parametrize("change", FORGERIES)
 def test_a_forged_run_is_read_from_the_other_replica_and_never_served(change):
     async def main():
