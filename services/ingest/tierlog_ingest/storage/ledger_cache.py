@@ -255,12 +255,13 @@ class LedgerCache:
         if frame is not None:
             self._pool.add(frame, ledger_id, 0, data)
 
-    def _forget_headers(self, *, keep: int, tries: int = 8) -> None:
-        """Drop headers that were not used for long; those in use, or dirty, stay."""
-        for _ in range(min(tries, len(self._indexes) - self._headers_max)):
+    def _forget_headers(self, *, keep: int, busy_max: int = 2) -> None:
+        """Drop headers that were not used for long, up to so many that are needed; those stay."""
+        while len(self._indexes) > self._headers_max and busy_max > 0:
             ledger_id, index = self._indexes.popitem(last=False)
             if ledger_id == keep or index.is_busy or self._pool.is_dirty(ledger_id):
                 self._indexes[ledger_id] = index
+                busy_max -= 1
 
     # Changing
 
@@ -296,7 +297,7 @@ class LedgerCache:
     async def _load_or_create(self, ledger_id: int, create_in: int) -> CachedIndex:
         if len(self._indexes) > 2 * self._headers_max:
             await self._writer.write(list(islice(self._indexes, _PRESSURE_LEDGERS)), sync=False)
-            self._forget_headers(keep=ledger_id, tries=_PRESSURE_LEDGERS)
+            self._forget_headers(keep=ledger_id, busy_max=_PRESSURE_LEDGERS)
         index = await self._load(ledger_id)
         if index is None:
             self._files.add(ledger_id, create_in)

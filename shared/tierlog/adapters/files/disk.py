@@ -32,6 +32,7 @@ T = TypeVar("T")
 _IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NAME_LEN_MAX: Final = 255
+_NO_NAMES: Final = frozenset({"", ".", ".."})
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _SYNC_AT_ONCE_MIN: Final = 16
 """So many files, or more, are synced with their file system: one wait instead of many."""
@@ -43,6 +44,7 @@ class DiskFiles:
 
     def __init__(self, root: Path, *, threads: int = 8) -> None:
         self._root = root.resolve()
+        self._root_name = str(self._root)
         _make_root(self._root)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
         self._open_count = 0
@@ -62,7 +64,7 @@ class DiskFiles:
         return DiskFile(self, fd, path)
 
     async def write_files(self, writes: Sequence[FileWrite], *, sync: bool) -> None:
-        fulls = [self._full(write.path) for write in writes]
+        fulls = [self._full_name(write.path) for write in writes]
         at_once = _syncfs is not None and len(writes) >= _SYNC_AT_ONCE_MIN
 
         def write_files() -> None:
@@ -154,15 +156,16 @@ class DiskFiles:
         return await asyncio.shield(loop.run_in_executor(self._pool, call))
 
     def _full(self, path: str) -> Path:
+        return Path(self._full_name(path))
+
+    def _full_name(self, path: str) -> str:
         names = path.split("/") if path else []
-        if any(
-            name in {"", ".", ".."} or "\0" in name or len(name) > _NAME_LEN_MAX for name in names
-        ):
+        if any(name in _NO_NAMES or "\0" in name or len(name) > _NAME_LEN_MAX for name in names):
             raise RefusedError(
                 f"the path {path[:200]!r} leads out of the data directory, or nowhere",
                 remedy="Use relative paths without . and ..",
             )
-        return self._root.joinpath(*names)
+        return f"{self._root_name}/{path}" if path else self._root_name
 
     def _make_directory(self, full: Path) -> None:
         below = full.relative_to(self._root).parts
@@ -271,7 +274,7 @@ def _sync_file_system(fd: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _write_file(full: Path, write: FileWrite, *, sync: bool) -> None:
+def _write_file(full: str, write: FileWrite, *, sync: bool) -> None:
     with _errors(write.path):
         fd = os.open(full, _OPEN_FLAGS | (os.O_CREAT if write.create else 0), 0o640)
         try:
