@@ -19,8 +19,6 @@ from tierlog_ingest.storage.entry_log import EntryLogs, LogLength
 from tierlog_ingest.storage.entry_log_format import LogHeader, pack_map, unpack_map
 from tierlog_ingest.storage.ledger_map import LedgerMap
 
-pytestmark = pytest.mark.covers("D04", "D05", "D06", "D07", "D24", "D47")
-
 HEADER = bytes.fromhex(
     "544c454c"  #          0  magic       "TLEL"
     "00000001"  #          4  version     1
@@ -83,6 +81,7 @@ def test_the_lengths_are_those_of_the_table():
     assert [len(one) for one in (HEADER, FIRST_RUN, SECOND_RUN, MAP)] == [32, 99, 117, 64]
 
 
+@pytest.mark.covers("D47")
 def test_header_and_map():
     header = LogHeader(log_id=7, generation=0x0102030405060708)
     assert header.pack() == HEADER
@@ -92,6 +91,7 @@ def test_header_and_map():
     assert unpack_map(MAP, log_id=7, map_offset=248) == {5: 99, 9: 117}
 
 
+@pytest.mark.covers("D04", "D05", "D06", "D07", "D24")
 async def test_a_log_is_written_so():
     disk = MemoryDisk(random.Random(1))
     logs = EntryLogs([disk.mount()], OneId(), log_bytes_max=1000, open_files_max=1)
@@ -104,6 +104,7 @@ async def test_a_log_is_written_so():
     assert disk.read_whole("logs/00000007.log") == LOG
 
 
+@pytest.mark.covers("D04", "D05", "D06", "D07", "D24")
 async def test_a_log_is_read_so():
     disk = MemoryDisk(random.Random(1))
     disk.mount()

@@ -21,8 +21,6 @@ from tierlog_ingest.storage.entry_log import log_path
 from tierlog_ingest.storage.space import Level, SpaceLimits
 from tierlog_ingest.storage.throttle import TokenBucket
 
-pytestmark = pytest.mark.covers("D26", "D39", "D47")
-
 LEDGERS = range(1, 11)
 DELETED = range(3, 11)
 """80 % of the ledgers."""
@@ -43,6 +41,7 @@ async def delete_most(node):
         await node.free(ledger_id)
 
 
+@pytest.mark.covers("D39", "D47")
 async def test_space_of_deleted_ledgers_comes_back():
     store = filled()
     node = await opened(store)
@@ -62,6 +61,7 @@ async def test_space_of_deleted_ledgers_comes_back():
     await (await opened(store)).check()
 
 
+@pytest.mark.covers("D26")
 async def test_a_log_without_live_ledgers_goes_without_copying():
     store = filled()
     node = await opened(store)
@@ -76,6 +76,7 @@ async def test_a_log_without_live_ledgers_goes_without_copying():
         assert [path for path in disk.paths() if path.startswith("logs/")] == [], at
 
 
+@pytest.mark.covers("D39")
 async def test_one_live_ledger_keeps_a_log_until_compaction():
     """ "A file with one live ledger would never go": without compaction, it doesn't."""
     store = filled()
@@ -443,7 +444,7 @@ def steps_of_a_day():
 STEPS = steps_of_a_day()
 
 
-@pytest.mark.covers("D37")
+@pytest.mark.covers("D37", "D47")
 @pytest.mark.parametrize("part", range(8))
 def test_a_crash_at_any_step_loses_nothing_and_leaks_nothing(part):
     """Every step of the disk once; a second crash during what follows; then all is as it was."""

@@ -32,8 +32,6 @@ from tierlog.ports.files import DiskFailedError
 from tierlog_ingest.storage.entry_log import LogLength, log_path
 from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
 
-pytestmark = pytest.mark.covers("D21", "D24", "D25")
-
 PER_LOG = 10
 
 
@@ -42,6 +40,7 @@ def disk():
     return MemoryDisk(random.Random(1))
 
 
+@pytest.mark.covers("D24", "D25")
 async def test_append_read_scan_roll(disk):
     logs = await new_logs(disk.mount())
     assert await logs.append([], writer="flush") == []
@@ -103,6 +102,7 @@ async def test_a_sync_after_one_that_was_cancelled_covers_both(disk):
     assert State.of(logs) == ([[LogLength(1, 32 + 5 * RUN_LEN, False)]], {1: {1: 5 * RUN_LEN}})
 
 
+@pytest.mark.covers("D25")
 async def test_restart_seals_and_begins_a_new_log(disk):
     logs = await new_logs(disk.mount())
     await logs.append(RUNS, writer="flush")
@@ -271,6 +271,7 @@ async def test_a_read_goes_no_further_than_the_runs(disk):
             await logs.read(1, offset, 100)
 
 
+@pytest.mark.covers("D24")
 async def test_which_log_holds_which_ledger(disk):
     logs = await new_logs(disk.mount())
     await logs.append(RUNS, writer="flush")

@@ -26,8 +26,6 @@ from tierlog.model.errors import RetryableError, TierlogError
 from tierlog.ports.files import DiskFailedError
 from tierlog_ingest.storage.entry_log import Location
 
-pytestmark = pytest.mark.covers("D22", "D24", "D37", "D38")
-
 
 class Life:
     """A process that writes logs, notes what its state would list durably, and crashes."""
@@ -112,6 +110,7 @@ async def live(life, *, crash_after, seed, power_lost):
     return done
 
 
+@pytest.mark.covers("D37", "D38")
 @pytest.mark.parametrize("power_lost", [True, False])
 @pytest.mark.parametrize("directories", [1, 2])
 async def test_a_crash_at_each_step(directories, power_lost):

@@ -30,7 +30,7 @@ from tierlog_ingest.storage import entry_log_scan
 from tierlog_ingest.storage.entry_log import Location, log_path
 from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
 
-pytestmark = pytest.mark.covers("D03", "D24")
+pytestmark = pytest.mark.covers("D03")
 
 PAGE = 4096
 

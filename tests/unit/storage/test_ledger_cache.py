@@ -24,9 +24,8 @@ from tierlog_ingest.storage.index_format import (
     decode_header,
 )
 
-pytestmark = pytest.mark.covers("D27", "D28", "D29")
 
-
+@pytest.mark.covers("D29")
 async def test_what_was_put_is_found():
     cache = await opened(disk_of().mount())
     await put(cache, 7, 500, 20, slot(1), lac=519)
@@ -51,6 +50,7 @@ async def test_the_last_add_confirmed_and_the_last_entry_never_go_back():
     assert (await cache.slots(7, 0, 1)).tolist() == [slot(3)]
 
 
+@pytest.mark.covers("D28")
 async def test_a_flush_makes_all_durable():
     disk = disk_of()
     cache = await opened(disk.mount())

@@ -17,8 +17,6 @@ from tierlog.model.errors import CorruptError
 from tierlog_ingest.storage import index_writer
 from tierlog_ingest.storage.index_format import SLOTS_PER_PAGE
 
-pytestmark = pytest.mark.covers("D28", "D29", "D32")
-
 
 class Busy:
     """Ledgers that are written, read and flushed at once; ``newest`` is what was put for sure."""
@@ -65,6 +63,7 @@ def batch_min(request, monkeypatch):
     monkeypatch.setattr(index_writer, "_BATCH_MIN", request.param)
 
 
+@pytest.mark.covers("D29", "D32")
 @pytest.mark.parametrize("pages", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(4))
 async def test_readers_writers_flushes_and_pressure_at_once(pages, seed):

@@ -18,7 +18,7 @@ from tierlog.ports.files import DiskFailedError
 from tierlog_ingest.storage.index_files import index_path
 from tierlog_ingest.storage.index_format import PAGE_LEN, SLOTS_PER_PAGE
 
-pytestmark = pytest.mark.covers("D27")
+pytestmark = pytest.mark.covers("D03")
 
 
 @pytest.fixture

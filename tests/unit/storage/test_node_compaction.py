@@ -32,8 +32,6 @@ from tierlog.model.ids import LedgerId
 from tierlog.runtime.settings import StorageSettings
 from tierlog_ingest.storage.throttle import TokenBucket
 
-pytestmark = pytest.mark.covers("D26", "D39", "D47")
-
 LEDGERS = range(1, 11)
 LIVE = (1, 2)
 DELETED = range(3, 11)
@@ -125,6 +123,7 @@ def test_minor_and_major_rounds_give_the_space_back():
     run_virtual(run())
 
 
+@pytest.mark.covers("D39", "D47")
 def test_most_is_deleted_and_the_rest_reads_the_same():
     async def run():
         disk, runs = new_disk(), written()
@@ -145,6 +144,7 @@ def test_most_is_deleted_and_the_rest_reads_the_same():
     run_virtual(run())
 
 
+@pytest.mark.covers("D26")
 def test_all_is_deleted_and_all_space_comes_back():
     async def run():
         disk, runs = new_disk(), written()
@@ -404,6 +404,7 @@ class Compacted(Model):
                     await asyncio.sleep(self.rng.choice((0, 0.1, 40)))
 
 
+@pytest.mark.covers("D47")
 @pytest.mark.parametrize("batch", range(4))
 def test_random_lives(batch):
     """Adds, marks, frees and compaction at once, and crashes anywhere; four lives each."""

@@ -12,8 +12,6 @@ from tests.unit.storage.node_kit import make_run
 from tierlog.model.errors import CorruptError
 from tierlog_ingest.storage.write_buffer import RUN_OVERHEAD, WriteBuffer
 
-pytestmark = pytest.mark.covers("D09", "D31")
-
 
 def filled(*runs):
     buffer = WriteBuffer()
@@ -37,6 +35,7 @@ def test_finding():
     assert "ledgers=2 runs=3" in repr(buffer)
 
 
+@pytest.mark.covers("D09")
 def test_the_same_run_again_and_another_in_its_place():
     run = make_run(1, 5, count=5)
     buffer = filled(make_run(1, 0), run)
@@ -56,6 +55,7 @@ def test_the_same_run_again_and_another_in_its_place():
     assert buffer.add(make_run(1, 2, count=3), 9), "it fits between"
 
 
+@pytest.mark.covers("D31")
 def test_a_flush_takes_what_is_durable_sorted_and_it_stays_findable():
     runs = [make_run(ledger, first) for first in (5, 0, 9) for ledger in (2, 1)]
     buffer = filled(*runs)

@@ -30,8 +30,6 @@ from tierlog.ports.files import DiskFailedError
 from tierlog_ingest.storage.wal.format import JournalPosition, Kind
 from tierlog_ingest.storage.wal.journal import Appended, GroupFuture
 
-pytestmark = pytest.mark.covers("D22", "D23")
-
 
 def payload(number, size=100):
     return random.Random(number).randbytes(size)
@@ -78,6 +76,7 @@ def test_everything_up_to_durable_seq_lies_before_durable_position():
     run_virtual(check())
 
 
+@pytest.mark.covers("D22")
 def test_a_group_is_answered_only_when_it_is_durable():
     disk = new_disk()
 
@@ -231,6 +230,7 @@ def test_the_queue_pushes_back():
     run_virtual(check())
 
 
+@pytest.mark.covers("D23")
 def test_spares_are_filled_kept_and_used():
     disk = new_disk()
     settings = SMALL.model_copy(update={"journal_spares_max": 2})
@@ -340,6 +340,7 @@ def test_the_longest_wait_collects_a_group():
     run_virtual(check())
 
 
+@pytest.mark.covers("D23")
 def test_each_start_begins_a_segment():
     disk = new_disk()
 

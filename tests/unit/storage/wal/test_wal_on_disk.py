@@ -9,7 +9,7 @@ import pytest
 from tests.unit.storage.wal.wal_kit import SMALL, add_all, found, restarted, running
 from tierlog.adapters.files import DiskFiles
 
-pytestmark = pytest.mark.covers("D22", "D23", "D37")
+pytestmark = pytest.mark.covers("D23", "D37")
 
 
 async def test_lives_with_recycled_segments(tmp_path):

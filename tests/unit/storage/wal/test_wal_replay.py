@@ -37,7 +37,7 @@ from tierlog_ingest.storage.wal.format import (
 from tierlog_ingest.storage.wal.replay import cut_tail, records, scan_journal
 from tierlog_ingest.storage.wal.segments import segment_path
 
-pytestmark = pytest.mark.covers("D22", "D37")
+pytestmark = pytest.mark.covers("D37")
 
 QUIET = SMALL.model_copy(update={"idle_marker_s": 3600.0})
 
