@@ -18,9 +18,11 @@ indexes, durably. The loops' journal is filled with zeros before the clock start
 ends with its last answer, when its entry log is still to be written; beside it, the node's does
 too.
 
-At half load the node gets half of what it took at most, in even steps. The loops then begin each
-group when the node began it. Latencies count from the moment when an add was due, if one before
-held it up.
+At half load the node gets half of what it took at most, in even steps, and its latencies count
+from the moment when an add was due, if one before held it up. The loops begin each group when the
+node began it, or at once where they are late: the one that syncs two files is not as quick as the
+node. Their latency is that of a group by itself, not of a queue before it, so that being late is
+no excuse for the node.
 """
 
 import asyncio
@@ -194,15 +196,10 @@ def _fill_with_zeros(fd: int, length: int) -> None:
     os.fsync(fd)
 
 
-def _due(started_s: float, offset_s: float, *, paced: bool) -> float:
-    """Wait for a group's time; return when its latency begins."""
-    now_s = time.perf_counter()
-    if not paced:
-        return now_s
-    due_s = started_s + offset_s
-    if now_s >= due_s:
-        return due_s
-    time.sleep(due_s - now_s)
+def _wait_until(started_s: float, offset_s: float, *, paced: bool) -> float:
+    """Wait for a group's time, if it is to come; return when it is begun."""
+    if paced:
+        time.sleep(max(0.0, started_s + offset_s - time.perf_counter()))
     return time.perf_counter()
 
 
@@ -211,7 +208,7 @@ def _write_both(
 ) -> list[float]:
     latencies, journal_at, log_at, started_s = list[float](), 0, 0, time.perf_counter()
     for offset_s, size in groups:
-        begun_s = _due(started_s, offset_s, paced=paced)
+        begun_s = _wait_until(started_s, offset_s, paced=paced)
         data = _slice(pool, log_at, size)
         os.pwritev(journal, data, journal_at)
         os.fdatasync(journal)
@@ -229,7 +226,7 @@ def _write_lean(
     latencies, journal_at, log_at, held = list[float](), 0, 0, 0
     started_s = time.perf_counter()
     for offset_s, size in groups:
-        begun_s = _due(started_s, offset_s, paced=paced)
+        begun_s = _wait_until(started_s, offset_s, paced=paced)
         os.pwritev(journal, _slice(pool, journal_at, size), journal_at)
         os.fdatasync(journal)
         latencies.append(time.perf_counter() - begun_s)
