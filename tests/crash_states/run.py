@@ -50,8 +50,7 @@ def plans(seed: int) -> Iterator[Plan]:
 
 
 def _damages(name: str, seed: int, share: int, shares: int) -> Report:
-    """Judge every ``shares``-th damage of a node, from one on."""
-    _be_quiet()
+    """Judge every ``shares``-th damage of a node, from one on; its log is judged, too."""
     node = crashed_node() if name == "crashed" else stopped_node()
     cases = itertools.chain(
         flips(node, random.Random(seed)), truncations(node, step=64), swaps(node), losses(node)
