@@ -30,6 +30,8 @@ from tierlog_ingest.storage.windows import Slots, Window
 log = structlog.get_logger()
 
 _TRIES_MAX: Final = 3
+_AHEAD_FACTOR: Final = 4
+"""Reads ahead are so much larger, where there is room: each costs as much as 100 KB do."""
 
 ReadSlots = Callable[[LedgerId, int, int], Awaitable[Slots]]
 Spawn = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
@@ -71,15 +73,15 @@ class RangeReader:
     ) -> AsyncGenerator[list[Run], None]:
         """Iterate over the runs from the one that holds ``first_entry_id``; nothing: absent."""
         entry_id, left, is_sequential = int(first_entry_id), bytes_max, False
-        ahead: asyncio.Task[_Brought | None] | None = None
+        ahead: _Ahead | None = None
         size = self._limits.read_bytes
         try:
             while left > 0 and entry_id <= bound:
                 brought = None
                 if ahead is not None:
-                    brought = await ahead
+                    brought = await ahead.task
+                    self.ahead_bytes -= ahead.reserved
                     ahead = None
-                    self._release()
                 if brought is None or brought.entry_id != entry_id:
                     brought = await self._bring(ledger_id, entry_id, bound, min(size, left))
                 if is_sequential and brought is not None:
@@ -100,22 +102,23 @@ class RangeReader:
             # The read ends before what can't be read; who asks for that gets the error.
         finally:
             if ahead is not None:
-                ahead.cancel()
-                self._release()
+                ahead.task.cancel()
+                self.ahead_bytes -= ahead.reserved
 
     def _ask_ahead(
         self, ledger_id: LedgerId, brought: "_Brought", bound: EntryId, left: int
-    ) -> "asyncio.Task[_Brought | None] | None":
+    ) -> "_Ahead | None":
         """Begin to read what follows, if it is wanted and there is room for it."""
-        size, entry_id = self._limits.read_bytes, brought.next_entry_id
-        fits = self.ahead_bytes + size <= self._limits.read_ahead_bytes_max
-        if not fits or left <= 0 or not brought.entry_id < entry_id <= bound:
+        entry_id, limits = brought.next_entry_id, self._limits
+        room = limits.read_ahead_bytes_max - self.ahead_bytes
+        size = limits.read_bytes
+        if room >= _AHEAD_FACTOR * size:
+            size *= _AHEAD_FACTOR
+        if room < size or left <= 0 or not brought.entry_id < entry_id <= bound:
             return None
         self.ahead_bytes += size
-        return self._spawn(self._bring(ledger_id, entry_id, bound, min(size, left)))
-
-    def _release(self) -> None:
-        self.ahead_bytes -= self._limits.read_bytes
+        asked = self._bring(ledger_id, entry_id, bound, min(size, left))
+        return _Ahead(self._spawn(asked), size)
 
     async def _bring(
         self, ledger_id: LedgerId, entry_id: int, bound: EntryId, len_max: int
@@ -184,6 +187,13 @@ class RangeReader:
         work = Work.TAIL_READ if logs.is_written(window.log_id) else Work.CATCH_UP_READ
         async with self._gate.turn(work):
             return await logs.read(window.log_id, window.offset, window.length)
+
+
+class _Ahead(NamedTuple):
+    """A read that was begun before it was asked for, and what it may bring."""
+
+    task: "asyncio.Task[_Brought | None]"
+    reserved: int
 
 
 class _Brought(NamedTuple):
