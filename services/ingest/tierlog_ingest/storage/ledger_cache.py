@@ -178,7 +178,9 @@ class LedgerCache:
             try:
                 data = await self._read_page(ledger_id, page_no)
             except (CorruptError, FileNotFoundError) as error:
-                log.info("index.unreadable", ledger_id=ledger_id, page_no=page_no, cause=str(error))
+                log.debug(
+                    "index.unreadable", ledger_id=ledger_id, page_no=page_no, cause=str(error)
+                )
                 return None
             frame = self._pool.take()  # or none: it is only read
             if frame is not None:
