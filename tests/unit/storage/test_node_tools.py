@@ -264,13 +264,15 @@ def test_a_flipped_byte_is_named(killed, tmp_path, kind):
     assert expected.get(kind, "refused" if kind == "cookie" else "damaged") in verdicts
 
 
-@pytest.mark.parametrize("what", ["log", "index", "journal"])
+@pytest.mark.parametrize("what", ["log", "index", "journal", "state", "cookie"])
 def test_a_file_that_is_gone_is_named(killed, tmp_path, what):
     copy = shutil.copytree(killed, tmp_path / "copy")
     name = {
         "log": f"logs/{min((killed / 'logs').iterdir()).name}",
         "index": index_path(300),
         "journal": f"journal/{max((killed / 'journal').glob('*.journal')).name}",
+        "state": "state",
+        "cookie": "cookie",
     }[what]
     (copy / name).unlink()
     result, found = fsck(copy)
@@ -290,6 +292,45 @@ def test_seeded_flips_of_logs_are_all_found(killed, tmp_path):
         assert result.exit_code == 6, offset
         assert not found["sound"]
         shutil.rmtree(tmp_path / "flipped")
+
+
+def damaged(path, rng):
+    """Damage one file of a node in a random way."""
+    names = sorted(one for one in path.rglob("*") if one.is_file() and one.suffix != ".spare")
+    one = rng.choice([name for name in names if name.name != "lock"])
+    data = bytearray(one.read_bytes())
+    how = rng.choice(["flip", "cut", "zeros", "grow", "gone"])
+    at = rng.randrange(len(data))
+    if how == "gone":
+        one.unlink()
+        return
+    if how == "flip":
+        data[at] ^= 1 << rng.randrange(8)
+    elif how == "cut":
+        del data[at:]
+    elif how == "zeros":
+        data[at : at + 600] = bytes(len(data[at : at + 600]))
+    else:
+        data += rng.randbytes(5000)
+    one.write_bytes(data)
+
+
+def test_no_damage_makes_a_command_fail_and_what_is_sound_starts(killed, tmp_path):
+    sound = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        copy = shutil.copytree(killed, tmp_path / f"{seed}")
+        for _ in range(rng.choice([1, 1, 3])):
+            damaged(copy, rng)
+        found = {"fsck": fsck(copy)[0].exit_code}
+        for command in (("node", "ledgers"), ("journal", "dump", "--all"), ("node", "recover")):
+            found[command[1]] = run(*command, copy, "-o", "json")[0].exit_code
+        assert set(found.values()) <= {0, 3, 6}, (seed, found)
+        if found["fsck"] == 0:
+            sound += 1
+            assert (found["recover"], fsck(copy)[0].exit_code) == (0, 0), seed
+        shutil.rmtree(copy)
+    assert 0 < sound < 10
 
 
 def test_several_directories(tmp_path):

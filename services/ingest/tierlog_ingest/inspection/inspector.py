@@ -105,7 +105,9 @@ class _Inspector:
         await self._logs(state)
         self._tell("comparing the indexes with the entry logs")
         await self._indexes(state)
-        if state is not None:
+        if state is None:
+            self._report_missing_state()
+        else:
             freed = IntervalSet(state.freed)
             self.found.limbo = state.limbo_ceiling != NO_LIMBO
             self.found.doubtful = list(state.doubtful)
@@ -138,6 +140,14 @@ class _Inspector:
         for damage in damages:
             self.found.report(STATE_PATH, 0, damage)
         return state
+
+    def _report_missing_state(self) -> None:
+        """Report that ``state`` is gone: a node that never had one has nothing else either."""
+        found = self.found
+        is_told = any(one.path == STATE_PATH for one in found.problems)
+        if not is_told and (found.logs or found.index_files or found.journal.records):
+            what = "it is missing, and there is data"
+            found.report(STATE_PATH, 0, what, Verdict.REFUSED)
 
     # Journal
 
