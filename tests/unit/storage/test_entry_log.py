@@ -323,6 +323,28 @@ async def test_full_disk_takes_nothing_or_all(disk):
     assert damages == []
 
 
+async def test_a_full_disk_among_several_takes_no_more_and_the_log_goes_on_elsewhere(disk):
+    other = MemoryDisk(random.Random(2))
+    logs = await new_logs(disk.mount(), other.mount(), log_bytes_max=40_000)
+    disk.capacity_bytes, other.capacity_bytes = 100_000, 50_000
+    places = await logs.append(RUNS[:5], writer="flush")
+    await logs.sync()
+    disk.capacity_bytes = disk.used_bytes + 10
+    places += await logs.append(RUNS[5:], writer="flush")
+    await logs.sync()
+    assert [(one.log_id, one.directory) for one in logs.logs()] == [(1, 0), (2, 1)]
+    assert {place.log_id for place in places[5:]} == {2}
+    other.capacity_bytes = other.used_bytes + 10
+    error = await refused(logs.append(RUNS[5:6], writer="flush"))
+    assert error.reason is Reason.READ_ONLY
+    state = State.of(logs, 2)
+    assert state.lengths[0] == [LogLength(1, 32 + 5 * RUN_LEN, False)], "no room for its map"
+    logs, damages = await opened_logs(state, disk.mount(), other.mount())
+    assert damages == []
+    for run, place in zip(RUNS, places, strict=True):
+        assert await read_run(logs, place) == run
+
+
 class HalfTaking(Watched):
     """A disk that is full in the middle of a write, as a real one is."""
 

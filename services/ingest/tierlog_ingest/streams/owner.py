@@ -500,7 +500,7 @@ class StreamOwner:
         )
         await one.task
         self._open = None
-        self._queue.trouble = f"ledger {ledger_id} is being recovered"
+        self._queue.trouble = f"ledger {ledger_id} is being recovered: {cause.message}"
         self._queue.disk_full = cause if cause.reason is Reason.READ_ONLY else None
         try:
             await self._parts.recovery.recover(claimed, ledger_id)
