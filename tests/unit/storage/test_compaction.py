@@ -228,7 +228,7 @@ def test_a_nearly_full_disk_asks_for_space_at_once():
                 tasks.create_task(node.compactor.run(interval_s=10**6)),
                 tasks.create_task(node.space.run(interval_s=5)),
             ]
-            heard = []
+            heard: list[Level] = []
             while not heard or heard[-1] is not Level.OK:
                 await node.space.changed.wait()
                 heard.append(node.space.level)
@@ -388,7 +388,7 @@ async def test_a_rebuild_meanwhile_puts_the_end_of_a_log_off():
     node = await opened(store)
     await delete_most(node)
     replace = node.cache.replace
-    rebuilt = []
+    rebuilt: list[int] = []
 
     async def replace_while_rebuilding(ledger_id, *args):
         if not rebuilt:

@@ -21,7 +21,7 @@ from tierlog.model.ids import EntryId, LedgerId
 from tierlog_ingest.storage.entry_log import EntryLogs
 from tierlog_ingest.storage.ledger_cache import LedgerCache
 from tierlog_ingest.storage.marking import Marks
-from tierlog_ingest.storage.wal.journal import Journal
+from tierlog_ingest.storage.wal.journal import GroupFuture, Journal
 
 pytestmark = pytest.mark.covers("D03", "D22", "D35", "D37")
 
@@ -230,7 +230,7 @@ class TestTheseTestsBite:
 
         def append(self, kind, payload):
             appended = real(self, kind, payload)
-            answer = asyncio.get_running_loop().create_future()
+            answer = GroupFuture()
             answer.set_result(None)
             return appended._replace(done=answer)
 

@@ -11,6 +11,7 @@ import copy
 import random
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.storage.node_kit import (
@@ -207,7 +208,8 @@ def test_who_adds_again_what_compaction_just_moved_is_compared_with_it():
             await add_all(node, runs)
             await node.checkpoint()
             await delete_most(node)
-            slots, moved = node._store.cache.slots, []
+            slots = node._store.cache.slots
+            moved: list[tuple[object, ...]] = []
 
             async def slots_then_move(*args):
                 found = await slots(*args)
@@ -422,7 +424,7 @@ def test_random_lives(batch):
                 await model.check(node)
                 moved.append(node.statistics()["compaction_copied_runs"])
 
-    moved = []
+    moved: list[float] = []
     for seed in range(batch * 8, batch * 8 + 8):
         run_virtual(lives(seed))
     assert sum(moved) > 0
@@ -453,3 +455,41 @@ def test_several_directories():
             await check(node, runs)
 
     run_virtual(run())
+
+
+def test_a_stop_in_the_middle_of_compaction_still_ends_with_a_mark():
+    """A write to an index that was cut short would make the last mark fail, and the node with it."""
+    settings = TINY.model_copy(update={"ledger_cache_bytes_max": 2 * 4096})
+    runs = [
+        make_run(ledger, 600 * n, count=1, size=100) for n in range(12) for ledger in range(1, 9)
+    ]
+
+    async def life(steps):
+        disk = new_disk()
+        node = await open_node(disk.mount(), settings)
+        stop = asyncio.Event()
+        with capture_logs() as logs:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(node.run(stop))
+                await asyncio.sleep(0)
+                await add_all(node, runs)
+                await node.checkpoint()
+                await node.free(LedgerId(8))
+                node.compactor.want()
+                compacting = tasks.create_task(node.compactor.compact(threshold=1.0))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                is_done = compacting.done()
+                stop.set()
+                compacting.cancel()
+        assert not [one for one in logs if one["event"] == "checkpoint.failed"]
+        async with opened(disk, settings) as again:
+            for run in runs:
+                ledger_id = run.header.ledger_id
+                if ledger_id != 8:
+                    assert await read_all(again, ledger_id, run.first_entry_id) == [run]
+        return is_done
+
+    ended = [run_virtual(life(steps)) for steps in range(0, 1500, 50)]
+    assert ended[-1]
+    assert not ended[10]

@@ -29,7 +29,7 @@ async def use(gate, work, seconds, done, name=None):
 
 def test_of_those_that_wait_the_lowest_rank_goes_first():
     async def run():
-        done = []
+        done: list[object] = []
         gate = make_gate()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(use(gate, Work.CATCH_UP_READ, 0.5, done, "first"))
@@ -46,7 +46,7 @@ def test_of_those_that_wait_the_lowest_rank_goes_first():
 
 def test_within_a_rank_the_first_goes_first():
     async def run():
-        done = []
+        done: list[object] = []
         gate = make_gate()
         async with asyncio.TaskGroup() as tasks:
             for name in range(20):
@@ -119,7 +119,7 @@ def test_what_is_owed_is_paid_whoever_goes(seed):
 def test_a_turn_that_was_given_to_a_cancelled_one_goes_on():
     async def run():
         gate = make_gate()
-        done = []
+        done: list[object] = []
         async with asyncio.TaskGroup() as tasks:
             await gate.take(Work.APPEND)
             gone = tasks.create_task(use(gate, Work.APPEND, 0, done, "gone"))

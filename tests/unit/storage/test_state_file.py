@@ -116,6 +116,7 @@ def test_the_oldest_holds():
         older = NodeState(generation=6, mark=JournalPosition(2, 4096), logs=((), ()), maps={})
         both[1].write_whole("state", encode_state(older, directory=1, directory_count=2))
         found, damages = await read_states(mounted(both), log_directories=2)
+        assert found is not None
         assert found.mark == (2, 4096)
         assert damages == []
 
@@ -131,6 +132,7 @@ def test_one_directory_without_its_state_is_a_damage_and_all_without_are_a_new_n
             if bad is not None:
                 broken.write_whole("state", bad)
             found, damages = await read_states(mounted([both[0], broken]), log_directories=2)
+            assert found is not None
             assert same(found, STATE)
             assert len(damages) == 1
         assert await read_states(mounted(disks()), log_directories=2) == (None, [])
