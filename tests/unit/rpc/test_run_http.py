@@ -276,6 +276,7 @@ def test_a_piece_comes_back_only_when_no_view_of_it_is_left():
     inflow = RunInflow(pieces)
     runs = runs_of(*[700_000] * 12)
     body = memoryview(body_of(runs))
+    space = body[:0]
     while body:
         space = inflow.space()
         count = min(len(space), len(body))
