@@ -249,7 +249,6 @@ class Run:
         check_frames(frames, offsets, header.first_entry_id)
         return cls(header, encoded, frames, offsets)
 
-
     @classmethod
     def restore(cls, buffer: Buffer) -> Self:
         """Read a run that was verified before, out of bytes that another checksum covers.
