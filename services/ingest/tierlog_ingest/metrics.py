@@ -66,6 +66,7 @@ _LABELLED: Final = (
     (r"disk_(\w+)_wait_s_max", "disk_wait_seconds_max", "work", "The longest wait", False),
     (r"compaction_rounds_(\w+)", "compaction_rounds", "kind", "Rounds of compaction", True),
 )
+UNNAMED: Final = "A number of the storage node that has no name here yet"
 _SYNC_COUNT: Final = "journal_groups"
 _SYNC_SUM: Final = "journal_sync_s"
 
@@ -120,14 +121,14 @@ def storage_metrics(storage: Mapping[str, float]) -> Iterator[Metric]:
         elif key in _COUNTERS:
             name, what = _COUNTERS[key]
             yield CounterMetricFamily(f"tierlog_{name}", what, value=value)
-        elif key not in {_SYNC_COUNT, _SYNC_SUM}:
-            _add_labelled(labelled, key, value)
+        elif key not in {_SYNC_COUNT, _SYNC_SUM} and not _add_labelled(labelled, key, value):
+            yield _gauge(f"storage_{key}", UNNAMED, value)
     yield from labelled.values()
 
 
 def _add_labelled(
     families: dict[str, CounterMetricFamily | GaugeMetricFamily], key: str, value: float
-) -> None:
+) -> bool:
     for pattern, name, label, what, grows in _LABELLED:
         match = re.fullmatch(pattern, key)
         if match is not None:
@@ -136,8 +137,8 @@ def _add_labelled(
                 kind = CounterMetricFamily if grows else GaugeMetricFamily
                 family = families[name] = kind(f"tierlog_{name}", what, labels=[label])
             family.add_metric([match[1]], value)
-            return
-    raise AssertionError(f"the statistic {key} has no metric")
+            return True
+    return False
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

@@ -8,7 +8,7 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.storage.node_kit import SMALL, make_run, open_node, running
 from tierlog.adapters.memory.faults import NO_FAULTS, FaultRates, Faults
 from tierlog.adapters.memory.files import MemoryDisk
-from tierlog_ingest.metrics import NodeCollector, storage_metrics
+from tierlog_ingest.metrics import UNNAMED, NodeCollector, storage_metrics
 
 
 class Status:
@@ -49,7 +49,9 @@ async def _every_number():
         statistics = node.statistics()
         found = shown(node)
     # The journal's count and sum are one metric, as are those with a label.
-    samples = [one for family in storage_metrics(statistics) for one in family.samples]
+    families = list(storage_metrics(statistics))
+    assert [one.name for one in families if one.documentation == UNNAMED] == []
+    samples = [one for family in families for one in family.samples]
     assert len(samples) == len(statistics)
     assert found["tierlog_ingest_streams"] == 2
     assert found["tierlog_ingest_in_flight_bytes"] == 600
