@@ -137,6 +137,9 @@ class MiniNode:
             self.marked = marked
             await self._write_state(unsettled)
 
+    async def finish(self, work):
+        return await work
+
     def is_freed(self, ledger_id):
         return ledger_id in self.store.freed
 

@@ -458,7 +458,7 @@ def test_several_directories():
 
 
 def test_a_stop_in_the_middle_of_compaction_still_ends_with_a_mark():
-    """A write to an index that was cut short would make the last mark fail, and the node with it."""
+    """A write to an index that was cut short would make the last mark fail."""
     settings = TINY.model_copy(update={"ledger_cache_bytes_max": 2 * 4096})
     runs = [
         make_run(ledger, 600 * n, count=1, size=100) for n in range(12) for ledger in range(1, 9)

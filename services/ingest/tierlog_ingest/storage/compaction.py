@@ -45,6 +45,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -473,16 +474,21 @@ class Compactor:
         if batch.moves:
             await self._logs.seal("compaction")
             await self._node.mark()
-            for count, move in enumerate(batch):
-                if count % _STEPS == 0:
-                    await asyncio.sleep(0)
-                await self._move(*move)
+            moves = iter(batch)
+            while some := list(islice(moves, _STEPS)):
+                # To its end, whoever stops this: a write to an index that was cut short may come
+                # yet, and ends the node.
+                await self._node.finish(self._move_all(some))
         targets, sources = set(batch.targets), dict(batch.sources)
         batch.moves = array("Q")
         batch.targets.clear()
         batch.sources.clear()
         if targets or sources:
             await self._retire(sources, settled=targets)
+
+    async def _move_all(self, moves: Sequence[tuple[int, int, int, int, int]]) -> None:
+        for move in moves:
+            await self._move(*move)
 
     async def _move(
         self, ledger_id: int, first_entry_id: int, count: int, old_slot: int, new_slot: int

@@ -5,9 +5,17 @@ Owns: these contracts. ``EntryLogs`` is ``Logs``, ``LedgerCache`` is ``Index``, 
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from collections.abc import Set as AbstractSet
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +25,8 @@ from tierlog.model.ids import EntryId, LedgerId
 from tierlog_ingest.storage.entry_log import Location, LogInfo
 from tierlog_ingest.storage.index_format import IndexHeader
 from tierlog_ingest.storage.space import Level
+
+T = TypeVar("T")
 
 Found = list[tuple[int, Run]]
 
@@ -105,6 +115,10 @@ class Index(Protocol):
 
 class Node(Protocol):
     """What compaction asks of the node."""
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do ``work`` to its end, whatever becomes of the caller."""
+        ...
 
     async def mark(self, begin: Callable[[], None] | None = None) -> None:
         """Make everything durable that the journal holds, and replace ``state``.

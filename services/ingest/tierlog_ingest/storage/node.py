@@ -27,8 +27,8 @@ Cancellation
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -537,6 +537,10 @@ class StorageNode:
     async def mark(self, begin: Callable[[], None] | None = None) -> None:
         """Move the mark to where the journal is durable now (``Marks.mark``)."""
         await self._tasks.finish(self._marks.mark(begin))
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do ``work`` to its end, whatever becomes of the caller."""
+        return await self._tasks.finish(work)
 
     def is_freed(self, ledger_id: LedgerId) -> bool:
         """Tell whether a ledger was deleted for ever, durably."""
