@@ -239,6 +239,38 @@ async def test_a_failed_sync_of_many_files_is_told(tmp_path, monkeypatch, count)
     disk.close()
 
 
+@pytest.mark.parametrize("place", ["root", "mounted"])
+async def test_many_files_are_synced_at_once_on_the_roots_file_system_only(
+    tmp_path, monkeypatch, place
+):
+    disk = DiskFiles(tmp_path)
+    await disk.make_directory("many")
+    if place == "mounted":  # as stat(2) tells of a folder where another file system begins
+        monkeypatch.setattr(disk, "_device", disk._device + 1)
+    synced, at_once = [], []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    monkeypatch.setattr("tierlog.adapters.files.disk._sync_file_system", at_once.append)
+    writes = [FileWrite(f"many/{n}", [(0, [b"x"])], create=True) for n in range(20)]
+    await disk.write_files(writes, sync=True)
+    await disk.write_files([FileWrite(one.path, []) for one in writes], sync=True)
+    assert len(synced) == (40 if place == "mounted" or not disk._is_local else 0)
+    assert len(at_once) == (2 if not synced else 0)
+    disk.close()
+
+
+async def test_a_new_folder_that_cannot_be_synced_is_a_failed_disk(tmp_path, monkeypatch):
+    disk = DiskFiles(tmp_path)
+
+    def fail(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(DiskFailedError):
+        await disk.make_directory("new/one")
+    monkeypatch.undo()
+    disk.close()
+
+
 # The twin's crashes
 
 

@@ -17,6 +17,7 @@ from tierlog.model.errors import CorruptError, Reason, RetryableError
 from tierlog.ports.files import DiskFailedError
 from tierlog_ingest.storage.index_files import index_path
 from tierlog_ingest.storage.index_format import PAGE_LEN, SLOTS_PER_PAGE
+from tierlog_ingest.storage.index_writer import IndexWriter
 
 pytestmark = pytest.mark.covers("D03")
 
@@ -262,6 +263,28 @@ async def test_a_failed_sync_is_the_end():
     cache = await opened(disk.mount())
     await put(cache, 7, 0, 5, slot(1))
     disk.fail_syncs = True
+    with pytest.raises(DiskFailedError):
+        await cache.flush()
+
+
+async def test_a_failed_sync_is_the_end_also_where_another_file_finds_the_disk_full(monkeypatch):
+    disk = disk_of()
+    cache = await opened(disk.mount(), headers=8)
+    await put(cache, 7, 0, 5, slot(1))
+    await put(cache, 8, 0, 5, slot(1))
+    write_one, both, full = IndexWriter._write_one, asyncio.Event(), asyncio.Event()
+
+    async def write(writer, ledger_id, *, sync):
+        if ledger_id == 7:
+            await both.wait()
+            full.set()
+            raise RetryableError("full", reason=Reason.READ_ONLY, remedy="Free some space")
+        both.set()
+        await full.wait()
+        disk.fail_syncs = True
+        await write_one(writer, ledger_id, sync=sync)
+
+    monkeypatch.setattr(IndexWriter, "_write_one", write)
     with pytest.raises(DiskFailedError):
         await cache.flush()
 

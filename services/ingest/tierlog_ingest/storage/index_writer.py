@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
+from tierlog.model.errors import TierlogError
 from tierlog.ports.files import Buffer, DiskFailedError, File, FileWrite
 from tierlog_ingest.storage.cached_index import CachedIndex
 from tierlog_ingest.storage.index_files import IndexFiles, index_path
@@ -132,7 +133,8 @@ class IndexWriter:
                 for _ in range(min(_WRITERS, len(ledger_ids))):
                     tasks.create_task(self._write_each(waiting, errors, sync=sync))
         if errors:
-            raise errors[0]
+            # A failed sync beside a full disk is not one more write to try again.
+            raise next((one for one in errors if not isinstance(one, TierlogError)), errors[0])
 
     async def _write_each(
         self, ledger_ids: Iterator[int], errors: list[Exception], *, sync: bool

@@ -36,6 +36,10 @@ _NO_NAMES: Final = frozenset({"", ".", ".."})
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _SYNC_AT_ONCE_MIN: Final = 16
 """So many files, or more, are synced with their file system: one wait instead of many."""
+_LOCAL_FILE_SYSTEMS: Final = frozenset(
+    # ext2 to ext4, XFS, Btrfs, F2FS, tmpfs: statfs(2)
+    {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994}
+)
 LOCK_NAME: Final = "lock"
 
 
@@ -51,6 +55,8 @@ class DiskFiles:
         self._lock_fd = -1
         # Open for good: it is told of all errors since it was opened, also of forgotten files.
         self._root_fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._device = os.fstat(self._root_fd).st_dev
+        self._is_local = _is_local(self._root_fd)
 
     def __repr__(self) -> str:
         return f"<DiskFiles {self._root}, open={self._open_count}>"
@@ -65,9 +71,9 @@ class DiskFiles:
 
     async def write_files(self, writes: Sequence[FileWrite], *, sync: bool) -> None:
         fulls = [self._full_name(write.path) for write in writes]
-        at_once = _syncfs is not None and len(writes) >= _SYNC_AT_ONCE_MIN
 
         def write_files() -> None:
+            at_once = len(writes) >= _SYNC_AT_ONCE_MIN and self._can_sync_at_once(fulls)
             for full, write in zip(fulls, writes, strict=True):
                 if write.pieces or not at_once:
                     _write_file(full, write, sync=sync and not at_once)
@@ -167,13 +173,23 @@ class DiskFiles:
             )
         return f"{self._root_name}/{path}" if path else self._root_name
 
+    def _can_sync_at_once(self, fulls: Sequence[str]) -> bool:
+        """Tell whether all files lie on the root's file system: a folder may be a mount point."""
+        folders = {os.path.dirname(full) for full in fulls}  # noqa: PTH120 - many, and strings
+        try:
+            devices = {os.stat(folder).st_dev for folder in folders}  # noqa: PTH116
+        except OSError:
+            return False  # each file by itself says what is wrong
+        return self._is_local and devices <= {self._device}
+
     def _make_directory(self, full: Path) -> None:
         below = full.relative_to(self._root).parts
         parent = self._root
         for name in below:
             (parent / name).mkdir(mode=0o750, exist_ok=True)
             # Also when it was there: a process that was killed may not have come to it.
-            _sync_directory(parent)
+            with _errors(str(parent), syncing=True):
+                _sync_directory(parent)
             parent /= name
 
 
@@ -255,16 +271,31 @@ def _make_root(root: Path) -> None:
         _sync_directory(made.parent)
 
 
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
 def _find_syncfs() -> Callable[[int], int] | None:
     """Return the system's call, if it reports errors: Linux does since 5.8."""
     system = os.uname()
     if system.sysname != "Linux" or tuple(map(int, system.release.split(".")[:2])) < (5, 8):
         return None
-    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    found: Callable[[int], int] | None = getattr(_libc, "syncfs", None)
     return found
 
 
 _syncfs: Final = _find_syncfs()
+
+
+def _is_local(fd: int) -> bool:
+    """Tell whether a file system is known to make all durable that ``syncfs`` finds in it.
+
+    Where files really lie elsewhere (FUSE, network, overlays), ``syncfs`` returns too early, or is
+    not told of errors.
+    """
+    found = ctypes.create_string_buffer(512)
+    if _syncfs is None or _libc.fstatfs(fd, found) != 0:
+        return False
+    return ctypes.c_long.from_buffer(found).value in _LOCAL_FILE_SYSTEMS
 
 
 def _sync_file_system(fd: int) -> None:
