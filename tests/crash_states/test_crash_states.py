@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -29,7 +30,7 @@ from tierlog.adapters.files import DiskFiles
 CI_STATES = 1200
 """Of each plan, before those that come twice are struck out: a minute for all plans."""
 PLANS = [
-    EXHAUSTIVE,
+    replace(EXHAUSTIVE, next_lives=4, states_per_next_cut=24),
     *(
         Plan(kind=kind, seed=seed, steps=steps, roots=roots, states_max=CI_STATES)
         for kind, steps in (("mixed", 40), ("bulk", 20), ("scattered", 30))
