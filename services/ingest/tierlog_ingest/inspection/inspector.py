@@ -10,6 +10,7 @@ Invariants:
 """
 
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -94,7 +95,8 @@ class _Inspector:
         self.found = NodeFound()
         self._directories = directories
         self._tell = tell
-        self._runs: list[tuple[int, int, int, int, int]] = []
+        self._runs = array("q")
+        """Of each run the fields of ``_RUN``, one behind the other."""
         self._replayed: dict[int, IntervalSet] = {}
 
     async def run(self) -> None:
@@ -242,14 +244,15 @@ class _Inspector:
             on_bad=bad,
         )
         sizes: dict[int, int] = {}
-        before, entries = len(self._runs), 0
+        runs = entries = 0
         async for found in scan.runs():
+            runs += len(found)
             entries += self._note_runs(listed.log_id, found, sizes)
         self.found.logs.append(
             LogFound(
                 directory=directory,
                 listed=listed,
-                runs=len(self._runs) - before,
+                runs=runs,
                 entries=entries,
                 run_bytes=sum(sizes.values()),
                 ledgers=len(sizes),
@@ -262,7 +265,7 @@ class _Inspector:
         entries = 0
         for offset, run in found:
             ledger_id = run.header.ledger_id
-            self._runs.append((ledger_id, run.first_entry_id, run.last_entry_id, log_id, offset))
+            self._runs.extend((ledger_id, run.first_entry_id, run.last_entry_id, log_id, offset))
             sizes[ledger_id] = sizes.get(ledger_id, 0) + len(run.encoded)
             entries += run.header.count
             self.found.ledger(ledger_id).payload_bytes += run.payload_len
@@ -293,13 +296,13 @@ class _Inspector:
         await files.list_all()
         freed = IntervalSet(state.freed if state is not None else ())
         unfinished = set(state.unfinished if state is not None else ())
-        runs = np.array(self._runs, _RUN)
-        self._runs.clear()
+        runs = np.frombuffer(self._runs, _RUN)
         runs = runs[np.argsort(runs["ledger"], kind="stable")]
-        known = {*files.ledger_ids(), *np.unique(runs["ledger"]).tolist()}
+        of_ledgers = np.ascontiguousarray(runs["ledger"])
+        known = {*files.ledger_ids(), *np.unique(of_ledgers).tolist()}
         try:
             for ledger_id in sorted(one for one in known if one not in freed):
-                low, high = np.searchsorted(runs["ledger"], (ledger_id, ledger_id + 1))
+                low, high = np.searchsorted(of_ledgers, (ledger_id, ledger_id + 1))
                 await self._index(files, LedgerId(ledger_id), runs[low:high], unfinished)
         finally:
             await files.close()
