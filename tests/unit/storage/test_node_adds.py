@@ -20,8 +20,9 @@ from tests.unit.storage.node_kit import (
 )
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.adapters.memory.files import MemoryDisk
-from tierlog.model.errors import CorruptError, Reason, RetryableError
+from tierlog.model.errors import CorruptError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
+from tierlog.ports.files import DiskFailedError
 from tierlog_ingest.storage.index_format import ENTRY_ID_MAX
 from tierlog_ingest.storage.wal.segments import list_segments
 
@@ -232,3 +233,43 @@ async def test_many_ledgers_cost_little_each():
         assert not node._ledgers._moves
         assert not node._turns._waiting
         assert len(await read_all(node, 1234)) == 1
+
+
+@virtual
+async def test_nobody_waits_for_a_node_that_a_failed_disk_ended():
+    """Neither for room in the buffer, nor for an add that had to look its ledger up."""
+    disk, later = new_disk(), list(range(100, 120))
+    async with opened(disk) as node:
+        for ledger_id in later:
+            await node.add(make_run(ledger_id, 0))
+    node, is_failing, looked_up = await open_node(disk.mount()), asyncio.Event(), []
+
+    def add_one():
+        """Add at every turn of the loop; at one of them, all of the node's tasks are cancelled."""
+        looked_up.append(node.add(make_run(later.pop(), 1)))
+        if later:
+            asyncio.get_running_loop().call_soon(add_one)
+
+    async def fail(_durable_seq):
+        await is_failing.wait()
+        add_one()
+        raise DiskFailedError("the disk failed")
+
+    node._store.flush = fail
+    life = asyncio.ensure_future(node.run(asyncio.Event()))
+    await asyncio.sleep(0)
+    for n in range(60):
+        node.add(make_run(2, n, size=1000))
+    waiting = asyncio.ensure_future(node.ready())
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    is_failing.set()
+    async with asyncio.timeout(10):
+        await asyncio.wait([life])
+        await waiting
+        while later:
+            await asyncio.sleep(0)
+        for answer in looked_up:
+            assert isinstance(await outcome(answer), TierlogError)
+    with pytest.raises(ExceptionGroup):
+        await life

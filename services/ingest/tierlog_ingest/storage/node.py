@@ -263,6 +263,7 @@ class StorageNode:
                     log.warning("checkpoint.failed", cause=str(error))  # the journal has it all
         finally:
             self._serving = False
+            self._upkeep.stop()  # nobody may wait for what will not come
             await self._store.logs.close()
             await self._store.cache.close()
 

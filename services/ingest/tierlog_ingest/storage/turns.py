@@ -51,10 +51,12 @@ class Turns:
         if turns is None:
             turns = self._waiting[ledger_id] = deque()
             try:
-                self._tasks.spawn(self._take(ledger_id, turns))
+                taking = self._tasks.spawn(self._take(ledger_id, turns))
             except TierlogError as error:
                 del self._waiting[ledger_id]
                 return failed(error)
+            # Cancelled before its first step, a task does not even come to its ``finally``.
+            taking.add_done_callback(lambda _: self._end(ledger_id, turns))
         turns.append(_Turn(run, recovery, answer))
         self.bytes += len(run.encoded)
         return answer
@@ -71,8 +73,13 @@ class Turns:
                 turns.popleft()
                 self.bytes -= len(turn.run.encoded)
         finally:
-            del self._waiting[ledger_id]
-            stopped = RetryableError("the node stops", remedy="Use another node")
-            for turn in turns:
-                self.bytes -= len(turn.run.encoded)
-                copy_outcome(failed(stopped), turn.answer)
+            self._end(ledger_id, turns)
+
+    def _end(self, ledger_id: LedgerId, turns: deque[_Turn]) -> None:
+        if self._waiting.get(ledger_id) is not turns:
+            return
+        del self._waiting[ledger_id]
+        stopped = RetryableError("the node stops", remedy="Use another node")
+        for turn in turns:
+            self.bytes -= len(turn.run.encoded)
+            copy_outcome(failed(stopped), turn.answer)
