@@ -10,8 +10,9 @@ Owns: small nodes with a known content, every damage of a kind, and what a node 
 Anything else is a failure whatever the table says: wrong bytes, an entry twice, another error, a
 fence or a freed id that is lost, an entry that can't be read while the log says nothing, no end.
 
-The one exception: a cut of the last journal segment takes its last groups, whatever they held,
-together with the marker that would have told. Only other copies can show that.
+The one exception: a last journal segment that grew (none was filled and ready when it began) and is
+cut, or a last segment that is gone, takes its last groups, whatever they held, together with the
+marker that would have told. Only other copies can show that.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tierlog.model.ids import NodeId
 from tierlog.ports.files import Files
 from tierlog.ports.metadata import MetadataStore
 from tierlog_ingest.storage.cookies import check_cookie
+from tierlog_ingest.storage.wal.format import SegmentHeader
 
 PAGE_LEN = 4096
 QUIET = TINY.model_copy(
@@ -73,7 +75,8 @@ R, U, X, L = Verdict.RIGHT, Verdict.UNKNOWN, Verdict.REFUSED, Verdict.LOST
 ALLOWED: dict[str, dict[str, set[Verdict]]] = {
     # what file       a byte flipped  cut              a page swapped  gone
     "journal": {"flip": {R, U}, "cut": {R, U}, "swap": {R, U}, "gone": {R, U}},
-    "last journal": {"flip": {R, U}, "cut": {R, U, L}, "swap": {R, U}, "gone": {R, U, L}},
+    "last journal": {"flip": {R, U}, "cut": {R, U}, "swap": {R, U}, "gone": {R, U, L}},
+    "growing journal": {"flip": {R, U}, "cut": {R, U, L}, "swap": {R, U}, "gone": {R, U, L}},
     "spare": {"flip": {R}, "cut": {R}, "swap": {R}, "gone": {R}},
     "log": {"flip": {R, U}, "cut": {R, U}, "swap": {R, U}, "gone": {R, U}},
     "index": {"flip": {R}, "cut": {R}, "swap": {R}, "gone": {R}},
@@ -127,7 +130,10 @@ def kind_of(path: str, files: dict[str, bytes]) -> str:
     if name.startswith("journal/"):
         if path.endswith(".spare"):
             return "spare"
-        return "last journal" if path == _last_segment(files) else "journal"
+        if path != _last_segment(files):
+            return "journal"
+        is_filled = SegmentHeader.unpack(files[path]).filled_len > 0
+        return "last journal" if is_filled else "growing journal"
     if name.startswith("logs/"):
         return "log"
     if name == "state" and sum(one.endswith("/state") for one in files) > 1:
@@ -147,12 +153,19 @@ def crashed_node(*, folder_count: int = 1) -> Node:
     return _grown("crashed", ROOTS[:folder_count], in_order=False)
 
 
+def growing_node() -> Node:
+    """As ``crashed_node``, in its first life: its only journal segment was not filled before."""
+    return _grown("growing", ROOTS[:1], in_order=False, is_first_life=True)
+
+
 def stopped_node(*, folder_count: int = 1) -> Node:
     """A node that ended in order: everything is in logs and indexes."""
     return _grown("stopped", ROOTS[:folder_count], in_order=True)
 
 
-def _grown(name: str, roots: tuple[str, ...], *, in_order: bool) -> Node:
+def _grown(
+    name: str, roots: tuple[str, ...], *, in_order: bool, is_first_life: bool = False
+) -> Node:
     recording, metadata = Recording(), MemoryMetadata()
     folders = recorded_ram(recording, roots)
     image: dict[str, bytes | bytearray] = {}
@@ -161,7 +174,13 @@ def _grown(name: str, roots: tuple[str, ...], *, in_order: bool) -> Node:
         client = Client(recording, random.Random(3))
         store = metadata.connect()
         await _check_cookies(folders, store)
-        async with running(await open_node(folders, settings=QUIET), in_order=in_order) as node:
+        settings = QUIET
+        if is_first_life:
+            settings = QUIET.model_copy(update={"journal_segment_bytes": 2**20})
+        else:
+            async with running(await open_node(folders, settings=QUIET), in_order=True):
+                await asyncio.sleep(1)  # so that the next life's segment is filled
+        async with running(await open_node(folders, settings=settings), in_order=in_order) as node:
             for size in (100, 700, 10, 1500):
                 for ledger_id in (*HELD, FREED):
                     await client.add(node, ledger_id, size=size)

@@ -15,6 +15,7 @@ from tests.crash_states.damage import (
     Verdict,
     crashed_node,
     flips,
+    growing_node,
     judge,
     losses,
     stopped_node,
@@ -57,6 +58,25 @@ def test_cut_files(node):
     report = judge(node, truncations(node, step=CUT_STEP))
     assert report.failures == []
     assert report.counts.total() > 400
+
+
+def test_every_cut_of_a_filled_last_segment_is_noticed():
+    node = crashed_node()
+    last = max(path for path in node.files if path.endswith(".journal"))
+    cuts = [case for case in truncations(node, step=CUT_STEP) if last in case.changes]
+    report = judge(node, iter(cuts))
+    assert report.failures == []
+    assert report.counts["last journal", "cut", Verdict.UNKNOWN] > 50
+    assert report.counts["last journal", "cut", Verdict.LOST] == 0
+
+
+def test_a_growing_last_segment_is_the_exception():
+    node = growing_node()
+    last = max(path for path in node.files if path.endswith(".journal"))
+    cuts = [case for case in truncations(node, step=CUT_STEP) if last in case.changes]
+    report = judge(node, iter(cuts))
+    assert report.failures == []
+    assert report.counts["growing journal", "cut", Verdict.LOST] > 0
 
 
 def test_swapped_pages(node):
