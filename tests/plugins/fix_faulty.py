@@ -115,6 +115,11 @@ class Node:
                     found.append(record)
         return found
 
+    def crash(self):
+        """Return how the last process failed that did, for whoever looks into a failed test."""
+        found = [one.get("exception", "")[-2000:] for one in self.log("service.crashed")]
+        return found[-1] if found else "no crash is logged"
+
     async def statistics(self):
         async with aiohttp.ClientSession() as http, http.get(f"{self.base}/v1/status") as answer:
             return (await answer.json())["storage"]
@@ -131,7 +136,7 @@ class Node:
                 while not await condition():
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            pytest.fail(f"{what}: not within {seconds} s")
+            pytest.fail(f"{what}: not within {seconds} s; {self.child!r} {self.crash()}")
 
     @contextlib.asynccontextmanager
     async def control(self):
