@@ -169,8 +169,13 @@ class Owners:
                 details={"budget": "owner.streams_max"},
             )
         owner = StreamOwner(name, self._parts)
+        running = self._run_owner(owner)
+        try:
+            self._tasks.create_task(running)
+        except RuntimeError as error:  # the group has ended, and requests still come in
+            running.close()
+            raise RetryableError("the node stops", remedy="Use another node") from error
         self._owners[name] = owner
-        self._tasks.create_task(self._run_owner(owner))
         return owner
 
     async def _run_owner(self, owner: StreamOwner) -> None:
