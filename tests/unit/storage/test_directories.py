@@ -4,6 +4,7 @@ needed (ADR-0014, point 8; "over several directories the minimum", protocols.md 
 
 from __future__ import annotations
 
+import asyncio
 import random
 from contextlib import asynccontextmanager
 from uuid import UUID
@@ -144,6 +145,35 @@ async def test_a_lost_disk_is_unknown_never_absent(machine):
                 else:
                     assert found.reason is Reason.UNKNOWN
         assert 0 < len(known) <= 120
+
+
+@checking
+async def test_while_indexes_have_no_room_no_copies_of_runs_pile_up_elsewhere(machine):
+    """Their directory is full, another takes entry logs all the same."""
+    sent = []
+    async with machine.node() as node:
+        for ledger_id in range(10, 30):
+            await node.add(make_run(ledger_id, 0))
+        await node.checkpoint()
+        before = node.statistics()["entry_log_bytes"]
+        full = machine.disks[1]
+        full.capacity_bytes = full.used_bytes
+        for first in range(1, 6000, 600):
+            for ledger_id in range(10, 30):
+                run = make_run(ledger_id, first)
+                if await outcome(node.add(run)) is None:
+                    sent.append(run)
+        buffered = sum(len(run.encoded) for run in sent)
+        await asyncio.sleep(100)
+        assert node.statistics()["buffered_bytes"] > 0, "the flush is held up"
+        assert node.statistics()["entry_log_bytes"] < before + 2 * buffered
+        full.capacity_bytes = 2**50
+        await asyncio.sleep(100)
+        assert node.statistics()["buffered_bytes"] == 0
+        assert node.statistics()["entry_log_bytes"] < before + 3 * buffered
+    async with machine.node() as node:
+        for run in sent:
+            assert run in await read_all(node, run.header.ledger_id, run.first_entry_id)
 
 
 async def cookie_of(disks, metadata):

@@ -63,6 +63,7 @@ class RunStore:
         """Held while runs go from the buffer to logs and index, or a ledger goes."""
         self._ledgers = ledgers
         self._gate = gate
+        self._index_is_full = False
 
     def __repr__(self) -> str:
         return f"<RunStore {self.buffer!r} {self.logs!r} {self.cache!r}>"
@@ -92,6 +93,10 @@ class RunStore:
         Returns the ledgers whose index turned out to be damaged: their runs stay in the buffer.
         """
         async with self.flushing:
+            if self._index_is_full:
+                # Otherwise each try would leave copies of runs in a log that has room for them.
+                await self.cache.flush()
+                self._index_is_full = False
             runs = self.buffer.snapshot(durable_seq)
             broken = {run.header.ledger_id for run in runs} & self.unfinished
             for step in _steps(runs):
@@ -117,6 +122,9 @@ class RunStore:
             log.warning("index.damaged", ledger_id=ledger_id, cause=str(error))
             self.unfinished.add(ledger_id)
             return False
+        except RetryableError:
+            self._index_is_full = True
+            raise
         if held is not None:
             held.indexed(max(run.last_entry_id for run in runs))
         self.buffer.drop(runs)
