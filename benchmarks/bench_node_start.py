@@ -5,7 +5,8 @@ many      a node with ``--ledgers`` open ledgers of one entry each: writing them
           durably); the most memory that its process ever held; then a start, and what it held
 killed    a start after ``kill -9`` with a journal of ``--journal-mb`` that no mark has passed:
           runs of 64 KiB, single entries of 10 KB and of 1 KB. The mark is kept from moving by
-          settings. ``cold``: the journal is read from the device, its pages were dropped before.
+          settings, but for ``checkpoint_journal_records``: so many bytes of small entries, some
+          of which a mark has passed, are what a node with these can be killed with. ``cold``: the journal is read from the device, its pages were dropped before.
           ``bare``: reading as many bytes from the journal's files, in pieces of 4 MiB, and writing
           them to another file, made durable every 32 MiB: what the disk takes for a replay
 
@@ -131,7 +132,7 @@ async def fill_journal(parameters: Mapping[str, Any]) -> Result:
     maker, size = RunMaker(), parameters["entry_size"]
     settings = StorageSettings(
         checkpoint_interval_s=NEVER, checkpoint_journal_bytes=NEVER, write_buffer_bytes_max=NEVER
-    )
+    )  # a mark for the number of records comes all the same
     files = CountingFiles(Path(parameters["folder"]))
 
     async def add_ledger(ledger_id: int) -> None:

@@ -162,6 +162,8 @@ class StorageSettings(_Section):
     """So long after the last group its marker is written, which tells damage from a torn tail."""
     checkpoint_interval_s: Seconds = 60.0
     checkpoint_journal_bytes: PositiveBytes = 512 * MIB
+    checkpoint_journal_records: int = Field(default=150_000, gt=0)
+    """A mark is due behind so many bytes or records: both bound how long a start replays."""
     space_check_s: Seconds = 5.0
     read_bytes: PositiveBytes = 1 * MIB
     write_buffer_bytes_max: PositiveBytes = 64 * MIB

@@ -24,6 +24,8 @@ from tierlog.model.errors import CorruptError, Reason, RetryableError, TierlogEr
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.files import DiskFailedError
 from tierlog_ingest.storage.index_format import ENTRY_ID_MAX
+from tierlog_ingest.storage.state_file import read_states
+from tierlog_ingest.storage.wal.replay import records, scan_journal
 from tierlog_ingest.storage.wal.segments import list_segments
 
 L1, L2 = LedgerId(1), LedgerId(2)
@@ -180,6 +182,23 @@ async def test_journals_that_take_too_much_disk_force_a_mark():
             assert len(await list_segments(disk.mount())) <= 6
             assert node.statistics()["journal_bytes_on_disk"] <= 6 * 64 * 1024
         assert len(await read_all(node, 1)) == 300
+
+
+@virtual
+async def test_many_small_records_force_a_mark():
+    """So that a start has a bounded number of them to replay, however few their bytes."""
+    disk = new_disk()
+    settings = SMALL.model_copy(
+        update={"checkpoint_journal_records": 50, "checkpoint_interval_s": 10**6}
+    )
+    async with opened(disk, settings) as node:
+        for first in range(500):
+            await node.add(make_run(1, first, size=10))
+        await asyncio.sleep(1)
+        state, _ = await read_states([disk.mount()], log_directories=1)
+        replay = await scan_journal(disk.mount(), state.mark)
+        assert len([one async for one in records(replay)]) <= 60
+        assert len(await read_all(node, 1)) == 500
 
 
 @pytest.mark.covers("D31")

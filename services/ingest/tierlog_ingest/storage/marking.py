@@ -67,6 +67,8 @@ class Marks:
         self._repair_counts: dict[LedgerId, int] = {}
         self.mark_position = JournalPosition(1, 0)
         """Where a replay would begin."""
+        self.mark_seq = 0
+        """The last record of this process that lies before it."""
         self.limbo_ceiling = NO_LIMBO
         self.doubtful: set[LedgerId] = set()
         """What their index lacks may have been there."""
@@ -142,7 +144,7 @@ class Marks:
             self._repaired |= complete
             raise
         assert position >= self.mark_position, "the mark never goes back"
-        self.mark_position = position
+        self.mark_position, self.mark_seq = position, seq
         await journal.release_before(position.segment_id)
 
     async def _write(

@@ -75,6 +75,9 @@ class Upkeep:
             journal.bytes_on_disk > self._settings.checkpoint_journal_bytes
         ):
             self._mark_wanted.set()
+        replayed = journal.durable_seq - self._marks.mark_seq
+        if replayed > self._settings.checkpoint_journal_records:
+            self._mark_wanted.set()
 
     async def ready(self) -> None:
         """Wait until journal and buffer take more."""
