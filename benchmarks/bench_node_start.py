@@ -6,7 +6,8 @@ many      a node with ``--ledgers`` open ledgers of one entry each: writing them
 killed    a start after ``kill -9`` with a journal of ``--journal-mb`` that no mark has passed:
           runs of 64 KiB, single entries of 10 KB and of 1 KB. The mark is kept from moving by
           settings, but for ``checkpoint_journal_records``: so many bytes of small entries, some
-          of which a mark has passed, are what a node with these can be killed with. ``cold``: the journal is read from the device, its pages were dropped before.
+          of which a mark has passed, are what a node with these can be killed with.
+          ``cold``: the journal is read from the device, its pages were dropped before.
           ``bare``: reading as many bytes from the journal's files, in pieces of 4 MiB, and writing
           them to another file, made durable every 32 MiB: what the disk takes for a replay
 
