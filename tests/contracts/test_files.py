@@ -247,7 +247,8 @@ async def test_many_files_are_synced_at_once_on_the_roots_file_system_only(
     await disk.make_directory("many")
     if place == "mounted":  # as stat(2) tells of a folder where another file system begins
         monkeypatch.setattr(disk, "_device", disk._device + 1)
-    synced, at_once = [], []
+    synced: list[int] = []
+    at_once: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
     monkeypatch.setattr("tierlog.adapters.files.disk._sync_file_system", at_once.append)
     writes = [FileWrite(f"many/{n}", [(0, [b"x"])], create=True) for n in range(20)]

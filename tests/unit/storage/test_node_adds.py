@@ -196,6 +196,7 @@ async def test_many_small_records_force_a_mark():
             await node.add(make_run(1, first, size=10))
         await asyncio.sleep(1)
         state, _ = await read_states([disk.mount()], log_directories=1)
+        assert state is not None
         replay = await scan_journal(disk.mount(), state.mark)
         assert len([one async for one in records(replay)]) <= 60
         assert len(await read_all(node, 1)) == 500

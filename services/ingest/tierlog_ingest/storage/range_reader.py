@@ -87,6 +87,7 @@ class RangeReader:
                 if is_sequential and brought is not None:
                     # Before this is decoded, so that the disk works meanwhile.
                     ahead = self._ask_ahead(ledger_id, brought, bound, left - brought.length)
+                    await asyncio.sleep(0)  # or its call of the disk would begin afterwards
                 runs = None if brought is None else brought.decode(ledger_id)
                 if runs is None:
                     runs = await self._next(ledger_id, entry_id, bound, min(size, left))
