@@ -293,3 +293,13 @@ async def test_nobody_waits_for_a_node_that_a_failed_disk_ended():
             assert isinstance(await outcome(answer), TierlogError)
     with pytest.raises(ExceptionGroup):
         await life
+
+
+@virtual
+async def test_fences_that_are_durable_are_not_waited_for_again():
+    async with opened(new_disk()) as node:
+        for ledger_id in range(500):
+            await node.fence(LedgerId(ledger_id))
+        assert "under way=" in repr(node._fences)
+        assert len(node._fences) == 500
+        assert len(node._fences._under_way) <= 64

@@ -5,8 +5,13 @@ Owns: the set, and fences whose record is not durable yet. Does not own the jour
 Invariant: a fence that was not stored is taken back, and holds nobody up.
 """
 
+from typing import Final
+
 from tierlog.model.ids import LedgerId
 from tierlog_ingest.storage.wal.journal import Appended, GroupFuture
+
+_UNDER_WAY_MAX: Final = 64
+"""From so many on, those that are durable meanwhile are let go of."""
 
 
 class Fences:
@@ -28,6 +33,9 @@ class Fences:
     def begin(self, ledger_id: LedgerId, appended: Appended) -> None:
         """Fence a ledger as far as this process knows."""
         self.fenced.add(ledger_id)
+        if len(self._under_way) >= _UNDER_WAY_MAX:
+            for one in list(self._under_way):
+                self.under_way(one)
         self._under_way[ledger_id] = appended
 
     def under_way(self, ledger_id: LedgerId) -> GroupFuture | None:
