@@ -42,9 +42,9 @@ FORMATS: Final = (
     ("Paths in ZooKeeper", "shared/tierlog/format/paths.py"),
     ("Frame of the wire", "shared/tierlog/wire/codec.py"),
     ("Headers of an event on the queue", "shared/tierlog/format/envelope.py"),
-    ("Journal of a storage node", f"{INGEST}/storage/wal/format.py"),
-    ("Entry log of a storage node", f"{INGEST}/storage/entry_log_format.py"),
-    ("Index of a ledger on a storage node", f"{INGEST}/storage/index_format.py"),
+    ("Journal of a storage node", f"{INGEST}/storage/journal/format.py"),
+    ("Entry log of a storage node", f"{INGEST}/storage/entrylog/entry_log_format.py"),
+    ("Index of a ledger on a storage node", f"{INGEST}/storage/index/index_format.py"),
     ("State of a storage node", f"{INGEST}/storage/state_file.py"),
 )
 

@@ -41,7 +41,7 @@ from tierlog.model.ids import NodeId
 from tierlog.ports.files import Files
 from tierlog.ports.metadata import MetadataStore
 from tierlog_ingest.storage.cookies import check_cookie
-from tierlog_ingest.storage.wal.format import SegmentHeader
+from tierlog_ingest.storage.journal.format import SegmentHeader
 
 PAGE_LEN = 4096
 QUIET = TINY.model_copy(

@@ -23,9 +23,9 @@ from tests.simulation.virtual_loop import run_virtual
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.ids import SeededIds
 from tierlog.runtime.settings import StorageSettings
-from tierlog_ingest.storage.wal.format import JournalPosition, Kind
-from tierlog_ingest.storage.wal.journal import Journal
-from tierlog_ingest.storage.wal.replay import cut_tail, records, scan_journal
+from tierlog_ingest.storage.journal.format import JournalPosition, Kind
+from tierlog_ingest.storage.journal.journal import Journal
+from tierlog_ingest.storage.journal.replay import cut_tail, records, scan_journal
 
 pytestmark = pytest.mark.covers("D22", "D35", "D37")
 

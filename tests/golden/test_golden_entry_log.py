@@ -15,9 +15,9 @@ from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.adapters.memory.ids import SeededIds
 from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError
-from tierlog_ingest.storage.entry_log import EntryLogs, LogLength
-from tierlog_ingest.storage.entry_log_format import LogHeader, pack_map, unpack_map
-from tierlog_ingest.storage.ledger_map import LedgerMap
+from tierlog_ingest.storage.entrylog.entry_log import EntryLogs, LogLength
+from tierlog_ingest.storage.entrylog.entry_log_format import LogHeader, pack_map, unpack_map
+from tierlog_ingest.storage.entrylog.ledger_map import LedgerMap
 
 HEADER = bytes.fromhex(
     "544c454c"  #          0  magic       "TLEL"

@@ -12,8 +12,8 @@ import pytest
 
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog_ingest.storage.index_format import pack_slot, unpack_slot
-from tierlog_ingest.storage.ledger_cache import LedgerCache
+from tierlog_ingest.storage.index.index_format import pack_slot, unpack_slot
+from tierlog_ingest.storage.index.ledger_cache import LedgerCache
 
 pytestmark = pytest.mark.covers("D27")
 

@@ -11,7 +11,7 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.storage.log_kit import State, new_logs, opened_logs, read_run, runs_of
 from tests.unit.storage.node_kit import make_run
 from tierlog.adapters.memory.files import MemoryDisk
-from tierlog_ingest.storage.entry_log import log_path
+from tierlog_ingest.storage.entrylog.entry_log import log_path
 
 sizes = st.sampled_from([0, 1, 30, 400, 4000, 4096 - 96, 9000])
 writes = st.lists(st.tuples(st.integers(1, 3), sizes), min_size=1, max_size=25)

@@ -17,7 +17,7 @@ from tests.unit.storage.node_kit import make_run
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.format.run import Run
 from tierlog.model.errors import RetryableError
-from tierlog_ingest.storage.entry_log import Location
+from tierlog_ingest.storage.entrylog.entry_log import Location
 
 LEDGERS = (1, 2, 3, 4)
 

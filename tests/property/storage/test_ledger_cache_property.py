@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import CorruptError
-from tierlog_ingest.storage import index_writer
-from tierlog_ingest.storage.index_format import PAGE_LEN, SLOTS_PER_PAGE, pack_slot
-from tierlog_ingest.storage.ledger_cache import LedgerCache
+from tierlog_ingest.storage.index import index_writer
+from tierlog_ingest.storage.index.index_format import PAGE_LEN, SLOTS_PER_PAGE, pack_slot
+from tierlog_ingest.storage.index.ledger_cache import LedgerCache
 
 LEDGERS = st.sampled_from([1, 2, 3, 257, 513])
 PAGES = 6

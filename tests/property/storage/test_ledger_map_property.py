@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tierlog.format.checksum import crc32c
 from tierlog.model.errors import CorruptError
-from tierlog_ingest.storage.entry_log_format import pack_map, unpack_map
-from tierlog_ingest.storage.ledger_map import LedgerMap, all_ids
+from tierlog_ingest.storage.entrylog.entry_log_format import pack_map, unpack_map
+from tierlog_ingest.storage.entrylog.ledger_map import LedgerMap, all_ids
 
 ids = st.integers(0, 12) | st.integers(2**63 - 4, 2**63 - 1)
 rows = st.tuples(ids, st.integers(1, 1000))

@@ -18,15 +18,15 @@ from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.files import DiskFailedError
-from tierlog_ingest.storage.compaction import Compactor
-from tierlog_ingest.storage.compaction_plan import Rule, Rules
-from tierlog_ingest.storage.compaction_ports import Rebuilds
-from tierlog_ingest.storage.entry_log import EntryLogs, Location, LogLength
-from tierlog_ingest.storage.index_format import pack_slot, unpack_slot
-from tierlog_ingest.storage.ledger_cache import LedgerCache
+from tierlog_ingest.storage.compaction.compaction import Compactor
+from tierlog_ingest.storage.compaction.compaction_plan import Rule, Rules
+from tierlog_ingest.storage.compaction.compaction_ports import Rebuilds
+from tierlog_ingest.storage.compaction.throttle import TokenBucket
+from tierlog_ingest.storage.entrylog.entry_log import EntryLogs, Location, LogLength
+from tierlog_ingest.storage.index.index_format import pack_slot, unpack_slot
+from tierlog_ingest.storage.index.ledger_cache import LedgerCache
 from tierlog_ingest.storage.priorities import DiskGate
 from tierlog_ingest.storage.space import SpaceLimits, SpaceWatch
-from tierlog_ingest.storage.throttle import TokenBucket
 
 NEVER = Rules(
     minor=Rule(threshold=0.2, interval_s=10**9), major=Rule(threshold=0.8, interval_s=10**9)

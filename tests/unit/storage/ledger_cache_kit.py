@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from tierlog.adapters.memory.files import MemoryDisk
-from tierlog_ingest.storage.index_format import PAGE_LEN, pack_slot
-from tierlog_ingest.storage.ledger_cache import LedgerCache
+from tierlog_ingest.storage.index.index_format import PAGE_LEN, pack_slot
+from tierlog_ingest.storage.index.ledger_cache import LedgerCache
 
 
 def disk_of(seed=1, **kwargs):

@@ -9,7 +9,7 @@ from tests.unit.storage.node_kit import make_run
 from tierlog.adapters.memory.ids import SeededIds
 from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, RetryableError
-from tierlog_ingest.storage.entry_log import EntryLogs, LogLength
+from tierlog_ingest.storage.entrylog.entry_log import EntryLogs, LogLength
 
 RUNS = [make_run(ledger, n, size=300) for ledger in (1, 2, 3) for n in range(20)]
 RUN_LEN = 396

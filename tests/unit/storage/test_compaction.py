@@ -16,10 +16,10 @@ import pytest
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.storage.compaction_kit import NEVER, MiniNode, Store, life
 from tierlog.model.errors import CorruptError, RetryableError
-from tierlog_ingest.storage.compaction_plan import Rule, Rules
-from tierlog_ingest.storage.entry_log import log_path
+from tierlog_ingest.storage.compaction.compaction_plan import Rule, Rules
+from tierlog_ingest.storage.compaction.throttle import TokenBucket
+from tierlog_ingest.storage.entrylog.entry_log import log_path
 from tierlog_ingest.storage.space import Level, SpaceLimits
-from tierlog_ingest.storage.throttle import TokenBucket
 
 LEDGERS = range(1, 11)
 DELETED = range(3, 11)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierlog.runtime.settings import StorageSettings
-from tierlog_ingest.storage.compaction_plan import (
+from tierlog_ingest.storage.compaction.compaction_plan import (
     LogUse,
     Rule,
     Rules,
@@ -22,7 +22,7 @@ from tierlog_ingest.storage.compaction_plan import (
     for_space,
     without_live_ledgers,
 )
-from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
+from tierlog_ingest.storage.entrylog.entry_log_format import LOG_HEADER_LEN
 from tierlog_ingest.storage.space import Level
 
 HOUR_S, DAY_S = 3600, 86400

@@ -18,10 +18,10 @@ from tests.unit.storage.node_kit import SMALL, CrashingNode, make_run, opened, o
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import Reason, RefusedError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog_ingest.storage.entry_log import EntryLogs
-from tierlog_ingest.storage.ledger_cache import LedgerCache
+from tierlog_ingest.storage.entrylog.entry_log import EntryLogs
+from tierlog_ingest.storage.index.ledger_cache import LedgerCache
+from tierlog_ingest.storage.journal.journal import GroupFuture, Journal
 from tierlog_ingest.storage.marking import Marks
-from tierlog_ingest.storage.wal.journal import GroupFuture, Journal
 
 pytestmark = pytest.mark.covers("D03", "D22", "D35", "D37")
 

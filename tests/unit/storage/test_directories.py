@@ -26,7 +26,7 @@ from tierlog.adapters.memory.metadata import MemoryMetadata
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import LedgerId, NodeId
 from tierlog_ingest.storage.cookies import check_cookie
-from tierlog_ingest.storage.wal.segments import list_segments
+from tierlog_ingest.storage.journal.segments import list_segments
 
 CLUSTER, NODE = UUID(int=1), NodeId("n1")
 

@@ -29,8 +29,8 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.adapters.memory.files import MemoryDisk, MemoryFiles
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.ports.files import DiskFailedError
-from tierlog_ingest.storage.entry_log import LogLength, log_path
-from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
+from tierlog_ingest.storage.entrylog.entry_log import LogLength, log_path
+from tierlog_ingest.storage.entrylog.entry_log_format import LOG_HEADER_LEN
 
 PER_LOG = 10
 

@@ -24,7 +24,7 @@ from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.format.run import Run
 from tierlog.model.errors import RetryableError, TierlogError
 from tierlog.ports.files import DiskFailedError
-from tierlog_ingest.storage.entry_log import Location
+from tierlog_ingest.storage.entrylog.entry_log import Location
 
 
 class Life:

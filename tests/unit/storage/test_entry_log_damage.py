@@ -26,9 +26,9 @@ from tierlog.format.authentication import LedgerKey
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import RUN_MAGIC, Run, build_run
 from tierlog.model.errors import CorruptError, RetryableError
-from tierlog_ingest.storage import entry_log_scan
-from tierlog_ingest.storage.entry_log import Location, log_path
-from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
+from tierlog_ingest.storage.entrylog import entry_log_scan
+from tierlog_ingest.storage.entrylog.entry_log import Location, log_path
+from tierlog_ingest.storage.entrylog.entry_log_format import LOG_HEADER_LEN
 
 pytestmark = pytest.mark.covers("D03")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog_ingest.storage.index_format import (
+from tierlog_ingest.storage.index.index_format import (
     EXTENTS_MAX,
     LOG_ID_MAX,
     LOG_OFFSET_MAX,

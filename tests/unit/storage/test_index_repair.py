@@ -21,9 +21,9 @@ from tests.unit.storage.node_kit import (
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import CorruptError, Reason
 from tierlog.model.ids import LedgerId
-from tierlog_ingest.storage.entry_log import log_path
-from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
-from tierlog_ingest.storage.index_files import index_path
+from tierlog_ingest.storage.entrylog.entry_log import log_path
+from tierlog_ingest.storage.entrylog.entry_log_format import LOG_HEADER_LEN
+from tierlog_ingest.storage.index.index_files import index_path
 from tierlog_ingest.storage.marking import Marks
 
 L1 = LedgerId(1)

@@ -15,8 +15,8 @@ from tests.unit.storage.ledger_cache_kit import disk_of, opened, put, slot, whol
 from tierlog.adapters.memory.faults import Faults
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import LedgerId
-from tierlog_ingest.storage.index_files import index_path
-from tierlog_ingest.storage.index_format import (
+from tierlog_ingest.storage.index.index_files import index_path
+from tierlog_ingest.storage.index.index_format import (
     ENTRY_ID_MAX,
     EXTENTS_MAX,
     PAGE_LEN,

@@ -14,8 +14,8 @@ import pytest
 from tests.unit.storage.ledger_cache_kit import disk_of, opened, put, slot, whole
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import CorruptError
-from tierlog_ingest.storage import index_writer
-from tierlog_ingest.storage.index_format import SLOTS_PER_PAGE
+from tierlog_ingest.storage.index import index_writer
+from tierlog_ingest.storage.index.index_format import SLOTS_PER_PAGE
 
 
 class Busy:

@@ -15,9 +15,9 @@ from tests.unit.storage.ledger_cache_kit import disk_of, opened, put, slot
 from tierlog.adapters.memory.faults import Faults
 from tierlog.model.errors import CorruptError, Reason, RetryableError
 from tierlog.ports.files import DiskFailedError
-from tierlog_ingest.storage.index_files import index_path
-from tierlog_ingest.storage.index_format import PAGE_LEN, SLOTS_PER_PAGE
-from tierlog_ingest.storage.index_writer import IndexWriter
+from tierlog_ingest.storage.index.index_files import index_path
+from tierlog_ingest.storage.index.index_format import PAGE_LEN, SLOTS_PER_PAGE
+from tierlog_ingest.storage.index.index_writer import IndexWriter
 
 pytestmark = pytest.mark.covers("D03")
 

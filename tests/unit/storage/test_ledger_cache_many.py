@@ -48,8 +48,8 @@ MANY = """
 import asyncio, sys, time
 from pathlib import Path
 from tierlog.adapters.files import DiskFiles
-from tierlog_ingest.storage.index_format import pack_slot
-from tierlog_ingest.storage.ledger_cache import LedgerCache
+from tierlog_ingest.storage.index.index_format import pack_slot
+from tierlog_ingest.storage.index.ledger_cache import LedgerCache
 
 def resident_mb():
     for line in Path("/proc/self/status").read_text().splitlines():

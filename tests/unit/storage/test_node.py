@@ -22,10 +22,10 @@ from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.files import DiskFailedError
-from tierlog_ingest.storage.entry_log import log_path
-from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
-from tierlog_ingest.storage.index_files import index_path
-from tierlog_ingest.storage.wal.segments import list_segments
+from tierlog_ingest.storage.entrylog.entry_log import log_path
+from tierlog_ingest.storage.entrylog.entry_log_format import LOG_HEADER_LEN
+from tierlog_ingest.storage.index.index_files import index_path
+from tierlog_ingest.storage.journal.segments import list_segments
 
 L1, L2 = LedgerId(1), LedgerId(2)
 

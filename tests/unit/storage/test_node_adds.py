@@ -23,10 +23,10 @@ from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import CorruptError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.files import DiskFailedError
-from tierlog_ingest.storage.index_format import ENTRY_ID_MAX
+from tierlog_ingest.storage.index.index_format import ENTRY_ID_MAX
+from tierlog_ingest.storage.journal.replay import records, scan_journal
+from tierlog_ingest.storage.journal.segments import list_segments
 from tierlog_ingest.storage.state_file import read_states
-from tierlog_ingest.storage.wal.replay import records, scan_journal
-from tierlog_ingest.storage.wal.segments import list_segments
 
 L1, L2 = LedgerId(1), LedgerId(2)
 

@@ -31,7 +31,7 @@ from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import CorruptError, Reason, TierlogError
 from tierlog.model.ids import LedgerId
 from tierlog.runtime.settings import StorageSettings
-from tierlog_ingest.storage.throttle import TokenBucket
+from tierlog_ingest.storage.compaction.throttle import TokenBucket
 
 LEDGERS = range(1, 11)
 LIVE = (1, 2)

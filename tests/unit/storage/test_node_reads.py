@@ -25,7 +25,7 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import Reason
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog_ingest.storage.entry_log import log_path
+from tierlog_ingest.storage.entrylog.entry_log import log_path
 
 L1 = LedgerId(1)
 WIDE = SMALL.model_copy(

@@ -24,7 +24,7 @@ from tierlog.format import records
 from tierlog.model.ids import LedgerId, NodeId
 from tierlog.model.node import Cookie
 from tierlog_ingest.cli import doctor, entrylog, journal, node
-from tierlog_ingest.storage.index_files import index_path
+from tierlog_ingest.storage.index.index_files import index_path
 
 LEDGERS = (1, 2, 300)
 IN_LOGS, IN_JOURNAL = 40, 5

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from tierlog.adapters.memory.files import MemoryDisk
-from tierlog_ingest.storage.open_files import OpenFiles
+from tierlog_ingest.storage.entrylog.open_files import OpenFiles
 
 
 class Folder:

@@ -13,8 +13,8 @@ import pytest
 
 from tests.simulation.virtual_loop import run_virtual
 from tierlog.adapters.memory.clock import SimClock
+from tierlog_ingest.storage.compaction.throttle import TokenBucket
 from tierlog_ingest.storage.priorities import DiskGate, Work
-from tierlog_ingest.storage.throttle import TokenBucket
 
 
 def make_gate(*, width=1, age_s=1.0):

@@ -34,13 +34,13 @@ from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.format.run import Run
 from tierlog.model.ids import LedgerId
 from tierlog.runtime.settings import StorageSettings
-from tierlog_ingest.storage.compaction_plan import Rules, Trigger, due
-from tierlog_ingest.storage.entry_log import log_path
-from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
-from tierlog_ingest.storage.index_files import index_path
-from tierlog_ingest.storage.index_format import PAGE_LEN
+from tierlog_ingest.storage.compaction.compaction_plan import Rules, Trigger, due
+from tierlog_ingest.storage.entrylog.entry_log import log_path
+from tierlog_ingest.storage.entrylog.entry_log_format import LOG_HEADER_LEN
+from tierlog_ingest.storage.index.index_files import index_path
+from tierlog_ingest.storage.index.index_format import PAGE_LEN
+from tierlog_ingest.storage.journal.segments import list_segments
 from tierlog_ingest.storage.state_file import decode_state
-from tierlog_ingest.storage.wal.segments import list_segments
 
 IDLE = SMALL.model_copy(
     update={

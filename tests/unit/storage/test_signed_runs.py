@@ -13,8 +13,8 @@ from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.format.authentication import LedgerKey
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import SIGNED_HEADER_LEN, build_run
-from tierlog_ingest.storage.entry_log import LogLength, log_path
-from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
+from tierlog_ingest.storage.entrylog.entry_log import LogLength, log_path
+from tierlog_ingest.storage.entrylog.entry_log_format import LOG_HEADER_LEN
 
 pytestmark = pytest.mark.covers("D08", "D24")
 

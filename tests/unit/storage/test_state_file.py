@@ -18,9 +18,10 @@ from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.format.checksum import crc32c
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import LedgerId
-from tierlog_ingest.storage.entry_log import LogLength
+from tierlog_ingest.storage.entrylog.entry_log import LogLength
+from tierlog_ingest.storage.entrylog.ledger_map import LedgerMap
 from tierlog_ingest.storage.intervals import IntervalSet
-from tierlog_ingest.storage.ledger_map import LedgerMap
+from tierlog_ingest.storage.journal.format import JournalPosition
 from tierlog_ingest.storage.state_file import (
     NodeState,
     decode_state,
@@ -28,7 +29,6 @@ from tierlog_ingest.storage.state_file import (
     read_states,
     write_states,
 )
-from tierlog_ingest.storage.wal.format import JournalPosition
 
 STATE = NodeState(
     generation=7,

@@ -57,9 +57,9 @@ async def runs_of(
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Iterate over runs as rows; what is damaged goes to ``bad``."""
     from tierlog_ingest.inspection.inspector import runs_end
-    from tierlog_ingest.storage.entry_log import log_path
-    from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
-    from tierlog_ingest.storage.entry_log_scan import LogScan
+    from tierlog_ingest.storage.entrylog.entry_log import log_path
+    from tierlog_ingest.storage.entrylog.entry_log_format import LOG_HEADER_LEN
+    from tierlog_ingest.storage.entrylog.entry_log_scan import LogScan
 
     async with open_directories(directory, None) as directories:
         try:

@@ -64,8 +64,8 @@ async def records_of(
 ) -> AsyncGenerator[Row, None]:
     """Iterate over records as rows; what is damaged goes to ``damages``."""
     from tierlog_ingest.inspection.inspector import journal_start
+    from tierlog_ingest.storage.journal.replay import record_groups, scan_journal
     from tierlog_ingest.storage.state_file import read_states
-    from tierlog_ingest.storage.wal.replay import record_groups, scan_journal
 
     async with open_directories(directory, ledger_directories) as places:
         mark = None
@@ -97,7 +97,7 @@ def _row(record: Any, damages: list[str]) -> Row:  # noqa: ANN401 - a Record, im
 def row_of(record: Any) -> Row:  # noqa: ANN401 - a Record, imported late
     """Return a record as a row."""
     from tierlog.format.run import Run
-    from tierlog_ingest.storage.wal.format import Kind, decode_ledger_id
+    from tierlog_ingest.storage.journal.format import Kind, decode_ledger_id
 
     if record.kind is not Kind.RUN:
         ledger_id = decode_ledger_id(record.payload)

@@ -25,17 +25,17 @@ from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.files import File, Files
 from tierlog_ingest.inspection.report import LogFound, NodeFound, Verdict
 from tierlog_ingest.storage.cookies import COOKIE_PATH
-from tierlog_ingest.storage.entry_log import LOGS_DIRECTORY, LogLength, log_path
-from tierlog_ingest.storage.entry_log_format import (
+from tierlog_ingest.storage.entrylog.entry_log import LOGS_DIRECTORY, LogLength, log_path
+from tierlog_ingest.storage.entrylog.entry_log_format import (
     LOG_HEADER_LEN,
     MAP_TRAILER_LEN,
     LogHeader,
     map_offset_of,
     unpack_map,
 )
-from tierlog_ingest.storage.entry_log_scan import Found, LogScan
-from tierlog_ingest.storage.index_files import IndexFiles, index_path
-from tierlog_ingest.storage.index_format import (
+from tierlog_ingest.storage.entrylog.entry_log_scan import Found, LogScan
+from tierlog_ingest.storage.index.index_files import IndexFiles, index_path
+from tierlog_ingest.storage.index.index_format import (
     FIRST_SLOT_WORD,
     PAGE_LEN,
     SLOTS_PER_PAGE,
@@ -48,10 +48,10 @@ from tierlog_ingest.storage.index_format import (
     unpack_slot,
 )
 from tierlog_ingest.storage.intervals import IntervalSet
+from tierlog_ingest.storage.journal.format import JournalPosition, Kind, Record, decode_ledger_id
+from tierlog_ingest.storage.journal.replay import record_groups, scan_journal
+from tierlog_ingest.storage.journal.segments import JOURNAL_DIRECTORY, list_segments
 from tierlog_ingest.storage.state_file import NO_LIMBO, STATE_PATH, NodeState, read_states
-from tierlog_ingest.storage.wal.format import JournalPosition, Kind, Record, decode_ledger_id
-from tierlog_ingest.storage.wal.replay import record_groups, scan_journal
-from tierlog_ingest.storage.wal.segments import JOURNAL_DIRECTORY, list_segments
 
 _JOURNAL_DAMAGE: Final = re.compile(r"(\S+) at byte (\d+): (.*)", re.DOTALL)
 _RUN: Final = np.dtype(

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tierlog_ingest.storage.entry_log import LogLength
-from tierlog_ingest.storage.wal.format import JournalPosition
+from tierlog_ingest.storage.entrylog.entry_log import LogLength
+from tierlog_ingest.storage.journal.format import JournalPosition
 
 
 class Verdict(StrEnum):

@@ -29,9 +29,9 @@ from tierlog.model.node import Cookie
 from tierlog.ports.files import Files
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
-from tierlog_ingest.storage.entry_log import LOGS_DIRECTORY
-from tierlog_ingest.storage.index_files import INDEX_DIRECTORY
-from tierlog_ingest.storage.wal.segments import JOURNAL_DIRECTORY
+from tierlog_ingest.storage.entrylog.entry_log import LOGS_DIRECTORY
+from tierlog_ingest.storage.index.index_files import INDEX_DIRECTORY
+from tierlog_ingest.storage.journal.segments import JOURNAL_DIRECTORY
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ Invariant: a fence that was not stored is taken back, and holds nobody up.
 from typing import Final
 
 from tierlog.model.ids import LedgerId
-from tierlog_ingest.storage.wal.journal import Appended, GroupFuture
+from tierlog_ingest.storage.journal.journal import Appended, GroupFuture
 
 _UNDER_WAY_MAX: Final = 64
 """From so many on, those that are durable meanwhile are let go of."""

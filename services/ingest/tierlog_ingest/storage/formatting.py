@@ -11,10 +11,10 @@ from typing import Final
 
 from tierlog.ports.files import Files
 from tierlog_ingest.storage.cookies import COOKIE_PATH
-from tierlog_ingest.storage.entry_log import LOGS_DIRECTORY
-from tierlog_ingest.storage.index_files import INDEX_DIRECTORY
+from tierlog_ingest.storage.entrylog.entry_log import LOGS_DIRECTORY
+from tierlog_ingest.storage.index.index_files import INDEX_DIRECTORY
+from tierlog_ingest.storage.journal.segments import JOURNAL_DIRECTORY
 from tierlog_ingest.storage.state_file import STATE_PATH
-from tierlog_ingest.storage.wal.segments import JOURNAL_DIRECTORY
 
 _LAST: Final = (COOKIE_PATH, STATE_PATH)
 

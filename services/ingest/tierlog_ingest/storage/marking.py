@@ -29,14 +29,14 @@ import structlog
 from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.model.ids import LedgerId
 from tierlog.ports.files import Files
-from tierlog_ingest.storage.compaction_ports import Rebuilds
+from tierlog_ingest.storage.compaction.compaction_ports import Rebuilds
+from tierlog_ingest.storage.entrylog.log_table import Location
 from tierlog_ingest.storage.fences import Fences
+from tierlog_ingest.storage.journal.format import JournalPosition
+from tierlog_ingest.storage.journal.journal import Journal
 from tierlog_ingest.storage.ledgers import Ledgers
-from tierlog_ingest.storage.log_table import Location
 from tierlog_ingest.storage.state_file import NO_LIMBO, NodeState, ascending, write_states
 from tierlog_ingest.storage.store import RunStore
-from tierlog_ingest.storage.wal.format import JournalPosition
-from tierlog_ingest.storage.wal.journal import Journal
 
 log = structlog.get_logger()
 

@@ -4,7 +4,7 @@ Run → write buffer → journal (group commit) → answer; then the buffer goes
 index learns of it, and the mark moves.
 
 Owns: the order of these steps, fences, what is absent and what is unknown, and what the disk's
-state means for callers. Does not own bytes on disk (``wal``, ``entry_log``, ``ledger_cache``), the
+state means for callers. Does not own bytes on disk (``journal``, ``entry_log``, ``ledger_cache``), the
 way from the buffer to the index (``store``), the mark (``marking``), nor which ledgers still exist
 (``gc``).
 
@@ -52,12 +52,15 @@ from tierlog_ingest.storage.answers import (
     unknown_entry,
     unreadable,
 )
-from tierlog_ingest.storage.compaction import Compactor
-from tierlog_ingest.storage.compaction_plan import Rules
-from tierlog_ingest.storage.entry_log import EntryLogs
+from tierlog_ingest.storage.compaction.compaction import Compactor
+from tierlog_ingest.storage.compaction.compaction_plan import Rules
+from tierlog_ingest.storage.compaction.throttle import TokenBucket
+from tierlog_ingest.storage.entrylog.entry_log import EntryLogs
 from tierlog_ingest.storage.fences import Fences
-from tierlog_ingest.storage.index_format import ENTRY_ID_MAX
-from tierlog_ingest.storage.ledger_cache import LedgerCache
+from tierlog_ingest.storage.index.index_format import ENTRY_ID_MAX
+from tierlog_ingest.storage.index.ledger_cache import LedgerCache
+from tierlog_ingest.storage.journal.format import Kind, encode_ledger_id
+from tierlog_ingest.storage.journal.journal import GroupFuture, Journal
 from tierlog_ingest.storage.ledgers import Held, Ledgers
 from tierlog_ingest.storage.marking import Marks
 from tierlog_ingest.storage.own_tasks import OwnTasks
@@ -67,11 +70,8 @@ from tierlog_ingest.storage.space import SpaceLimits, SpaceWatch
 from tierlog_ingest.storage.starting import Start
 from tierlog_ingest.storage.state_file import NO_LIMBO
 from tierlog_ingest.storage.store import RunStore, Slots, conflict
-from tierlog_ingest.storage.throttle import TokenBucket
 from tierlog_ingest.storage.turns import Turns
 from tierlog_ingest.storage.upkeep import Upkeep
-from tierlog_ingest.storage.wal.format import Kind, encode_ledger_id
-from tierlog_ingest.storage.wal.journal import GroupFuture, Journal
 
 log = structlog.get_logger()
 

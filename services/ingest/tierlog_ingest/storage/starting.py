@@ -1,7 +1,7 @@
 """The start of a node: from what its directories hold to a mark behind all of it.
 
 Owns: the order of the start, and what counts as damage then. Does not own reading any of the files
-(``state_file``, ``entry_log``, ``ledger_cache``, ``wal.replay``).
+(``state_file``, ``entry_log``, ``ledger_cache``, ``journal.replay``).
 
     states read → entry logs cut to what they were at the mark → indexes listed → journal replayed
     into buffer, logs and index → its tail cut → a new segment → a mark
@@ -25,12 +25,12 @@ from tierlog.model.ids import INT64_MAX, LedgerId
 from tierlog.ports.files import Files
 from tierlog_ingest.storage.fences import Fences
 from tierlog_ingest.storage.intervals import IntervalSet
+from tierlog_ingest.storage.journal.format import Kind, Record, decode_ledger_id
+from tierlog_ingest.storage.journal.journal import Journal
+from tierlog_ingest.storage.journal.replay import Replay, cut_tail, record_groups, scan_journal
 from tierlog_ingest.storage.marking import Marks
 from tierlog_ingest.storage.state_file import NodeState, read_states
 from tierlog_ingest.storage.store import RunStore
-from tierlog_ingest.storage.wal.format import Kind, Record, decode_ledger_id
-from tierlog_ingest.storage.wal.journal import Journal
-from tierlog_ingest.storage.wal.replay import Replay, cut_tail, record_groups, scan_journal
 
 log = structlog.get_logger()
 

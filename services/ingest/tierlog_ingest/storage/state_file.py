@@ -49,9 +49,9 @@ from tierlog.format.checksum import crc32c
 from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.ports.files import Files
-from tierlog_ingest.storage.entry_log import LogLength
-from tierlog_ingest.storage.ledger_map import LedgerMap
-from tierlog_ingest.storage.wal.format import JournalPosition
+from tierlog_ingest.storage.entrylog.entry_log import LogLength
+from tierlog_ingest.storage.entrylog.ledger_map import LedgerMap
+from tierlog_ingest.storage.journal.format import JournalPosition
 
 STATE_PATH: Final = "state"
 _TEMPORARY_PATH: Final = "state.new"

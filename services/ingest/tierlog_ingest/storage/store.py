@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog_ingest.storage.entry_log import EntryLogs, Location
-from tierlog_ingest.storage.index_format import pack_slot, unpack_slot
+from tierlog_ingest.storage.entrylog.entry_log import EntryLogs, Location
+from tierlog_ingest.storage.index.index_format import pack_slot, unpack_slot
+from tierlog_ingest.storage.index.ledger_cache import LedgerCache
 from tierlog_ingest.storage.intervals import IntervalSet
-from tierlog_ingest.storage.ledger_cache import LedgerCache
 from tierlog_ingest.storage.ledgers import Ledgers
 from tierlog_ingest.storage.priorities import DiskGate, Work
 from tierlog_ingest.storage.write_buffer import WriteBuffer

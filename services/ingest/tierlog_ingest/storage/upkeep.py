@@ -23,10 +23,10 @@ import structlog
 
 from tierlog.model.errors import Reason, TierlogError
 from tierlog.runtime.settings import StorageSettings
+from tierlog_ingest.storage.journal.journal import GroupFuture, Journal
 from tierlog_ingest.storage.marking import Marks
 from tierlog_ingest.storage.space import SpaceWatch
 from tierlog_ingest.storage.store import RunStore
-from tierlog_ingest.storage.wal.journal import GroupFuture, Journal
 
 log = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tierlog.format.run import Run, take_runs
 from tierlog.model.errors import CorruptError
-from tierlog_ingest.storage.index_format import unpack_slots
+from tierlog_ingest.storage.index.index_format import unpack_slots
 
 Slots = NDArray[np.uint64]
 

@@ -13,9 +13,9 @@ from tierlog.adapters.memory.ids import SeededIds
 from tierlog.model.errors import TierlogError
 from tierlog.ports.files import DiskFailedError
 from tierlog.runtime.settings import StorageSettings
-from tierlog_ingest.storage.wal.format import JournalPosition, Kind
-from tierlog_ingest.storage.wal.journal import Journal
-from tierlog_ingest.storage.wal.replay import cut_tail, records, scan_journal
+from tierlog_ingest.storage.journal.format import JournalPosition, Kind
+from tierlog_ingest.storage.journal.journal import Journal
+from tierlog_ingest.storage.journal.replay import cut_tail, records, scan_journal
 
 SMALL = StorageSettings(
     journal_segment_bytes=32 * 1024,

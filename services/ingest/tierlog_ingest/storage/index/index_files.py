@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from tierlog.ports.files import File, Files, FileWrite
-from tierlog_ingest.storage.index_format import damaged
+from tierlog_ingest.storage.index.index_format import damaged
 
 log = structlog.get_logger()
 

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.files import Files
-from tierlog_ingest.storage.cached_index import CachedIndex
-from tierlog_ingest.storage.index_files import IndexFiles
-from tierlog_ingest.storage.index_format import (
+from tierlog_ingest.storage.index.cached_index import CachedIndex
+from tierlog_ingest.storage.index.index_files import IndexFiles
+from tierlog_ingest.storage.index.index_format import (
     ENTRY_ID_MAX,
     EXTENTS_MAX,
     FIRST_SLOT_WORD,
@@ -47,8 +47,8 @@ from tierlog_ingest.storage.index_format import (
     page_offset,
     smallest_gap,
 )
-from tierlog_ingest.storage.index_writer import IndexWriter
-from tierlog_ingest.storage.page_pool import PagePool
+from tierlog_ingest.storage.index.index_writer import IndexWriter
+from tierlog_ingest.storage.index.page_pool import PagePool
 
 log = structlog.get_logger()
 

@@ -20,7 +20,11 @@ from typing import Final, Self
 
 from tierlog.format.run import RUN_HEADER_LEN
 from tierlog.runtime.settings import StorageSettings
-from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN, MAP_ROW_LEN, MAP_TRAILER_LEN
+from tierlog_ingest.storage.entrylog.entry_log_format import (
+    LOG_HEADER_LEN,
+    MAP_ROW_LEN,
+    MAP_TRAILER_LEN,
+)
 from tierlog_ingest.storage.space import Level
 
 LIVE_SHARE_MAX: Final = 0.95

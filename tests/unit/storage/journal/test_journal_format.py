@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierlog.model.errors import CorruptError, RefusedError
-from tierlog_ingest.storage.wal.format import (
+from tierlog_ingest.storage.journal.format import (
     ALIGNMENT,
     GroupHeader,
     JournalPosition,

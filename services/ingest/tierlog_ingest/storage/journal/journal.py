@@ -32,7 +32,7 @@ from tierlog.ports.clock import Clock
 from tierlog.ports.files import Buffer, File, Files
 from tierlog.ports.ids import Ids
 from tierlog.runtime.settings import StorageSettings
-from tierlog_ingest.storage.wal.format import (
+from tierlog_ingest.storage.journal.format import (
     GROUP_HEADER_LEN,
     RECORD_HEADER_LEN,
     SEGMENT_HEADER_LEN,
@@ -43,7 +43,7 @@ from tierlog_ingest.storage.wal.format import (
     align,
     encode_record,
 )
-from tierlog_ingest.storage.wal.segments import Segments
+from tierlog_ingest.storage.journal.segments import Segments
 
 log = structlog.get_logger()
 

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator
 
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId
-from tierlog_ingest.storage.index_format import HeaderPage, IndexHeader, State
+from tierlog_ingest.storage.index.index_format import HeaderPage, IndexHeader, State
 
 
 class CachedIndex:

@@ -25,10 +25,10 @@ from typing import Final, NamedTuple
 
 from tierlog.model.errors import TierlogError
 from tierlog.ports.files import Buffer, DiskFailedError, File, FileWrite
-from tierlog_ingest.storage.cached_index import CachedIndex
-from tierlog_ingest.storage.index_files import IndexFiles, index_path
-from tierlog_ingest.storage.index_format import page_offset
-from tierlog_ingest.storage.page_pool import PagePool
+from tierlog_ingest.storage.index.cached_index import CachedIndex
+from tierlog_ingest.storage.index.index_files import IndexFiles, index_path
+from tierlog_ingest.storage.index.index_format import page_offset
+from tierlog_ingest.storage.index.page_pool import PagePool
 
 _WRITE_PAGES_MAX: Final = 256
 _WRITERS: Final = 8

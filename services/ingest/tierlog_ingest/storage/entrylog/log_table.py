@@ -17,8 +17,8 @@ import numpy as np
 
 from tierlog.format.run import Run
 from tierlog.ports.files import File
-from tierlog_ingest.storage.entry_log_format import LOG_HEADER_LEN
-from tierlog_ingest.storage.ledger_map import Ids, LedgerMap, Sizes
+from tierlog_ingest.storage.entrylog.entry_log_format import LOG_HEADER_LEN
+from tierlog_ingest.storage.entrylog.ledger_map import Ids, LedgerMap, Sizes
 
 
 class Location(NamedTuple):

@@ -41,7 +41,7 @@ import numpy as np
 from tierlog.format.checksum import Buffer, crc32c
 from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import CorruptError
-from tierlog_ingest.storage.ledger_map import LedgerMap
+from tierlog_ingest.storage.entrylog.ledger_map import LedgerMap
 
 LOG_ID_MAX: Final = 2**24 - 1
 LOG_MAGIC: Final = b"TLEL"

@@ -13,7 +13,7 @@ import random
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.storage.wal.wal_kit import (
+from tests.unit.storage.journal.journal_kit import (
     SMALL,
     add_all,
     found,
@@ -27,8 +27,8 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError
 from tierlog.ports.files import DiskFailedError
-from tierlog_ingest.storage.wal.format import JournalPosition, Kind
-from tierlog_ingest.storage.wal.journal import Appended, GroupFuture
+from tierlog_ingest.storage.journal.format import JournalPosition, Kind
+from tierlog_ingest.storage.journal.journal import Appended, GroupFuture
 
 
 def payload(number, size=100):

@@ -56,7 +56,7 @@ from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, Reason, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.clock import Clock
-from tierlog_ingest.storage.compaction_plan import (
+from tierlog_ingest.storage.compaction.compaction_plan import (
     LogUse,
     Rules,
     Trigger,
@@ -65,11 +65,18 @@ from tierlog_ingest.storage.compaction_plan import (
     for_space,
     without_live_ledgers,
 )
-from tierlog_ingest.storage.compaction_ports import Found, Index, Logs, Node, Rebuilds, Space
-from tierlog_ingest.storage.index_format import SLOTS_PER_PAGE, pack_slot, unpack_slot
+from tierlog_ingest.storage.compaction.compaction_ports import (
+    Found,
+    Index,
+    Logs,
+    Node,
+    Rebuilds,
+    Space,
+)
+from tierlog_ingest.storage.compaction.throttle import TokenBucket
+from tierlog_ingest.storage.index.index_format import SLOTS_PER_PAGE, pack_slot, unpack_slot
 from tierlog_ingest.storage.priorities import DiskGate, Work
 from tierlog_ingest.storage.space import Level
-from tierlog_ingest.storage.throttle import TokenBucket
 
 log = structlog.get_logger()
 

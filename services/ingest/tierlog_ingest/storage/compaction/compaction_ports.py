@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from tierlog.format.run import Run
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog_ingest.storage.entry_log import Location, LogInfo
-from tierlog_ingest.storage.index_format import IndexHeader
+from tierlog_ingest.storage.entrylog.entry_log import Location, LogInfo
+from tierlog_ingest.storage.index.index_format import IndexHeader
 from tierlog_ingest.storage.space import Level
 
 T = TypeVar("T")

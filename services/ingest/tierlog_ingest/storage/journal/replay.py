@@ -25,7 +25,7 @@ import structlog
 
 from tierlog.model.errors import CorruptError
 from tierlog.ports.files import File, Files
-from tierlog_ingest.storage.wal.format import (
+from tierlog_ingest.storage.journal.format import (
     ALIGNMENT,
     GROUP_HEADER_LEN,
     SEGMENT_HEADER_LEN,
@@ -35,7 +35,7 @@ from tierlog_ingest.storage.wal.format import (
     SegmentHeader,
     decode_records,
 )
-from tierlog_ingest.storage.wal.segments import JOURNAL_DIRECTORY, list_segments, segment_path
+from tierlog_ingest.storage.journal.segments import JOURNAL_DIRECTORY, list_segments, segment_path
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.unit.storage.wal.wal_kit import SMALL, add_all, found, restarted, running
+from tests.unit.storage.journal.journal_kit import SMALL, add_all, found, restarted, running
 from tierlog.adapters.files import DiskFiles
 
 pytestmark = pytest.mark.covers("D23", "D37")

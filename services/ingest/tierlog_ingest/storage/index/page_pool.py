@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tierlog.format.checksum import Buffer
-from tierlog_ingest.storage.index_format import (
+from tierlog_ingest.storage.index.index_format import (
     FIRST_SLOT_WORD,
     PAGE_LEN,
     PAGE_WORDS,

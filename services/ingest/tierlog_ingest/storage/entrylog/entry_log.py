@@ -40,7 +40,7 @@ from tierlog.format.run import RUN_PREFIX_LEN, Run
 from tierlog.model.errors import CorruptError, Reason, RetryableError, TierlogError
 from tierlog.ports.files import Buffer, File, Files
 from tierlog.ports.ids import Ids
-from tierlog_ingest.storage.entry_log_format import (
+from tierlog_ingest.storage.entrylog.entry_log_format import (
     LOG_HEADER_LEN,
     LOG_ID_MAX,
     MAP_ROW_LEN,
@@ -49,10 +49,17 @@ from tierlog_ingest.storage.entry_log_format import (
     pack_map,
     unpack_map,
 )
-from tierlog_ingest.storage.entry_log_scan import SCAN_LEN, Found, LogScan
-from tierlog_ingest.storage.ledger_map import LedgerMap, all_ids
-from tierlog_ingest.storage.log_table import Location, Log, LogInfo, LogLength, Usage, columns_of
-from tierlog_ingest.storage.open_files import OpenFiles
+from tierlog_ingest.storage.entrylog.entry_log_scan import SCAN_LEN, Found, LogScan
+from tierlog_ingest.storage.entrylog.ledger_map import LedgerMap, all_ids
+from tierlog_ingest.storage.entrylog.log_table import (
+    Location,
+    Log,
+    LogInfo,
+    LogLength,
+    Usage,
+    columns_of,
+)
+from tierlog_ingest.storage.entrylog.open_files import OpenFiles
 
 __all__ = ["EntryLogs", "Location", "LogInfo", "LogLength", "Writer", "log_path"]
 

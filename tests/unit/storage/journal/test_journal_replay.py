@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.storage.wal.wal_kit import (
+from tests.unit.storage.journal.journal_kit import (
     SMALL,
     add_all,
     copy_of,
@@ -27,15 +27,15 @@ from tests.unit.storage.wal.wal_kit import (
 )
 from tierlog.adapters.memory.files import SECTOR_LEN, MemoryDisk
 from tierlog.model.errors import TierlogError
-from tierlog_ingest.storage.wal.format import (
+from tierlog_ingest.storage.journal.format import (
     ALIGNMENT,
     GroupHeader,
     JournalPosition,
     Kind,
     SegmentHeader,
 )
-from tierlog_ingest.storage.wal.replay import cut_tail, records, scan_journal
-from tierlog_ingest.storage.wal.segments import segment_path
+from tierlog_ingest.storage.journal.replay import cut_tail, records, scan_journal
+from tierlog_ingest.storage.journal.segments import segment_path
 
 pytestmark = pytest.mark.covers("D37")
 

@@ -25,7 +25,7 @@ import structlog
 
 from tierlog.model.errors import TierlogError
 from tierlog.ports.files import File, Files
-from tierlog_ingest.storage.wal.format import ALIGNMENT, SegmentHeader
+from tierlog_ingest.storage.journal.format import ALIGNMENT, SegmentHeader
 
 log = structlog.get_logger()
 

@@ -1,0 +1,1 @@
+"""Compaction: live runs go to new entry logs, so that old ones can be removed."""

@@ -1,0 +1,1 @@
+"""The index files of ledgers, and the cache of their pages."""
