@@ -4,8 +4,8 @@ Run → write buffer → journal (group commit) → answer; then the buffer goes
 index learns of it, and the mark moves.
 
 Owns: the order of these steps, fences, what is absent and what is unknown, and what the disk's
-state means for callers. Does not own bytes on disk (``journal``, ``entry_log``, ``ledger_cache``), the
-way from the buffer to the index (``store``), the mark (``marking``), nor which ledgers still exist
+state means for callers. Does not own bytes on disk (``journal``, ``entrylog``, ``index``), the way
+from the buffer to the index (``store``), the mark (``marking``), nor which ledgers still exist
 (``gc``).
 
 Consistency
