@@ -30,7 +30,7 @@ from tierlog_ingest.storage.windows import Slots, Window
 log = structlog.get_logger()
 
 _TRIES_MAX: Final = 3
-_AHEAD_FACTOR: Final = 4
+_AHEAD_FACTOR: Final = 8
 """Reads ahead are so much larger, where there is room: each costs as much as 100 KB do."""
 
 ReadSlots = Callable[[LedgerId, int, int], Awaitable[Slots]]

@@ -21,7 +21,7 @@ from tierlog.format.run import RUN_PREFIX_LEN, Run, take_runs
 from tierlog.format.run_stream import END_MAGIC, END_MARK_LEN, check_end_mark
 from tierlog.model.errors import TierlogError
 
-PIECE_BYTES: Final = 2 * 1024 * 1024
+PIECE_BYTES: Final = 1024 * 1024
 SMALL_BYTES: Final = PIECE_BYTES // 8
 KEPT_BYTES_MAX: Final = 160 * 1024 * 1024  # two blocks, and what is read meanwhile
 RUN_BYTES_MAX: Final = 2**31
