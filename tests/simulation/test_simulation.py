@@ -4,6 +4,7 @@ A few seeds here, many with ``make soak``. What failed is seen again with the co
 failure names.
 """
 
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -72,16 +73,17 @@ def test_one_seed_replays_a_run_bit_for_bit():
     assert results[0].digest != results[2].digest
 
 
-@pytest.mark.parametrize("hash_seed", ["1", "2"])
+@pytest.mark.parametrize("hash_seed", ["1", "2", "3", "4", "5", "6"])
 def test_a_replay_in_another_process_is_the_same(hash_seed):
-    result = run(7, SMALL, Trace())
+    # Each process orders its sets of strings in its own way: no run may depend on that.
+    digests = [run(seed, SMALL, Trace()).digest for seed in (7, 8)]
     command = [sys.executable, "-m", "tests.simulation.run", "--quiet", "--seed", "7"]
     done = subprocess.run(
-        [*command, "--ledgers", str(SMALL.ledgers)],
+        [*command, "--seeds", "2", "--ledgers", str(SMALL.ledgers)],
         cwd=ROOT,
         env={"PYTHONHASHSEED": hash_seed},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert f"digest='{result.digest}'" in done.stdout
+    assert re.findall(r"digest='(\w+)'", done.stdout) == digests

@@ -110,7 +110,7 @@ async def _register(store: MetadataStore, ids: Ids, path: str, cookie: Cookie) -
 
 async def _has_data(files: Files) -> bool:
     """Tell whether anything lies there; folders that formatting emptied are nothing."""
-    for name in set(await files.list("")) - _NOT_DATA:
+    for name in sorted(set(await files.list("")) - _NOT_DATA):
         if name not in _FOLDERS:
             return True
         for one in await files.list(name):
