@@ -11,6 +11,7 @@ Invariants:
 
 from dataclasses import dataclass
 
+from tierlog.catalog.bare import BareLedgerCatalog
 from tierlog.catalog.contexts import ContextCatalog
 from tierlog.catalog.ledgers import LedgerCatalog
 from tierlog.catalog.nodes import NodeCatalog
@@ -32,6 +33,7 @@ class Catalog:
     ledgers: LedgerCatalog
     contexts: ContextCatalog
     progress: ProgressCatalog
+    bare: BareLedgerCatalog
 
     @classmethod
     def over(cls, store: MetadataStore, *, clock: Clock, ids: Ids) -> "Catalog":
@@ -43,6 +45,7 @@ class Catalog:
             ledgers=LedgerCatalog(store, clock=clock, ids=ids),
             contexts=ContextCatalog(store, clock=clock, ids=ids),
             progress=ProgressCatalog(store, ids=ids),
+            bare=BareLedgerCatalog(store, clock=clock, ids=ids),
         )
 
     async def answers(self) -> bool:
@@ -55,6 +58,7 @@ class Catalog:
 
 
 __all__ = [
+    "BareLedgerCatalog",
     "Catalog",
     "ContextCatalog",
     "LedgerCatalog",

@@ -54,6 +54,12 @@ class NodeCatalog:
 
         return await settle(self._store, self._ids, paths.CLUSTER, one_round)
 
+    async def cluster(self) -> Cluster | None:
+        """Return the cluster's identity; None: no node of it ever started here."""
+        await self._store.sync(paths.CLUSTER)
+        found = await self._store.get(paths.CLUSTER)
+        return None if found is None else records.decode_cluster(found.data)
+
     async def _refuse_flat_layout(self) -> None:
         layout = await self._store.get(paths.LAYOUT)
         if layout is not None:

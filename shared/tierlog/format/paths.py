@@ -11,6 +11,7 @@
     /tierlog/streams/<name>/pages/{10}   older ledgers of the list
     /tierlog/contexts/{2}/{4}/L{4}       a ledger's offload context
     /tierlog/locks/ledgers/L{10}         ephemeral: a worker is offloading the ledger
+    /tierlog/deleted/{2}/{4}/L{4}        a bare ledger that was deleted: its last metadata
     /tierlog/scheduler/progress          how long leaders were at work
     /tierlog/election/scheduler/…        ephemeral, sequential: candidates for leader
 
@@ -41,6 +42,7 @@ IDGEN_PREFIX: Final = f"{IDGEN}/ID-"
 CLUSTER: Final = f"{ROOT}/cluster"
 STREAMS: Final = f"{ROOT}/streams"
 CONTEXTS: Final = f"{ROOT}/contexts"
+DELETED: Final = f"{ROOT}/deleted"
 LEDGER_LOCKS: Final = f"{ROOT}/locks/ledgers"
 SCHEDULER_PROGRESS: Final = f"{ROOT}/scheduler/progress"
 
@@ -71,6 +73,11 @@ def context_path(ledger_id: int) -> str:
 def context_ledger_id_of(path: str) -> LedgerId:
     """Invert ``context_path``, or raise ``CorruptError``."""
     return _ledger_id_below(CONTEXTS, path)
+
+
+def deleted_path(ledger_id: int) -> str:
+    """Return where the deletion of a bare ledger is on record."""
+    return DELETED + _hierarchy(ledger_id)
 
 
 def is_hierarchy_name(name: str, *, level: int) -> bool:

@@ -61,6 +61,13 @@ KEY_BLOCK_SIZE: Final = "tierlog/block-size"
 KEY_RAW: Final = "tierlog/raw"
 KEY_KEY_ID: Final = "tierlog/key-id"
 """Which key signs the runs of a ledger of digest type HMAC; never the key itself."""
+KEY_WRITER: Final = "tierlog/writer"
+"""UUID of the one writer that a bare ledger ever has."""
+KEY_DELETION: Final = "tierlog/deletion"
+KEY_DELETED_MS: Final = "tierlog/deleted-ms"
+"""Who deleted a bare ledger, and when: in the record of its deletion alone."""
+
+COMPONENT_BARE: Final = b"ledger"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +93,11 @@ class LedgerMetadata:
                 f"quorums {self.ensemble_size}/{self.write_quorum}/{self.ack_quorum} do not fit",
                 remedy="They need ack <= write <= ensemble, and at least 1",
             )
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the ledger belongs to no stream."""
+        return KEY_STREAM not in self.custom
 
     @property
     def stripe_entries(self) -> int:

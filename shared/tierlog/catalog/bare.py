@@ -1,0 +1,221 @@
+"""Bare ledgers in the metadata store: made, claimed by their one writer, closed, deleted.
+
+A bare ledger belongs to no stream: its metadata names none, and no offload context stands beside
+it. So nothing rolls it over, offloads or trims it; it stays until it is deleted by name.
+
+Owns these ledgers' znodes, and the records of their deletion. Does not own ids, ensembles nor
+the beginning of a recovery: ``LedgerCatalog`` has those for every ledger.
+
+Invariants:
+    * A bare ledger has one writer in its life: whoever first put its UUID into the metadata.
+    * Whoever closes first decides; closing again returns the end that stands.
+    * Only recovery changes the last ensemble of a ledger that is not OPEN, by its closing change.
+    * A ledger is deleted, and its deletion on record, in one transaction. A record is what lets
+      storage nodes free many ledgers at once without an alarm; it is forgotten after a long time.
+    * A ledger of a stream is never closed nor deleted here.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from uuid import UUID
+
+from tierlog.catalog.change import ensure_node, settle
+from tierlog.catalog.ledgers import LedgerCatalog, context_not_found
+from tierlog.format import ledger_metadata, paths
+from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.ledger import (
+    KEY_DELETED_MS,
+    KEY_DELETION,
+    KEY_WRITER,
+    LedgerMetadata,
+    LedgerState,
+    Segment,
+)
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import Create, Delete, MetadataStore, NoNodeError, VersionConflictError
+
+
+class BareLedgerCatalog:
+    """The ledgers of a cluster that belong to no stream."""
+
+    def __init__(self, store: MetadataStore, *, clock: Clock, ids: Ids) -> None:
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._ledgers = LedgerCatalog(store, clock=clock, ids=ids)
+
+    async def create(
+        self, metadata: LedgerMetadata, *, ledger_id: LedgerId | None = None
+    ) -> LedgerId:
+        """Make a ledger under an id that ``LedgerCatalog.new_id`` gave, or gives now."""
+        assert metadata.is_bare
+        assert metadata.state is LedgerState.OPEN
+        taken = await self._ledgers.new_id() if ledger_id is None else ledger_id
+        path, data = paths.ledger_path(taken), ledger_metadata.encode_znode(metadata)
+        await ensure_node(self._store, path.rpartition("/")[0])
+
+        async def one_round() -> LedgerId:
+            found = await self._store.get(path)
+            if found is None:
+                await self._store.create(path, data)
+            elif found.data != data:
+                # The id is this process's alone, so this is a counter that went back.
+                raise RefusedError(
+                    f"ledger {taken} exists already",
+                    remedy="Raise the cluster's ledger-id base: ids were given twice",
+                )
+            return taken
+
+        return await settle(self._store, self._ids, path, one_round)
+
+    async def get(self, ledger_id: LedgerId) -> LedgerMetadata:
+        """Return a bare ledger as of now (after ``sync``), or raise LEDGER_NOT_FOUND."""
+        await self._store.sync(paths.ledger_path(ledger_id))
+        return (await self._read(ledger_id))[0]
+
+    async def claim(self, ledger_id: LedgerId, writer: UUID) -> LedgerMetadata:
+        """Make ``writer`` the ledger's writer; FENCED when it has, or had, another one."""
+        path, claim = paths.ledger_path(ledger_id), str(writer).encode()
+
+        async def one_round() -> LedgerMetadata:
+            metadata, version = await self._read(ledger_id)
+            if metadata.custom.get(KEY_WRITER) == claim:
+                return metadata
+            if KEY_WRITER in metadata.custom or metadata.state is not LedgerState.OPEN:
+                raise _not_writable(ledger_id, metadata)
+            claimed = replace(metadata, custom={**metadata.custom, KEY_WRITER: claim})
+            await self._store.set(path, ledger_metadata.encode_znode(claimed), version=version)
+            return claimed
+
+        return await settle(self._store, self._ids, path, one_round)
+
+    async def close(
+        self,
+        ledger_id: LedgerId,
+        *,
+        last_entry_id: EntryId,
+        length: int,
+        segments: tuple[Segment, ...] | None = None,
+    ) -> LedgerMetadata:
+        """Close a ledger, unless it is closed already; return the end that stands.
+
+        ``segments`` are those that recovery ended with: of them counts what begins with the last
+        ensemble, since the ones before it may have moved under auto-recovery meanwhile.
+        """
+        path = paths.ledger_path(ledger_id)
+
+        async def one_round() -> LedgerMetadata:
+            metadata, version = await self._read(ledger_id)
+            if metadata.state is LedgerState.CLOSED:
+                return metadata
+            if segments is not None:
+                metadata = replace(metadata, segments=_recovered(metadata.segments, segments))
+            closed = metadata.moved_to(
+                LedgerState.CLOSED, last_entry_id=last_entry_id, length=length
+            )
+            await self._store.set(path, ledger_metadata.encode_znode(closed), version=version)
+            return closed
+
+        return await settle(self._store, self._ids, path, one_round)
+
+    async def delete(self, ledger_id: LedgerId) -> None:
+        """Delete a ledger, whatever its state; raises LEDGER_NOT_FOUND when there is none."""
+        path, record_path = paths.ledger_path(ledger_id), paths.deleted_path(ledger_id)
+        deletion = str(self._ids.uuid()).encode()
+        noted = {KEY_DELETION: deletion, KEY_DELETED_MS: str(self._clock.wall_ms()).encode()}
+        await ensure_node(self._store, record_path.rpartition("/")[0])
+
+        async def one_round() -> None:
+            record = await self._store.get(record_path)
+            if record is not None:
+                found = ledger_metadata.decode_znode(record.data)
+                if found.custom.get(KEY_DELETION) == deletion:
+                    return
+            metadata, version = await self._read(ledger_id)
+            noting = replace(metadata, custom={**metadata.custom, **noted})
+            data = ledger_metadata.encode_znode(noting)
+            await self._store.transact([Delete(path, version), Create(record_path, data)])
+
+        await settle(self._store, self._ids, path, one_round)
+
+    async def list_all(self) -> dict[LedgerId, LedgerMetadata]:
+        """Return all bare ledgers, by id. Any failure raises."""
+        found: dict[LedgerId, LedgerMetadata] = {}
+        for ledger_id in await self._ledgers.list_ids():
+            data = await self._store.get(paths.ledger_path(ledger_id))
+            metadata = None if data is None else ledger_metadata.decode_znode(data.data)
+            if metadata is not None and metadata.is_bare:
+                found[ledger_id] = metadata
+        return found
+
+    async def deletion_on_record(self, ledger_id: LedgerId) -> bool:
+        """Tell whether a bare ledger of this id was deleted, as far as that is remembered."""
+        path = paths.deleted_path(ledger_id)
+        await self._store.sync(path)
+        return await self._store.get(path) is not None
+
+    async def forget_deleted(self, *, before_ms: int) -> int:
+        """Remove the records of deletions before a time; return how many."""
+        count = 0
+        async for path in self._deleted():
+            found = await self._store.get(path)
+            if found is None:
+                continue
+            record = ledger_metadata.decode_znode(found.data)
+            if int(record.custom.get(KEY_DELETED_MS, b"0")) >= before_ms:
+                continue
+            try:
+                await self._store.delete(path, version=found.version)
+            except (NoNodeError, VersionConflictError):
+                # Another node does the same just now.
+                continue
+            count += 1
+        return count
+
+    async def _deleted(self) -> AsyncIterator[str]:
+        for level1 in await self._store.children(paths.DELETED) or []:
+            upper = f"{paths.DELETED}/{level1}"
+            for level2 in await self._store.children(upper) or []:
+                for leaf in await self._store.children(f"{upper}/{level2}") or []:
+                    yield f"{upper}/{level2}/{leaf}"
+
+    async def _read(self, ledger_id: LedgerId) -> tuple[LedgerMetadata, int]:
+        found = await self._store.get(paths.ledger_path(ledger_id))
+        if found is None:
+            raise context_not_found(ledger_id)
+        metadata = ledger_metadata.decode_znode(found.data)
+        # Its context is made with the ledger of a stream, never later: what is bare stays bare.
+        owned = not metadata.is_bare or await self._store.get(paths.context_path(ledger_id))
+        if owned:
+            raise _of_a_stream(ledger_id)
+        return metadata, found.version
+
+
+def _recovered(now: tuple[Segment, ...], ended: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Return the segments of the metadata with the end that recovery gave them."""
+    *before, last = now
+    kept = tuple(one for one in ended if one.first_entry_id >= last.first_entry_id)
+    assert kept, "recovery never takes the last segment away"
+    assert kept[0].first_entry_id == last.first_entry_id
+    return (*before, *kept)
+
+
+def _not_writable(ledger_id: LedgerId, metadata: LedgerMetadata) -> RefusedError:
+    state = metadata.state
+    why = f"is {state.name}" if state is not LedgerState.OPEN else "has a writer already"
+    return RefusedError(
+        f"ledger {ledger_id} {why}, and a ledger has one writer in its life",
+        reason=Reason.FENCED,
+        remedy="Create another ledger; close this one, if its writer is gone, by recovering it",
+        details={"ledger_id": str(ledger_id)},
+    )
+
+
+def _of_a_stream(ledger_id: LedgerId) -> RefusedError:
+    return RefusedError(
+        f"ledger {ledger_id} belongs to a stream",
+        remedy="Append to its stream and read that; retention deletes its ledgers",
+        details={"ledger_id": str(ledger_id)},
+    )
