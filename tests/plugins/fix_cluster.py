@@ -5,21 +5,28 @@
 "reader", "offloader", "scheduler". A test that broke one brings it back before it ends. Tests
 keep apart by streams of their own. Times are short: a pass of the scheduler takes half a second.
 `signed_cluster` is a second one, for a module's tests: its owners sign what they write.
+`three_nodes` has three ingest nodes, "ingest-1" to "ingest-3" (ids node-1 to node-3), at 3/3/2;
+`start_nodes(count, **env)` makes more such clusters, each apart from all others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tierlog.client.endpoints import FILE_NAME, EndpointsFile
+from tierlog.embedded.nodes import KIND, places_of, quorum_environment
 from tierlog.embedded.ports import LOOPBACK
 from tierlog.embedded.services import (
     SERVICE_PORTS,
     EmbeddedServices,
+    ServiceSpec,
     server_environment,
     service_spec,
 )
@@ -33,12 +40,12 @@ from tierlog.runtime.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Coroutine, Iterator, Mapping
 
     from tierlog.embedded.supervisor import EmbeddedServers
 
 NAME = "cluster"
+_EACH_ONE = {kind: kind for kind in SERVICE_PORTS if kind != KIND}
 QUICK = {
     "TIERLOG_SCHEDULER__INTERVAL_S": "0.5",
     "TIERLOG_SCHEDULER__REQUEST_AGAIN_S": "3",
@@ -50,7 +57,7 @@ QUICK = {
 
 
 class ServiceCluster:
-    """Four running services, and what breaks and mends them."""
+    """Four running services, ingest of one or several nodes, and what breaks and mends them."""
 
     def __init__(
         self,
@@ -58,6 +65,7 @@ class ServiceCluster:
         state_dir: Path,
         *,
         name: str = NAME,
+        nodes: int = 1,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.servers = servers
@@ -65,9 +73,13 @@ class ServiceCluster:
         for folder in ("run", "logs", "data"):
             (state_dir / folder).mkdir(parents=True)
         self.services = EmbeddedServices(run_dir=state_dir / "run", log_dir=state_dir / "logs")
+        self._places = {place.process: place for place in places_of(nodes, ())}
+        self.nodes = list(self._places)
+        """The process names of the ingest nodes."""
+        self._kinds = {**dict.fromkeys(self.nodes, KIND), **_EACH_ONE}
         self._ports = {
-            kind: servers.take_ports(f"{name}-{kind}", purposes)
-            for kind, purposes in SERVICE_PORTS.items()
+            process: servers.take_ports(f"{name}-{process}", SERVICE_PORTS[kind])
+            for process, kind in self._kinds.items()
         }
         found = servers.endpoints
         self.env = {
@@ -76,7 +88,7 @@ class ServiceCluster:
             "TIERLOG_ZOOKEEPER__HOSTS": f"{found.zookeeper_hosts}/{name}",
             "TIERLOG_KAFKA__TOPIC_PREFIX": name,
             "TIERLOG_S3__BUCKET": name,
-            "TIERLOG_INGEST__DATA_DIR": str(state_dir / "data"),
+            **quorum_environment(nodes, env or {}),
             **(env or {}),
         }
         self.settings = Settings(
@@ -99,24 +111,35 @@ class ServiceCluster:
             ),
         )
 
-    def address(self, kind: str, purpose: str) -> str:
-        """Return host:port of a service."""
-        return f"{LOOPBACK}:{self._ports[kind][purpose]}"
+    def address(self, name: str, purpose: str) -> str:
+        """Return host:port of a service; "ingest" is the first node."""
+        process = self.nodes[0] if name == KIND else name
+        return f"{LOOPBACK}:{self._ports[process][purpose]}"
+
+    def data_dir(self, node: str = KIND) -> Path:
+        """Return the folder of an ingest node."""
+        folder = self.state_dir / "data"
+        return folder if len(self.nodes) == 1 else folder / self._places[node].folder
+
+    def _spec(self, process: str) -> ServiceSpec:
+        env = dict(self.env)
+        if process in self._places:
+            own = {"TIERLOG_INGEST__DATA_DIR": str(self.data_dir(process))}
+            env = own | self._places[process].env | env
+        kind, ports = self._kinds[process], self._ports[process]
+        return service_spec(kind, ports=ports, env=env, name=process)
 
     async def start(self) -> None:
-        """Start all four, and write the addresses as `tierlog up` does."""
-        specs = [
-            service_spec(kind, ports=self._ports[kind], env=self.env) for kind in SERVICE_PORTS
-        ]
-        await self.services.start(specs)
+        """Start all, and write the addresses as `tierlog up` does."""
+        await self.services.start([self._spec(process) for process in self._kinds])
         s3 = self.settings.s3
         assert s3.secret_key is not None
         written = EndpointsFile(
             pid=1,
             state_dir=str(self.state_dir),
             services={
-                kind: {purpose: self.address(kind, purpose) for purpose in purposes}
-                for kind, purposes in SERVICE_PORTS.items()
+                name: {purpose: self.address(name, purpose) for purpose in SERVICE_PORTS[kind]}
+                for name, kind in {KIND: KIND, **self._kinds}.items()
             },
             servers={
                 "s3": s3.endpoint_url or "",
@@ -128,7 +151,7 @@ class ServiceCluster:
         (self.state_dir / FILE_NAME).write_text(written.model_dump_json(), encoding="utf-8")
 
     async def stop(self) -> None:
-        """Stop all four."""
+        """Stop all."""
         await self.services.stop()
 
     def kill(self, name: str) -> None:
@@ -182,3 +205,33 @@ def signed_cluster(
     run_apart(running.start())
     yield running
     run_apart(running.stop())
+
+
+StartNodes = Callable[..., Awaitable[ServiceCluster]]
+
+
+@pytest.fixture(scope="module")
+def three_nodes(
+    servers: EmbeddedServers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceCluster]:
+    running = ServiceCluster(servers, tmp_path_factory.mktemp("three"), name="three", nodes=3)
+    run_apart(running.start())
+    yield running
+    run_apart(running.stop())
+
+
+@pytest.fixture
+async def start_nodes(servers: EmbeddedServers, tmp_path: Path) -> AsyncIterator[StartNodes]:
+    """Give what starts a cluster of so many nodes; all are stopped at the end of the test."""
+    started: list[ServiceCluster] = []
+
+    async def start(count: int = 3, **env: str) -> ServiceCluster:
+        name = f"nodes-{uuid.uuid4().hex[:12]}"
+        made = ServiceCluster(servers, tmp_path / name, name=name, nodes=count, env=env)
+        started.append(made)
+        await made.start()
+        return made
+
+    yield start
+    for one in started:
+        await one.stop()

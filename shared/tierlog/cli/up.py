@@ -10,12 +10,14 @@ import typer
 
 from tierlog.cli.output import Output, OutputOption, print_json, print_rows, say
 from tierlog.cli.session import SESSION, Quiet, command, load
+from tierlog.embedded.nodes import KIND, NODES_MAX, OWNER
 from tierlog.model.errors import RefusedError, RetryableError
 
 if TYPE_CHECKING:
     from tierlog.client.endpoints import EndpointsFile
     from tierlog.embedded.cluster import EmbeddedCluster
     from tierlog.embedded.endpoints import ExternalServers
+    from tierlog.runtime.settings import Settings
 
 URLS: Final = {"http": "http://{}", "grpc": "{}", "wire": "{}"}
 
@@ -26,6 +28,14 @@ def up(
         Path | None, typer.Option(help="Where everything is kept (default ./.tierlog).")
     ] = None,
     *,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=NODES_MAX,
+            help="Ingest nodes; 3 and more keep three copies. Default: as many as there were, or 1",
+        ),
+    ] = None,
     external_s3: Annotated[
         str | None,
         typer.Option(help="An S3 server that runs: URL; keys and bucket from TIERLOG_S3__…"),
@@ -38,6 +48,8 @@ def up(
 ) -> None:
     """Start S3, ZooKeeper, Kafka, Redis and the four services; stop all on Ctrl-C.
 
+    With --nodes 3 ingest is three processes, each entry is kept by all of them (3/3/2), and one
+    may end, or be killed, without an end of anything else.
     External servers are named by these options, or by those of the section up
     (TIERLOG_UP__EXTERNAL_KAFKA).
     """
@@ -49,10 +61,12 @@ def up(
         "kafka": external_kafka,
         "redis": external_redis,
     }
-    asyncio.run(_up(given, output, quiet=quiet))
+    asyncio.run(_up(given, nodes, output, quiet=quiet))
 
 
-async def _up(given: dict[str, str | None], output: Output, *, quiet: bool) -> None:
+async def _up(
+    given: dict[str, str | None], nodes: int | None, output: Output, *, quiet: bool
+) -> None:
     from tierlog.embedded.cluster import EmbeddedCluster
     from tierlog.embedded.external import check_external
 
@@ -67,7 +81,9 @@ async def _up(given: dict[str, str | None], output: Output, *, quiet: bool) -> N
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    cluster = EmbeddedCluster(settings.state_dir, external=external)
+    cluster = EmbeddedCluster(
+        settings.state_dir, nodes=nodes, external=external, settings=_chosen_quorums(settings)
+    )
 
     def tell(what: str, _done: int, _total: int | None) -> None:
         say(what, quiet=quiet)
@@ -82,7 +98,7 @@ async def _up(given: dict[str, str | None], output: Output, *, quiet: bool) -> N
         path.write_text(written.model_dump_json(indent=2), encoding="utf-8")
         show(written, output)
         say(f"ready; {path} names all addresses; Ctrl-C stops everything", quiet=quiet)
-        await _until_stopped(cluster, stop)
+        await _until_stopped(cluster, stop, tell)
     finally:
         path.unlink(missing_ok=True)
         say("stopping", quiet=quiet)
@@ -102,15 +118,28 @@ async def _start(cluster: "EmbeddedCluster", stop: asyncio.Event, tell: Any) -> 
     return not stop.is_set()
 
 
-async def _until_stopped(cluster: "EmbeddedCluster", stop: asyncio.Event) -> None:
+async def _until_stopped(
+    cluster: "EmbeddedCluster",
+    stop: asyncio.Event,
+    tell: Any,  # noqa: ANN401
+) -> None:
     async with asyncio.TaskGroup() as group:
         stopping = group.create_task(stop.wait())
-        failing = group.create_task(cluster.wait_failed())
+        failing = group.create_task(cluster.wait_failed(tell))
         await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         failing.cancel()
     if not failing.cancelled():
         raise RetryableError(failing.result(), remedy="Look into that log, and start again")
+
+
+def _chosen_quorums(settings: "Settings") -> dict[str, str]:
+    """Return the quorums that somebody chose, whether by a variable or in the file."""
+    owner = settings.ingest.owner
+    names = ("ensemble_size", "write_quorum", "ack_quorum")
+    if not owner.model_fields_set & set(names):
+        return {}
+    return {f"{OWNER}{name.upper()}": str(getattr(owner, name)) for name in names}
 
 
 def _external(given: dict[str, str | None], settings: Any) -> "ExternalServers":  # noqa: ANN401
@@ -149,8 +178,9 @@ def endpoints_of(cluster: "EmbeddedCluster") -> "EndpointsFile":
         pid=os.getpid(),
         state_dir=str(cluster.servers.state_dir),
         services={
-            kind: {purpose: cluster.address(kind, purpose) for purpose in purposes}
-            for kind, purposes in SERVICE_PORTS.items()
+            name: {purpose: cluster.address(name, purpose) for purpose in SERVICE_PORTS[kind]}
+            for kind in SERVICE_PORTS
+            for name in ([kind] if kind != KIND else dict.fromkeys([kind, *cluster.nodes]))
         },
         servers={
             "s3": found.s3_endpoint_url,
@@ -173,9 +203,11 @@ def show(written: "EndpointsFile", output: Output) -> None:
         {"what": name, "for": "", "address": written.servers[name]}
         for name in ("s3", "zookeeper", "kafka", "redis")
     ]
+    several = len(written.ingest_addresses("grpc")) > 1
     rows += [
-        {"what": kind, "for": purpose, "address": URLS[purpose].format(address)}
-        for kind, purposes in written.services.items()
+        {"what": name, "for": purpose, "address": URLS[purpose].format(address)}
+        for name, purposes in written.services.items()
+        if not (several and name == KIND)  # the first node, which is there by its own name too
         for purpose, address in purposes.items()
     ]
     print_rows(rows, dict.fromkeys(("what", "for", "address")), output)

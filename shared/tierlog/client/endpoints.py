@@ -4,6 +4,9 @@
 the services run:
 
     {"version": 1, "pid": …, "services": {"ingest": {"grpc": "127.0.0.1:…", …}, …}, "servers": {…}}
+
+``ingest`` is the first ingest node. Where there are several, each has an entry of its own too:
+``ingest-1``, ``ingest-2`` and so on.
 """
 
 from dataclasses import dataclass
@@ -27,6 +30,14 @@ class EndpointsFile(BaseModel):
     state_dir: str
     services: dict[str, dict[str, str]]
     servers: dict[str, str] = {}
+
+    def ingest_addresses(self, purpose: str) -> list[str]:
+        """Return the addresses of all ingest nodes for a purpose, the first node's first."""
+        found = [self.services["ingest"][purpose]]
+        for name, addresses in self.services.items():
+            if name.startswith("ingest-") and addresses[purpose] not in found:
+                found.append(addresses[purpose])
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

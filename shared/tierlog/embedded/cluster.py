@@ -1,14 +1,26 @@
 """A whole Tierlog on one machine: the four servers, and the four services on top of them.
 
-Owns the order: servers, then services; stopping goes the other way round.
+Owns the order: servers, then services; stopping goes the other way round. The ingest service may
+be several nodes (``nodes``): ``services.kill("ingest-2")`` and ``services.restart`` break and mend
+one of them, ``lose_node`` takes one and its disk away for good, ``add_node`` starts another.
 """
 
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tierlog.embedded.endpoints import ExternalServers, ServerEndpoints
+from tierlog.embedded.nodes import (
+    ACKNOWLEDGING,
+    KIND,
+    NodePlace,
+    numbers_in,
+    places_of,
+    quorum_environment,
+)
 from tierlog.embedded.ports import LOOPBACK
 from tierlog.embedded.process import first_end
 from tierlog.embedded.services import (
@@ -29,16 +41,25 @@ class EmbeddedCluster:
         self,
         state_dir: Path,
         *,
+        nodes: int | None = 1,
         external: ExternalServers | None = None,
         environ: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Take more TIERLOG_… variables for every service as `settings`."""
+        """Take more TIERLOG_… variables for every service as `settings`.
+
+        `nodes` None: as many ingest nodes as the state directory has.
+        """
         self.servers = EmbeddedServers(state_dir, external=external, environ=environ)
         self.services = EmbeddedServices(
             run_dir=self.servers.run_dir, log_dir=self.servers.log_dir, environ=environ
         )
+        self.places = places_of(nodes, numbers_in(self._data))
+        """The ingest nodes, in the order of their numbers."""
+        self._number_last = self.places[-1].number
         self._settings = dict(settings or {})
+        given = {**(os.environ if environ is None else environ), **self._settings}
+        self._quorums = quorum_environment(len(self.places), given)
 
     def __repr__(self) -> str:
         return f"<EmbeddedCluster {self.servers} {self.services}>"
@@ -60,31 +81,87 @@ class EmbeddedCluster:
         """The addresses of the four servers."""
         return self.servers.endpoints
 
+    @property
+    def _data(self) -> Path:
+        return self.servers.state_dir / "data"
+
+    @property
+    def nodes(self) -> list[str]:
+        """The process names of the ingest nodes: `ingest`, or `ingest-1`, `ingest-2` and so on."""
+        return [place.process for place in self.places]
+
     def address(self, service: str, purpose: str) -> str:
-        """Return host:port of a service that runs; purposes: http, grpc, wire."""
-        return f"{LOOPBACK}:{self.services.specs[service].ports[purpose]}"
+        """Return host:port of a service that runs; purposes: http, grpc, wire.
+
+        `ingest` is the first node, whatever its process is called.
+        """
+        name = self.nodes[0] if service == KIND else service
+        return f"{LOOPBACK}:{self.services.specs[name].ports[purpose]}"
+
+    def node_addresses(self, purpose: str) -> list[str]:
+        """Return host:port of every ingest node."""
+        return [self.address(name, purpose) for name in self.nodes]
+
+    def data_dir(self, node: str) -> Path:
+        """Return the folder of an ingest node, by its process name."""
+        return self._data / self._place(node).folder
+
+    def _place(self, node: str) -> NodePlace:
+        return next(place for place in self.places if place.process == node)
 
     async def start(self, progress: Progress | None = None) -> None:
         """Start all; when this raises, nothing is left running."""
         await self.servers.start(progress)
         try:
-            await self.services.start([self.spec(kind) for kind in SERVICE_PORTS], progress)
+            await self.services.start(self.specs(), progress)
         except BaseException:
             await self.stop()
             raise
 
+    def specs(self) -> list[ServiceSpec]:
+        """Describe every service: all ingest nodes, and one of each other kind."""
+        others = [self.spec(kind) for kind in SERVICE_PORTS if kind != KIND]
+        return [*(self.node_spec(place) for place in self.places), *others]
+
     def spec(self, kind: str, *, name: str | None = None) -> ServiceSpec:
-        """Describe one more service process of a kind, on ports of its own."""
-        label = name or kind
+        """Describe one more service process of a kind, on ports of its own; ingest: the first."""
+        if kind == KIND:
+            assert name is None, "ingest nodes have names of their own"
+            return self.node_spec(self.places[0])
+        return self._spec(kind, name or kind, {})
+
+    def node_spec(self, place: NodePlace) -> ServiceSpec:
+        """Describe an ingest node."""
+        env = {"TIERLOG_INGEST__DATA_DIR": str(self._data / place.folder), **place.env}
+        return self._spec(KIND, place.process, env)
+
+    def _spec(self, kind: str, name: str, own: Mapping[str, str]) -> ServiceSpec:
         env = {
             **server_environment(self.servers.endpoints),
+            **self._quorums,
             **self._settings,
             "TIERLOG_STATE_DIR": str(self.servers.state_dir),
+            **own,
         }
-        if kind == "ingest":
-            env["TIERLOG_INGEST__DATA_DIR"] = str(self.servers.state_dir / "data" / label)
-        ports = self.servers.take_ports(label, SERVICE_PORTS[kind])
+        ports = self.servers.take_ports(name, SERVICE_PORTS[kind])
         return service_spec(kind, ports=ports, env=env, name=name)
+
+    async def add_node(self, progress: Progress | None = None) -> str:
+        """Start one more ingest node, with a number that no other had; return its process name."""
+        place = NodePlace(number=self._number_last + 1)
+        self._number_last += 1
+        spec = self.node_spec(place)
+        await self.services.add(spec, progress)
+        self.places.append(place)
+        return place.process
+
+    def lose_node(self, node: str) -> None:
+        """SIGKILL an ingest node and remove its disk: it never comes back."""
+        place, folder = self._place(node), self.data_dir(node)
+        self.services.kill(node)
+        self.services.forget(node)
+        self.places.remove(place)
+        shutil.rmtree(folder)
 
     async def stop(self) -> None:
         """Stop the services, then the servers."""
@@ -93,9 +170,21 @@ class EmbeddedCluster:
         finally:
             await self.servers.stop()
 
-    async def wait_failed(self) -> str:
-        """Wait until any process ends; return what to tell the user. Not beside restart()."""
-        children = {**self.servers.children, **self.services.children}
-        name = await first_end(children)
-        log = self.servers.log_dir / f"{name}.log"
-        return f"{name} ended with {children[name].exit_code}; its log is {log}"
+    async def wait_failed(self, progress: Progress | None = None) -> str:
+        """Wait until a process ends that the others can't do without; return what to tell.
+
+        Of three ingest nodes and more, as many may end as leave an ack quorum. Not beside
+        restart().
+        """
+        gone: set[str] = set()
+        while True:
+            children = {**self.servers.children, **self.services.children}
+            name = await first_end({one: children[one] for one in children if one not in gone})
+            log = self.servers.log_dir / f"{name}.log"
+            ended = f"{name} ended with {children[name].exit_code}; its log is {log}"
+            gone.add(name)
+            left = [one for one in self.nodes if one not in gone]
+            if name not in self.nodes or len(left) < ACKNOWLEDGING:
+                return ended
+            if progress is not None:
+                progress(f"{ended}; {', '.join(left)} go on without it", len(left), None)

@@ -120,8 +120,7 @@ class EmbeddedServices:
             await self._launch(spec)
             done += 1
             if progress is not None:
-                where = ", ".join(f"{purpose} {port}" for purpose, port in spec.ports.items())
-                progress(f"{spec.name} is ready ({where})", done, len(specs))
+                progress(f"{spec.name} is ready ({_where(spec)})", done, len(specs))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -140,6 +139,22 @@ class EmbeddedServices:
         for name in reversed(self._in_order()):
             child = self._children.pop(name)
             await child.stop(deadline_s=self._specs[name].stop_s_max)
+
+    async def add(self, spec: ServiceSpec, progress: Progress | None = None) -> None:
+        """Start one more service, and return when it is ready; on failure it is not left."""
+        try:
+            await self._launch(spec)
+        except BaseException:
+            if (child := self._children.pop(spec.name, None)) is not None:
+                child.kill()
+            raise
+        if progress is not None:
+            progress(f"{spec.name} is ready ({_where(spec)})", 1, 1)
+
+    def forget(self, name: str) -> None:
+        """Take a service that has ended, for good, from the list."""
+        assert not self._children[name].running, "kill it first"
+        del self._children[name], self._specs[name]
 
     async def restart(self, name: str, *, env: Mapping[str, str] | None = None) -> None:
         """Start one again on the same ports, stopping it first; `env` changes settings."""
@@ -186,6 +201,10 @@ class EmbeddedServices:
                 f"{log_tail(log, since=log_size)[-600:]}",
                 remedy=f"Look into its log, {log}",
             )
+
+
+def _where(spec: ServiceSpec) -> str:
+    return ", ".join(f"{purpose} {port}" for purpose, port in spec.ports.items())
 
 
 async def _until_ready(spec: ServiceSpec, child: Child) -> None:

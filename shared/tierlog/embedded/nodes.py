@@ -1,0 +1,87 @@
+"""The ingest nodes of one machine: their numbers, names, folders, and how many copies they keep.
+
+Node 1 alone is the process ``ingest``; of several, node ``i`` is ``ingest-<i>``. Its id is
+``node-<i>`` in either case, and the folder of node 1 is the same, so that a state directory with
+one node grows by starting it with more.
+
+Invariant: a number is a folder's for good. The folder holds the node's cookie.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tierlog.model.errors import RefusedError
+
+KIND: Final = "ingest"
+NODES_MAX: Final = 32
+COPIES: Final = 3
+"""An ensemble of this many nodes, each keeping every entry, where there are as many."""
+ACKNOWLEDGING: Final = 2
+OWNER: Final = "TIERLOG_INGEST__OWNER__"
+QUORUMS: Final = tuple(f"{OWNER}{name}" for name in ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM"))
+
+_FOLDER: Final = re.compile(rf"{KIND}(?:-([1-9]\d*))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlace:
+    """One ingest node: its number, and whether it is the only one."""
+
+    number: int
+    alone: bool = False
+
+    @property
+    def process(self) -> str:
+        """The process's name."""
+        return KIND if self.alone else f"{KIND}-{self.number}"
+
+    @property
+    def folder(self) -> str:
+        """The name of its data directory."""
+        return KIND if self.number == 1 else f"{KIND}-{self.number}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The settings that are this node's own. One node alone may be named otherwise."""
+        return {} if self.alone else {"TIERLOG_INGEST__NODE_ID": f"node-{self.number}"}
+
+
+def numbers_in(data: Path) -> list[int]:
+    """Return the numbers of the nodes that have a folder in a data directory."""
+    if not data.is_dir():
+        return []
+    matches = (_FOLDER.fullmatch(path.name) for path in data.iterdir() if path.is_dir())
+    return sorted({int(match[1] or 1) for match in matches if match is not None})
+
+
+def places_of(count: int | None, known: Collection[int]) -> list[NodePlace]:
+    """Return ``count`` nodes, the known ones first; None: as many as are known, one at least."""
+    wanted = max(1, len(known)) if count is None else count
+    if not 1 <= wanted <= NODES_MAX:
+        raise RefusedError(
+            f"{wanted} nodes on one machine", remedy=f"Start 1 to {NODES_MAX}, best 3"
+        )
+    if wanted < len(known):
+        raise RefusedError(
+            f"the state directory has {len(known)} nodes, and {wanted} are to be started",
+            remedy=f"Start all: --nodes {len(known)}; then take one out with: tierlog node "
+            "decommission NODE, and remove its folder",
+        )
+    numbers = sorted(known)
+    numbers += [one for one in range(1, NODES_MAX + 1) if one not in known][: wanted - len(known)]
+    return [NodePlace(number=one, alone=numbers == [1]) for one in sorted(numbers)]
+
+
+def quorum_environment(count: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of how many copies are kept, unless any of them is given.
+
+    One node keeps one; two keep two, and both acknowledge; from three on it is 3/3/2.
+    """
+    if any(name in given for name in QUORUMS):
+        return {}
+    copies = min(count, COPIES)
+    values = (copies, copies, min(copies, ACKNOWLEDGING))
+    return {name: str(value) for name, value in zip(QUORUMS, values, strict=True)}
