@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 from tierlog.catalog.bare import BareLedgerCatalog
 from tierlog.catalog.contexts import ContextCatalog
+from tierlog.catalog.draining import DrainingCatalog
 from tierlog.catalog.ledgers import LedgerCatalog
 from tierlog.catalog.nodes import NodeCatalog
 from tierlog.catalog.progress import ProgressCatalog
 from tierlog.catalog.streams import StreamCatalog
+from tierlog.catalog.underreplication import UnderReplicationCatalog
 from tierlog.model.errors import TierlogError
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -33,6 +35,8 @@ class Catalog:
     ledgers: LedgerCatalog
     contexts: ContextCatalog
     progress: ProgressCatalog
+    underreplicated: UnderReplicationCatalog
+    draining: DrainingCatalog
     bare: BareLedgerCatalog
 
     @classmethod
@@ -45,6 +49,8 @@ class Catalog:
             ledgers=LedgerCatalog(store, clock=clock, ids=ids),
             contexts=ContextCatalog(store, clock=clock, ids=ids),
             progress=ProgressCatalog(store, ids=ids),
+            underreplicated=UnderReplicationCatalog(store, clock=clock, ids=ids),
+            draining=DrainingCatalog(store, clock=clock, ids=ids),
             bare=BareLedgerCatalog(store, clock=clock, ids=ids),
         )
 
@@ -61,8 +67,10 @@ __all__ = [
     "BareLedgerCatalog",
     "Catalog",
     "ContextCatalog",
+    "DrainingCatalog",
     "LedgerCatalog",
     "NodeCatalog",
     "ProgressCatalog",
     "StreamCatalog",
+    "UnderReplicationCatalog",
 ]

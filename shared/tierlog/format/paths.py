@@ -13,7 +13,11 @@
     /tierlog/locks/ledgers/L{10}         ephemeral: a worker is offloading the ledger
     /tierlog/deleted/{2}/{4}/L{4}        a bare ledger that was deleted: its last metadata
     /tierlog/scheduler/progress          how long leaders were at work
-    /tierlog/election/scheduler/…        ephemeral, sequential: candidates for leader
+    /tierlog/underreplicated/{2}/{4}/L{4}   a ledger that lacks copies
+    /tierlog/locks/underreplicated/L{10} ephemeral: a worker is replicating the ledger
+    /tierlog/draining/<node>             a storage node that is being emptied, or was
+    /tierlog/replication/audit           when all copies were last looked at
+    /tierlog/election/<office>/…         ephemeral, sequential: candidates for leader
 
 Invariants:
     * ``ledger_id_of(ledger_path(i)) == i`` for every id of up to ten digits; more are refused.
@@ -45,6 +49,10 @@ CONTEXTS: Final = f"{ROOT}/contexts"
 DELETED: Final = f"{ROOT}/deleted"
 LEDGER_LOCKS: Final = f"{ROOT}/locks/ledgers"
 SCHEDULER_PROGRESS: Final = f"{ROOT}/scheduler/progress"
+UNDERREPLICATED: Final = f"{ROOT}/underreplicated"
+UNDERREPLICATED_LOCKS: Final = f"{ROOT}/locks/underreplicated"
+DRAINING: Final = f"{ROOT}/draining"
+AUDIT: Final = f"{ROOT}/replication/audit"
 
 LEDGER_ID_DIGITS: Final = 10
 CHILDREN_MAX: Final = 10_000
@@ -92,6 +100,26 @@ def is_hierarchy_name(name: str, *, level: int) -> bool:
 def ledger_lock_path(ledger_id: int) -> str:
     """Return the lock that saves two workers from offloading the same ledger at once."""
     return f"{LEDGER_LOCKS}/L{_digits(ledger_id)}"
+
+
+def underreplicated_path(ledger_id: int) -> str:
+    """Return where a ledger that lacks copies is queued."""
+    return UNDERREPLICATED + _hierarchy(ledger_id)
+
+
+def underreplicated_ledger_id_of(path: str) -> LedgerId:
+    """Invert ``underreplicated_path``, or raise ``CorruptError``."""
+    return _ledger_id_below(UNDERREPLICATED, path)
+
+
+def underreplicated_lock_path(ledger_id: int) -> str:
+    """Return the lock that saves two workers from replicating the same ledger at once."""
+    return f"{UNDERREPLICATED_LOCKS}/L{_digits(ledger_id)}"
+
+
+def draining_path(node: NodeId) -> str:
+    """Return where it stands that a node is being emptied."""
+    return f"{DRAINING}/{node}"
 
 
 def available_path(node: NodeId, *, read_only: bool = False) -> str:

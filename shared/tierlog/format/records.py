@@ -30,6 +30,7 @@ from tierlog.model.offload import (
     Tier2Location,
 )
 from tierlog.model.policy import Policy
+from tierlog.model.replication import Complaint, Draining, UnderReplicated
 from tierlog.model.stream import LedgerPageRef, ListedLedger, Owner, Stream, StreamLifecycle
 from tierlog.proto.v1 import metadata_pb2 as pb
 
@@ -222,6 +223,98 @@ def _checksum_of(record: pb.Cookie) -> int:
     bare.CopyFrom(record)
     bare.ClearField("crc32c")
     return crc32c(bare.SerializeToString(deterministic=True))
+
+
+def encode_underreplicated(one: UnderReplicated) -> bytes:
+    """Return the data of a ledger's place in the queue; its version is the znode's."""
+    return pb.UnderReplicatedRecord(
+        version=current(Format.UNDERREPLICATED_RECORD),
+        ledger_id=one.ledger_id,
+        complaints=[_complaint_to_record(complaint) for complaint in one.complaints],
+        since_ms=one.since_ms,
+        tries=one.tries,
+        under_work=one.under_work,
+        last_error=one.last_error,
+        last_error_ms=one.last_error_ms,
+        last_worker=one.last_worker,
+    ).SerializeToString(deterministic=True)
+
+
+def decode_underreplicated(data: Buffer, *, znode_version: int = 0) -> UnderReplicated:
+    """Read a ledger's place in the queue."""
+    return _decoded(
+        pb.UnderReplicatedRecord(),
+        data,
+        Format.UNDERREPLICATED_RECORD,
+        lambda record: UnderReplicated(
+            ledger_id=LedgerId(record.ledger_id),
+            complaints=tuple(_complaint_of(one) for one in record.complaints),
+            since_ms=record.since_ms,
+            tries=record.tries,
+            under_work=record.under_work,
+            last_error=record.last_error,
+            last_error_ms=record.last_error_ms,
+            last_worker=record.last_worker,
+            version=znode_version,
+        ),
+    )
+
+
+def _complaint_to_record(complaint: Complaint) -> pb.CopyComplaint:
+    record = pb.CopyComplaint(node_id=complaint.node_id, reason=complaint.reason)
+    if complaint.entries is not None:
+        record.first_entry_id, record.last_entry_id = complaint.entries
+    return record
+
+
+def _complaint_of(record: pb.CopyComplaint) -> Complaint:
+    has_entries = record.HasField("first_entry_id")
+    assert has_entries == record.HasField("last_entry_id")
+    return Complaint(
+        node_id=node_id(record.node_id),
+        reason=record.reason,
+        entries=(
+            (EntryId(record.first_entry_id), EntryId(record.last_entry_id)) if has_entries else None
+        ),
+    )
+
+
+def encode_draining(draining: Draining) -> bytes:
+    """Return what stands of a node that is being emptied."""
+    return pb.DrainingRecord(
+        version=current(Format.DRAINING_RECORD),
+        node_id=draining.node_id,
+        since_ms=draining.since_ms,
+        done_ms=draining.done_ms,
+    ).SerializeToString(deterministic=True)
+
+
+def decode_draining(data: Buffer) -> Draining:
+    """Read what stands of a node that is being emptied."""
+    return _decoded(
+        pb.DrainingRecord(),
+        data,
+        Format.DRAINING_RECORD,
+        lambda record: Draining(
+            node_id=node_id(record.node_id),
+            since_ms=record.since_ms,
+            done_ms=record.done_ms,
+        ),
+    )
+
+
+def encode_audit(checked_ms: int) -> bytes:
+    """Return when all copies were last looked at."""
+    return pb.AuditRecord(
+        version=current(Format.AUDIT_RECORD), checked_ms=checked_ms
+    ).SerializeToString(deterministic=True)
+
+
+def decode_audit(data: Buffer) -> int:
+    """Read when all copies were last looked at."""
+    return _decoded(
+        pb.AuditRecord(), data, Format.AUDIT_RECORD, lambda record: int(record.checked_ms)
+    )
 
 
 def encode_node(node: NodeInfo) -> bytes:

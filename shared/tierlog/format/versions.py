@@ -40,6 +40,9 @@ class Format(IntEnum):
     PROGRESS_RECORD = 19
     ENTRY_LOG = 20
     LEDGER_INDEX = 21
+    UNDERREPLICATED_RECORD = 22
+    DRAINING_RECORD = 23
+    AUDIT_RECORD = 24
 
 
 class Versions(NamedTuple):
@@ -80,6 +83,9 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.PROGRESS_RECORD: _only(1),
     Format.ENTRY_LOG: _only(1),
     Format.LEDGER_INDEX: _only(1),
+    Format.UNDERREPLICATED_RECORD: _only(1),
+    Format.DRAINING_RECORD: _only(1),
+    Format.AUDIT_RECORD: _only(1),
 }
 
 assert set(GATE) == set(Format)

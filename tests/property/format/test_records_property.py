@@ -20,6 +20,7 @@ from tierlog.model.offload import (
     Tier2Location,
 )
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
+from tierlog.model.replication import Complaint, Draining, UnderReplicated
 from tierlog.model.stream import LedgerPageRef, ListedLedger, Owner, Stream, StreamLifecycle
 from tierlog.proto.v1 import metadata_pb2 as pb
 
@@ -151,6 +152,30 @@ nodes = st.builds(
     free_bytes=numbers,
 )
 
+complaints = st.builds(
+    Complaint,
+    node_id=names.map(NodeId),
+    reason=st.text(max_size=20),
+    entries=st.none() | st.tuples(numbers, numbers),
+)
+queued = st.builds(
+    UnderReplicated,
+    ledger_id=numbers,
+    since_ms=numbers,
+    complaints=st.lists(complaints, max_size=4).map(tuple),
+    tries=st.integers(0, 2**31 - 1),
+    under_work=st.booleans(),
+    last_error=st.text(max_size=20),
+    last_error_ms=numbers,
+    last_worker=st.text(max_size=20),
+)
+drainings = st.builds(
+    Draining,
+    node_id=names.map(NodeId),
+    since_ms=numbers,
+    done_ms=numbers,
+)
+
 CODECS: dict[
     Format, tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., Any], Any]
 ] = {
@@ -180,6 +205,19 @@ CODECS: dict[
     ),
     Format.COOKIE: (cookies, records.encode_cookie, records.decode_cookie, pb.Cookie),
     Format.NODE_RECORD: (nodes, records.encode_node, records.decode_node, pb.NodeRecord),
+    Format.UNDERREPLICATED_RECORD: (
+        queued,
+        records.encode_underreplicated,
+        records.decode_underreplicated,
+        pb.UnderReplicatedRecord,
+    ),
+    Format.DRAINING_RECORD: (
+        drainings,
+        records.encode_draining,
+        records.decode_draining,
+        pb.DrainingRecord,
+    ),
+    Format.AUDIT_RECORD: (numbers, records.encode_audit, records.decode_audit, pb.AuditRecord),
 }
 each_record = pytest.mark.parametrize("kind", list(CODECS), ids=lambda kind: kind.name.lower())
 

@@ -626,3 +626,144 @@ class NodeRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeRecord: _TypeAlias = NodeRecord  # noqa: Y015
+
+@_typing.final
+class CopyComplaint(_message.Message):
+    """What is wrong with one node's copy of a ledger."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    reason: _builtins.str
+    """lost, draining, missing, damaged."""
+    first_entry_id: _builtins.int
+    """Both or neither; neither: to be found out by comparing."""
+    last_entry_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        first_entry_id: _builtins.int | None = ...,
+        last_entry_id: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_entry_id", b"_first_entry_id", "_last_entry_id", b"_last_entry_id", "first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_entry_id", b"_first_entry_id", "_last_entry_id", b"_last_entry_id", "first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "node_id", b"node_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first_entry_id: _TypeAlias = _typing.Literal["first_entry_id"]  # noqa: Y015
+    _WhichOneofArgType__first_entry_id: _TypeAlias = _typing.Literal["_first_entry_id", b"_first_entry_id"]  # noqa: Y015
+    _WhichOneofReturnType__last_entry_id: _TypeAlias = _typing.Literal["last_entry_id"]  # noqa: Y015
+    _WhichOneofArgType__last_entry_id: _TypeAlias = _typing.Literal["_last_entry_id", b"_last_entry_id"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_entry_id) -> _WhichOneofReturnType__first_entry_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_entry_id) -> _WhichOneofReturnType__last_entry_id | None: ...
+
+Global___CopyComplaint: _TypeAlias = CopyComplaint  # noqa: Y015
+
+@_typing.final
+class UnderReplicatedRecord(_message.Message):
+    """Data of /tierlog/underreplicated/{2}/{4}/L{4}: a ledger that lacks copies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    COMPLAINTS_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    TRIES_FIELD_NUMBER: _builtins.int
+    UNDER_WORK_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_MS_FIELD_NUMBER: _builtins.int
+    LAST_WORKER_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    ledger_id: _builtins.int
+    since_ms: _builtins.int
+    tries: _builtins.int
+    under_work: _builtins.bool
+    """A worker began with these very complaints; a report since then has cleared it."""
+    last_error: _builtins.str
+    last_error_ms: _builtins.int
+    last_worker: _builtins.str
+    @_builtins.property
+    def complaints(self) -> _containers.RepeatedCompositeFieldContainer[Global___CopyComplaint]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        ledger_id: _builtins.int = ...,
+        complaints: _abc.Iterable[Global___CopyComplaint] | None = ...,
+        since_ms: _builtins.int = ...,
+        tries: _builtins.int = ...,
+        under_work: _builtins.bool = ...,
+        last_error: _builtins.str = ...,
+        last_error_ms: _builtins.int = ...,
+        last_worker: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complaints", b"complaints", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "since_ms", b"since_ms", "tries", b"tries", "under_work", b"under_work", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnderReplicatedRecord: _TypeAlias = UnderReplicatedRecord  # noqa: Y015
+
+@_typing.final
+class DrainingRecord(_message.Message):
+    """Data of /tierlog/draining/<node id>: a node that is being emptied, or was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    DONE_MS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    node_id: _builtins.str
+    since_ms: _builtins.int
+    done_ms: _builtins.int
+    """0: not yet."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        node_id: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+        done_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_ms", b"done_ms", "node_id", b"node_id", "since_ms", b"since_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainingRecord: _TypeAlias = DrainingRecord  # noqa: Y015
+
+@_typing.final
+class AuditRecord(_message.Message):
+    """Data of /tierlog/replication/audit: when every copy of every ledger was last looked at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    CHECKED_MS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    checked_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        checked_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_ms", b"checked_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRecord: _TypeAlias = AuditRecord  # noqa: Y015
