@@ -43,7 +43,7 @@ def append(
     from tierlog.model.ids import stream_name
 
     stream_name(stream)
-    source = _open(file)
+    source = open_input(file)
     with (
         progress_bar(quiet=quiet) as progress,
         SyncClient(load()) as client,
@@ -62,7 +62,7 @@ def append(
 
 def _append_all(source: BinaryIO, parser: EventParser, writer: "SyncWriter") -> None:
     try:
-        for piece in _pieces(source):
+        for piece in pieces_of(source):
             writer.send_all(parser.feed(piece))
             if not _more_at_once(source):
                 writer.flush()
@@ -76,7 +76,8 @@ def _append_all(source: BinaryIO, parser: EventParser, writer: "SyncWriter") -> 
         raise
 
 
-def _open(file: Path | None) -> BinaryIO:
+def open_input(file: Path | None) -> BinaryIO:
+    """Return what to read: a file, or standard input for none and for ``-``."""
     if file is None or str(file) == "-":
         return sys.stdin.buffer
     if file.is_dir():
@@ -89,7 +90,8 @@ def _open(file: Path | None) -> BinaryIO:
         ) from error
 
 
-def _pieces(source: BinaryIO) -> Iterator[bytes]:
+def pieces_of(source: BinaryIO) -> Iterator[bytes]:
+    """Iterate over the input as it comes."""
     read = getattr(source, "read1", source.read)
     while piece := read(PIECE_BYTES):
         yield piece

@@ -1,30 +1,245 @@
-"""``tierlog ledger …``: the ledgers of a stream, and one of them in full."""
+"""``tierlog ledger …``: the ledgers of a stream, one in full, and ledgers of their own.
 
-from typing import Annotated
+A ledger of its own (a bare ledger) has one writer in its life: one ``append``, which closes it.
+"""
+
+import asyncio
+import base64
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tierlog.cli.output import Output, OutputOption, print_one, print_rows
-from tierlog.cli.session import command
-from tierlog.cli.stream import LEDGER_COLUMNS, Name, with_client
+from tierlog.cli.append import open_input, pieces_of
+from tierlog.cli.inputs import EventParser, InputFormat
+from tierlog.cli.output import (
+    Output,
+    OutputOption,
+    print_json,
+    print_one,
+    print_rows,
+    print_table,
+    size_text,
+    time_text,
+)
+from tierlog.cli.read import ReadOutput
+from tierlog.cli.session import command, load
+from tierlog.cli.stream import LEDGER_COLUMNS, with_client
 
-app = typer.Typer(no_args_is_help=True, help="Ledgers, the parts of a stream.")
+if TYPE_CHECKING:
+    from tierlog.client import LedgerEntry, Ledgers, LedgerShape
+    from tierlog.model.ledger import LedgerMetadata
+
+app = typer.Typer(no_args_is_help=True, help="Ledgers: parts of a stream, or on their own.")
+
+Result = TypeVar("Result")
+
+LedgerNumber = Annotated[int, typer.Argument(help="The ledger's id.", min=0)]
+
+BARE_COLUMNS = {
+    "ledger_id": None,
+    "state": None,
+    "entries": None,
+    "length": size_text,
+    "created_ms": time_text,
+    "quorums": None,
+    "nodes": None,
+}
+
+
+def with_ledgers(work: "Callable[[Ledgers], Awaitable[Result]]") -> Result:
+    """Run ``work`` with the bare ledgers of the cluster."""
+    from tierlog.client import open_ledgers
+
+    async def run() -> Result:
+        async with open_ledgers(load()) as ledgers:
+            return await work(ledgers)
+
+    return asyncio.run(run())
 
 
 @app.command("ls")
 @command
-def ls(stream: Name, *, output: OutputOption = Output.TABLE) -> None:
-    """List the ledgers of a stream, and where each lies."""
-    found = with_client(lambda client: client.stream(stream))
-    print_rows(found.get("ledgers", []), LEDGER_COLUMNS, output)
+def ls(
+    stream: Annotated[
+        str | None, typer.Argument(help="The stream; without one: ledgers of their own.")
+    ] = None,
+    *,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the ledgers of a stream and where each lies, or the ledgers that have no stream."""
+    if stream is not None:
+        found = with_client(lambda client: client.stream(stream))
+        print_rows(found.get("ledgers", []), LEDGER_COLUMNS, output)
+        return
+    bare = with_ledgers(lambda ledgers: ledgers.ledgers())
+    rows = [document_of(ledger_id, metadata) for ledger_id, metadata in bare.items()]
+    print_rows(rows, BARE_COLUMNS, output)
 
 
 @app.command("show")
 @command
-def show(
-    ledger: Annotated[int, typer.Argument(help="The ledger's id.", min=0)],
+def show(ledger: LedgerNumber, *, output: OutputOption = Output.TABLE) -> None:
+    """Show a ledger: metadata, ensembles, offload context."""
+    print_one(with_client(lambda client: client.ledger(ledger)), output)
+
+
+@app.command("create")
+@command
+def create(
+    *,
+    ensemble: Annotated[
+        int | None, typer.Option(min=1, help="On how many nodes it lies (3, if there are).")
+    ] = None,
+    write_quorum: Annotated[
+        int | None, typer.Option(min=1, help="How many of them get each entry (all).")
+    ] = None,
+    ack_quorum: Annotated[
+        int | None, typer.Option(min=1, help="How many acknowledge it (all but one, at least 1).")
+    ] = None,
+    key_id: Annotated[
+        str | None, typer.Option(help="The key that signs its runs (settings: keys).")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Create a ledger of its own, of no stream; its id is what the other commands take."""
+    shape = _shape(ensemble, write_quorum, ack_quorum)
+    ledger_id = with_ledgers(lambda ledgers: ledgers.make(shape, key_id=key_id))
+    print_one({"ledger_id": ledger_id}, output)
+
+
+@app.command("append")
+@command
+def append(
+    ledger: LedgerNumber,
+    file: Annotated[
+        Path | None, typer.Argument(help="What to append; - or nothing: standard input.")
+    ] = None,
+    input_format: Annotated[
+        InputFormat, typer.Option("--format", "-f", help="How entries lie in the input.")
+    ] = InputFormat.LINES,
     *,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show a ledger: metadata, ensembles, offload context."""
-    print_one(with_client(lambda client: client.ledger(ledger)), output)
+    """Append entries to a created ledger, once and for all, and close it."""
+    from tierlog.client import SyncLedgers
+
+    source, parser = open_input(file), EventParser(input_format)
+    with SyncLedgers(load()) as ledgers, ledgers.write(ledger) as writer:
+        for piece in pieces_of(source):
+            writer.append_all(parser.feed(piece))
+        writer.append_all(parser.finish())
+        closed = document_of(ledger, writer.close())
+    print_one(closed, output)
+
+
+@app.command("read")
+@command
+def read(
+    ledger: LedgerNumber,
+    first: Annotated[int, typer.Option("--from", min=0, help="The first entry.")] = 0,
+    last: Annotated[
+        int | None, typer.Option("--to", min=0, help="The last entry; none: as far as it goes.")
+    ] = None,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on as entries are appended, until it is closed.")
+    ] = False,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="Close it first: its writer can append no more.")
+    ] = False,
+    output: Annotated[
+        ReadOutput,
+        typer.Option(
+            "--output", "-o", help="raw: entry and line feed; binary: 4 bytes of length before."
+        ),
+    ] = ReadOutput.RAW,
+) -> None:
+    """Print the entries of a ledger of its own, of an open one those that are acknowledged."""
+
+    async def work(ledgers: "Ledgers") -> None:
+        kept: list[dict[str, Any]] = []
+        reader = await ledgers.open(ledger, recover=recover)
+        async for entry in reader.entries(first, last, follow=follow):
+            if output in {ReadOutput.TABLE, ReadOutput.JSON}:
+                kept.append(_entry_document(entry))
+            else:
+                _print_entry(entry, output)
+                if follow:
+                    sys.stdout.buffer.flush()
+        if output is ReadOutput.JSON:
+            print_json(kept, indent=True)
+        elif output is ReadOutput.TABLE:
+            print_table(kept, dict.fromkeys(("entry_id", "bytes", "data")))
+        sys.stdout.buffer.flush()
+
+    with_ledgers(work)
+
+
+@app.command("close")
+@command
+def close(ledger: LedgerNumber, *, output: OutputOption = Output.TABLE) -> None:
+    """Close a ledger whose writer is gone: fence it, find its end, keep all that is there."""
+    metadata = with_ledgers(lambda ledgers: ledgers.recover(ledger))
+    print_one(document_of(ledger, metadata), output)
+
+
+@app.command("delete")
+@command
+def delete(ledger: LedgerNumber, *, output: OutputOption = Output.TABLE) -> None:
+    """Delete a ledger of its own; storage nodes free its entries some time later."""
+    with_ledgers(lambda ledgers: ledgers.delete(ledger))
+    print_one({"ledger_id": ledger, "deleted": True}, output)
+
+
+def document_of(ledger_id: int, metadata: "LedgerMetadata") -> dict[str, Any]:
+    """Return what is said of a bare ledger; entries and length only once it is closed."""
+    from tierlog.model.ledger import LedgerState
+
+    closed = metadata.state is LedgerState.CLOSED
+    return {
+        "ledger_id": ledger_id,
+        "state": metadata.state.name,
+        "entries": metadata.last_entry_id + 1 if closed else None,
+        "length": metadata.length if closed else None,
+        "created_ms": metadata.ctime_ms,
+        "quorums": f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}",
+        "nodes": sorted({node for one in metadata.segments for node in one.ensemble}),
+    }
+
+
+def _shape(
+    ensemble: int | None, write_quorum: int | None, ack_quorum: int | None
+) -> "LedgerShape | None":
+    """Return the shape that the options describe; None: the cluster's."""
+    from tierlog.client import LedgerShape
+
+    if ensemble is None and write_quorum is None and ack_quorum is None:
+        return None
+    size = ensemble or max(3, write_quorum or 1, ack_quorum or 1)
+    write = write_quorum or size
+    return LedgerShape(
+        ensemble_size=size, write_quorum=write, ack_quorum=ack_quorum or max(1, write - 1)
+    )
+
+
+def _print_entry(entry: "LedgerEntry", output: ReadOutput) -> None:
+    write = sys.stdout.buffer.write
+    if output is ReadOutput.JSONL:
+        print_json(_entry_document(entry))
+    elif output is ReadOutput.BINARY:
+        write(len(entry.data).to_bytes(4, "big"))
+        write(entry.data)
+    else:
+        write(entry.data)
+        write(b"\n")
+
+
+def _entry_document(entry: "LedgerEntry") -> dict[str, Any]:
+    document: dict[str, Any] = {"entry_id": entry.entry_id, "bytes": len(entry.data)}
+    try:
+        return document | {"data": entry.data.decode()}
+    except UnicodeDecodeError:
+        return document | {"data_base64": base64.b64encode(entry.data).decode("ascii")}

@@ -1,14 +1,20 @@
 """The public library: write to streams, read them from anywhere, look after them.
 
-``open_client`` for programs with an event loop, ``SyncClient`` for all others. Errors are those
-of ``tierlog.model.errors``; an append whose outcome is unknown is read back before it is told.
+``open_client`` for programs with an event loop, ``SyncClient`` for all others. Below streams lie
+ledgers, which an application may also write by itself: ``open_ledgers``, ``SyncLedgers``.
+Errors are those of ``tierlog.model.errors``; an append to a stream whose outcome is unknown is
+read back before it is told.
 """
 
 from tierlog.client.batches import Event
 from tierlog.client.client import Client, open_client
 from tierlog.client.endpoints import Endpoints, EndpointsFile, find_endpoints
+from tierlog.client.ledger_reader import LedgerEntry, LedgerReader
+from tierlog.client.ledger_writer import LedgerAppender
+from tierlog.client.ledgers import Ledgers, LedgerShape, open_ledgers
 from tierlog.client.reading import ReadEntry, ReadEvent, StreamReader
 from tierlog.client.sync import SyncClient, SyncWriter
+from tierlog.client.sync_ledgers import SyncLedgerAppender, SyncLedgerReader, SyncLedgers
 from tierlog.client.writer import StreamWriter
 from tierlog.format.entry import StructuredEvent
 from tierlog.model.position import Edge, Position
@@ -19,6 +25,11 @@ __all__ = [
     "Endpoints",
     "EndpointsFile",
     "Event",
+    "LedgerAppender",
+    "LedgerEntry",
+    "LedgerReader",
+    "LedgerShape",
+    "Ledgers",
     "Position",
     "ReadEntry",
     "ReadEvent",
@@ -26,7 +37,11 @@ __all__ = [
     "StreamWriter",
     "StructuredEvent",
     "SyncClient",
+    "SyncLedgerAppender",
+    "SyncLedgerReader",
+    "SyncLedgers",
     "SyncWriter",
     "find_endpoints",
     "open_client",
+    "open_ledgers",
 ]
