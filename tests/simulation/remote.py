@@ -15,6 +15,7 @@ from tierlog.format.run import Run
 from tierlog.model.errors import RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.node import NodeInfo
+from tierlog.model.spans import Spans
 from tierlog.ports.storage_node import LacAnswer, StorageNodeControl
 from tierlog.wire.connection import Hello, WireClient
 
@@ -108,6 +109,9 @@ class RemoteNode:
 
     async def list_ledgers(self) -> list[LedgerId]:
         return await self._call("list", lambda node: node.list_ledgers())
+
+    async def held_entries(self, ledger_id: LedgerId) -> Spans:
+        return await self._call("held", lambda node: node.held_entries(ledger_id))
 
     async def read(
         self,

@@ -5,6 +5,7 @@ from typing import Any
 import grpc
 
 from tierlog.model.ids import LedgerId
+from tierlog.model.spans import deltas_of_spans
 from tierlog.ports.storage_node import StorageNodeControl
 from tierlog.proto.v1 import ingest_pb2 as pb
 from tierlog.proto.v1 import ingest_pb2_grpc as rpc
@@ -40,6 +41,14 @@ class StorageNodeServicer(rpc.StorageNodeServicer):
         """Return the ledgers that the node holds entries of."""
         del request, context
         return pb.ListLedgersResponse(ledger_ids=await self._node.list_ledgers())
+
+    async def GetHeldEntries(  # noqa: N802
+        self, request: pb.GetHeldEntriesRequest, context: Context
+    ) -> pb.GetHeldEntriesResponse:
+        """Return which entries of a ledger the node holds."""
+        del context
+        spans = await self._node.held_entries(LedgerId(request.ledger_id))
+        return pb.GetHeldEntriesResponse(deltas=deltas_of_spans(spans))
 
 
 def register(server: grpc.aio.Server, node: StorageNodeControl) -> None:

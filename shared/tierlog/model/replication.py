@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Self
 
-from tierlog.model.ids import EntryId, LedgerId, NodeId
+from tierlog.model.ids import LedgerId, NodeId
+from tierlog.model.spans import Span
 
 ENTRIES_UNKNOWN: Final = None
 """Which entries a copy lacks is to be found out."""
 
-EntryRange = tuple[EntryId, EntryId]
+EntryRange = Span
 """First and last entry, both included."""
 
 

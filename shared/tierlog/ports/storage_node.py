@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from tierlog.format.run import Run
 from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.spans import Spans
 
 
 class LacAnswer(NamedTuple):
@@ -52,6 +53,13 @@ class StorageNodeControl(Protocol):
 
     async def list_ledgers(self) -> list[LedgerId]:
         """Return the ledgers that the node holds entries of."""
+        ...
+
+    async def held_entries(self, ledger_id: LedgerId) -> Spans:
+        """Return which entries the node holds, as its index knows: ranges, in order.
+
+        Raises LEDGER_NOT_FOUND once the ledger was freed, UNKNOWN while the node can't tell.
+        """
         ...
 
 

@@ -28,6 +28,7 @@ Cancellation
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -35,6 +36,7 @@ import structlog
 from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import INT64_MAX, NO_ENTRY, EntryId, LedgerId
+from tierlog.model.spans import Spans
 from tierlog.ports.clock import Clock
 from tierlog.ports.files import Files
 from tierlog.ports.ids import Ids
@@ -54,16 +56,15 @@ from tierlog_ingest.storage.answers import (
 )
 from tierlog_ingest.storage.compaction.compaction import Compactor
 from tierlog_ingest.storage.compaction.compaction_plan import Rules
-from tierlog_ingest.storage.compaction.throttle import TokenBucket
-from tierlog_ingest.storage.entrylog.entry_log import EntryLogs
 from tierlog_ingest.storage.fences import Fences
+from tierlog_ingest.storage.holdings import held_spans
 from tierlog_ingest.storage.index.index_format import ENTRY_ID_MAX
-from tierlog_ingest.storage.index.ledger_cache import LedgerCache
 from tierlog_ingest.storage.journal.format import Kind, encode_ledger_id
 from tierlog_ingest.storage.journal.journal import GroupFuture, Journal
 from tierlog_ingest.storage.ledgers import Held, Ledgers
 from tierlog_ingest.storage.marking import Marks
 from tierlog_ingest.storage.own_tasks import OwnTasks
+from tierlog_ingest.storage.parts import compaction_bucket, logs_and_cache
 from tierlog_ingest.storage.priorities import DiskGate
 from tierlog_ingest.storage.range_reader import RangeReader, ReadLimits
 from tierlog_ingest.storage.space import SpaceLimits, SpaceWatch
@@ -79,7 +80,6 @@ T = TypeVar("T")
 
 _DISK_WIDTH: Final = 4
 _DISK_AGE_S: Final = 0.1
-_COMPACTION_BURST: Final = 4 * 1024 * 1024
 _REPAIRS_MAX: Final = 3
 
 
@@ -105,7 +105,7 @@ class StorageNode:
         self._quarantined: set[LedgerId] = set()
         self._tasks = OwnTasks()
         self._gate = DiskGate(clock, width=_DISK_WIDTH, age_s=_DISK_AGE_S)
-        logs, cache = _logs_and_cache(log_dirs, ids, settings)
+        logs, cache = logs_and_cache(log_dirs, ids, settings)
         self._store = RunStore(logs, cache, self._ledgers, self._gate)
         self._space = SpaceWatch(all_dirs, SpaceLimits.of(settings))
         self._marks = Marks(
@@ -132,7 +132,7 @@ class StorageNode:
             rules=Rules.of(settings),
             clock=clock,
             gate=self._gate,
-            bucket=_bucket(clock, settings),
+            bucket=compaction_bucket(clock, settings),
             rebuilds=self._marks.rebuilds,
         )
         self._space.on_low = self._on_low_space
@@ -436,6 +436,14 @@ class StorageNode:
         self._check_serving()
         return sorted(self._store.ledger_ids())
 
+    async def held_entries(self, ledger_id: LedgerId) -> Spans:
+        self._check_serving()
+        if ledger_id in self._quarantined:
+            raise unknown_entry(ledger_id, EntryId(0))
+        held, buffered = await self._look_up(ledger_id), self._store.buffer.spans(ledger_id)
+        last = NO_ENTRY if held is None else held.last_entry_id
+        return await held_spans(buffered, last, partial(self._read_slots, ledger_id))
+
     def _absent(self, ledger_id: LedgerId, entry_id: EntryId) -> TierlogError:
         """Say that an entry isn't there, if that is known."""
         if ledger_id in self._store.freed:
@@ -567,27 +575,3 @@ class StorageNode:
     def _check_serving(self) -> None:
         if not self._serving:
             raise RetryableError("the storage node is not serving", remedy="Use another node")
-
-
-def _logs_and_cache(
-    directories: Sequence[Files], ids: Ids, settings: StorageSettings
-) -> tuple[EntryLogs, LedgerCache]:
-    open_files_max = max(1, settings.open_files_max // 2)
-    logs = EntryLogs(
-        directories,
-        ids,
-        log_bytes_max=settings.entry_log_bytes_max,
-        open_files_max=open_files_max,
-    )
-    cache = LedgerCache(
-        directories,
-        bytes_max=settings.ledger_cache_bytes_max,
-        open_files_max=open_files_max,
-    )
-    return logs, cache
-
-
-def _bucket(clock: Clock, settings: StorageSettings) -> TokenBucket:
-    return TokenBucket(
-        clock, bytes_per_s=settings.compaction_bytes_per_s, burst_bytes=_COMPACTION_BURST
-    )

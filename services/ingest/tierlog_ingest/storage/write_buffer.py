@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId
+from tierlog.model.spans import Spans
 
 # Objects of a run beside its bytes: the run, its header, three views, its offsets, its place here.
 RUN_OVERHEAD: Final = 1024
@@ -80,6 +81,11 @@ class WriteBuffer:
         """Return the highest entry held; -1 when there is none."""
         held = self._ledgers.get(ledger_id)
         return held[-1].run.last_entry_id if held else NO_ENTRY
+
+    def spans(self, ledger_id: int) -> Spans:
+        """Return the entries held of a ledger, run by run."""
+        held = self._ledgers.get(ledger_id, ())
+        return [(one.run.first_entry_id, one.run.last_entry_id) for one in held]
 
     def ledger_ids(self) -> set[LedgerId]:
         """Return the ledgers that have runs here."""

@@ -16,6 +16,7 @@ from typing import Final
 from tierlog.format.run import Run
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import INT64_MAX, NO_ENTRY, EntryId, LedgerId, NodeId
+from tierlog.model.spans import Spans, union
 from tierlog.ports.storage_node import LacAnswer
 
 BATCH_RUNS: Final = 2  # small, so that few runs make many lists
@@ -179,6 +180,13 @@ class MemoryStorageNode:
         """See ``StorageNodeControl``."""
         self._check_up()
         return sorted(self.runs)
+
+    async def held_entries(self, ledger_id: LedgerId) -> Spans:
+        """See ``StorageNodeControl``."""
+        await asyncio.sleep(self.delay_s)
+        self._check_up()
+        held = self.runs.get(ledger_id, {})
+        return union((run.first_entry_id, run.last_entry_id) for run in held.values())
 
     def _check_up(self) -> None:
         if self.down:

@@ -19,6 +19,7 @@ from tierlog.format.run import Run
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.node import NodeInfo
+from tierlog.model.spans import Spans, spans_of_deltas
 from tierlog.ports.storage_node import LacAnswer
 from tierlog.ports.transport import Transport
 from tierlog.proto.v1 import ingest_pb2 as pb
@@ -69,6 +70,15 @@ class RemoteStorageControl:
         except grpc.aio.AioRpcError as error:
             raise error_of_grpc(error, source=self._name, changes=False) from error
         return [LedgerId(one) for one in answer.ledger_ids]
+
+    async def held_entries(self, ledger_id: LedgerId) -> Spans:
+        try:
+            answer = await self._calls.GetHeldEntries(
+                pb.GetHeldEntriesRequest(ledger_id=ledger_id), timeout=CALL_S_MAX
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_of_grpc(error, source=self._name, changes=False) from error
+        return spans_of_deltas(answer.deltas)
 
     async def read(
         self,

@@ -30,10 +30,13 @@ class CreateStreamRequest(_message.Message):
     RAW_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     EXIST_OK_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
     raw: _builtins.bool
     exist_ok: _builtins.bool
     """An existing stream of the same shape is not an error."""
+    partitions: _builtins.int
+    """0: a stream with entries; else these many streams, and one that stands for all."""
     @_builtins.property
     def policy(self) -> _metadata_pb2.PolicyRecord: ...
     def __init__(
@@ -43,10 +46,11 @@ class CreateStreamRequest(_message.Message):
         raw: _builtins.bool = ...,
         policy: _metadata_pb2.PolicyRecord | None = ...,
         exist_ok: _builtins.bool = ...,
+        partitions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exist_ok", b"exist_ok", "policy", b"policy", "raw", b"raw", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exist_ok", b"exist_ok", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -335,3 +339,44 @@ class ListLedgersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListLedgersResponse: _TypeAlias = ListLedgersResponse  # noqa: Y015
+
+@_typing.final
+class GetHeldEntriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledger_id", b"ledger_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHeldEntriesRequest: _TypeAlias = GetHeldEntriesRequest  # noqa: Y015
+
+@_typing.final
+class GetHeldEntriesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELTAS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def deltas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Gap, count, gap, count …: entries that are not held, then entries that are."""
+
+    def __init__(
+        self,
+        *,
+        deltas: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHeldEntriesResponse: _TypeAlias = GetHeldEntriesResponse  # noqa: Y015

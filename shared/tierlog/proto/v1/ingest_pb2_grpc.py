@@ -252,6 +252,11 @@ class StorageNodeStub:
                 request_serializer=tierlog_dot_v1_dot_ingest__pb2.ListLedgersRequest.SerializeToString,
                 response_deserializer=tierlog_dot_v1_dot_ingest__pb2.ListLedgersResponse.FromString,
                 _registered_method=True)
+        self.GetHeldEntries = channel.unary_unary(
+                '/tierlog.v1.StorageNode/GetHeldEntries',
+                request_serializer=tierlog_dot_v1_dot_ingest__pb2.GetHeldEntriesRequest.SerializeToString,
+                response_deserializer=tierlog_dot_v1_dot_ingest__pb2.GetHeldEntriesResponse.FromString,
+                _registered_method=True)
 
 
 class StorageNodeServicer:
@@ -275,6 +280,13 @@ class StorageNodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHeldEntries(self, request, context):
+        """Which entries of a ledger the node holds, as its index knows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageNodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -292,6 +304,11 @@ def add_StorageNodeServicer_to_server(servicer, server):
                     servicer.ListLedgers,
                     request_deserializer=tierlog_dot_v1_dot_ingest__pb2.ListLedgersRequest.FromString,
                     response_serializer=tierlog_dot_v1_dot_ingest__pb2.ListLedgersResponse.SerializeToString,
+            ),
+            'GetHeldEntries': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHeldEntries,
+                    request_deserializer=tierlog_dot_v1_dot_ingest__pb2.GetHeldEntriesRequest.FromString,
+                    response_serializer=tierlog_dot_v1_dot_ingest__pb2.GetHeldEntriesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -375,6 +392,33 @@ class StorageNode:
             '/tierlog.v1.StorageNode/ListLedgers',
             tierlog_dot_v1_dot_ingest__pb2.ListLedgersRequest.SerializeToString,
             tierlog_dot_v1_dot_ingest__pb2.ListLedgersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHeldEntries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierlog.v1.StorageNode/GetHeldEntries',
+            tierlog_dot_v1_dot_ingest__pb2.GetHeldEntriesRequest.SerializeToString,
+            tierlog_dot_v1_dot_ingest__pb2.GetHeldEntriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -91,6 +91,8 @@ class StorageNodeStub:
     Fence: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.FenceRequest, _ingest_pb2.FenceResponse]
     GetLac: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.GetLacRequest, _ingest_pb2.GetLacResponse]
     ListLedgers: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.ListLedgersRequest, _ingest_pb2.ListLedgersResponse]
+    GetHeldEntries: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.GetHeldEntriesRequest, _ingest_pb2.GetHeldEntriesResponse]
+    """Which entries of a ledger the node holds, as its index knows."""
 
 @_typing.type_check_only
 class StorageNodeAsyncStub(StorageNodeStub):
@@ -98,6 +100,8 @@ class StorageNodeAsyncStub(StorageNodeStub):
     Fence: _aio.UnaryUnaryMultiCallable[_ingest_pb2.FenceRequest, _ingest_pb2.FenceResponse]  # type: ignore[assignment]
     GetLac: _aio.UnaryUnaryMultiCallable[_ingest_pb2.GetLacRequest, _ingest_pb2.GetLacResponse]  # type: ignore[assignment]
     ListLedgers: _aio.UnaryUnaryMultiCallable[_ingest_pb2.ListLedgersRequest, _ingest_pb2.ListLedgersResponse]  # type: ignore[assignment]
+    GetHeldEntries: _aio.UnaryUnaryMultiCallable[_ingest_pb2.GetHeldEntriesRequest, _ingest_pb2.GetHeldEntriesResponse]  # type: ignore[assignment]
+    """Which entries of a ledger the node holds, as its index knows."""
 
 class StorageNodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -120,5 +124,13 @@ class StorageNodeServicer(metaclass=_abc_1.ABCMeta):
         request: _ingest_pb2.ListLedgersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.ListLedgersResponse, _abc.Awaitable[_ingest_pb2.ListLedgersResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetHeldEntries(
+        self,
+        request: _ingest_pb2.GetHeldEntriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ingest_pb2.GetHeldEntriesResponse, _abc.Awaitable[_ingest_pb2.GetHeldEntriesResponse]]:
+        """Which entries of a ledger the node holds, as its index knows."""
 
 def add_StorageNodeServicer_to_server(servicer: StorageNodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
