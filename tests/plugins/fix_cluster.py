@@ -143,6 +143,7 @@ class ServiceCluster:
             },
             servers={
                 "s3": s3.endpoint_url or "",
+                "zookeeper": self.env["TIERLOG_ZOOKEEPER__HOSTS"],
                 "s3_bucket": s3.bucket,
                 "s3_access_key": s3.access_key or "",
                 "s3_secret_key": s3.secret_key.get_secret_value(),
