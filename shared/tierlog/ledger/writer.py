@@ -1,24 +1,32 @@
-"""The quorum writer of one open ledger (protocols.md section 1, "Add").
+"""The quorum writer of one open ledger (protocols.md section 1, "Add"; ADR-0016).
 
-Owns the ids of its entries, the cutting of runs, and the LAC. Does not own the ledger's metadata
-nor what happens after it broke: its owner recovers and closes the ledger then. Replacing a failed
-node (an ensemble change) is not done here: below its ack quorum the writer breaks.
+Owns the ids of its entries, the cutting of runs, the LAC, and when a node is to be replaced. Does
+not own the ledger's metadata: ``replace`` finds nodes and publishes ensembles. Nor what happens
+after it broke: its owner recovers and closes the ledger then.
 
 Invariants:
     * ``last_add_confirmed`` is the last entry of a run, and never goes back.
     * An entry is confirmed only when its ack quorum, and every entry before it, has acknowledged.
+    * An acknowledgement counts only of a node of the published ensemble, and for as long as it is
+      the same node: whoever was replaced, or came back, has acknowledged nothing unconfirmed.
+    * Nothing is confirmed while an ensemble change is under way: it begins behind the LAC.
     * A broken writer confirms nothing more, whatever answers still come.
-    * An id is given once; a run is sent to exactly the write set of its stripe, in order of ids.
+    * An id is given once; a run goes to exactly the write set of its stripe, in order of ids.
     * Every run of a ledger with a key is signed with it, here and only here.
     * The bytes that wait for a confirmation stay below the limit, but for a single run.
+    * ``lacking`` names every node that lacks a confirmed run of its own, and maybe some more.
+
+Without a replacement the writer goes on while every unconfirmed run can still get its ack quorum,
+and asks again after a while; else it breaks.
 
 Cancellation: ``run`` may be cancelled at any time; the ledger is then as after a crash.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -26,12 +34,24 @@ from tierlog.format.authentication import LedgerKey
 from tierlog.format.checksum import Buffer
 from tierlog.format.frame import Offsets
 from tierlog.format.run import Run, cut_runs
+from tierlog.ledger.replicas import Replica, Sent, late_nodes
 from tierlog.model.errors import IndeterminateError, Reason, TierlogError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId
 from tierlog.model.ledger import DigestType, LedgerMetadata
 from tierlog.ports.storage_node import StorageNodeClient
 
 log = structlog.get_logger()
+
+Replaced = tuple[LedgerMetadata, Mapping[NodeId, StorageNodeClient]]
+"""The metadata as published, and a client of each node that is new, or is itself again."""
+
+Replace = Callable[[LedgerMetadata, frozenset[NodeId], EntryId], Awaitable[Replaced | None]]
+"""The metadata now, the nodes that failed, the first entry of the new segment; None: nobody
+takes their place for now. Where that entry begins the last segment already, the segment is
+replaced. A node in its own place again needs no new metadata."""
+
+LATE_TICKS: Final = 2
+"""So often in a row a node is found late before it counts as slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,35 +63,19 @@ class WriterLimits:
     run_bytes_max: int
     confirm_idle_s: float = 0.005
     """So long after the last confirmation the LAC goes out by itself, for readers at the tail."""
-
-
-@dataclass(slots=True, eq=False)
-class _Sent:
-    """A run on its way, until it is confirmed."""
-
-    last_entry_id: EntryId
-    size: int
-    deadline_s: float
-    acks: int = 0
-    failures: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Replica:
-    """One node of the ensemble, with the answers that it still owes."""
-
-    node_id: NodeId
-    client: StorageNodeClient
-    owed: deque[tuple[_Sent, Awaitable[None]]] = field(default_factory=deque)
-    owes: asyncio.Event = field(default_factory=asyncio.Event)
-    owed_bytes: int = 0
-    failed: bool = False
+    slow_node_s: float = 2.0
+    """A node that owes an answer for so long is slow, if it is that far behind the others too:"""
+    slow_node_factor: float = 10.0
+    replace_again_s_first: float = 1.0
+    replace_again_s_max: float = 30.0
+    straggle_s: float = 0.25
+    """So long the end of a ledger waits for the answers that its quorums don't need."""
 
 
 class LedgerWriter:
     """Writes one ledger. ``run`` must be running, in a task of the owner's, while it is used."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is, where it goes, whom it tells
         self,
         *,
         ledger_id: LedgerId,
@@ -81,11 +85,16 @@ class LedgerWriter:
         limits: WriterLimits,
         on_confirmed: Callable[[EntryId], None],
         key: LedgerKey | None = None,
+        replace: Replace | None = None,
+        on_failed: Callable[[NodeId, TierlogError], None] | None = None,
     ) -> None:
+        """``nodes`` may lack members of the ensemble: they count as failed from the start."""
         (segment,) = metadata.segments
-        assert set(nodes) == set(segment.ensemble)
+        assert set(nodes) <= set(segment.ensemble)
         assert (key is not None) == (metadata.digest_type is DigestType.HMAC)
         self.ledger_id = ledger_id
+        self.metadata = metadata
+        """As published; the ensemble of what is appended next is in its last segment."""
         self.last_add_confirmed = NO_ENTRY
         self.next_entry_id = EntryId(0)
         self.length = 0
@@ -93,16 +102,26 @@ class LedgerWriter:
         self.failure: TierlogError | None = None
         self.ended = asyncio.Event()
         """Set once the writer is broken or finished."""
-        self._metadata = metadata
         self._owner_epoch = owner_epoch
         self._limits = limits
         self._on_confirmed = on_confirmed
+        self._on_failed = on_failed
+        self._replace = replace
         self._key = key
-        self._replicas = {one: _Replica(one, client) for one, client in nodes.items()}
-        self._unconfirmed: deque[_Sent] = deque()
+        self._replicas = {one: _replica(one, nodes.get(one)) for one in segment.ensemble}
+        self._unconfirmed: deque[Sent] = deque()
         self._in_flight_bytes = 0
+        self._lacking: set[NodeId] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._changing = False
+        self._finishing = False
+        self._mend_wanted = asyncio.Event()
+        self._mend_again_s = 0.0
+        self._mend_backoff_s = limits.replace_again_s_first
         self._changed = asyncio.Event()
         self._sent = asyncio.Event()
+        self._owed = asyncio.Event()
+        self._settled = asyncio.Event()
         self._carried = NO_ENTRY
         self._confirm_timer: asyncio.TimerHandle | None = None
 
@@ -110,7 +129,7 @@ class LedgerWriter:
         return (
             f"<LedgerWriter {self.ledger_id} next={self.next_entry_id} "
             f"LAC={self.last_add_confirmed} in_flight={self._in_flight_bytes}"
-            f"{' broken' if self.failure else ''}>"
+            f"{' changing' if self._changing else ''}{' broken' if self.failure else ''}>"
         )
 
     @property
@@ -123,11 +142,32 @@ class LedgerWriter:
         """Encoded bytes that wait for their confirmation."""
         return self._in_flight_bytes
 
+    @property
+    def failed(self) -> tuple[NodeId, ...]:
+        """The nodes of the ensemble that nothing is sent to."""
+        return tuple(one.node_id for one in self._replicas.values() if one.failed)
+
+    @property
+    def lacking(self) -> tuple[NodeId, ...]:
+        """The nodes, sorted, that lack runs of theirs; complete once the writer has ended."""
+        return tuple(sorted(self._lacking))
+
+    @property
+    def degraded(self) -> bool:
+        """Whether some node lacks runs of its own."""
+        return bool(self._lacking)
+
     async def run(self) -> None:
         """Take the nodes' answers until the writer ended. Raises only what is not an answer."""
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._collect(one)) for one in self._replicas.values()]
-            running.append(tasks.create_task(self._watch()))
+            self._tasks = tasks
+            running = [
+                tasks.create_task(self._watch()),
+                tasks.create_task(self._watch_pace()),
+                tasks.create_task(self._mend()),
+            ]
+            for replica in self._replicas.values():
+                replica.task = tasks.create_task(self._collect(replica))
             try:
                 await self.ended.wait()
             finally:
@@ -136,7 +176,7 @@ class LedgerWriter:
                 if self._confirm_timer is not None:
                     self._confirm_timer.cancel()
                 for replica in self._replicas.values():
-                    _give_up(replica)
+                    _let_go(replica)
 
     async def wait_room(self, size: int) -> None:
         """Wait until ``size`` more bytes may be in flight, or the writer ended."""
@@ -167,56 +207,86 @@ class LedgerWriter:
             publish_ms_min=publish_ms_min,
             publish_ms_max=publish_ms_max,
             run_bytes_max=self._limits.run_bytes_max,
-            stripe_entries=self._metadata.stripe_entries,
+            stripe_entries=self.metadata.stripe_entries,
             length_before=self.length,
             key=self._key,
         )
-        deadline_s = asyncio.get_running_loop().time() + self._limits.append_timeout_s
+        now_s = asyncio.get_running_loop().time()
         for run in runs:
             assert run.first_entry_id == self.next_entry_id
-            self._send(run, deadline_s)
+            self._send(run, now_s)
             if self.ended.is_set():
                 break
         self._carried = self.last_add_confirmed
         self._sent.set()
+        if now_s >= self._mend_again_s and self.failed:
+            self._mend_wanted.set()
         return EntryId(self.next_entry_id - 1)
 
-    def _send(self, run: Run, deadline_s: float) -> None:
-        sent = _Sent(run.last_entry_id, len(run.encoded), deadline_s)
+    def _send(self, run: Run, now_s: float) -> None:
+        sent = Sent.of(run, now_s + self._limits.append_timeout_s)
         self._unconfirmed.append(sent)
         self._in_flight_bytes += sent.size
         self.next_entry_id = EntryId(run.last_entry_id + 1)
         self.length += run.payload_len
-        for node_id in self._metadata.write_set(run.first_entry_id):
-            replica = self._replicas[node_id]
-            if replica.failed:
-                self._count_failure(sent, None)
-                continue
-            try:
-                answer = replica.client.add(run)
-            except TierlogError as error:
-                self._fail(replica, sent, error)
-                continue
-            replica.owed.append((sent, answer))
-            replica.owed_bytes += sent.size
-            replica.owes.set()
-            if replica.owed_bytes > 4 * self._limits.in_flight_bytes_max:
-                self._fail(replica, sent, _too_slow(node_id))
+        for node_id in self.metadata.write_set(sent.first_entry_id):
+            self._send_to(self._replicas[node_id], sent, now_s)
+        if not self._can_be_confirmed(sent):
+            # Not broken yet: someone may take the place of those that failed.
+            self._mend_wanted.set()
+
+    def _send_to(self, replica: Replica, sent: Sent, now_s: float) -> None:
+        if replica.failed:
+            return
+        assert replica.client is not None
+        assert sent.run is not None, "only what is not confirmed is sent"
+        try:
+            answer = replica.client.add(sent.run)
+        except TierlogError as error:
+            self._fail(replica, error)
+            return
+        replica.owe(sent, answer, now_s)
+        self._owed.set()
+        if replica.owed_bytes > 4 * self._limits.in_flight_bytes_max:
+            self._fail(replica, _too_slow(replica.node_id))
+
+    def _can_be_confirmed(self, sent: Sent) -> bool:
+        """Tell whether the run's ack quorum may still come together."""
+        hopeful = sum(
+            node_id in sent.acked or not self._replicas[node_id].failed
+            for node_id in self.metadata.write_set(sent.first_entry_id)
+        )
+        return hopeful >= self.metadata.ack_quorum
 
     async def finish(self) -> tuple[EntryId, int]:
         """Wait until all is confirmed and end; return last entry id and length for the close.
 
         Raises what broke the writer.
         """
-        while self._unconfirmed and not self.ended.is_set():
+        self._finishing = True
+        while (self._unconfirmed or self._changing) and not self.ended.is_set():
             self._changed.clear()
             await self._changed.wait()
+        await self._wait_stragglers()
         if self.failure is not None:
             raise self.failure
         assert self.last_add_confirmed == self.next_entry_id - 1
         self._tell_lac()
+        self._lacking.update(one.node_id for one in self._replicas.values() if one.owed)
         self.ended.set()
         return self.last_add_confirmed, self.length
+
+    async def _wait_stragglers(self) -> None:
+        """Give the nodes beyond the quorum a moment, so that the ledger ends with all copies."""
+        try:
+            async with asyncio.timeout(self._limits.straggle_s):
+                while not self.ended.is_set() and any(
+                    one.owed for one in self._replicas.values() if not one.failed
+                ):
+                    self._settled.clear()
+                    await self._settled.wait()
+        except TimeoutError:
+            return  # ``lacking`` says who owes
 
     def break_off(self, cause: TierlogError) -> None:
         """End without confirming anything more; the ledger needs recovery from here on."""
@@ -224,6 +294,7 @@ class LedgerWriter:
             self.failure = cause
             self.ended.set()
             self._changed.set()
+            self._settled.set()
             log.warning(
                 "writer.broken",
                 ledger_id=self.ledger_id,
@@ -232,57 +303,62 @@ class LedgerWriter:
                 cause=str(cause),
             )
 
-    async def _collect(self, replica: _Replica) -> None:
+    async def _collect(self, replica: Replica) -> None:
         """Take one node's answers in order."""
         while True:
             while not replica.owed:
                 replica.owes.clear()
                 await replica.owes.wait()
-            sent, answer = replica.owed[0]
+            sent, answer, _ = replica.owed[0]
             try:
                 await answer
             except TierlogError as error:
-                self._settled(replica)
-                self._fail(replica, sent, error)
+                replica.settle()
+                if sent.run is None:
+                    self._lacking.add(replica.node_id)
+                self._fail(replica, error)
             else:
-                self._settled(replica)
-                sent.acks += 1
-                self._advance()
+                replica.settle()
+                self._count_ack(replica, sent)
+            self._settled.set()
 
-    def _settled(self, replica: _Replica) -> None:
-        sent, _ = replica.owed.popleft()
-        replica.owed_bytes -= sent.size
+    def _count_ack(self, replica: Replica, sent: Sent) -> None:
+        assert self._replicas[replica.node_id] is replica, "who was replaced is not listened to"
+        sent.acked.add(replica.node_id)
+        self._advance()
 
-    def _fail(self, replica: _Replica, sent: _Sent, error: TierlogError) -> None:
-        if not replica.failed:
-            replica.failed = True
-            log.warning(
-                "writer.replica_failed",
-                ledger_id=self.ledger_id,
-                node_id=replica.node_id,
-                cause=str(error),
-            )
+    def _fail(self, replica: Replica, error: TierlogError) -> None:
+        if replica.failed:
+            return
+        replica.failed, replica.cause = True, error
+        if replica.owes_confirmed:
+            self._lacking.add(replica.node_id)
+        log.warning(
+            "writer.replica_failed",
+            ledger_id=self.ledger_id,
+            node_id=replica.node_id,
+            cause=str(error),
+        )
         if error.reason is Reason.FENCED:
             # Someone recovers this ledger: no quorum may be counted any more.
             self.break_off(error)
-        self._count_failure(sent, error)
-
-    def _count_failure(self, sent: _Sent, error: TierlogError | None) -> None:
-        sent.failures += 1
-        metadata = self._metadata
-        if metadata.write_quorum - sent.failures < metadata.ack_quorum:
-            failed = [one.node_id for one in self._replicas.values() if one.failed]
-            self.break_off(error or _below_quorum(self.ledger_id, failed))
+            return
+        if self._on_failed is not None:
+            self._on_failed(replica.node_id, error)
+        self._mend_wanted.set()
+        self._settled.set()
 
     def _advance(self) -> None:
-        if self.ended.is_set():
+        if self._changing or self.ended.is_set():
             return
         before = self.last_add_confirmed
-        while self._unconfirmed and self._unconfirmed[0].acks >= self._metadata.ack_quorum:
+        while self._unconfirmed and len(self._unconfirmed[0].acked) >= self.metadata.ack_quorum:
             confirmed = self._unconfirmed.popleft()
             assert confirmed.last_entry_id > self.last_add_confirmed
             self.last_add_confirmed = confirmed.last_entry_id
             self._in_flight_bytes -= confirmed.size
+            self._note_lacking(confirmed)
+            confirmed.run = None
         if self.last_add_confirmed == before:
             return
         self._changed.set()
@@ -291,6 +367,14 @@ class LedgerWriter:
             loop = asyncio.get_running_loop()
             self._confirm_timer = loop.call_later(
                 self._limits.confirm_idle_s, self._confirm_when_idle
+            )
+
+    def _note_lacking(self, confirmed: Sent) -> None:
+        if len(confirmed.acked) < self.metadata.write_quorum:
+            self._lacking.update(
+                node_id
+                for node_id in self.metadata.write_set(confirmed.first_entry_id)
+                if node_id not in confirmed.acked and self._replicas[node_id].failed
             )
 
     def _confirm_when_idle(self) -> None:
@@ -303,8 +387,116 @@ class LedgerWriter:
             return
         self._carried = self.last_add_confirmed
         for replica in self._replicas.values():
-            if not replica.failed:
+            if not replica.failed and replica.client is not None:
                 replica.client.confirm(self.ledger_id, self.last_add_confirmed)
+
+    # Ensemble changes
+
+    async def _mend(self) -> None:
+        """Have those replaced that failed or are slow, whenever there is a reason to ask."""
+        while True:
+            await self._mend_wanted.wait()
+            self._mend_wanted.clear()
+            if self._finishing and not self._unconfirmed:
+                continue
+            failed = [one for one in self._replicas.values() if one.failed or one.slow]
+            if failed:
+                await self._change(failed)
+                self._judge()
+
+    async def _change(self, failed: Collection[Replica]) -> None:
+        """Ask for one ensemble change and take it over. Confirms nothing meanwhile."""
+        changed = None
+        self._changing = True
+        try:
+            if self._replace is not None:
+                changed = await self._replace(
+                    self.metadata,
+                    frozenset(one.node_id for one in failed),
+                    EntryId(self.last_add_confirmed + 1),
+                )
+        except TierlogError as error:
+            # It may be published or not: only recovery can tell now.
+            self.break_off(error)
+        finally:
+            self._changing = False
+            self._changed.set()
+        if self.ended.is_set():
+            return
+        if changed is not None:
+            self._take_over(*changed)
+        for replica in self._replicas.values():
+            replica.slow, replica.late_count = False, 0
+        still = bool(self.failed)
+        backoff_s = self._mend_backoff_s if still or changed is None else 0.0
+        self._mend_again_s = asyncio.get_running_loop().time() + backoff_s
+        self._mend_backoff_s = min(2 * self._mend_backoff_s, self._limits.replace_again_s_max)
+        if not still:
+            self._mend_backoff_s = self._limits.replace_again_s_first
+        self._advance()
+
+    def _take_over(
+        self, metadata: LedgerMetadata, clients: Mapping[NodeId, StorageNodeClient]
+    ) -> None:
+        """Let the replaced go, with what they acknowledged; send the new ones what is open."""
+        ensemble = metadata.segments[-1].ensemble
+        assert set(clients) <= set(ensemble)
+        assert (
+            metadata.segments[-1].first_entry_id == self.last_add_confirmed + 1
+            or ensemble == self.metadata.segments[-1].ensemble
+        ), "a new ensemble begins behind the LAC"
+        gone = [one for one in self._replicas if one not in ensemble or one in clients]
+        assert all(
+            new == old or old in gone
+            for old, new in zip(self.metadata.segments[-1].ensemble, ensemble, strict=True)
+        ), "who stays keeps its place, and with it its stripes"
+        for node_id in gone:
+            replica = self._replicas.pop(node_id)
+            if replica.owes_confirmed:
+                self._lacking.add(node_id)
+            _let_go(replica)
+        self.metadata = metadata
+        self._drop_acks(gone)
+        assert self._tasks is not None
+        for node_id, client in clients.items():
+            replica = self._replicas[node_id] = Replica(node_id, client)
+            replica.task = self._tasks.create_task(self._collect(replica))
+        assert set(self._replicas) == set(ensemble)
+        now_s = asyncio.get_running_loop().time()
+        for sent in self._unconfirmed:
+            for node_id in metadata.write_set(sent.first_entry_id):
+                if node_id in clients:
+                    self._send_to(self._replicas[node_id], sent, now_s)
+        log.info(
+            "writer.ensemble_changed",
+            ledger_id=self.ledger_id,
+            first_entry_id=metadata.segments[-1].first_entry_id,
+            gone=gone,
+            ensemble=ensemble,
+            runs_sent_again=len(self._unconfirmed),
+        )
+
+    def _drop_acks(self, gone: Collection[NodeId]) -> None:
+        """Forget what the replaced acknowledged of all that is not confirmed."""
+        for sent in self._unconfirmed:
+            sent.acked.difference_update(gone)
+
+    def _judge(self) -> None:
+        """Break when nobody took the place of a node that some run can't do without."""
+        if self.ended.is_set() or self._mend_wanted.is_set():
+            return
+        for sent in self._unconfirmed:
+            if not self._can_be_confirmed(sent):
+                missing = (
+                    self._replicas[node_id].cause
+                    for node_id in self.metadata.write_set(sent.first_entry_id)
+                    if node_id not in sent.acked
+                )
+                cause = next((one for one in missing if one is not None), None)
+                self.break_off(cause or _below_quorum(self.ledger_id, self.failed))
+                return
+
+    # Time
 
     async def _watch(self) -> None:
         """Break the writer when the oldest run was not confirmed in time."""
@@ -319,12 +511,40 @@ class LedgerWriter:
                 self.break_off(_not_in_time(self.ledger_id, self._limits.append_timeout_s))
                 return
 
+    async def _watch_pace(self) -> None:
+        """Find nodes that are far slower than those beside them, while any answer is owed."""
+        limits, loop = self._limits, asyncio.get_running_loop()
+        while True:
+            while not any(one.owed for one in self._replicas.values()):
+                self._owed.clear()
+                await self._owed.wait()
+            await asyncio.sleep(limits.slow_node_s / 4)
+            now_s = loop.time()
+            if now_s < self._mend_again_s:
+                continue
+            replicas = list(self._replicas.values())
+            late = late_nodes(
+                replicas,
+                now_s,
+                slow_node_s=limits.slow_node_s,
+                factor=limits.slow_node_factor,
+            )
+            for replica in replicas:
+                # Seen late once, its answers may just not have been read after a pause here.
+                replica.late_count = replica.late_count + 1 if replica in late else 0
+                if replica.late_count >= LATE_TICKS and not replica.slow:
+                    replica.slow = True
+                    self._mend_wanted.set()
 
-def _give_up(replica: _Replica) -> None:
-    for _, answer in replica.owed:
-        if isinstance(answer, asyncio.Future):
-            answer.cancel()
-    replica.owed.clear()
+
+def _replica(node_id: NodeId, client: StorageNodeClient | None) -> Replica:
+    return Replica(node_id, client, failed=client is None)
+
+
+def _let_go(replica: Replica) -> None:
+    if replica.task is not None:
+        replica.task.cancel()
+    replica.give_up()
 
 
 def _not_in_time(ledger_id: LedgerId, timeout_s: float) -> TierlogError:
@@ -334,7 +554,7 @@ def _not_in_time(ledger_id: LedgerId, timeout_s: float) -> TierlogError:
     )
 
 
-def _below_quorum(ledger_id: LedgerId, failed: list[NodeId]) -> TierlogError:
+def _below_quorum(ledger_id: LedgerId, failed: Collection[NodeId]) -> TierlogError:
     return IndeterminateError(
         f"ledger {ledger_id} lost its ack quorum: {', '.join(failed)} failed",
         remedy="Read the stream's end to see whether the entries are there",
