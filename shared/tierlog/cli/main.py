@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tierlog.cli import append, demo, ledger, objects, offload, policy, read, stream, up
+from tierlog.cli import append, cluster, demo, ledger, objects, offload, policy, read, stream, up
 from tierlog.cli.session import SESSION
 
 GROUP: Final = "tierlog.commands"
@@ -54,13 +54,14 @@ app.command("append")(append.append)
 app.command("read")(read.read)
 app.add_typer(stream.app, name="stream")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(offload.app, name="offload")
 app.add_typer(policy.app, name="policy")
 app.add_typer(objects.app, name="object")
 
 
 OWN: Final = frozenset(
-    {"up", "demo", "append", "read", "stream", "ledger", "offload", "policy", "object"}
+    {"up", "demo", "append", "read", "stream", "ledger", "cluster", "offload", "policy", "object"}
 )
 
 

@@ -221,6 +221,29 @@ class OwnerSettings(_Section):
         return self
 
 
+class ReplicationSettings(_Section):
+    """Auto-recovery: an auditor finds ledgers that lack copies, workers make them whole."""
+
+    enabled: bool = True
+    interval_s: float = Field(default=2.0, gt=0)
+    """How often the queue and the nodes are looked at."""
+    lost_node_delay_s: Seconds = 30.0
+    """So long a node may be away before its copies are made anew elsewhere."""
+    grace_s: Seconds = 30.0
+    """So much longer a ledger that stands open on a lost node is left to its owner."""
+    scan_interval_s: Seconds = 30.0
+    """While a node is gone or being emptied, all ledgers are looked through this often."""
+    check_interval_s: float = 604_800.0
+    """How often all copies of all ledgers are compared with what they should be; 0: never."""
+    copies_in_flight_max: int = Field(default=2, gt=0)
+    """Ledgers that one process works on at once."""
+    bytes_per_s: PositiveBytes = 50 * MIB
+    """What the copies of one process may take of disks and network."""
+    backoff_s_first: Seconds = 2.0
+    backoff_s_max: Seconds = 300.0
+    """A ledger that could not be made whole is tried again after these, and all between."""
+
+
 class IngestSettings(_Section):
     """The ingest service."""
 
@@ -232,6 +255,7 @@ class IngestSettings(_Section):
     listen: ListenSettings = ListenSettings()
     storage: StorageSettings = StorageSettings()
     owner: OwnerSettings = OwnerSettings()
+    replication: ReplicationSettings = ReplicationSettings()
 
 
 class OffloaderSettings(_Section):

@@ -13,10 +13,12 @@ import pytest
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.storage.node_kit import make_run, opened
+from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.faults import Faults, Outcome
 from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.adapters.memory.ids import SeededIds
 from tierlog.adapters.memory.metadata import MemoryMetadata
+from tierlog.catalog.draining import DrainingCatalog
 from tierlog.format import paths
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import NodeId
@@ -169,3 +171,16 @@ def test_a_format_that_is_cut_short_is_gone_on_with(world, step):
     cookie = world.check()
     assert cookie == world.check()
     assert paths.cookie_path(N1) in world.metadata.dump()
+
+
+def test_the_id_of_a_node_that_was_decommissioned_is_never_used_again(world):
+    world.check()
+    store = world.metadata.connect()
+    draining = DrainingCatalog(store, clock=SimClock(), ids=world.ids)
+    run_virtual(draining.begin(N1))
+    assert world.check().node_id == N1, "while it is emptied it may start again"
+    run_virtual(draining.finish(N1))
+    for disk in (world.disk, world.new_disk()):
+        with pytest.raises(RefusedError, match="was decommissioned"):
+            world.check(disk=disk)
+    assert world.check(disk=world.new_disk(), node_id=N2).node_id == N2

@@ -1,4 +1,4 @@
-"""``tierlog node …``: a storage node's directories, while no node runs on them."""
+"""``tierlog node …``: a storage node's directories, while no node runs on them; and its end."""
 
 import asyncio
 from collections import Counter
@@ -19,12 +19,14 @@ from tierlog.cli.output import (
 )
 from tierlog.cli.session import Quiet, command
 from tierlog.model.errors import CorruptError, RefusedError
+from tierlog_ingest.cli.decommission import decommission
 from tierlog_ingest.cli.places import DataDirectory, LedgerDirectories, mute_logs, open_directories
 
 if TYPE_CHECKING:
     from tierlog_ingest.inspection.report import NodeFound
 
-app = typer.Typer(no_args_is_help=True, help="Storage nodes' directories.")
+app = typer.Typer(no_args_is_help=True, help="Storage nodes: their directories, their end.")
+app.command("decommission")(decommission)
 
 ROWS_SHOWN_MAX = 50
 RECOVERED = (

@@ -9,7 +9,8 @@ bytes (``tierlog.format.records``).
 
 Invariants:
     * Nothing is opened before directory and metadata store agree.
-    * A node id is formatted once: a directory without a cookie never takes over a known id.
+    * A node id is formatted once: a directory without a cookie never takes over a known id, and
+      none takes over the id of a node that was decommissioned.
 
 Crash: the directories' cookies are durable before the metadata store's is made, so a format that
 was cut short is directories with nothing but cookies, or less; the next start goes on with it.
@@ -55,6 +56,7 @@ async def check_cookie(
     await store.sync(path)
     stored = await store.get(path)
     known = records.decode_cookie(stored.data) if stored is not None else None
+    await _check_not_barred(store, node_id)
     directories = (files, *ledger_dirs)
     cookies = [await _read(one) for one in directories]
     has_data = any([await _has_data(one) for one in directories])
@@ -93,6 +95,15 @@ async def check_cookie(
             "Mount the right disk, or remove the directory of the older node",
         )
     return found
+
+
+async def _check_not_barred(store: MetadataStore, node_id: NodeId) -> None:
+    found = await store.get(paths.draining_path(node_id))
+    if found is not None and records.decode_draining(found.data).done_ms:
+        raise _refused(
+            f"node {node_id} was decommissioned, and its id is not used again",
+            "Format the node's directories, or take empty ones, and start it with a new node id",
+        )
 
 
 async def _register(store: MetadataStore, ids: Ids, path: str, cookie: Cookie) -> Cookie:

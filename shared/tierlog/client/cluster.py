@@ -1,0 +1,103 @@
+"""The cluster as its metadata tells it: storage nodes, and ledgers that lack copies.
+
+Owns: finding the metadata store, and documents for people and programs. Does not own what they
+tell of: the catalog does.
+
+Invariant: nothing is changed here.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tierlog.catalog import Catalog
+from tierlog.client.endpoints import FILE_NAME, read_endpoints_file
+from tierlog.model.errors import RetryableError
+from tierlog.runtime.settings import Settings
+from tierlog.wiring.build import open_metadata, system_clock, system_ids
+
+Document = dict[str, Any]
+
+
+def with_zookeeper(settings: Settings) -> Settings:
+    """Return the settings with the address that ``tierlog up`` wrote, where none is given."""
+    if "hosts" in settings.zookeeper.model_fields_set:
+        return settings
+    written = read_endpoints_file(settings.state_dir / FILE_NAME)
+    hosts = written.servers.get("zookeeper") if written is not None else None
+    if not hosts:
+        return settings
+    zookeeper = settings.zookeeper.model_copy(update={"hosts": hosts})
+    return settings.model_copy(update={"zookeeper": zookeeper})
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(settings: Settings) -> AsyncIterator[Catalog]:
+    """Give the catalog of a cluster that is there; UNAVAILABLE where there is none."""
+    settings = with_zookeeper(settings)
+    async with open_metadata(settings) as store:
+        catalog = Catalog.over(store, clock=system_clock(), ids=system_ids())
+        if await catalog.nodes.cluster() is None:
+            raise RetryableError(
+                f"there is no cluster in ZooKeeper at {settings.zookeeper.hosts}",
+                remedy="Correct TIERLOG_ZOOKEEPER__HOSTS, with its root; or start ingest nodes",
+            )
+        yield catalog
+
+
+async def node_documents(catalog: Catalog) -> list[Document]:
+    """Return every storage node that is live, or known, or was decommissioned."""
+    live = await catalog.nodes.live()
+    known = await catalog.draining.known_nodes()
+    draining = await catalog.draining.list()
+    rows: list[Document] = []
+    for node_id in sorted({*live, *known, *draining}):
+        info, mark = live.get(node_id), draining.get(node_id)
+        if mark is not None:
+            state = "decommissioned" if mark.done_ms else "draining"
+        elif info is None:
+            state = "away"
+        elif info.draining:
+            state = "leaving"
+        else:
+            state = "read-only" if info.read_only else "live"
+        rows.append(
+            {
+                "node_id": node_id,
+                "state": state,
+                "live": info is not None,
+                "zone": info.zone if info is not None else None,
+                "wire": info.wire_address if info is not None else None,
+                "grpc": info.grpc_address if info is not None else None,
+                "http": info.http_address if info is not None else None,
+                "free_bytes": info.free_bytes if info is not None else None,
+                "draining_since_ms": mark.since_ms if mark is not None else None,
+                "decommissioned_ms": (mark.done_ms or None) if mark is not None else None,
+            }
+        )
+    return rows
+
+
+async def underreplicated_documents(catalog: Catalog) -> list[Document]:
+    """Return the ledgers that lack copies, by id."""
+    return [
+        {
+            "ledger_id": one.ledger_id,
+            "reasons": list(one.reasons),
+            "nodes": list(one.nodes),
+            "complaints": [
+                {
+                    "node_id": complaint.node_id,
+                    "reason": complaint.reason,
+                    "entries": list(complaint.entries) if complaint.entries is not None else None,
+                }
+                for complaint in one.complaints
+            ],
+            "since_ms": one.since_ms,
+            "tries": one.tries,
+            "last_worker": one.last_worker or None,
+            "last_error": one.last_error or None,
+            "last_error_ms": one.last_error_ms or None,
+        }
+        for one in await catalog.underreplicated.list()
+    ]

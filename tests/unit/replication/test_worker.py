@@ -1,0 +1,329 @@
+"""Workers (protocols.md 1, "Auto-recovery"): missing copies are made, nodes that are gone are
+replaced, and no copy is given up before another one is there.
+"""
+
+# mypy: disable-error-code="arg-type,union-attr"
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+
+from tests.unit.catalog.world import on_virtual_time
+from tests.unit.ledger.small_cluster import STREAM
+from tests.unit.replication.kit import N1, N2, N3, N4, LackingCluster
+from tierlog.adapters.memory.faults import FaultRates, Faults
+from tierlog.model.errors import IndeterminateError, RetryableError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.ledger import LedgerMetadata, LedgerState, Segment
+from tierlog.model.replication import CopyTrouble
+
+
+async def _whole(cluster, catalog, ledger_id) -> bool:
+    return not await cluster.lacks(catalog, ledger_id)
+
+
+@pytest.mark.covers("D03", "D17")
+@on_virtual_time
+async def test_a_node_gets_what_it_lacks_and_nothing_else():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, lacking={N2})
+    await cluster.nodes[N2].add(cluster.runs(N1, ledger_id)[4])
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.MISSING, nodes=[N2])
+    await cluster.worker().round()
+    assert await catalog.underreplicated.list() == []
+    assert await _whole(cluster, catalog, ledger_id)
+    assert [run.first_entry_id for run in cluster.nodes[N2].recovery_adds] == [0, 1, 2, 3, 5]
+    assert all(
+        mine.encoded == theirs.encoded
+        for mine, theirs in zip(
+            cluster.runs(N2, ledger_id), cluster.runs(N3, ledger_id), strict=True
+        )
+    ), "whole runs, header unchanged"
+    assert not cluster.nodes[N1].recovery_adds
+    assert not cluster.nodes[N3].recovery_adds
+
+
+@pytest.mark.covers("D03", "D17")
+@pytest.mark.parametrize(
+    ("quorums", "stripe"), [((3, 3, 2), 2**40), ((3, 2, 2), 1), ((3, 2, 1), 2), ((3, 1, 1), 1)]
+)
+@on_virtual_time
+async def test_another_node_takes_the_place_of_a_lost_one(quorums, stripe):
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, quorums=quorums, stripe_entries=stripe)
+    await cluster.lose(catalog, N2)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    await cluster.worker().round()
+    if quorums[1] == 1:
+        # Nobody else has them: nothing is changed, and it is said.
+        (one,) = await catalog.underreplicated.list()
+        assert "could not be read" in one.last_error
+        assert N2 in (await cluster.metadata_of(catalog, ledger_id)).segments[0].ensemble
+        return
+    assert await catalog.underreplicated.list() == []
+    metadata = await cluster.metadata_of(catalog, ledger_id)
+    assert metadata.segments[0].ensemble == (N1, N4, N3), "in the lost one's place"
+    assert await _whole(cluster, catalog, ledger_id)
+
+
+@on_virtual_time
+async def test_every_segment_that_names_the_lost_node_gets_another_one():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    claimed = await catalog.streams.claim(STREAM, N1)
+    ledger_id, metadata = await cluster.open_ledger(catalog, claimed, quorums=(2, 2, 1))
+    from tests.unit.storage.node_kit import make_run
+
+    for entry, nodes in enumerate([(N1, N2), (N1, N2), (N3, N2)]):
+        for name in nodes:
+            await cluster.nodes[name].add(make_run(ledger_id, entry))
+    tail = Segment(first_entry_id=EntryId(2), ensemble=(N3, N2))
+    empty = Segment(first_entry_id=EntryId(3), ensemble=(N2, N4))
+    await _publish(catalog, ledger_id, metadata, (metadata.segments[0], tail, empty))
+    await catalog.ledgers.close(claimed, ledger_id, last_entry_id=EntryId(2), length=9)
+    await cluster.lose(catalog, N2)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    await cluster.worker().round()
+    assert await catalog.underreplicated.list() == []
+    found = await cluster.metadata_of(catalog, ledger_id)
+    assert all(N2 not in one.ensemble for one in found.segments), "the empty one too"
+    assert await _whole(cluster, catalog, ledger_id)
+
+
+async def _publish(catalog, ledger_id, metadata: LedgerMetadata, segments) -> None:
+    from dataclasses import replace
+
+    from tierlog.format import ledger_metadata, paths
+
+    data = ledger_metadata.encode_znode(replace(metadata, segments=segments))
+    await catalog.store.set(paths.ledger_path(ledger_id), data, version=0)
+
+
+@on_virtual_time
+async def test_a_node_that_is_merely_away_is_waited_for():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, lacking={N2})
+    await cluster.lose(catalog, N2)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.MISSING, nodes=[N2])
+    worker = cluster.worker()
+    await worker.round()
+    (one,) = await catalog.underreplicated.list()
+    assert one.last_error.startswith("node n2 is away")
+    await cluster.come_back(catalog, N2)
+    await worker.round()
+    assert len(await catalog.underreplicated.list()) == 1, "its back-off holds it"
+    cluster.clock.advance(2)
+    await worker.round()
+    assert await catalog.underreplicated.list() == []
+    assert await _whole(cluster, catalog, ledger_id)
+
+
+@pytest.mark.covers("D03")
+@on_virtual_time
+async def test_damaged_runs_are_written_anew_from_a_good_copy():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog)
+    cluster.nodes[N1].damaged |= {(ledger_id, EntryId(1)), (ledger_id, EntryId(2))}
+    await catalog.underreplicated.add(
+        ledger_id, reason=CopyTrouble.DAMAGED, nodes=[N1], entries=(EntryId(1), EntryId(2))
+    )
+    await cluster.worker().round()
+    assert [run.first_entry_id for run in cluster.nodes[N1].recovery_adds] == [1, 2]
+    assert await catalog.underreplicated.list() == []
+
+
+@on_virtual_time
+async def test_a_node_that_is_emptied_gives_its_copies_away_while_it_lives():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ids = [await cluster.ledger(catalog, quorums=(3, 1, 1), stripe_entries=2) for _ in range(3)]
+    await catalog.draining.begin(N2)
+    for ledger_id in ids:
+        await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.DRAINING, nodes=[N2])
+    await cluster.worker().round()
+    assert await catalog.underreplicated.list() == []
+    for ledger_id in ids:
+        metadata = await cluster.metadata_of(catalog, ledger_id)
+        assert metadata.segments[0].ensemble == (N1, N4, N3)
+        assert await _whole(cluster, catalog, ledger_id)
+
+
+@on_virtual_time
+async def test_without_another_node_the_ledger_stays_queued_and_says_why():
+    cluster = LackingCluster(3)
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog)
+    await cluster.lose(catalog, N3)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N3])
+    await cluster.worker().round()
+    (one,) = await catalog.underreplicated.list()
+    assert one.last_error == "no other node can take what n3 held"
+
+
+@on_virtual_time
+async def test_a_node_that_does_not_answer_gets_no_place():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog)
+    await cluster.lose(catalog, N2)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    cluster.nodes[N4].deaf = True
+    await cluster.worker().round()
+    (one,) = await catalog.underreplicated.list()
+    assert "node n4 did not take a copy" in one.last_error
+    metadata = await cluster.metadata_of(catalog, ledger_id)
+    assert metadata.segments[0].ensemble == (N1, N2, N3)
+
+
+@on_virtual_time
+async def test_a_node_that_forgets_what_it_acknowledged_gets_no_place():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog)
+    await cluster.lose(catalog, N2)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    liar = cluster.nodes[N4]
+    add = liar.add
+
+    def forgetful(run, *, recovery=False):
+        answer = add(run, recovery=recovery)
+        liar.runs[ledger_id].pop(EntryId(3), None)
+        return answer
+
+    liar.add = forgetful  # type: ignore[method-assign]
+    await cluster.worker().round()
+    (one,) = await catalog.underreplicated.list()
+    assert one.last_error == "node n4 still lacks 1 entries"
+    assert N4 not in (await cluster.metadata_of(catalog, ledger_id)).segments[0].ensemble
+
+
+@on_virtual_time
+async def test_a_deleted_ledger_leaves_the_queue():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    await catalog.underreplicated.add(LedgerId(77), reason=CopyTrouble.LOST, nodes=[N2])
+    await cluster.worker().round()
+    assert await catalog.underreplicated.list() == []
+
+
+@pytest.mark.parametrize(
+    ("worker_on", "owner_lives", "nodes", "seals"),
+    [(N1, True, 4, 1), (N3, True, 4, 0), (N3, False, 5, 1), (N1, True, 3, 0)],
+)
+@on_virtual_time
+async def test_an_open_ledger_is_sealed_by_its_owner_where_that_helps(
+    worker_on, owner_lives, nodes, seals
+):
+    """By its owner's process, or by any where nobody alive owns it; not for the same nodes."""
+    cluster = LackingCluster(nodes)
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, closed=False)
+    await _name_stream(catalog, ledger_id)
+    await cluster.lose(catalog, N2)
+    if not owner_lives:
+        await cluster.lose(catalog, N1)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    await cluster.worker(node_id=worker_on).round()
+    assert cluster.sealed == [STREAM] * seals
+    assert len(await catalog.underreplicated.list()) == 1, "it is mended once it is closed"
+    metadata = await cluster.metadata_of(catalog, ledger_id)
+    assert metadata.state is LedgerState.OPEN
+    assert metadata.segments[0].ensemble == (N1, N2, N3)
+
+
+@on_virtual_time
+async def test_an_open_ledger_without_a_lost_node_is_left_alone():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, closed=False)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.DAMAGED, nodes=[N2])
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    await cluster.worker().round()
+    assert (cluster.sealed, cluster.recovered) == ([], [])
+    (one,) = await catalog.underreplicated.list()
+    assert one.last_error == "the ledger is not closed yet"
+
+
+@on_virtual_time
+async def test_a_bare_ledger_that_stands_open_on_a_lost_node_is_recovered():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, closed=False)
+    await cluster.lose(catalog, N2)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    await cluster.worker().round()
+    assert (cluster.sealed, cluster.recovered) == ([], [ledger_id])
+
+
+async def _name_stream(catalog, ledger_id) -> None:
+    from dataclasses import replace
+
+    from tierlog.format import ledger_metadata, paths
+
+    metadata = await catalog.ledgers.get(ledger_id)
+    named = replace(metadata, custom={**metadata.custom, "tierlog/stream": STREAM.encode()})
+    data = ledger_metadata.encode_znode(named)
+    await catalog.store.set(paths.ledger_path(ledger_id), data, version=0)
+
+
+async def _check_members(cluster, catalog, before) -> None:
+    """Whoever joined an ensemble since ``before`` holds its whole share."""
+    for ledger_id, ensemble in before.items():
+        metadata = await cluster.metadata_of(catalog, ledger_id)
+        joined = set(metadata.segments[0].ensemble) - set(ensemble)
+        assert not joined.intersection(await cluster.lacks(catalog, ledger_id))
+
+
+@pytest.mark.covers("D03", "D17")
+@pytest.mark.parametrize("seed", range(20))
+@on_virtual_time
+async def test_whatever_fails_a_place_is_given_only_to_who_holds_all_of_it(seed):
+    """Two workers, lost answers, nodes that come and go: in the end every ledger is whole, and
+    all the while each new member of an ensemble holds its share.
+    """
+    cluster = LackingCluster(5, seed=seed)
+    rng = random.Random(seed)
+    catalog = await cluster.begin()
+    ids = [
+        await cluster.ledger(catalog, quorums=(3, 2, 1), stripe_entries=rng.choice([1, 2]))
+        for _ in range(4)
+    ]
+    before = {one: (await cluster.metadata_of(catalog, one)).segments[0].ensemble for one in ids}
+    await cluster.lose(catalog, N2)
+    for ledger_id in ids:
+        await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    rates = FaultRates(refused=0.03, request_lost=0.03, reply_lost=0.03, delay_s_max=0.01)
+    workers = [
+        cluster.worker(node_id=name, faults=Faults(random.Random(f"{seed} {name}"), rates=rates))
+        for name in (N1, N3)
+    ]
+
+    async def work(worker) -> None:
+        for _ in range(60):
+            with contextlib.suppress(RetryableError, IndeterminateError):
+                await worker.round()
+            cluster.clock.advance(2)
+            await asyncio.sleep(1)
+
+    async def disturb() -> None:
+        for _ in range(20):
+            node = cluster.nodes[rng.choice([N3, N4])]
+            node.down = rng.random() < 0.5
+            await asyncio.sleep(1)
+            node.down = False
+            await _check_members(cluster, catalog, before)
+
+    async with asyncio.TaskGroup() as tasks:
+        for worker in workers:
+            tasks.create_task(work(worker))
+        tasks.create_task(disturb())
+    assert await catalog.underreplicated.list() == []
+    for ledger_id in ids:
+        assert await _whole(cluster, catalog, ledger_id)
+        assert N2 not in (await cluster.metadata_of(catalog, ledger_id)).segments[0].ensemble
