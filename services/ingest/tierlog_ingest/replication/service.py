@@ -63,10 +63,6 @@ class Replication:
             tasks.create_task(self._auditor.run(), name="auditor")
             tasks.create_task(self._worker.run(), name="replication worker")
 
-    async def resign(self) -> None:
-        """Let another process be auditor at once."""
-        await self._auditor.resign()
-
     async def tell_draining(self, tell: Callable[[bool], None]) -> None:
         """Tell whenever it is decided that this node is to be emptied, or is not any more."""
         while True:
