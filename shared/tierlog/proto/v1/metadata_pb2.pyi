@@ -267,6 +267,7 @@ class StreamRecord(_message.Message):
     PAGES_FIELD_NUMBER: _builtins.int
     DELETING_FIELD_NUMBER: _builtins.int
     OFFLOAD_THROUGH_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     name: _builtins.str
     incarnation: _builtins.bytes
@@ -281,6 +282,8 @@ class StreamRecord(_message.Message):
     """Node id of the owner."""
     offload_through: _builtins.int
     """An admin wants every sealed ledger up to this one offloaded, whatever the thresholds say."""
+    partitions: _builtins.int
+    """How many partitions, each a stream of its own; 0: this one has entries itself."""
     @_builtins.property
     def policy(self) -> Global___PolicyRecord: ...
     @_builtins.property
@@ -310,10 +313,11 @@ class StreamRecord(_message.Message):
         pages: _abc.Iterable[Global___LedgerPageRef] | None = ...,
         deleting: _abc.Iterable[_builtins.int] | None = ...,
         offload_through: _builtins.int | None = ...,
+        partitions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through", "offload_through", b"offload_through", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through", "created_ms", b"created_ms", "deleting", b"deleting", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "policy", b"policy", "raw", b"raw", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through", "created_ms", b"created_ms", "deleting", b"deleting", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__offload_through: _TypeAlias = _typing.Literal["offload_through"]  # noqa: Y015
     _WhichOneofArgType__offload_through: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through"]  # noqa: Y015
@@ -598,6 +602,7 @@ class NodeRecord(_message.Message):
     ZONE_FIELD_NUMBER: _builtins.int
     READ_ONLY_FIELD_NUMBER: _builtins.int
     FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     node_id: _builtins.str
     wire_address: _builtins.str
@@ -607,6 +612,8 @@ class NodeRecord(_message.Message):
     zone: _builtins.str
     read_only: _builtins.bool
     free_bytes: _builtins.int
+    draining: _builtins.bool
+    """It is about to go, or is being emptied: no new ledger gets it."""
     def __init__(
         self,
         *,
@@ -618,10 +625,11 @@ class NodeRecord(_message.Message):
         zone: _builtins.str = ...,
         read_only: _builtins.bool = ...,
         free_bytes: _builtins.int = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "grpc_address", b"grpc_address", "http_address", b"http_address", "node_id", b"node_id", "read_only", b"read_only", "version", b"version", "wire_address", b"wire_address", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_bytes", b"free_bytes", "grpc_address", b"grpc_address", "http_address", b"http_address", "node_id", b"node_id", "read_only", b"read_only", "version", b"version", "wire_address", b"wire_address", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
