@@ -212,7 +212,7 @@ async def test_a_node_that_is_emptied_is_marked_and_in_the_end_barred():
     await draining.begin(A)
     process.faults.next("metadata.delete", Outcome.REPLY_LOST)
     done = await draining.finish(A)
-    assert done.done_ms == process.clock.wall_ms()
+    assert done.done_ms >= since.since_ms
     assert list(await draining.known_nodes()) == [B]
     assert (await draining.get(A)) == done
     with pytest.raises(RefusedError, match="was decommissioned"):

@@ -9,10 +9,11 @@ from tests.unit.storage.node_kit import make_run
 from tierlog.adapters.memory.faults import Faults
 from tierlog.catalog import Catalog
 from tierlog.format import paths, records
+from tierlog.format.run import Run
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.node import Cookie
-from tierlog.model.spans import without
+from tierlog.model.spans import Spans, without
 from tierlog.runtime.settings import ReplicationSettings
 from tierlog_ingest.replication.auditor import Auditor
 from tierlog_ingest.replication.plan import share_of
@@ -116,10 +117,10 @@ class LackingCluster(SmallCluster):
         assert metadata is not None
         return metadata
 
-    async def lacks(self, catalog: Catalog, ledger_id: LedgerId) -> dict[NodeId, list]:
+    async def lacks(self, catalog: Catalog, ledger_id: LedgerId) -> dict[NodeId, Spans]:
         """Return what each node of a ledger lacks of its share."""
         metadata = await self.metadata_of(catalog, ledger_id)
-        found: dict[NodeId, list] = {}
+        found: dict[NodeId, Spans] = {}
         for at, segment in enumerate(metadata.segments):
             for place, name in enumerate(segment.ensemble):
                 held = [(run.first_entry_id,) * 2 for run in self.runs(name, ledger_id)]
@@ -128,7 +129,7 @@ class LackingCluster(SmallCluster):
                     found.setdefault(name, []).extend(lacking)
         return found
 
-    def runs(self, name: NodeId, ledger_id: LedgerId) -> list:
+    def runs(self, name: NodeId, ledger_id: LedgerId) -> list[Run]:
         """Return the runs that a node has, by entry."""
         held = self.nodes[name].runs.get(ledger_id, {})
         return [held[first] for first in sorted(held)]

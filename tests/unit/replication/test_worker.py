@@ -308,8 +308,7 @@ async def test_whatever_fails_a_place_is_given_only_to_who_holds_all_of_it(seed)
         for _ in range(60):
             with contextlib.suppress(RetryableError, IndeterminateError):
                 await worker.round()
-            cluster.clock.advance(2)
-            await asyncio.sleep(1)
+            await asyncio.sleep(2)
 
     async def disturb() -> None:
         for _ in range(20):

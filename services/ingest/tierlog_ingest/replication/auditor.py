@@ -79,7 +79,7 @@ class Auditor:
                 log.info("auditor.elected")
                 self.leading = True
                 await self._lead(ended)
-            except (RetryableError, IndeterminateError) as error:
+            except TierlogError as error:
                 log.info("auditor.waiting", cause=str(error))
                 await asyncio.sleep(self._settings.interval_s * self._ids.uniform(0.5, 1.0))
             finally:

@@ -51,9 +51,11 @@ class Copy:
 
 def segment_end(metadata: LedgerMetadata, at: int) -> EntryId:
     """Return the last entry of a segment that is not the last one of an unclosed ledger."""
+    is_closed = metadata.state is LedgerState.CLOSED
     if at + 1 < len(metadata.segments):
-        return EntryId(metadata.segments[at + 1].first_entry_id - 1)
-    assert metadata.state is LedgerState.CLOSED
+        end = EntryId(metadata.segments[at + 1].first_entry_id - 1)
+        return min(end, metadata.last_entry_id) if is_closed else end
+    assert is_closed
     return metadata.last_entry_id
 
 
@@ -202,7 +204,7 @@ def is_due(
     if not queued.last_error_ms or queued.last_error_ms > now_ms:
         return True
     doublings = min(max(queued.tries - 1, 0), BACKOFF_DOUBLINGS_MAX)
-    backoff_s = min(backoff_s_max, backoff_s_first * 2**doublings)
+    backoff_s = min(backoff_s_max, backoff_s_first * float(2**doublings))
     return now_ms - queued.last_error_ms >= 1000 * backoff_s
 
 

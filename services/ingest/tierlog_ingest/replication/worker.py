@@ -123,7 +123,7 @@ class Worker:
         while True:
             try:
                 await self.round()
-            except (RetryableError, IndeterminateError) as error:
+            except TierlogError as error:
                 log.info("replication.skipped", cause=str(error))
             # Listing a long queue costs as much as the work: it is done the less often.
             pause = min(LONG_QUEUE_FACTOR_MAX, max(1.0, self._queued / LONG_QUEUE))
