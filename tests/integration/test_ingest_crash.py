@@ -22,6 +22,7 @@ from tierlog.adapters.system import SystemIds
 from tierlog.adapters.tcp import TcpTransport
 from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
 from tierlog.catalog import Catalog
+from tierlog.embedded.nodes import quorum_environment
 from tierlog.embedded.ports import Ports
 from tierlog.embedded.services import EmbeddedServices, service_spec
 from tierlog.format.frame import pack_entries
@@ -69,6 +70,7 @@ async def services(tmp_path: Path):
 def spec(hosts, tmp_path: Path):
     env = {
         "TIERLOG_ZOOKEEPER__HOSTS": hosts,
+        **quorum_environment(1, {}),
         "TIERLOG_INGEST__DATA_DIR": str(tmp_path / "data"),
     }
     ports = Ports(tmp_path / "ports.json").take("ingest", ["http", "grpc", "wire"])

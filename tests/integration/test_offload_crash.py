@@ -14,6 +14,7 @@ import pytest
 from tests.plugins.fix_corner import environment_of
 from tests.unit.offload.world import entries_of
 from tierlog.adapters.rpc.ingest import GrpcStreamControl
+from tierlog.embedded.nodes import quorum_environment
 from tierlog.embedded.ports import Ports
 from tierlog.embedded.services import EmbeddedServices, service_spec
 from tierlog.model.ids import StreamName
@@ -55,6 +56,7 @@ async def test_killed_in_mid_upload_nothing_of_the_attempt_is_left(
 ):
     env = {
         **environment_of(corner),
+        **quorum_environment(1, {}),
         "TIERLOG_INGEST__DATA_DIR": str(tmp_path / "data"),
         "TIERLOG_SCHEDULER__INTERVAL_S": "0.5",
         "TIERLOG_SCHEDULER__REQUEST_AGAIN_S": "5",

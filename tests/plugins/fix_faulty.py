@@ -28,6 +28,7 @@ from tierlog.adapters.system import SystemIds
 from tierlog.adapters.tcp import TcpTransport
 from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
 from tierlog.catalog import Catalog
+from tierlog.embedded.nodes import quorum_environment
 from tierlog.embedded.ports import Ports
 from tierlog.embedded.process import Child, Launch
 from tierlog.embedded.server import child_environment
@@ -69,6 +70,7 @@ class Node:
         self.env = {
             **BASE,
             "TIERLOG_ZOOKEEPER__HOSTS": hosts,
+            **quorum_environment(1, {}),
             "TIERLOG_INGEST__DATA_DIR": str(self.data),
             **self.faults.env,
         }

@@ -5,10 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.ledger.small_cluster import STREAM, SmallCluster, draft
+from tests.unit.ledger.small_cluster import ALONE, STREAM, SmallCluster, draft
 from tests.unit.streams.test_owners import make_owners, read_stream, running
 from tierlog.model.policy import Policy
-from tierlog.runtime.settings import OwnerSettings
 
 # mypy: disable-error-code="index,arg-type"
 
@@ -30,7 +29,8 @@ def test_order_places_and_limits(appends, entries_max, bytes_max, run_bytes_max,
         cluster = SmallCluster()
         policy = Policy(ledger_entries_max=entries_max, ledger_bytes_max=bytes_max)
         catalog = await cluster.start(policy=policy)
-        owners = make_owners(cluster, "n1", settings=OwnerSettings(run_bytes_max=run_bytes_max))
+        small_runs = ALONE.model_copy(update={"run_bytes_max": run_bytes_max})
+        owners = make_owners(cluster, "n1", settings=small_runs)
         expected, places, answers, serial = [], [], [], 0
         async with running(owners):
             for number, (sizes, timed) in enumerate(appends):

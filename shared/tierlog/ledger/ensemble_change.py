@@ -9,7 +9,7 @@ Invariants:
     * A change touches the last ensemble alone; who stays in it keeps its place.
     * Where the new segment begins with the last one, it takes its place: none of its entries
       was confirmed.
-    * A client that failed is never handed out again for the same ledger.
+    * A connection that failed, and one that was too slow, is not used again for the same ledger.
 
 Cancellation leaves nothing, or a change that was published and that nobody uses: recovery takes
 the ensembles from the metadata.
@@ -149,10 +149,10 @@ class Ensembles:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """When a node failed, and the client that did; None: it was never reached."""
+    """When a node failed, and the client that is of no use any more; None: any other is."""
 
     at_s: float
-    client: StorageNodeClient | None
+    useless: StorageNodeClient | None = None
 
 
 class EnsembleChanger:
@@ -184,8 +184,7 @@ class EnsembleChanger:
     def note_failed(self, node_id: NodeId, error: TierlogError) -> None:
         """Learn that a node answered with ``error``, or not at all."""
         client = self._given.get(node_id)
-        at_s = asyncio.get_running_loop().time()
-        self._failures[node_id] = _Failure(at_s, client)
+        self._failures[node_id] = _Failure(asyncio.get_running_loop().time())
         gone = error.reason is Reason.UNAVAILABLE or isinstance(error, IndeterminateError)
         if client is not None and gone:
             self._to_drop[node_id] = client
@@ -197,7 +196,7 @@ class EnsembleChanger:
         now_s = asyncio.get_running_loop().time()
         for node_id in failed:
             if node_id not in self._failures:
-                # It may be asked at once, if it is another process by now.
+                # It is slow, or was never reached; another client of it may be asked at once.
                 self._failures[node_id] = _Failure(
                     now_s - self._limits.return_s_min, self._given.get(node_id)
                 )
@@ -291,8 +290,7 @@ class EnsembleChanger:
         if not _serves(info) or away_s < self._limits.return_s_min:
             return None
         client = await reach(self._nodes, node_id, self._limits.connect_s_max)
-        # The same client would only go on being as slow, or as full, as it was.
-        return None if client is failure.client else client
+        return None if client is failure.useless else client
 
 
 async def reach(

@@ -35,7 +35,7 @@ from tierlog.format.checksum import Buffer
 from tierlog.format.frame import Offsets
 from tierlog.format.run import Run, cut_runs
 from tierlog.ledger.replicas import Replica, Sent, late_nodes
-from tierlog.model.errors import IndeterminateError, Reason, TierlogError
+from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId
 from tierlog.model.ledger import DigestType, LedgerMetadata
 from tierlog.ports.storage_node import StorageNodeClient
@@ -75,7 +75,7 @@ class WriterLimits:
 class LedgerWriter:
     """Writes one ledger. ``run`` must be running, in a task of the owner's, while it is used."""
 
-    def __init__(  # noqa: PLR0913 - what it is, where it goes, whom it tells
+    def __init__(
         self,
         *,
         ledger_id: LedgerId,
@@ -562,7 +562,8 @@ def _below_quorum(ledger_id: LedgerId, failed: Collection[NodeId]) -> TierlogErr
 
 
 def _too_slow(node_id: NodeId) -> TierlogError:
-    return IndeterminateError(
+    return RetryableError(
         f"storage node {node_id} is too far behind the rest of its ensemble",
+        reason=Reason.RESOURCE_EXHAUSTED,
         remedy="Check the node's disk and network",
     )

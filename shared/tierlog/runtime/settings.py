@@ -201,16 +201,24 @@ class StorageSettings(_Section):
 class OwnerSettings(_Section):
     """Ledgers that this process appends to.
 
+    A ledger lies on as many nodes as its ensemble size says; each entry goes to its write quorum
+    of them, and its ack quorum must have it before the producer is told. One node alone needs
+    1/1/1. Stripe entries: how many go to the same nodes before the next ones; of no account where
+    each node gets every entry.
+    A node that owes an answer for ``slow_node_s``, and ``slow_node_factor`` times as long as the
+    slowest healthy one beside it, is replaced like one that failed.
     The ledger key id names the key that signs the runs of new ones; none: a checksum alone.
     """
 
-    ensemble_size: int = Field(default=1, gt=0)
-    write_quorum: int = Field(default=1, gt=0)
-    ack_quorum: int = Field(default=1, gt=0)
+    ensemble_size: int = Field(default=3, gt=0)
+    write_quorum: int = Field(default=3, gt=0)
+    ack_quorum: int = Field(default=2, gt=0)
     stripe_entries: int = Field(default=1, gt=0)
     run_bytes_max: PositiveBytes = 64 * 1024
     in_flight_bytes_max: PositiveBytes = 32 * MIB
     append_timeout_s: Seconds = 10.0
+    slow_node_s: float = Field(default=2.0, gt=0)
+    slow_node_factor: float = Field(default=10.0, ge=1)
     streams_max: int = Field(default=10_000, gt=0)
     ledger_key_id: str | None = None
 
@@ -307,12 +315,17 @@ class UpSettings(_Section):
 
 
 class ClientSettings(_Section):
-    """Where a client finds the services: ``host:port`` each."""
+    """Where a client finds the services: ``host:port`` each.
+
+    Of ingest nodes several, with commas between them: any of them will do, and where one is away
+    the next one is asked. An owner that owes an answer for ``doubt_s`` is asked for at another.
+    """
 
     ingest_address: str = ""
     reader_http_address: str = ""
     scheduler_http_address: str = ""
     timeout_s: Seconds = 30.0
+    doubt_s: float = Field(default=1.0, gt=0)
     batch_bytes: PositiveBytes = 256 * 1024
     in_flight_bytes_max: PositiveBytes = 8 * MIB
 

@@ -26,8 +26,23 @@ from tierlog.model.node import NodeInfo
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
 from tierlog.ports.storage_node import StorageNodeClient
+from tierlog.runtime.settings import OwnerSettings
 
 STREAM = StreamName("logs")
+
+ALONE = OwnerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1, append_timeout_s=5.0)
+"""An owner that needs no other node."""
+
+
+def quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> OwnerSettings:
+    """Return an owner's settings with these."""
+    return ALONE.model_copy(
+        update={
+            "ensemble_size": ensemble_size,
+            "write_quorum": write_quorum,
+            "ack_quorum": ack_quorum,
+        }
+    )
 
 
 def draft(*entries: bytes, publish_ms: tuple[int, int] = (0, 0)) -> Run:

@@ -144,6 +144,8 @@ def test_a_fenced_ledger_confirms_nothing_more():
             send(writer, b"a")
             await asyncio.sleep(0.1)
             await cluster.nodes["n3"].fence(writer.ledger_id)
+            for name in ("n1", "n2"):
+                cluster.nodes[name].delay_s = 0.05
             send(writer, b"b")
             await asyncio.sleep(0.1)
             assert confirmed == [0]

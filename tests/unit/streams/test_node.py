@@ -27,13 +27,15 @@ from tierlog.model.errors import IndeterminateError, RefusedError, RetryableErro
 from tierlog.model.ledger import LedgerState
 from tierlog.model.policy import Policy
 from tierlog.ports.files import DiskFailedError
-from tierlog.runtime.settings import IngestSettings, StorageSettings, WireSettings
+from tierlog.runtime.settings import IngestSettings, OwnerSettings, StorageSettings, WireSettings
 from tierlog.wire.connection import Hello, WireClient
 from tierlog.wire.messages import ROLE_PRODUCER
 from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
 
 SETTINGS = IngestSettings(
-    node_id="n1", storage=StorageSettings(journal_segment_bytes=256 * 1024, free_bytes_min=0)
+    node_id="n1",
+    storage=StorageSettings(journal_segment_bytes=256 * 1024, free_bytes_min=0),
+    owner=OwnerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1),
 )
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.ledger.small_cluster import STREAM, SmallCluster, draft
+from tests.unit.ledger.small_cluster import ALONE, STREAM, SmallCluster, draft
 from tests.unit.ledger.test_keys import forged, last_byte
 from tests.unit.reader.world import budget, payloads
 from tierlog.adapters.memory.cache import MemoryCache
@@ -30,7 +30,6 @@ from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.ports.events import Event
 from tierlog.proto.v1 import events_pb2 as pb
 from tierlog.proto.v1 import wire_pb2
-from tierlog.runtime.settings import OwnerSettings
 from tierlog.wire.codec import HEAD_LEN
 from tierlog_ingest.app import FRAME_BYTES_BESIDE_ENTRY
 from tierlog_ingest.streams.appends import QueueBudget
@@ -45,7 +44,7 @@ from tierlog_reader.views import Views
 pytestmark = pytest.mark.covers("D08")
 
 KEYS = LedgerKeys({"k1": b"1" * 32})
-SIGNING = OwnerSettings(append_timeout_s=5.0, ledger_key_id="k1")
+SIGNING = ALONE.model_copy(update={"ledger_key_id": "k1"})
 TOPICS = Topics.of("t")
 ENTRIES = [b"%d" % number * 50 for number in range(20)]
 
@@ -243,7 +242,7 @@ def test_an_owner_without_the_key_recovers_nothing_and_says_so():
     async def main():
         world = World()
         ledger_id = await appended(world, drain=False)
-        async with world.owners(NO_KEYS, settings=OwnerSettings()) as owners:
+        async with world.owners(NO_KEYS, settings=ALONE) as owners:
             with pytest.raises(RefusedError) as caught:
                 await owners.submit(STREAM, draft(b"more"))
             assert caught.value.reason is Reason.PERMISSION_DENIED
@@ -275,8 +274,8 @@ def test_keys_may_change_from_ledger_to_ledger():
         world = World()
         await appended(world)
         both = LedgerKeys({"k1": b"1" * 32, "k2": b"2" * 32})
-        other = OwnerSettings(ledger_key_id="k2")
-        for settings, entry in ((other, b"second"), (OwnerSettings(), b"unsigned")):
+        other = ALONE.model_copy(update={"ledger_key_id": "k2"})
+        for settings, entry in ((other, b"second"), (ALONE, b"unsigned")):
             async with world.owners(both, settings=settings) as owners:
                 await owners.submit(STREAM, draft(entry))
         assert await world.read(both) == [*ENTRIES, b"second", b"unsigned"]

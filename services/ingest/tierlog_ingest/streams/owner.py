@@ -28,10 +28,10 @@ from tierlog.catalog.streams import StreamSnapshot, check_owner
 from tierlog.format.block import entry_len_max
 from tierlog.format.run import RUN_FRAMES_LEN_MAX, Run
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.ensemble_change import Ensembles
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
-from tierlog.ledger.placement import choose_ensemble
 from tierlog.ledger.recovery import Recovery
-from tierlog.ledger.writer import LedgerWriter, WriterLimits
+from tierlog.ledger.writer import LedgerWriter
 from tierlog.model.errors import (
     IndeterminateError,
     Reason,
@@ -40,21 +40,8 @@ from tierlog.model.errors import (
     TierlogError,
 )
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId, StreamName
-from tierlog.model.ledger import (
-    KEY_APPLICATION,
-    KEY_BLOCK_SIZE,
-    KEY_COMPONENT,
-    KEY_INCARNATION,
-    KEY_KEY_ID,
-    KEY_OWNER_EPOCH,
-    KEY_RAW,
-    KEY_STREAM,
-    KEY_STRIPE_ENTRIES,
-    DigestType,
-    LedgerMetadata,
-    Segment,
-)
 from tierlog.model.node import NodeInfo
+from tierlog.model.replication import CopyTrouble
 from tierlog.model.stream import Stream
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -68,15 +55,14 @@ from tierlog_ingest.streams.appends import (
     largest_entry_len,
     not_sent,
 )
-from tierlog_ingest.streams.ownership import not_owner, refusal_to_claim
-from tierlog_ingest.streams.rollover import LedgerFill, LedgerLimits, fitting, is_due
+from tierlog_ingest.streams.claims import Answers, Claims, registration_is_enough
+from tierlog_ingest.streams.opening import LedgerOpener, OpenLedger, block_size_of
+from tierlog_ingest.streams.ownership import not_owner
+from tierlog_ingest.streams.rollover import LedgerLimits, fitting, is_due
 
 log = structlog.get_logger()
 
 Result = TypeVar("Result")
-
-STRIPE_WHOLE: Final = 2**40
-"""Where every node gets every entry there is nothing to stripe, and runs are never cut for it."""
 
 WAKE_S_MIN: Final = 0.001
 BACKOFF_S_FIRST: Final = 0.05
@@ -105,33 +91,15 @@ class OwnerParts:
     settings: OwnerSettings
     budget: QueueBudget
     keys: LedgerKeys = NO_KEYS
+    answers: Answers = registration_is_enough
     entry_len_max: int = RUN_FRAMES_LEN_MAX
     """What one frame of the wire takes to another storage node, in a run of its own."""
-
-
-@dataclass(slots=True)
-class _Open:
-    """The open ledger."""
-
-    writer: LedgerWriter
-    task: asyncio.Task[None]
-    limits: LedgerLimits
-    block_size: int
-    opened_s: float
-
-    def fill(self, now_s: float) -> LedgerFill:
-        """Return how far it is."""
-        return LedgerFill(
-            entry_count=self.writer.entry_count,
-            length=self.writer.length,
-            age_s=now_s - self.opened_s,
-        )
 
 
 class StreamOwner:
     """Owns, or tries to own, one stream. ``run`` is its life; it ends when it steps down."""
 
-    def __init__(self, name: StreamName, parts: OwnerParts) -> None:
+    def __init__(self, name: StreamName, parts: OwnerParts, claims: Claims) -> None:
         self.name = name
         self.state = OwnerState.CLAIMING
         self.failure: TierlogError | None = None
@@ -139,10 +107,18 @@ class StreamOwner:
         self.recovered = asyncio.Event()
         """Set once the stream has no ledger left to recover, or the owner ended."""
         self._parts = parts
+        self._claims = claims
+        self._opener = LedgerOpener(
+            catalog=parts.catalog,
+            ensembles=Ensembles(parts.catalog, parts.nodes, preferred=parts.node_id),
+            clock=parts.clock,
+            keys=parts.keys,
+            settings=parts.settings,
+        )
         self._wake = asyncio.Event()
         self._queue = AppendQueue(parts.budget, wake=self._wake.set)
         self._claimed: Stream | None = None
-        self._open: _Open | None = None
+        self._open: OpenLedger | None = None
         self._seals: list[asyncio.Future[LedgerId | None]] = []
         self._draining = False
         self._block_size: int | None = None
@@ -166,6 +142,11 @@ class StreamOwner:
             "appends_sent": self._queue.sent_count,
             "trouble": self._queue.trouble,
         }
+
+    @property
+    def claimed(self) -> Stream | None:
+        """The stream as of this owner's claim; None before it."""
+        return self._claimed
 
     @property
     def owner_epoch(self) -> int:
@@ -200,6 +181,10 @@ class StreamOwner:
         """Take no more appends; ``run`` ends once all are answered and the ledger is closed."""
         self._draining = True
         self._wake.set()
+
+    def give_up(self) -> None:
+        """Answer everybody who still waits; for whoever cut ``run`` off."""
+        self._end(_going_away(self.name))
 
     async def run(self) -> None:
         """Claim, recover and serve until stepping down or drained. Raises only what is a bug."""
@@ -238,20 +223,14 @@ class StreamOwner:
         log.info("owner.ended", stream=self.name, epoch=self.owner_epoch, cause=str(error))
 
     async def _claim(self) -> None:
-        parts = self._parts
-        snapshot = await parts.catalog.streams.snapshot(self.name)
-        live = await parts.catalog.nodes.live()
-        refusal = refusal_to_claim(snapshot.stream, parts.node_id, live)
-        if refusal is not None:
-            raise refusal
-        self._claimed = await parts.catalog.streams.claim(self.name, parts.node_id)
+        self._claimed = await self._claims.take(self.name)
         self._enter(OwnerState.RECOVERING)
 
     async def _recover_all(self) -> None:
         """Close every ledger that is not, oldest first."""
         assert self._claimed is not None
         snapshot = await self._own_snapshot()
-        self._block_size = _block_size(snapshot)
+        self._block_size = block_size_of(snapshot)
         for ledger in snapshot.ledgers:
             if not ledger.closed:
                 await self._parts.recovery.recover(self._claimed, ledger.ledger_id)
@@ -339,7 +318,7 @@ class StreamOwner:
             count = one.limits.entries_max - fill.entry_count
         self._send(one, count, min(run_bytes_max, one.limits.bytes_max - fill.length))
 
-    def _send(self, one: _Open, count_max: int, bytes_max: int) -> None:
+    def _send(self, one: OpenLedger, count_max: int, bytes_max: int) -> None:
         piece = self._queue.take(count_max, bytes_max)
         first = one.writer.next_entry_id
         # Noted first: an answer may come before the call returns.
@@ -351,60 +330,32 @@ class StreamOwner:
             publish_ms_max=piece.publish_ms[1],
         )
 
-    async def _open_ledger(self, tasks: asyncio.TaskGroup) -> _Open:
+    async def _open_ledger(self, tasks: asyncio.TaskGroup) -> OpenLedger:
         """Make a ledger; tries until it is there or the stream has another owner."""
-        parts, settings = self._parts, self._parts.settings
-        ledger_id = await self._insist(
-            "taking a ledger id from the metadata", parts.catalog.ledgers.new_id
-        )
-        excluded: frozenset[NodeId] = frozenset()
-
-        async def attempt() -> tuple[LedgerMetadata, dict[NodeId, StorageNodeClient]]:
-            nonlocal excluded
-            live = await parts.catalog.nodes.live()
-            if len(live) - len(excluded) < settings.ensemble_size:
-                excluded = frozenset()
-            ensemble = choose_ensemble(
-                live.values(),
-                ensemble_size=settings.ensemble_size,
-                seed=f"{ledger_id}".encode(),
-                preferred=parts.node_id,
-                excluded=excluded,
-            )
-            clients: dict[NodeId, StorageNodeClient] = {}
-            for node_id in ensemble:
-                try:
-                    clients[node_id] = await parts.nodes.client(node_id)
-                except RetryableError:
-                    excluded |= {node_id}
-                    raise
-            return self._metadata(snapshot, ensemble, block_size), clients
-
+        ledgers = self._parts.catalog.ledgers
+        ledger_id = await self._insist("taking a ledger id from the metadata", ledgers.new_id)
         snapshot = await self._own_snapshot()
-        block_size = self._block_size = _block_size(snapshot)
-        metadata, clients = await self._insist("choosing storage nodes", attempt)
+        block_size = self._block_size = block_size_of(snapshot)
+        metadata, clients = await self._insist(
+            "choosing storage nodes", lambda: self._opener.choose(snapshot, ledger_id)
+        )
         await self._insist(
             "opening a ledger in the metadata",
-            lambda: parts.catalog.ledgers.open(
-                snapshot.stream, ledger_id, metadata, block_size=block_size
-            ),
+            lambda: ledgers.open(snapshot.stream, ledger_id, metadata, block_size=block_size),
         )
-        writer = LedgerWriter(
+        writer = self._opener.writer(
+            snapshot.stream, ledger_id, metadata, clients, on_confirmed=self._queue.confirm
+        )
+        log.info(
+            "ledger.opened",
+            stream=self.name,
             ledger_id=ledger_id,
-            metadata=metadata,
-            owner_epoch=self.owner_epoch,
-            nodes=clients,
-            limits=WriterLimits(
-                in_flight_bytes_max=settings.in_flight_bytes_max,
-                append_timeout_s=settings.append_timeout_s,
-                run_bytes_max=settings.run_bytes_max,
-            ),
-            on_confirmed=self._queue.confirm,
-            key=parts.keys.of(ledger_id, metadata),
+            epoch=self.owner_epoch,
+            ensemble=metadata.segments[-1].ensemble,
+            missing=writer.failed,
         )
-        log.info("ledger.opened", stream=self.name, ledger_id=ledger_id, epoch=self.owner_epoch)
         task = tasks.create_task(self._run_writer(writer))
-        return _Open(
+        return OpenLedger(
             writer,
             task,
             LedgerLimits.of(snapshot.policy),
@@ -417,37 +368,6 @@ class StreamOwner:
             await writer.run()
         finally:
             self._wake.set()
-
-    def _metadata(
-        self, snapshot: StreamSnapshot, ensemble: tuple[NodeId, ...], block_size: int
-    ) -> LedgerMetadata:
-        settings, stream = self._parts.settings, snapshot.stream
-        whole = settings.write_quorum == settings.ensemble_size
-        stripe_entries = STRIPE_WHOLE if whole else settings.stripe_entries
-        custom = {
-            KEY_APPLICATION: b"tierlog",
-            KEY_COMPONENT: b"stream",
-            KEY_STREAM: stream.name.encode(),
-            KEY_INCARNATION: str(stream.incarnation).encode(),
-            KEY_OWNER_EPOCH: str(stream.owner_epoch).encode(),
-            KEY_STRIPE_ENTRIES: str(stripe_entries).encode(),
-            KEY_BLOCK_SIZE: str(block_size).encode(),
-            KEY_RAW: str(int(stream.raw)).encode(),
-        }
-        digest_type = DigestType.CRC32C
-        if settings.ledger_key_id is not None:
-            # Refused here, before there is a ledger that nobody could write.
-            custom[KEY_KEY_ID] = self._parts.keys.named(settings.ledger_key_id).key_id.encode()
-            digest_type = DigestType.HMAC
-        return LedgerMetadata(
-            ensemble_size=settings.ensemble_size,
-            write_quorum=settings.write_quorum,
-            ack_quorum=settings.ack_quorum,
-            segments=(Segment(first_entry_id=EntryId(0), ensemble=ensemble),),
-            digest_type=digest_type,
-            ctime_ms=self._parts.clock.wall_ms(),
-            custom=custom,
-        )
 
     async def _seal(self) -> None:
         """Close the open ledger, if there is one, and answer those who asked for it."""
@@ -468,7 +388,7 @@ class StreamOwner:
             if not seal.done():
                 seal.set_result(ledger_id)
 
-    async def _close(self, one: _Open, *, last_entry_id: EntryId, length: int) -> None:
+    async def _close(self, one: OpenLedger, *, last_entry_id: EntryId, length: int) -> None:
         claimed, ledger_id = self._claimed, one.writer.ledger_id
         assert claimed is not None
         stream = await self._insist(
@@ -480,13 +400,32 @@ class StreamOwner:
         listed = stream.listed(ledger_id)
         end = listed.last_entry_id if listed is not None else NO_ENTRY
         assert end >= last_entry_id, "what was confirmed is in the ledger"
+        await self._report_lacking(one.writer)
         self._open = None
         await one.task
         log.info(
             "ledger.closed", stream=self.name, ledger_id=ledger_id, last_entry_id=end, bytes=length
         )
 
-    async def _replace(self, one: _Open, cause: TierlogError) -> None:
+    async def _report_lacking(self, writer: LedgerWriter) -> None:
+        """Have a closed ledger replicated again, if some nodes lack runs of theirs."""
+        if not writer.lacking:
+            return
+        try:
+            await self._parts.catalog.underreplicated.add(
+                writer.ledger_id, reason=CopyTrouble.MISSING, nodes=writer.lacking
+            )
+        except TierlogError as error:
+            # A check of all copies finds it later.
+            log.warning(
+                "ledger.lack_not_reported",
+                stream=self.name,
+                ledger_id=writer.ledger_id,
+                nodes=writer.lacking,
+                cause=str(error),
+            )
+
+    async def _replace(self, one: OpenLedger, cause: TierlogError) -> None:
         """Recover and close the ledger of a broken writer; the next append opens another one."""
         ledger_id = one.writer.ledger_id
         claimed = self._claimed

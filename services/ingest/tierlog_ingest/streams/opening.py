@@ -1,0 +1,165 @@
+"""The ledgers of an owner: what they are made of, and the writer of each (protocols.md 1).
+
+Owns a new ledger's metadata, its nodes and its limits. Does not own when a ledger is opened or
+closed, nor trying again: the stream's owner does.
+
+Invariants:
+    * A ledger is opened on nodes that were reached a moment before; where some are missing, so
+      many only as leave an ack quorum of every write set.
+    * A change of a ledger's ensemble is made in the name of the claim that opened the ledger.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tierlog.catalog import Catalog
+from tierlog.catalog.streams import StreamSnapshot
+from tierlog.ledger.ensemble_change import Clients, Ensembles
+from tierlog.ledger.keys import LedgerKeys
+from tierlog.ledger.writer import LedgerWriter, WriterLimits
+from tierlog.model.ids import EntryId, LedgerId, NodeId
+from tierlog.model.ledger import (
+    KEY_APPLICATION,
+    KEY_BLOCK_SIZE,
+    KEY_COMPONENT,
+    KEY_INCARNATION,
+    KEY_KEY_ID,
+    KEY_OWNER_EPOCH,
+    KEY_RAW,
+    KEY_STREAM,
+    KEY_STRIPE_ENTRIES,
+    DigestType,
+    LedgerMetadata,
+    Segment,
+)
+from tierlog.model.stream import Stream
+from tierlog.ports.clock import Clock
+from tierlog.ports.storage_node import StorageNodeClient
+from tierlog.runtime.settings import OwnerSettings
+from tierlog_ingest.streams.rollover import LedgerFill, LedgerLimits
+
+STRIPE_WHOLE: Final = 2**40
+"""Where every node gets every entry there is nothing to stripe, and runs are never cut for it."""
+
+
+@dataclass(slots=True)
+class OpenLedger:
+    """The open ledger."""
+
+    writer: LedgerWriter
+    task: asyncio.Task[None]
+    limits: LedgerLimits
+    block_size: int
+    opened_s: float
+
+    def fill(self, now_s: float) -> LedgerFill:
+        """Return how far it is."""
+        return LedgerFill(
+            entry_count=self.writer.entry_count,
+            length=self.writer.length,
+            age_s=now_s - self.opened_s,
+        )
+
+
+class LedgerOpener:
+    """Makes ledgers for one process."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        ensembles: Ensembles,
+        clock: Clock,
+        keys: LedgerKeys,
+        settings: OwnerSettings,
+    ) -> None:
+        self._catalog = catalog
+        self._ensembles = ensembles
+        self._clock = clock
+        self._keys = keys
+        self._settings = settings
+
+    async def choose(
+        self, snapshot: StreamSnapshot, ledger_id: LedgerId
+    ) -> tuple[LedgerMetadata, Clients]:
+        """Choose and reach the nodes of a new ledger. Raises UNAVAILABLE or READ_ONLY."""
+        settings = self._settings
+        ensemble, clients = await self._ensembles.open(
+            ensemble_size=settings.ensemble_size,
+            write_quorum=settings.write_quorum,
+            ack_quorum=settings.ack_quorum,
+            seed=f"{ledger_id}".encode(),
+        )
+        return self._metadata(snapshot, ensemble), clients
+
+    def _metadata(self, snapshot: StreamSnapshot, ensemble: tuple[NodeId, ...]) -> LedgerMetadata:
+        settings, stream = self._settings, snapshot.stream
+        whole = settings.write_quorum == settings.ensemble_size
+        stripe_entries = STRIPE_WHOLE if whole else settings.stripe_entries
+        custom = {
+            KEY_APPLICATION: b"tierlog",
+            KEY_COMPONENT: b"stream",
+            KEY_STREAM: stream.name.encode(),
+            KEY_INCARNATION: str(stream.incarnation).encode(),
+            KEY_OWNER_EPOCH: str(stream.owner_epoch).encode(),
+            KEY_STRIPE_ENTRIES: str(stripe_entries).encode(),
+            KEY_BLOCK_SIZE: str(block_size_of(snapshot)).encode(),
+            KEY_RAW: str(int(stream.raw)).encode(),
+        }
+        digest_type = DigestType.CRC32C
+        if settings.ledger_key_id is not None:
+            # Refused here, before there is a ledger that nobody could write.
+            custom[KEY_KEY_ID] = self._keys.named(settings.ledger_key_id).key_id.encode()
+            digest_type = DigestType.HMAC
+        return LedgerMetadata(
+            ensemble_size=settings.ensemble_size,
+            write_quorum=settings.write_quorum,
+            ack_quorum=settings.ack_quorum,
+            segments=(Segment(first_entry_id=EntryId(0), ensemble=ensemble),),
+            digest_type=digest_type,
+            ctime_ms=self._clock.wall_ms(),
+            custom=custom,
+        )
+
+    def writer(
+        self,
+        claimed: Stream,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        clients: Mapping[NodeId, StorageNodeClient],
+        *,
+        on_confirmed: Callable[[EntryId], None],
+    ) -> LedgerWriter:
+        """Return the writer of a ledger that was opened in the name of ``claimed``."""
+        settings = self._settings
+
+        async def publish(before: LedgerMetadata, after: LedgerMetadata) -> LedgerMetadata:
+            return await self._catalog.ledgers.change_ensemble(claimed, ledger_id, before, after)
+
+        changer = self._ensembles.changer(ledger_id, clients, publish)
+        return LedgerWriter(
+            ledger_id=ledger_id,
+            metadata=metadata,
+            owner_epoch=claimed.owner_epoch,
+            nodes=clients,
+            limits=WriterLimits(
+                in_flight_bytes_max=settings.in_flight_bytes_max,
+                append_timeout_s=settings.append_timeout_s,
+                run_bytes_max=settings.run_bytes_max,
+                slow_node_s=settings.slow_node_s,
+                slow_node_factor=settings.slow_node_factor,
+            ),
+            on_confirmed=on_confirmed,
+            key=self._keys.of(ledger_id, metadata),
+            replace=changer.replace,
+            on_failed=changer.note_failed,
+        )
+
+
+def block_size_of(snapshot: StreamSnapshot) -> int:
+    """Return the block size that the stream's next ledger gets."""
+    block_size = snapshot.policy.block_size
+    assert block_size is not None
+    return block_size
