@@ -72,7 +72,7 @@ class ViolationError(AssertionError):
     """A rule was broken; the message says which, and how to see the run again."""
 
 
-OWNER = OwnerSettings(append_timeout_s=10.0)
+OWNER = OwnerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1, append_timeout_s=10.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
