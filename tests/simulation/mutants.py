@@ -17,7 +17,7 @@ from tests.simulation.trace import Trace
 from tests.simulation.world import ViolationError
 from tierlog.adapters.memory.files import MemoryFile
 from tierlog.catalog import ContextCatalog
-from tierlog.ledger.recovery import _OneRecovery
+from tierlog.ledger.one_recovery import OneRecovery
 from tierlog.model.errors import IndeterminateError
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog_ingest.storage.node import StorageNode
@@ -138,13 +138,13 @@ def _wall_clock_alone() -> contextlib.AbstractContextManager[Any]:
 
 def _recover_up_to_lac() -> contextlib.AbstractContextManager[Any]:
     """Close a recovered ledger at the LAC that was found, without reading forward."""
-    whole = _OneRecovery.rewrite
+    whole = OneRecovery.rewrite
 
     async def rewrite(self: Any, lac: Any) -> Any:
         _, length = await whole(self, lac)
         return lac, length
 
-    return patch.object(_OneRecovery, "rewrite", rewrite)
+    return patch.object(OneRecovery, "rewrite", rewrite)
 
 
 @contextlib.contextmanager

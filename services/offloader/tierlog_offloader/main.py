@@ -51,7 +51,7 @@ def _worker(parts: OffloadParts, settings: Settings) -> OffloadWorker:
     return OffloadWorker(
         catalog=parts.catalog,
         open_ledger=lambda ledger_id, metadata: Tier1ReadHandle(
-            ledger_id, metadata, parts.nodes, keys=keys
+            ledger_id, metadata, parts.nodes, keys=keys, on_damage=parts.damage
         ),
         offloader=parts.offloader,
         publisher=parts.publisher,

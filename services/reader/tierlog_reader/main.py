@@ -35,7 +35,9 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             age_s_max=limits.metadata_age_ms_max / 1000,
             entries_max=limits.handles_max,
         )
-        tier1 = StorageNodeTier(views, parts.nodes, keys=ledger_keys(settings))
+        tier1 = StorageNodeTier(
+            views, parts.nodes, keys=ledger_keys(settings), on_damage=parts.damage
+        )
         source = StreamSource(views, tier1, tier2)
         async with tier2.run():
             reads = ReadLimits(

@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 from tierlog.format.checksum import Buffer
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
-from tierlog.ledger.reader import Tier1ReadHandle, closing_runs
+from tierlog.ledger.reader import OnDamage, Tier1ReadHandle, closing_runs, log_damage
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
-from tierlog.model.ledger import LedgerState
+from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.stream import ListedLedger
 from tierlog.ports.storage_node import StorageNodeControl
 from tierlog_reader.chunk import Budget, Chunk
@@ -29,15 +29,35 @@ class StorageNodeTier(Generic[Node]):
     """Tier 1 as ``source`` wants it."""
 
     def __init__(
-        self, views: Views, nodes: NodeDirectory[Node], *, keys: LedgerKeys = NO_KEYS
+        self,
+        views: Views,
+        nodes: NodeDirectory[Node],
+        *,
+        keys: LedgerKeys = NO_KEYS,
+        on_damage: OnDamage = log_damage,
     ) -> None:
         self._views = views
         self._nodes = nodes
         self._keys = keys
+        self._on_damage = on_damage
 
     async def read(self, ledger: ListedLedger, first_entry_id: EntryId, budget: Budget) -> Chunk:
         """Return what follows ``first_entry_id``, within the budget."""
         handle = await self._open(ledger.ledger_id, closed=ledger.closed)
+        try:
+            return await self._read(handle, first_entry_id, budget)
+        except RetryableError as error:
+            if error.reason is not Reason.UNKNOWN:
+                raise
+            # Its runs may lie elsewhere by now: auto-recovery has moved them.
+            now = await self._views.ledger(ledger.ledger_id, fresh=True)
+            if now is None or now.segments == handle.ledger_metadata.segments:
+                raise
+        return await self._read(self._handle(ledger.ledger_id, now), first_entry_id, budget)
+
+    async def _read(
+        self, handle: Tier1ReadHandle[Node], first_entry_id: EntryId, budget: Budget
+    ) -> Chunk:
         until = EntryId(min(INT64_MAX, first_entry_id + budget.entries_max - 1))
         last, wait_s = await self._end(handle, first_entry_id, budget.wait_s)
         frames: list[Buffer] = []
@@ -52,9 +72,9 @@ class StorageNodeTier(Generic[Node]):
                     frames.append(run.frames_between(expected, end))
                     expected = EntryId(end + 1)
         if not frames:
-            raise _gone(ledger.ledger_id)
+            raise _gone(handle.ledger_id)
         return Chunk(
-            ledger_id=ledger.ledger_id,
+            ledger_id=handle.ledger_id,
             first_entry_id=first_entry_id,
             count=expected - first_entry_id,
             frames=tuple(frames),
@@ -90,7 +110,12 @@ class StorageNodeTier(Generic[Node]):
             metadata = await self._views.ledger(ledger_id, fresh=True)
         if metadata is None:
             raise _gone(ledger_id)
-        return Tier1ReadHandle(ledger_id, metadata, self._nodes, keys=self._keys)
+        return self._handle(ledger_id, metadata)
+
+    def _handle(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> Tier1ReadHandle[Node]:
+        return Tier1ReadHandle(
+            ledger_id, metadata, self._nodes, keys=self._keys, on_damage=self._on_damage
+        )
 
 
 def _gone(ledger_id: LedgerId) -> RefusedError:

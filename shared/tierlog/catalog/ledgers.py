@@ -8,6 +8,8 @@ Invariants:
     * The tail of the list is bounded: older ledgers move to pages in the same transaction.
 """
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,12 +18,13 @@ from tierlog.catalog.streams import check_owner, stream_not_found
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName
-from tierlog.model.ledger import LedgerMetadata, LedgerState
+from tierlog.model.ledger import LedgerMetadata, LedgerState, Segment
 from tierlog.model.offload import OffloadContext
+from tierlog.model.replication import EntryRange
 from tierlog.model.stream import LedgerPageRef, ListedLedger, Stream
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
-from tierlog.ports.metadata import Create, Delete, MetadataStore, Operation, Put
+from tierlog.ports.metadata import Check, Create, Delete, MetadataStore, Operation, Put
 
 TAIL_LEDGERS_MAX: Final = 512
 PAGE_LEDGERS: Final = 256
@@ -137,13 +140,69 @@ class LedgerCatalog:
 
         return await settle(self._store, self._ids, path, one_round)
 
+    async def change_ensemble(
+        self,
+        claimed: Stream | None,
+        ledger_id: LedgerId,
+        metadata_before: LedgerMetadata,
+        metadata_after: LedgerMetadata,
+    ) -> LedgerMetadata:
+        """Publish another last ensemble of an OPEN ledger; return the metadata as it stands then.
+
+        Raises FENCED when someone recovers or closed the ledger, when it has another last ensemble
+        than ``metadata_before``, or when the stream has another owner than ``claimed`` (None: the
+        ledger belongs to no stream). Earlier segments stay as they are found: auto-recovery may
+        have moved copies of what is confirmed.
+        """
+        path = paths.ledger_path(ledger_id)
+        before, after = metadata_before.segments, metadata_after.segments
+        assert before[-1] != after[-1]
+        replaced = after[-1].first_entry_id == before[-1].first_entry_id
+        assert after[:-1] == (before[:-1] if replaced else before)
+
+        async def one_round() -> LedgerMetadata:
+            operations: list[Operation] = []
+            if claimed is not None:
+                stream, version = await self._read_stream(claimed.name)
+                check_owner(stream, claimed)
+                operations.append(Check(paths.stream_path(claimed.name), version))
+            found = await self._store.get(path)
+            if found is None:
+                raise context_not_found(ledger_id)
+            metadata = ledger_metadata.decode_znode(found.data)
+            same = replace(metadata, segments=before) == metadata_before
+            if not same or metadata.segments[-1] not in (before[-1], after[-1]):
+                raise _not_open(ledger_id, metadata)
+            if metadata.segments[-1] == after[-1]:
+                return metadata
+            kept = metadata.segments[:-1] if replaced else metadata.segments
+            changed = replace(metadata, segments=(*kept, after[-1]))
+            put = Put(path, ledger_metadata.encode_znode(changed), found.version)
+            await self._store.transact([*operations, put])
+            return changed
+
+        return await settle(self._store, self._ids, path, one_round)
+
+    async def watch(self, ledger_id: LedgerId) -> tuple[LedgerMetadata | None, asyncio.Event]:
+        """Return a ledger's metadata, and an event that is set once it has changed or gone."""
+        found, changed = await self._store.watch(paths.ledger_path(ledger_id))
+        return (None if found is None else ledger_metadata.decode_znode(found.data)), changed
+
     async def close(
-        self, claimed: Stream, ledger_id: LedgerId, *, last_entry_id: EntryId, length: int
+        self,
+        claimed: Stream,
+        ledger_id: LedgerId,
+        *,
+        last_entry_id: EntryId,
+        length: int,
+        segments: tuple[Segment, ...] | None = None,
+        lost: Sequence[EntryRange] = (),
     ) -> Stream:
         """Close a ledger and copy its end into the list, in one transaction.
 
         Whoever closes first decides; the end that stands is in the returned list. A ledger
-        without entries leaves the list, and its znode and context go with it.
+        without entries leaves the list, and its znode and context go with it. ``segments`` are
+        those that recovery ended with, and ``lost`` what was given up there.
         """
         name = claimed.name
         stream_path, ledger_path = paths.stream_path(name), paths.ledger_path(ledger_id)
@@ -157,7 +216,12 @@ class LedgerCatalog:
             found = await self._store.get(ledger_path)
             if found is None:
                 return MOVED
-            metadata = ledger_metadata.decode_znode(found.data).moved_to(
+            metadata = ledger_metadata.decode_znode(found.data)
+            if segments is not None:
+                metadata = metadata.with_tail(segments)
+            if lost:
+                metadata = metadata.with_loss(lost)
+            metadata = metadata.moved_to(
                 LedgerState.CLOSED, last_entry_id=last_entry_id, length=length
             )
             operations: list[Operation]
@@ -229,6 +293,15 @@ class LedgerCatalog:
         if found is None:
             raise stream_not_found(name)
         return records.decode_stream(found.data), found.version
+
+
+def _not_open(ledger_id: LedgerId, metadata: LedgerMetadata) -> RefusedError:
+    return RefusedError(
+        f"ledger {ledger_id} is {metadata.state.name} and no longer this writer's",
+        reason=Reason.FENCED,
+        remedy="Stop writing it; what was confirmed is kept by whoever recovers it",
+        details={"ledger_id": str(ledger_id)},
+    )
 
 
 def context_not_found(ledger_id: LedgerId) -> RefusedError:

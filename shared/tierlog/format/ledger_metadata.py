@@ -14,6 +14,7 @@ Invariants:
     * Encoding is deterministic; custom metadata is sorted by key (its order carries nothing).
 """
 
+import re
 from typing import Final, NoReturn
 
 from google.protobuf.message import DecodeError, EncodeError
@@ -22,13 +23,21 @@ from tierlog.format.checksum import Buffer
 from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, NodeId
-from tierlog.model.ledger import KEY_KEY_ID, DigestType, LedgerMetadata, LedgerState, Segment
+from tierlog.model.ledger import (
+    KEY_KEY_ID,
+    KEY_LOST,
+    DigestType,
+    LedgerMetadata,
+    LedgerState,
+    Segment,
+)
 from tierlog.proto.v1.ledger_metadata_pb2 import LedgerMetadataFormat
 
 _FIRST_LINE: Final = b"BookieMetadataFormatVersion\t"
 _VARINT_LEN_MAX: Final = 5
 # A znode holds at most 1 MiB; nothing larger can be a ledger's metadata.
 METADATA_LEN_MAX: Final = 1024 * 1024
+_LOST: Final = re.compile(rb"[0-9]{1,19}-[0-9]{1,19}(,[0-9]{1,19}-[0-9]{1,19})*")
 
 assert len(_FIRST_LINE) == 28
 
@@ -157,6 +166,9 @@ def _check(metadata: LedgerMetadata) -> None:
     stripe = metadata.custom.get("tierlog/stripe-entries", b"1")
     if not (stripe.isdigit() and int(stripe[:20]) >= 1):
         _corrupt(f"ledger metadata with stripes of {stripe[:20]!r} entries")
+    lost = metadata.custom.get(KEY_LOST)
+    if lost is not None and _LOST.fullmatch(lost) is None:
+        _corrupt(f"ledger metadata that records a loss as {lost[:40]!r}")
 
 
 def _varint(number: int) -> bytes:

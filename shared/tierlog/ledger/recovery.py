@@ -1,59 +1,58 @@
 """Closes a ledger whose writer is gone (protocols.md section 1, "Fencing and recovery").
 
 Owns the steps: IN_RECOVERY, fence, find the end, re-write, close. Does not own who may recover:
-the caller claimed the stream, and the closing transaction checks that claim.
+a stream's ledgers are recovered by who claimed it, and the closing transaction checks that claim;
+a bare ledger is recovered by whoever wants it closed.
 
 Invariants:
     * Nothing is read for the end before every possible write set has so many fenced nodes that
       no ack quorum can hide: ``write_quorum - ack_quorum + 1``.
     * An entry is absent only when that many fenced nodes of its write set said NO_SUCH_ENTRY.
       UNKNOWN and silence are waited for, and ``waiting`` says so.
+    * What suffices is enough: a silent node holds nothing up, as long as the others suffice.
     * A run that is not signed with the ledger's key is damage. Without that key no node is asked.
     * Runs are re-written whole, header unchanged, to their ack quorum at least, before the close.
+    * Other nodes than the metadata names become known with the closing change, or never.
     * Whoever closes first decides; two recoveries of one ledger return the same end.
+    * Entries are given up only where an admin said so, and are then on record as lost.
+    * A ledger that may lack copies when it is closed is reported to be replicated.
 
 Retries: for ever, with back-off. Only cancellation, a lost claim, or an end by someone else stops
 a recovery. Cancellation leaves a ledger that can be recovered again from the first step.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar, overload
 
 import structlog
 
 from tierlog.catalog import Catalog
-from tierlog.format.authentication import LedgerKey
-from tierlog.format.run import Run
+from tierlog.ledger.asking import Asking, RecoveryLimits
 from tierlog.ledger.directory import NodeDirectory
-from tierlog.ledger.keys import NO_KEYS, LedgerKeys, authentic
-from tierlog.ledger.reader import closing_runs
+from tierlog.ledger.keys import NO_KEYS, LedgerKeys
+from tierlog.ledger.one_recovery import End, OneRecovery
+from tierlog.ledger.rewriting import Rewriting
 from tierlog.model.errors import (
     IndeterminateError,
-    Reason,
+    RefusedError,
     RetryableError,
     TierlogError,
 )
-from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId
+from tierlog.model.ids import NO_ENTRY, LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
+from tierlog.model.replication import CopyTrouble
 from tierlog.model.stream import ListedLedger, Stream
 from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
+from tierlog.ports.waiting import Helpers
+
+__all__ = ["Recovery", "RecoveryLimits", "insist"]
 
 log = structlog.get_logger()
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryLimits:
-    """Every bound of a recovery."""
-
-    answer_timeout_s: float = 10.0
-    backoff_s_first: float = 0.05
-    backoff_s_max: float = 5.0
-    batch_bytes_max: int = 4 * 1024 * 1024
+Outcome = ListedLedger | LedgerMetadata | None
 
 
 class Recovery:
@@ -75,80 +74,160 @@ class Recovery:
         self._keys = keys
         self.waiting: dict[LedgerId, str] = {}
         """What the recovery of a ledger waits for; absent: it goes on, or there is none."""
+        self._under_way: dict[LedgerId, Asking] = {}
 
-    async def recover(self, claimed: Stream, ledger_id: LedgerId) -> ListedLedger | None:
-        """Recover and close a ledger of a claimed stream; return how it ended.
+    @overload
+    async def recover(self, claimed: Stream, ledger_id: LedgerId) -> ListedLedger | None: ...
 
-        None: it had no entry and is gone. Raises FENCED when the claim is.
+    @overload
+    async def recover(self, claimed: None, ledger_id: LedgerId) -> LedgerMetadata: ...
+
+    async def recover(self, claimed: Stream | None, ledger_id: LedgerId) -> Outcome:
+        """Recover and close a ledger; return how it ended.
+
+        Of a claimed stream: its place in the list; None: it had no entry and is gone. Raises
+        FENCED when the claim is. Of a bare ledger: its metadata, or raises LEDGER_NOT_FOUND.
         """
         try:
             return await self._recover(claimed, ledger_id)
         finally:
             self.waiting.pop(ledger_id, None)
+            self._under_way.pop(ledger_id, None)
 
-    async def _recover(self, claimed: Stream, ledger_id: LedgerId) -> ListedLedger | None:
+    def accept_loss(self, ledger_id: LedgerId) -> None:
+        """Have a recovery that waits give up what no node can give, for good.
+
+        Call it when the nodes that it waits for will never come back. The entries are recorded
+        in the ledger's metadata when it is closed, and whoever reads them gets CORRUPT.
+        """
+        asking = self._under_way.get(ledger_id)
+        if asking is None:
+            raise RefusedError(
+                f"ledger {ledger_id} is not being recovered here",
+                remedy="Ask the owner of its stream, while the ledger's recovery waits there",
+                details={"ledger_id": str(ledger_id)},
+            )
+        log.warning(
+            "recovery.loss_accepted", ledger_id=ledger_id, waiting=self.waiting.get(ledger_id)
+        )
+        asking.accept_loss()
+
+    async def _recover(self, claimed: Stream | None, ledger_id: LedgerId) -> Outcome:
         metadata = await self._insist(
-            ledger_id, "metadata", lambda: self._catalog.ledgers.begin_recovery(ledger_id)
+            ledger_id, lambda: self._catalog.ledgers.begin_recovery(ledger_id)
         )
         if metadata is None or metadata.state is LedgerState.CLOSED:
-            return await self._outcome(claimed, ledger_id, metadata)
+            return await self._outcome(claimed, ledger_id)
         key = self._keys.of(ledger_id, metadata)
-        one = _OneRecovery(
-            ledger_id, metadata, key, self._nodes, self._ids, self._limits, self.waiting
+        asking = Asking(
+            ledger_id, self._nodes, ids=self._ids, limits=self._limits, waiting=self.waiting
         )
-        lac = await one.fence()
-        last_entry_id, length = await one.rewrite(lac)
-        assert last_entry_id >= lac, "an entry that was confirmed is there"
-        stream = await self._insist(
-            ledger_id,
-            "metadata",
-            lambda: self._catalog.ledgers.close(
-                claimed, ledger_id, last_entry_id=last_entry_id, length=length
-            ),
-        )
-        closed = stream.listed(ledger_id)
+        self._under_way[ledger_id] = asking
+        rewriting = Rewriting(ledger_id, metadata, asking, self._catalog.nodes.live)
+        one = OneRecovery(ledger_id, metadata, key, asking, rewriting)
+        async with Helpers() as tasks:
+            finding = tasks.spawn(one.find_end(tasks))
+            elsewhere = tasks.spawn(self._closed_elsewhere(ledger_id))
+            await asyncio.wait({finding, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
+            if not finding.done():
+                return await self._outcome(claimed, ledger_id)
+            end = finding.result()
+            outcome = await self._close(claimed, ledger_id, end)
+        last_entry_id = outcome.last_entry_id if outcome is not None else NO_ENTRY
         log.info(
             "ledger.recovered",
-            stream=claimed.name,
+            stream=claimed.name if claimed is not None else None,
             ledger_id=ledger_id,
-            lac=lac,
-            last_entry_id=closed.last_entry_id if closed else NO_ENTRY,
+            lac=end.lac,
+            last_entry_id=last_entry_id,
         )
-        return closed
+        if end.lost:
+            log.error("ledger.entries_lost", ledger_id=ledger_id, ranges=list(end.lost))
+        if last_entry_id != NO_ENTRY:
+            await self._report_missing(ledger_id, one)
+        return outcome
 
-    async def _outcome(
-        self, claimed: Stream, ledger_id: LedgerId, metadata: LedgerMetadata | None
-    ) -> ListedLedger | None:
+    async def _close(self, claimed: Stream | None, ledger_id: LedgerId, end: End) -> Outcome:
+        if claimed is None:
+            return await self._insist(
+                ledger_id,
+                lambda: self._catalog.bare.close(
+                    ledger_id,
+                    last_entry_id=end.last_entry_id,
+                    length=end.length,
+                    segments=end.segments,
+                    lost=end.lost,
+                ),
+            )
+        stream = await self._insist(
+            ledger_id,
+            lambda: self._catalog.ledgers.close(
+                claimed,
+                ledger_id,
+                last_entry_id=end.last_entry_id,
+                length=end.length,
+                segments=end.segments,
+                lost=end.lost,
+            ),
+        )
+        return stream.listed(ledger_id)
+
+    async def _closed_elsewhere(self, ledger_id: LedgerId) -> None:
+        """Wait until somebody else has closed the ledger, or deleted it."""
+        while True:
+            metadata, changed = await self._insist(
+                ledger_id, lambda: self._catalog.ledgers.watch(ledger_id)
+            )
+            if metadata is None or metadata.state is LedgerState.CLOSED:
+                return
+            await changed.wait()
+
+    async def _outcome(self, claimed: Stream | None, ledger_id: LedgerId) -> Outcome:
         """Return the end that someone else's close left."""
+        if claimed is None:
+            return await self._insist(ledger_id, lambda: self._catalog.bare.get(ledger_id))
         snapshot = await self._insist(
-            ledger_id, "metadata", lambda: self._catalog.streams.snapshot(claimed.name)
+            ledger_id, lambda: self._catalog.streams.snapshot(claimed.name)
         )
         found = next((one for one in snapshot.ledgers if one.ledger_id == ledger_id), None)
         assert found is None or found.closed
-        assert found is None or metadata is None or found.last_entry_id == metadata.last_entry_id
         return found
 
-    async def _insist(
-        self, ledger_id: LedgerId, what: str, call: Callable[[], Awaitable[Answer]]
-    ) -> Answer:
+    async def _report_missing(self, ledger_id: LedgerId, one: OneRecovery) -> None:
+        """Have copies made that may be missing; what is not reported, the next check finds."""
+        lacking = one.rewriting.lacking
+        try:
+            for node_id, entries in lacking.items():
+                await self._catalog.underreplicated.add(
+                    ledger_id, reason=CopyTrouble.MISSING, nodes=[node_id], entries=entries
+                )
+            silent = [node_id for node_id in one.unfenced if node_id not in lacking]
+            if silent:
+                await self._catalog.underreplicated.add(
+                    ledger_id, reason=CopyTrouble.MISSING, nodes=silent
+                )
+        except TierlogError as error:
+            log.warning("recovery.missing_unreported", ledger_id=ledger_id, cause=str(error))
+
+    async def _insist(self, ledger_id: LedgerId, call: Callable[[], Awaitable[Answer]]) -> Answer:
         return await insist(
-            call, ids=self._ids, limits=self._limits, waiting=_Waiting(ledger_id, what, self)
+            call, ids=self._ids, limits=self._limits, waiting=_Waiting(ledger_id, self)
         )
 
 
 class _Waiting:
     """Writes what a recovery waits for to where people look."""
 
-    def __init__(self, ledger_id: LedgerId, what: str, recovery: Recovery) -> None:
-        self._ledger_id, self._what, self._recovery = ledger_id, what, recovery
+    def __init__(self, ledger_id: LedgerId, recovery: Recovery) -> None:
+        self._ledger_id, self._recovery = ledger_id, recovery
 
     def __call__(self, error: TierlogError | None) -> None:
         if error is None:
             self._recovery.waiting.pop(self._ledger_id, None)
             return
-        self._recovery.waiting[self._ledger_id] = f"{self._what}: {error}"
+        self._recovery.waiting[self._ledger_id] = f"metadata: {error}"
         log.warning(
-            "recovery.waiting", ledger_id=self._ledger_id, what=self._what, cause=str(error)
+            "recovery.waiting", ledger_id=self._ledger_id, what="metadata", cause=str(error)
         )
 
 
@@ -171,204 +250,3 @@ async def insist(
             return answer
         await asyncio.sleep(ids.uniform(0.5, 1.0) * backoff_s)
         backoff_s = min(limits.backoff_s_max, 2 * backoff_s)
-
-
-@dataclass(slots=True)
-class _OneRecovery:
-    """One pass over one ledger, from the fence to its end."""
-
-    ledger_id: LedgerId
-    metadata: LedgerMetadata
-    key: LedgerKey | None
-    nodes: NodeDirectory[StorageNodeClient]
-    ids: Ids
-    limits: RecoveryLimits
-    waiting: dict[LedgerId, str]
-
-    @property
-    def _enough(self) -> int:
-        """So many nodes of a write set leave no ack quorum without one of them."""
-        return self.metadata.write_quorum - self.metadata.ack_quorum + 1
-
-    async def fence(self) -> EntryId:
-        """Fence the last ensemble until nothing can be acknowledged any more; return the LAC."""
-        ensemble = self.metadata.segments[-1].ensemble
-        lacs: dict[NodeId, EntryId] = {}
-        backoff_s = self.limits.backoff_s_first
-        while True:
-            trouble: dict[NodeId, TierlogError] = {}
-            async with asyncio.TaskGroup() as tasks:
-                for node_id in ensemble:
-                    if node_id not in lacs:
-                        tasks.create_task(self._fence_one(node_id, lacs, trouble))
-            if all(
-                sum(node_id in lacs for node_id in write_set) >= self._enough
-                for write_set in self._write_sets(ensemble)
-            ):
-                self.waiting.pop(self.ledger_id, None)
-                return max(lacs.values())
-            self._report("fence", trouble)
-            await asyncio.sleep(self.ids.uniform(0.5, 1.0) * backoff_s)
-            backoff_s = min(self.limits.backoff_s_max, 2 * backoff_s)
-
-    async def _fence_one(
-        self,
-        node_id: NodeId,
-        lacs: dict[NodeId, EntryId],
-        trouble: dict[NodeId, TierlogError],
-    ) -> None:
-        try:
-            async with _deadline(self.limits.answer_timeout_s, f"node {node_id}, fence"):
-                client = await self.nodes.client(node_id)
-                answer = await client.fence(self.ledger_id)
-        except TierlogError as error:
-            trouble[node_id] = error
-            await self._drop(node_id)
-        else:
-            lacs[node_id] = answer.last_add_confirmed
-
-    def _write_sets(self, ensemble: Sequence[NodeId]) -> list[list[NodeId]]:
-        size = len(ensemble)
-        quorum = self.metadata.write_quorum
-        return [
-            [ensemble[(start + step) % size] for step in range(quorum)] for start in range(size)
-        ]
-
-    async def rewrite(self, lac: EntryId) -> tuple[EntryId, int]:
-        """Read to the end, re-write what may not have its quorum; return last id and length."""
-        start = max(lac, EntryId(self.metadata.segments[-1].first_entry_id - 1)) + 1
-        # The last confirmed run is read too, for the length up to it.
-        position, length = EntryId(max(start - 1, 0)), 0
-        backoff_s = self.limits.backoff_s_first
-        while True:
-            batch, absent, trouble = await self._read_batch(position)
-            if batch:
-                rewritten = [run for run in batch if run.last_entry_id >= start]
-                if await self._rewrite_batch(rewritten):
-                    position = EntryId(batch[-1].last_entry_id + 1)
-                    length = batch[-1].header.ledger_len
-                    assert length >= 0, "an owner's run tells the length"
-                    backoff_s = self.limits.backoff_s_first
-                    continue
-            elif absent and position >= start:
-                self.waiting.pop(self.ledger_id, None)
-                return EntryId(position - 1), length
-            else:
-                # What lies up to the LAC was acknowledged: absent there means not readable now.
-                self._report(f"entry {position}", trouble)
-            await asyncio.sleep(self.ids.uniform(0.5, 1.0) * backoff_s)
-            backoff_s = min(self.limits.backoff_s_max, 2 * backoff_s)
-
-    async def _read_batch(
-        self, position: EntryId
-    ) -> tuple[list[Run], bool, dict[NodeId, TierlogError]]:
-        """Return runs from ``position`` on; or none, and whether the entry is known absent."""
-        absent = 0
-        trouble: dict[NodeId, TierlogError] = {}
-        for node_id in self.metadata.write_set(position):
-            batch: list[Run] = []
-            try:
-                async with _deadline(self.limits.answer_timeout_s, f"node {node_id}, read"):
-                    await self._read_node(node_id, position, batch)
-            except TierlogError as error:
-                trouble[node_id] = error
-                if error.reason is Reason.NO_SUCH_ENTRY:
-                    absent += 1
-                else:
-                    await self._drop(node_id)
-            if batch:
-                return batch, False, trouble
-            if absent >= self._enough:
-                return [], True, trouble
-        return [], False, trouble
-
-    async def _read_node(self, node_id: NodeId, position: EntryId, batch: list[Run]) -> None:
-        """Add one node's runs from ``position`` on, as far as they go without a gap."""
-        client = await self.nodes.client(node_id)
-        expected = position
-        read: AsyncIterator[Sequence[Run]] = client.read(
-            self.ledger_id, position, bytes_max=self.limits.batch_bytes_max, recovery=True
-        )
-        async with closing_runs(read):
-            async for runs in read:
-                good, damage = authentic(runs, self.key)
-                for run in good:
-                    begins = run.first_entry_id == expected
-                    holds = not batch and run.first_entry_id <= expected <= run.last_entry_id
-                    if run.header.ledger_id != self.ledger_id or not (begins or holds):
-                        return
-                    batch.append(run)
-                    expected = EntryId(run.last_entry_id + 1)
-                if damage is not None:
-                    raise damage
-
-    async def _rewrite_batch(self, runs: Sequence[Run]) -> bool:
-        """Send runs to their write sets; True when each has its ack quorum again."""
-        acks = [0] * len(runs)
-        trouble: dict[NodeId, TierlogError] = {}
-        async with asyncio.TaskGroup() as tasks:
-            for node_id in self.metadata.segments[-1].ensemble:
-                held = [
-                    (at, run)
-                    for at, run in enumerate(runs)
-                    if node_id in self.metadata.write_set(run.first_entry_id)
-                ]
-                if held:
-                    tasks.create_task(self._rewrite_node(node_id, held, acks, trouble))
-        if all(count >= self.metadata.ack_quorum for count in acks):
-            return True
-        self._report("re-write", trouble)
-        return False
-
-    async def _rewrite_node(
-        self,
-        node_id: NodeId,
-        held: Sequence[tuple[int, Run]],
-        acks: list[int],
-        trouble: dict[NodeId, TierlogError],
-    ) -> None:
-        try:
-            async with _deadline(self.limits.answer_timeout_s, f"node {node_id}, add"):
-                client = await self.nodes.client(node_id)
-                answers = [(at, client.add(run, recovery=True)) for at, run in held]
-                for at, answer in answers:
-                    await answer
-                    acks[at] += 1
-        except TierlogError as error:
-            trouble[node_id] = error
-            await self._drop(node_id)
-
-    async def _drop(self, node_id: NodeId) -> None:
-        try:
-            client = await self.nodes.client(node_id)
-        except TierlogError:
-            return
-        await self.nodes.report_failed(node_id, client)
-
-    def _report(self, what: str, trouble: dict[NodeId, TierlogError]) -> None:
-        causes = "; ".join(f"{node_id}: {error}" for node_id, error in trouble.items())
-        self.waiting[self.ledger_id] = f"{what}: {causes or 'no node gives it'}"
-        log.warning(
-            "recovery.waiting", ledger_id=self.ledger_id, what=what, cause=causes or "no answer"
-        )
-
-
-class _deadline:  # noqa: N801 - reads as the statement it stands for
-    """``asyncio.timeout`` whose end is an error of ours."""
-
-    def __init__(self, seconds: float, what: str) -> None:
-        self._timeout = asyncio.timeout(seconds)
-        self._what = f"{what}: no answer within {seconds:g} s"
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, *error: object) -> None:
-        try:
-            await self._timeout.__aexit__(*error)  # type: ignore[arg-type]
-        except TimeoutError:
-            raise RetryableError(
-                self._what,
-                reason=Reason.UNKNOWN,
-                remedy="Check that the storage node is up; recovery goes on by itself",
-            ) from None

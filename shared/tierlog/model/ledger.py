@@ -9,13 +9,14 @@ Invariants:
     * A closed ledger never changes again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Final, Self
 
 from tierlog.model.errors import RefusedError
-from tierlog.model.ids import NO_ENTRY, EntryId, NodeId
+from tierlog.model.ids import INT64_MAX, NO_ENTRY, EntryId, NodeId
+from tierlog.model.replication import EntryRange
 
 
 class LedgerState(IntEnum):
@@ -61,6 +62,8 @@ KEY_BLOCK_SIZE: Final = "tierlog/block-size"
 KEY_RAW: Final = "tierlog/raw"
 KEY_KEY_ID: Final = "tierlog/key-id"
 """Which key signs the runs of a ledger of digest type HMAC; never the key itself."""
+KEY_LOST: Final = "tierlog/lost"
+"""Entries whose loss was accepted: ``first-last``, ascending, with commas between ranges."""
 KEY_WRITER: Final = "tierlog/writer"
 """UUID of the one writer that a bare ledger ever has."""
 KEY_DELETION: Final = "tierlog/deletion"
@@ -116,6 +119,34 @@ class LedgerMetadata:
     def segment_of(self, entry_id: EntryId) -> Segment:
         """Return the last segment that begins at or before ``entry_id``."""
         return next(s for s in reversed(self.segments) if s.first_entry_id <= entry_id)
+
+    def segment_end(self, entry_id: EntryId) -> EntryId:
+        """Return the last entry that may lie where ``entry_id`` does."""
+        following = (s.first_entry_id for s in self.segments if s.first_entry_id > entry_id)
+        return EntryId(next(following, INT64_MAX) - 1)
+
+    @property
+    def lost(self) -> tuple[EntryRange, ...]:
+        """Entries whose loss was accepted: ranges, both ends included, ascending and apart."""
+        text = self.custom.get(KEY_LOST, b"").decode("ascii")
+        pairs = (one.partition("-")[::2] for one in text.split(",") if one)
+        return tuple((EntryId(int(first)), EntryId(int(last))) for first, last in pairs)
+
+    def with_tail(self, segments: tuple[Segment, ...]) -> Self:
+        """Return the ledger with the last segment as recovery left it.
+
+        The segments before it stay as they are here: auto-recovery may have changed them since.
+        """
+        *before, last = self.segments
+        tail = tuple(s for s in segments if s.first_entry_id >= last.first_entry_id)
+        assert tail, "recovery never takes the last segment away"
+        assert tail[0].first_entry_id == last.first_entry_id
+        return replace(self, segments=(*before, *tail))
+
+    def with_loss(self, lost: Sequence[EntryRange]) -> Self:
+        """Return the ledger with the entries on record that are given up."""
+        ranges = ",".join(f"{first}-{last}" for first, last in lost)
+        return replace(self, custom={**self.custom, KEY_LOST: ranges.encode()})
 
     def moved_to(
         self, state: LedgerState, *, last_entry_id: EntryId = NO_ENTRY, length: int = 0

@@ -156,18 +156,19 @@ class WireClient:
 
     async def close(self, *, drain_s_max: float = 5.0) -> None:
         """Let what is in flight be answered, then hang up."""
-        if self._error is None:
-            self._refuse_more(
-                RetryableError("the connection was closed here", remedy="Connect again")
-            )
-            if self._pending:
-                self._idle.clear()  # it may have been idle before
-                try:
+        try:
+            if self._error is None:
+                self._refuse_more(
+                    RetryableError("the connection was closed here", remedy="Connect again")
+                )
+                if self._pending:
+                    self._idle.clear()  # it may have been idle before
                     async with asyncio.timeout(drain_s_max):
                         await self._idle.wait()
-                except TimeoutError:
-                    pass  # what is left ends as indeterminate below
-        self._channel.close()
+        except TimeoutError:
+            pass  # what is left ends as indeterminate below
+        finally:
+            self._channel.close()  # though nobody waits for the end
         await self._ended.wait()
 
     # Sending

@@ -4,8 +4,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from tierlog.adapters.rpc.storage_node import ControlConnector, RemoteStorageControl
+from tierlog.adapters.rpc.storage_node import RemoteStorageControl
 from tierlog.catalog import Catalog
+from tierlog.ledger.damage import DamageReports
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.model.node import Cluster
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
@@ -13,6 +14,7 @@ from tierlog.ports.events import EventPublisher
 from tierlog.ports.objects import ObjectStore
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_catalog, open_objects, open_publisher
+from tierlog.wiring.tier1 import open_storage_controls, reporting_damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class OffloadParts:
     offloader: BlockOffloader
     publisher: EventPublisher
     nodes: NodeDirectory[RemoteStorageControl]
+    damage: DamageReports
+    """Takes what reads meet of damaged and missing copies."""
 
 
 @contextlib.asynccontextmanager
@@ -34,16 +38,12 @@ async def open_offload_parts(settings: Settings) -> AsyncIterator[OffloadParts]:
         open_catalog(settings) as catalog,
         open_objects(settings) as objects,
         open_publisher(settings) as publisher,
+        open_storage_controls(catalog) as nodes,
+        reporting_damage(catalog) as damage,
     ):
         cluster = await catalog.nodes.ensure_cluster(ledger_id_base=settings.cluster.ledger_id_base)
-        nodes: NodeDirectory[RemoteStorageControl] = NodeDirectory(
-            catalog.nodes.live, ControlConnector()
-        )
         offloader = BlockOffloader(objects, tier2_settings(settings, cluster))
-        try:
-            yield OffloadParts(catalog, cluster, objects, offloader, publisher, nodes)
-        finally:
-            await nodes.close()
+        yield OffloadParts(catalog, cluster, objects, offloader, publisher, nodes, damage)
 
 
 def tier2_settings(settings: Settings, cluster: Cluster) -> Tier2Settings:

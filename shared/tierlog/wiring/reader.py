@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from tierlog.adapters.memory.cache import NoCache
 from tierlog.adapters.redis.cache import RedisCache
-from tierlog.adapters.rpc.storage_node import ControlConnector, RemoteStorageControl
+from tierlog.adapters.rpc.storage_node import RemoteStorageControl
 from tierlog.catalog import Catalog
+from tierlog.ledger.damage import DamageReports
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectStore
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_catalog, open_objects, system_clock
+from tierlog.wiring.tier1 import open_storage_controls, reporting_damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class ReaderParts:
     objects: ObjectStore
     shared: SharedCache
     nodes: NodeDirectory[RemoteStorageControl]
+    damage: DamageReports
+    """Takes what reads meet of damaged and missing copies."""
 
 
 @contextlib.asynccontextmanager
@@ -46,20 +50,6 @@ async def open_cache(settings: Settings) -> AsyncIterator[SharedCache]:
 
 
 @contextlib.asynccontextmanager
-async def open_storage_controls(
-    catalog: Catalog,
-) -> AsyncIterator[NodeDirectory[RemoteStorageControl]]:
-    """Give clients of all storage nodes, for small calls and reads."""
-    nodes: NodeDirectory[RemoteStorageControl] = NodeDirectory(
-        catalog.nodes.live, ControlConnector()
-    )
-    try:
-        yield nodes
-    finally:
-        await nodes.close()
-
-
-@contextlib.asynccontextmanager
 async def open_reader_parts(settings: Settings) -> AsyncIterator[ReaderParts]:
     """Connect everything for the length of the context."""
     async with (
@@ -67,5 +57,6 @@ async def open_reader_parts(settings: Settings) -> AsyncIterator[ReaderParts]:
         open_objects(settings) as objects,
         open_cache(settings) as shared,
         open_storage_controls(catalog) as nodes,
+        reporting_damage(catalog) as damage,
     ):
-        yield ReaderParts(catalog, objects, shared, nodes)
+        yield ReaderParts(catalog, objects, shared, nodes, damage)

@@ -23,7 +23,7 @@ BATCH_RUNS: Final = 2  # small, so that few runs make many lists
 
 
 class MemoryStorageNode:
-    """One node. Switches: ``down``, ``mute``, ``deaf``, ``read_only``, ``delay_s``, ``damaged``."""
+    """One node. Switches: what can go wrong with it, see their docstrings."""
 
     def __init__(self, node_id: NodeId) -> None:
         self.node_id = node_id
@@ -36,9 +36,13 @@ class MemoryStorageNode:
         """Adds are stored, but never answered."""
         self.deaf = False
         """Adds are neither stored nor answered."""
+        self.hung = False
+        """It takes calls, and never answers those that it took."""
         self.read_only = False
         self.delay_s = 0.0
-        """How long an add takes."""
+        """How long an add takes, and a fence."""
+        self.read_delay_s = 0.0
+        """How long it takes until the first runs of a read come."""
         self.damaged: set[tuple[LedgerId, EntryId]] = set()
         """Runs, by first entry, that can't be read."""
         self.recovery_adds: list[Run] = []
@@ -55,7 +59,7 @@ class MemoryStorageNode:
         refusal = self._refusal(run.header.ledger_id, recovery=recovery)
         if refusal is not None:
             loop.call_later(self.delay_s, _settle, answer, refusal)
-        elif not self.deaf:
+        elif not (self.deaf or self.hung):
             self._store(run)
             if recovery:
                 self.recovery_adds.append(run)
@@ -100,13 +104,13 @@ class MemoryStorageNode:
     async def fence(self, ledger_id: LedgerId) -> LacAnswer:
         """See ``StorageNodeControl``."""
         await asyncio.sleep(self.delay_s)
-        self._check_up()
+        await self._check_answers()
         self.fenced.add(ledger_id)
         return self._lac(ledger_id)
 
     async def last_add_confirmed(self, ledger_id: LedgerId) -> LacAnswer:
         """See ``StorageNodeControl``."""
-        self._check_up()
+        await self._check_answers()
         return self._lac(ledger_id)
 
     def _lac(self, ledger_id: LedgerId) -> LacAnswer:
@@ -125,7 +129,9 @@ class MemoryStorageNode:
         recovery: bool = False,
     ) -> AsyncIterator[Sequence[Run]]:
         """See ``StorageNodeControl``."""
-        self._check_up()
+        await self._check_answers()
+        if self.read_delay_s:
+            await asyncio.sleep(self.read_delay_s)
         if recovery:
             self.fenced.add(ledger_id)
         else:
@@ -141,14 +147,17 @@ class MemoryStorageNode:
                 if batch:
                     yield batch
                 raise RetryableError(
-                    f"{run!r} is damaged", reason=Reason.UNKNOWN, remedy="Ask another replica"
+                    f"{run!r} is damaged",
+                    reason=Reason.UNKNOWN,
+                    remedy="Ask another replica",
+                    details={"ledger_id": str(ledger_id), "entry_id": str(run.first_entry_id)},
                 )
             bytes_max -= len(run.encoded)
             batch.append(run)
             if len(batch) == BATCH_RUNS:
                 yield batch
                 batch = []
-                self._check_up()
+                await self._check_answers()
         if batch:
             yield batch
 
@@ -184,9 +193,14 @@ class MemoryStorageNode:
     async def held_entries(self, ledger_id: LedgerId) -> Spans:
         """See ``StorageNodeControl``."""
         await asyncio.sleep(self.delay_s)
-        self._check_up()
+        await self._check_answers()
         held = self.runs.get(ledger_id, {})
         return union((run.first_entry_id, run.last_entry_id) for run in held.values())
+
+    async def _check_answers(self) -> None:
+        self._check_up()
+        if self.hung:
+            await asyncio.Event().wait()
 
     def _check_up(self) -> None:
         if self.down:

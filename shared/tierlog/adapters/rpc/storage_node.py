@@ -100,14 +100,17 @@ class RemoteStorageControl:
             params["last"] = last_entry_id
         target = f"/v1/ledgers/{ledger_id}/runs?{urlencode(params)}"
         read = self._runs.get(target, silence_s_max=SILENCE_S_MAX + wait_s)
+        begun = False
         try:
             async with aclosing(read):
                 async for runs in read:
+                    begun = True
                     yield runs
         except (OSError, TimeoutError, BrokenHttpError) as error:
             raise RetryableError(
                 f"{self._name} broke off a read of ledger {ledger_id}: {type(error).__name__}",
-                reason=Reason.UNKNOWN,
+                # Before the first runs it may be that the node is elsewhere by now.
+                reason=Reason.UNKNOWN if begun else Reason.UNAVAILABLE,
                 remedy="Read on from there, or from another node",
             ) from error
 
@@ -131,8 +134,10 @@ class RemoteStorageNode(RemoteStorageControl):
         self._wire.confirm(ledger_id, last_add_confirmed)
 
     async def close(self) -> None:
-        await self._wire.close()
-        await super().close()
+        try:
+            await self._wire.close()
+        finally:
+            await super().close()
 
 
 class ControlConnector:

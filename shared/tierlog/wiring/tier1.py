@@ -1,0 +1,33 @@
+"""What reading tier 1 stands on: clients of storage nodes, and reports of damaged copies."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from tierlog.adapters.rpc.storage_node import ControlConnector, RemoteStorageControl
+from tierlog.catalog import Catalog
+from tierlog.ledger.damage import DamageReports
+from tierlog.ledger.directory import NodeDirectory
+from tierlog.ports.waiting import Helpers
+
+
+@contextlib.asynccontextmanager
+async def open_storage_controls(
+    catalog: Catalog,
+) -> AsyncIterator[NodeDirectory[RemoteStorageControl]]:
+    """Give clients of all storage nodes, for small calls and reads."""
+    nodes: NodeDirectory[RemoteStorageControl] = NodeDirectory(
+        catalog.nodes.live, ControlConnector()
+    )
+    try:
+        yield nodes
+    finally:
+        await nodes.close()
+
+
+@contextlib.asynccontextmanager
+async def reporting_damage(catalog: Catalog) -> AsyncIterator[DamageReports]:
+    """Give what takes reports of damage, and passes them on for as long as the context lasts."""
+    reports = DamageReports(catalog.underreplicated.add)
+    async with Helpers() as tasks:
+        tasks.spawn(reports.run())
+        yield reports
