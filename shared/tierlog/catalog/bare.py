@@ -15,7 +15,7 @@ Invariants:
     * A ledger of a stream is never closed nor deleted here.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -32,6 +32,7 @@ from tierlog.model.ledger import (
     LedgerState,
     Segment,
 )
+from tierlog.model.replication import EntryRange
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import Create, Delete, MetadataStore, NoNodeError, VersionConflictError
@@ -54,7 +55,6 @@ class BareLedgerCatalog:
         assert metadata.state is LedgerState.OPEN
         taken = await self._ledgers.new_id() if ledger_id is None else ledger_id
         path, data = paths.ledger_path(taken), ledger_metadata.encode_znode(metadata)
-        await ensure_node(self._store, path.rpartition("/")[0])
 
         async def one_round() -> LedgerId:
             found = await self._store.get(path)
@@ -98,11 +98,11 @@ class BareLedgerCatalog:
         last_entry_id: EntryId,
         length: int,
         segments: tuple[Segment, ...] | None = None,
+        lost: Sequence[EntryRange] = (),
     ) -> LedgerMetadata:
         """Close a ledger, unless it is closed already; return the end that stands.
 
-        ``segments`` are those that recovery ended with: of them counts what begins with the last
-        ensemble, since the ones before it may have moved under auto-recovery meanwhile.
+        ``segments`` are those that recovery ended with, and ``lost`` what was given up there.
         """
         path = paths.ledger_path(ledger_id)
 
@@ -111,7 +111,9 @@ class BareLedgerCatalog:
             if metadata.state is LedgerState.CLOSED:
                 return metadata
             if segments is not None:
-                metadata = replace(metadata, segments=_recovered(metadata.segments, segments))
+                metadata = metadata.with_tail(segments)
+            if lost:
+                metadata = metadata.with_loss(lost)
             closed = metadata.moved_to(
                 LedgerState.CLOSED, last_entry_id=last_entry_id, length=length
             )
@@ -146,9 +148,14 @@ class BareLedgerCatalog:
         for ledger_id in await self._ledgers.list_ids():
             data = await self._store.get(paths.ledger_path(ledger_id))
             metadata = None if data is None else ledger_metadata.decode_znode(data.data)
-            if metadata is not None and metadata.is_bare:
+            if metadata is not None and await self._is_bare(ledger_id, metadata):
                 found[ledger_id] = metadata
         return found
+
+    async def _is_bare(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
+        # A context is made with the ledger of a stream, never later: what is bare stays bare.
+        context_path = paths.context_path(ledger_id)
+        return metadata.is_bare and await self._store.get(context_path) is None
 
     async def deletion_on_record(self, ledger_id: LedgerId) -> bool:
         """Tell whether a bare ledger of this id was deleted, as far as that is remembered."""
@@ -186,20 +193,9 @@ class BareLedgerCatalog:
         if found is None:
             raise context_not_found(ledger_id)
         metadata = ledger_metadata.decode_znode(found.data)
-        # Its context is made with the ledger of a stream, never later: what is bare stays bare.
-        owned = not metadata.is_bare or await self._store.get(paths.context_path(ledger_id))
-        if owned:
+        if not await self._is_bare(ledger_id, metadata):
             raise _of_a_stream(ledger_id)
         return metadata, found.version
-
-
-def _recovered(now: tuple[Segment, ...], ended: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Return the segments of the metadata with the end that recovery gave them."""
-    *before, last = now
-    kept = tuple(one for one in ended if one.first_entry_id >= last.first_entry_id)
-    assert kept, "recovery never takes the last segment away"
-    assert kept[0].first_entry_id == last.first_entry_id
-    return (*before, *kept)
 
 
 def _not_writable(ledger_id: LedgerId, metadata: LedgerMetadata) -> RefusedError:

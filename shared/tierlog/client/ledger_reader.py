@@ -110,7 +110,13 @@ class LedgerReader:
 
     def _made(self) -> Tier1ReadHandle[StorageNodeClient]:
         parts = self._parts
-        return Tier1ReadHandle(self.ledger_id, self.metadata, parts.nodes, keys=parts.keys)
+        return Tier1ReadHandle(
+            self.ledger_id,
+            self.metadata,
+            parts.nodes,
+            keys=parts.keys,
+            on_damage=parts.on_damage,
+        )
 
     def _not_there(self, entry_id: EntryId) -> RefusedError | RetryableError:
         details = {"ledger_id": str(self.ledger_id), "entry_id": str(entry_id)}

@@ -102,6 +102,11 @@ class LedgerAppender:
         """What ended the writing, other than ``close``."""
         return self._writer.failure
 
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait to be sent, frames included."""
+        return self._queue_bytes
+
     async def run(self) -> None:
         """Hand entries on and take answers until the writer ended. Whoever opened it runs it."""
         async with asyncio.TaskGroup() as tasks:

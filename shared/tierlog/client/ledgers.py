@@ -32,9 +32,9 @@ from tierlog.client.endpoints import FILE_NAME, read_endpoints_file
 from tierlog.client.ledger_reader import LedgerEntry, LedgerReader
 from tierlog.client.ledger_writer import AppenderLimits, LedgerAppender
 from tierlog.format.run import RUN_BYTES_MAX
-from tierlog.ledger.placement import choose_ensemble
+from tierlog.ledger.ensemble_change import Clients, Ensembles, reach
 from tierlog.ledger.writer import LedgerWriter, WriterLimits
-from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import (
     COMPONENT_BARE,
@@ -47,7 +47,7 @@ from tierlog.model.ledger import (
     LedgerMetadata,
     Segment,
 )
-from tierlog.ports.storage_node import StorageNodeClient
+from tierlog.model.replication import CopyTrouble
 from tierlog.runtime.settings import Settings, load_settings
 from tierlog.wiring.ledgers import LedgerParts, open_ledger_parts
 
@@ -58,6 +58,8 @@ ACKNOWLEDGING: Final = 2
 OWN_PREFIX: Final = "tierlog/"
 STRIPE_WHOLE: Final = 2**40
 """Where every node gets every entry there is nothing to stripe, and runs are never cut for it."""
+CONNECT_S_MAX: Final = 1.0
+"""A node that can't be reached in that time counts as failed, and is replaced."""
 FRAME_BYTES_BESIDE_ENTRY: Final = 256
 """Heads of the wire's frame, of a signed run and of its one entry, and some to spare."""
 
@@ -101,6 +103,7 @@ class Ledgers:
         self._parts = parts
         self._tasks = tasks
         self._limits = limits
+        self._ensembles = Ensembles(parts.catalog, parts.nodes)
         self._appenders: set[LedgerAppender] = set()
 
     def __repr__(self) -> str:
@@ -119,8 +122,8 @@ class Ledgers:
         signs the ledger's runs (one of the settings ``keys``).
         """
         writer = self._parts.ids.uuid()
-        ledger_id, metadata = await self._make(shape, custom, key_id, writer=writer)
-        return await self._write(ledger_id, metadata)
+        ledger_id, metadata, clients = await self._make(shape, custom, key_id, writer=writer)
+        return self._write(ledger_id, metadata, clients)
 
     async def make(
         self,
@@ -136,7 +139,8 @@ class Ledgers:
         """Become the one writer of a ledger that was made without one, or raise FENCED."""
         wanted = LedgerId(ledger_id)
         writer = self._parts.ids.uuid()
-        return await self._write(wanted, await self._parts.catalog.bare.claim(wanted, writer))
+        metadata = await self._parts.catalog.bare.claim(wanted, writer)
+        return self._write(wanted, metadata, await self._reach(metadata))
 
     async def open(self, ledger_id: int, *, recover: bool = False) -> LedgerReader:
         """Open a ledger for reading. With ``recover`` it is closed first, if it is not.
@@ -181,7 +185,7 @@ class Ledgers:
         key_id: str | None,
         *,
         writer: UUID | None,
-    ) -> tuple[LedgerId, LedgerMetadata]:
+    ) -> tuple[LedgerId, LedgerMetadata, Clients]:
         catalog = self._parts.catalog
         if shape is None:
             shape = LedgerShape.of_cluster(len(await catalog.draining.known_nodes()))
@@ -197,9 +201,11 @@ class Ledgers:
         stripe_entries = STRIPE_WHOLE if whole else shape.stripe_entries
         noted[KEY_STRIPE_ENTRIES] = str(stripe_entries).encode()
         ledger_id = await catalog.ledgers.new_id()
-        live = await catalog.nodes.live()
-        ensemble = choose_ensemble(
-            live.values(), ensemble_size=shape.ensemble_size, seed=f"{ledger_id}".encode()
+        ensemble, clients = await self._ensembles.open(
+            ensemble_size=shape.ensemble_size,
+            write_quorum=shape.write_quorum,
+            ack_quorum=shape.ack_quorum,
+            seed=f"{ledger_id}".encode(),
         )
         metadata = LedgerMetadata(
             ensemble_size=shape.ensemble_size,
@@ -212,12 +218,32 @@ class Ledgers:
         )
         await catalog.bare.create(metadata, ledger_id=ledger_id)
         log.info("ledger.created", ledger_id=ledger_id, ensemble=ensemble)
-        return ledger_id, metadata
+        return ledger_id, metadata, clients
 
-    async def _write(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> LedgerAppender:
+    async def _reach(self, metadata: LedgerMetadata) -> Clients:
+        """Return clients of those of the ledger's nodes that are there, side by side."""
+        found: Clients = {}
+
+        async def one(node_id: NodeId) -> None:
+            client = await reach(self._parts.nodes, node_id, CONNECT_S_MAX)
+            if client is not None:
+                found[node_id] = client
+
+        async with asyncio.TaskGroup() as tasks:
+            for node_id in metadata.segments[-1].ensemble:
+                tasks.create_task(one(node_id))
+        return found
+
+    def _write(
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, clients: Clients
+    ) -> LedgerAppender:
         parts, limits = self._parts, self._limits
         key = parts.keys.of(ledger_id, metadata)
-        clients = await self._clients(metadata)
+
+        async def publish(before: LedgerMetadata, after: LedgerMetadata) -> LedgerMetadata:
+            return await parts.catalog.ledgers.change_ensemble(None, ledger_id, before, after)
+
+        changer = self._ensembles.changer(ledger_id, clients, publish)
 
         def make_writer(on_confirmed: Callable[[EntryId], None]) -> LedgerWriter:
             return LedgerWriter(
@@ -232,6 +258,8 @@ class Ledgers:
                 ),
                 on_confirmed=on_confirmed,
                 key=key,
+                replace=changer.replace,
+                on_failed=changer.note_failed,
             )
 
         appender = LedgerAppender(
@@ -247,21 +275,6 @@ class Ledgers:
         self._tasks.create_task(self._run(appender), name=f"ledger-{ledger_id}")
         return appender
 
-    async def _clients(self, metadata: LedgerMetadata) -> dict[NodeId, StorageNodeClient]:
-        """Connect to the ledger's nodes, side by side."""
-        nodes: dict[NodeId, StorageNodeClient] = {}
-
-        async def connect(node_id: NodeId) -> None:
-            try:
-                nodes[node_id] = await self._parts.nodes.client(node_id)
-            except RetryableError as error:
-                log.warning("node.unreachable", node_id=node_id, cause=str(error))
-
-        async with asyncio.TaskGroup() as tasks:
-            for node_id in metadata.segments[-1].ensemble:
-                tasks.create_task(connect(node_id))
-        return nodes
-
     async def _run(self, appender: LedgerAppender) -> None:
         try:
             await appender.run()
@@ -275,7 +288,18 @@ class Ledgers:
         )
         assert closed.last_entry_id >= last_entry_id, "what was acknowledged is in the ledger"
         log.info("ledger.closed", ledger_id=ledger_id, last_entry_id=closed.last_entry_id)
+        if writer.degraded:
+            await self._report_lacking(ledger_id, writer)
         return closed
+
+    async def _report_lacking(self, ledger_id: LedgerId, writer: LedgerWriter) -> None:
+        """Have the ledger replicated; the periodic check finds it too, where this can't be told."""
+        try:
+            await self._parts.catalog.underreplicated.add(
+                ledger_id, reason=CopyTrouble.MISSING, nodes=writer.lacking
+            )
+        except TierlogError as error:
+            log.warning("ledger.not_reported", ledger_id=ledger_id, cause=str(error))
 
 
 @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tierlog.catalog import Catalog
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import LedgerKeys
+from tierlog.ledger.reader import OnDamage, log_damage
 from tierlog.ledger.recovery import Recovery
 from tierlog.model.errors import RetryableError
 from tierlog.ports.clock import Clock
@@ -19,6 +20,7 @@ from tierlog.wire.messages import AUTH_TOKEN, ROLE_OWNER, Credentials
 from tierlog.wiring.build import open_metadata, system_clock, system_ids
 from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.nodes import open_transport, wire_connector
+from tierlog.wiring.tier1 import reporting_damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class LedgerParts:
     keys: LedgerKeys
     clock: Clock
     ids: Ids
+    on_damage: OnDamage = log_damage
 
 
 @contextlib.asynccontextmanager
@@ -63,6 +66,7 @@ async def open_ledger_parts(
         nodes: NodeDirectory[StorageNodeClient] = NodeDirectory(catalog.nodes.live, connector)
         recovery = Recovery(catalog, nodes, ids=ids, keys=keys)
         try:
-            yield LedgerParts(catalog, nodes, recovery, keys, clock, ids)
+            async with reporting_damage(catalog) as reports:
+                yield LedgerParts(catalog, nodes, recovery, keys, clock, ids, reports)
         finally:
             await nodes.close()

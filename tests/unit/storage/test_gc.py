@@ -35,6 +35,7 @@ class Ledgers:
         self.fails = False
         self.newest = 10**6
         self.on_list = lambda: None
+        self.forgotten = []
 
     async def list_ids(self):
         self._check()
@@ -53,6 +54,10 @@ class Ledgers:
     async def deletion_on_record(self, ledger_id):
         self._check()
         return ledger_id in self.recorded
+
+    async def forget_deletions(self, *, before_ms):
+        self._check()
+        self.forgotten.append(before_ms)
 
     def _check(self):
         if self.fails:
@@ -178,6 +183,24 @@ async def test_the_loop_goes_on_after_errors(node, ledgers, collector):
         await asyncio.sleep(30)
         running.cancel()
     assert 4 not in await node.list_ledgers()
+
+
+@collecting
+async def test_records_of_deletions_are_dropped_once_a_day_and_only_old_ones(
+    node, ledgers, collector
+):
+    clock = SimClock()
+    collector = GarbageCollector(node, ledgers, clock, share_max=0.5, quarantine_s=10)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(collector.run(interval_s=1))
+        await asyncio.sleep(0.5)
+        for hour in range(1, 72):
+            assert len(ledgers.forgotten) == (hour - 1) // 24
+            clock.advance(3600)
+            await asyncio.sleep(1)
+        running.cancel()
+    now_ms = clock.wall_ms()
+    assert all(now_ms - one > 30 * 24 * 3600 * 1000 for one in ledgers.forgotten)
 
 
 ids = st.frozensets(st.integers(1, 40).map(LedgerId))

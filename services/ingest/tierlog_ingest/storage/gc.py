@@ -3,9 +3,10 @@
 Owns: the decision (pure) and the order of looking. Does not own deleting: ``StorageNode`` does.
 
 A round: snapshot what the node holds *first*; then sync and list the ledgers that exist; then ask
-of each candidate whether its deletion is on record (its offload context says so); then confirm
-each by a read of its own; then quarantine it; and free it in a later round, when it has been
-quarantined long enough and is confirmed absent once more.
+of each candidate whether its deletion is on record (its offload context says so, or the record
+that the deletion of a bare ledger leaves); then confirm each by a read of its own; then
+quarantine it; and free it in a later round, when it has been quarantined long enough and is
+confirmed absent once more.
 
 Invariants:
     * A ledger made after the snapshot is never a candidate.
@@ -21,7 +22,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -34,6 +35,10 @@ log = structlog.get_logger()
 
 FEW_LEDGERS = 8
 """Below so many, a share says nothing; a node with so few may lose them all at once."""
+
+DELETIONS_KEPT_MS: Final = 30 * 24 * 3600 * 1000
+"""A node that was away for longer frees bare ledgers without a record, by the share alone."""
+FORGET_INTERVAL_S: Final = 24 * 3600.0
 
 
 class LedgerList(Protocol):
@@ -55,6 +60,10 @@ class LedgerList(Protocol):
         """Tell whether the ledger's copies on storage nodes were deleted in order."""
         ...
 
+    async def forget_deletions(self, *, before_ms: int) -> None:
+        """Drop the records of bare ledgers that were deleted before then."""
+        ...
+
 
 class CatalogLedgers:
     """``LedgerList`` over the catalog."""
@@ -73,7 +82,14 @@ class CatalogLedgers:
 
     async def deletion_on_record(self, ledger_id: LedgerId) -> bool:
         context = await self._catalog.contexts.get(ledger_id)
-        return context is not None and context.bookkeeper_deleted
+        if context is not None:
+            return context.bookkeeper_deleted
+        return await self._catalog.bare.deletion_on_record(ledger_id)
+
+    async def forget_deletions(self, *, before_ms: int) -> None:
+        count = await self._catalog.bare.forget_deleted(before_ms=before_ms)
+        if count:
+            log.info("gc.deletions_forgotten", count=count)
 
 
 class HeldLedgers(Protocol):
@@ -167,10 +183,15 @@ class GarbageCollector:
 
     async def run(self, *, interval_s: float) -> None:
         """Collect for ever. An error ends a round, never the loop."""
+        forgot_s = self._clock.monotonic_s()
         while True:
             await asyncio.sleep(interval_s)
             try:
                 await self.collect()
+                if self._clock.monotonic_s() - forgot_s >= FORGET_INTERVAL_S:
+                    before_ms = self._clock.wall_ms() - DELETIONS_KEPT_MS
+                    await self._ledgers.forget_deletions(before_ms=before_ms)
+                    forgot_s = self._clock.monotonic_s()
             except TierlogError as error:
                 log.warning("gc.skipped", cause=str(error))
 
