@@ -156,6 +156,18 @@ async def test_what_is_not_there_is_told(open_node):
         assert await node.last_add_confirmed(L2) == (-1, -1)
 
 
+@pytest.mark.covers("D13")
+async def test_a_node_says_which_entries_it_holds(open_node):
+    async with open_node() as node:
+        assert await node.held_entries(L1) == []
+        for first, count in ((4, 2), (0, 1), (9, 3), (6, 1)):
+            await node.add(make_run(1, first, count=count), recovery=True)
+        await node.add(make_run(2, 0))
+        assert await node.held_entries(L1) == [(0, 0), (4, 6), (9, 11)]
+        assert await node.held_entries(L2) == [(0, 0)]
+        assert await node.held_entries(LedgerId(3)) == []
+
+
 @pytest.mark.covers("D18")
 async def test_a_fence_ends_ordinary_adds(open_node):
     async with open_node() as node:
