@@ -9,6 +9,7 @@ import asyncio
 from tests.contracts.services import Open, Services, refused
 from tierlog.model.errors import Reason
 from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.partitions import partition_names
 from tierlog.model.policy import CLUSTER_DEFAULT
 from tierlog.model.position import Position
 
@@ -140,3 +141,39 @@ class AdminContract:
             with refused(Reason.INVALID_ARGUMENT):
                 await on.admin.set_policy(stream, {"unheard_of": 1})
             assert set((await on.admin.policy(stream))["own"].values()) == {None}
+
+    async def test_a_partitioned_stream_is_shown_with_its_partitions(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            await on.control.create_stream(
+                stream, raw=True, policy=None, exist_ok=False, partitions=2
+            )
+            first, second = partition_names(stream, 2)
+            await on.append(second, [b"one", b"three"])
+            await on.control.seal(second)
+            found = await on.admin.stream(stream)
+            assert (found["partitions"], found["ledgers"]) == (2, [])
+            shown = [(one["stream"], one["entries"]) for one in found["partition_streams"]]
+            assert shown == [(first, 0), (second, 2)]
+            counts = {one["stream"]: one["partitions"] for one in await on.admin.streams()}
+            assert [counts[name] for name in (stream, first, second)] == [2, 0, 0]
+
+    async def test_thresholds_and_offloads_of_a_partitioned_stream_are_those_of_its_partitions(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            await on.control.create_stream(
+                stream, raw=True, policy=None, exist_ok=False, partitions=2
+            )
+            await on.admin.set_policy(stream, {"ledger_entries_max": 7})
+            ledgers = []
+            for name in (stream, *partition_names(stream, 2)):
+                assert (await on.admin.policy(name))["own"]["ledger_entries_max"] == 7
+            for name in partition_names(stream, 2):
+                await on.append(name, [b"x"])
+                ledgers.append(await on.control.seal(name))
+            wished = await on.admin.offload(stream, None)
+            assert (wished["ledgers"], wished["position"]) == (ledgers, None)
+            with refused(Reason.PARTITIONED):
+                await on.admin.offload(stream, Position(LedgerId(0), EntryId(0)))

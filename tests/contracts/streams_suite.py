@@ -9,11 +9,13 @@ from uuid import UUID
 
 import pytest
 
-from tests.contracts.services import WAIT_S, Open, draft_of, refused
+from tests.contracts.services import READ_BYTES, WAIT_S, Open, draft_of, refused
 from tierlog.format.frame import pack_entries
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import NodeId, StreamName
+from tierlog.model.partitions import partition_names
 from tierlog.model.policy import Policy
+from tierlog.model.position import Edge
 
 
 class StreamsContract:
@@ -159,3 +161,40 @@ class StreamsContract:
                 with refused(Reason.NOT_OWNER):
                     await channel.append(stream, draft_of([b"x"]), deadline_s=WAIT_S)
             assert (await on.admin.stream(stream))["ledgers"] == []
+
+    async def test_a_partitioned_stream_stands_for_its_partitions(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            create = on.control.create_stream
+            shape = {"raw": True, "policy": None, "exist_ok": True}
+            assert await create(stream, partitions=2, **shape) is True
+            assert await create(stream, partitions=2, **shape) is False
+            with pytest.raises(RefusedError):
+                await create(stream, partitions=3, **shape)
+            first, second = partition_names(stream, 2)
+            for name in (first, second):
+                assert await create(name, **shape) is False
+            (put,) = await on.append(second, [b"x"])
+            assert await on.control.seal(first) is None
+            assert await on.control.seal(second) == put.ledger_id
+
+    async def test_what_is_asked_of_a_partitioned_stream_names_its_partitions(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            shape = {"raw": True, "policy": None, "exist_ok": True}
+            await on.control.create_stream(stream, partitions=4, **shape)
+            for ask in (
+                on.control.create_stream(stream, **shape),
+                on.control.find_owner(stream),
+                on.control.seal(stream),
+                on.reads.bounds(stream),
+                on.reads.read(stream, Edge.EARLIEST, bytes_max=READ_BYTES),
+            ):
+                with refused(Reason.PARTITIONED) as caught:
+                    await ask
+                assert caught.value.details["partitions"] == "4"
+            async with on.channel(partition_names(stream, 4)[0]) as channel:
+                with refused(Reason.PARTITIONED):
+                    await channel.append(stream, draft_of([b"x"]), deadline_s=WAIT_S)

@@ -42,7 +42,9 @@ class IngestServicer(rpc.IngestServicer):
         del context
         name = stream_name(request.stream)
         policy = policy_from_record(request.policy) if request.HasField("policy") else None
-        stream, created = await self._catalog.streams.create(name, raw=request.raw, policy=policy)
+        stream, created = await self._catalog.streams.create(
+            name, raw=request.raw, policy=policy, partitions=request.partitions
+        )
         if not created and not request.exist_ok:
             raise RefusedError(
                 f"stream {name} exists already", remedy="Use another name, or set exist_ok"

@@ -17,9 +17,11 @@ from typing import Final, Protocol
 
 import structlog
 
+from tierlog.catalog.streams import StreamSnapshot
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName
 from tierlog.model.offload import OffloadContext
+from tierlog.model.partitions import is_partitioned
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
 from tierlog_reader.chunk import Answer, Budget, Chunk
@@ -111,7 +113,7 @@ class StreamSource:
         loop = asyncio.get_running_loop()
         state = _Try(deadline_s=loop.time() + budget.wait_s)
         while True:
-            snapshot = await self._views.stream(stream, fresh=state.fresh)
+            snapshot = _with_entries(await self._views.stream(stream, fresh=state.fresh))
             state.looked, state.fresh = state.looked or state.fresh, False
             place = await self._settled(locate(stream, snapshot.ledgers, where), state)
             if place is None:
@@ -131,7 +133,7 @@ class StreamSource:
 
     async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
         """Return the first readable position, and the one behind the last confirmed entry."""
-        snapshot = await self._views.stream(stream, fresh=True)
+        snapshot = _with_entries(await self._views.stream(stream, fresh=True))
         state = _Try(deadline_s=0.0)
         latest = locate(stream, snapshot.ledgers, Edge.LATEST)
         if isinstance(latest, BehindLast):
@@ -221,6 +223,14 @@ class StreamSource:
         if spot.entry_id > last + 1:
             raise not_yet(stream, Position(ledger_id, spot.entry_id), last=last)
         return Answer(chunk=None, resume=spot.resume)
+
+
+def _with_entries(snapshot: StreamSnapshot) -> StreamSnapshot:
+    """Refuse a stream whose entries are in its partitions."""
+    stream = snapshot.stream
+    if stream.partitions:
+        raise is_partitioned(stream.name, stream.partitions)
+    return snapshot
 
 
 def _unknown(error: TierlogError) -> TierlogError:

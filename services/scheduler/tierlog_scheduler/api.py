@@ -11,10 +11,12 @@ from fastapi import Body, FastAPI, Path, Query
 from tierlog.catalog import Catalog
 from tierlog.catalog.ledgers import context_not_found
 from tierlog.catalog.streams import StreamSnapshot
-from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, stream_name
+from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, StreamName, stream_name
 from tierlog.model.offload import OffloadState
+from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.policy import CLUSTER_DEFAULT
 from tierlog.model.position import Position
+from tierlog.model.stream import Stream
 from tierlog_scheduler.documents import (
     LedgerAnswer,
     LedgerDocument,
@@ -53,11 +55,12 @@ class AdminApi:
 
     async def streams(self) -> StreamsAnswer:
         """List all streams."""
-        found: list[StreamSummary] = []
-        for name in await self._catalog.streams.names():
-            snapshot = await self._catalog.streams.snapshot(name)
-            found.append(StreamSummary.of(snapshot, await self._ledgers(snapshot)))
-        return StreamsAnswer(streams=found)
+        names = await self._catalog.streams.names()
+        return StreamsAnswer(streams=[await self._summary(name) for name in names])
+
+    async def _summary(self, name: StreamName) -> StreamSummary:
+        snapshot = await self._catalog.streams.snapshot(name)
+        return StreamSummary.of(snapshot, await self._ledgers(snapshot))
 
     async def stream(self, name: str) -> StreamDocument:
         """Show a stream and its ledgers: state, tiers, attempts, sizes."""
@@ -74,6 +77,8 @@ class AdminApi:
             offload_through=stream.offload_through,
             policy=PolicyDocument.of(snapshot.policy),
             ledgers=await self._ledgers(snapshot),
+            partitions=stream.partitions,
+            partition_streams=[await self._summary(one) for one in _partitions_of(stream)],
         )
 
     async def _ledgers(self, snapshot: StreamSnapshot) -> list[LedgerDocument]:
@@ -102,12 +107,18 @@ class AdminApi:
         """Offload every sealed ledger before a position, whatever the thresholds say."""
         text = wish.before if wish is not None else None
         before = Position.parse(text) if text is not None else None
-        done = await self._scheduler.offload_prefix(stream_name(name), before)
+        stream = (await self._catalog.streams.snapshot(stream_name(name))).stream
+        if stream.partitions and before is not None:
+            # A position is in one of them.
+            raise is_partitioned(stream.name, stream.partitions)
+        names = _partitions_of(stream) or [stream.name]
+        done = [await self._scheduler.offload_prefix(one, before) for one in names]
+        position = done[0].position if not stream.partitions else None
         return OffloadAnswer(
             stream=name,
-            position=str(done.position) if done.position is not None else None,
-            ledgers=list(done.selected),
-            requested=list(done.requested),
+            position=str(position) if position is not None else None,
+            ledgers=[ledger_id for one in done for ledger_id in one.selected],
+            requested=[ledger_id for one in done for ledger_id in one.requested],
         )
 
     async def policy(self, name: str) -> PolicyAnswer:
@@ -121,7 +132,10 @@ class AdminApi:
     async def set_policy(self, name: str, wanted: PolicyDocument) -> PolicyAnswer:
         """Replace a stream's own thresholds; those that don't fit together are refused."""
         policy = wanted.policy()
-        stream = await self._catalog.streams.set_policy(stream_name(name), policy)
+        found = (await self._catalog.streams.snapshot(stream_name(name))).stream
+        for one in _partitions_of(found):
+            await self._catalog.streams.set_policy(one, policy)
+        stream = await self._catalog.streams.set_policy(found.name, policy)
         return PolicyAnswer(
             own=PolicyDocument.of(stream.policy),
             effective=PolicyDocument.of(stream.policy.over(CLUSTER_DEFAULT)),
@@ -144,3 +158,7 @@ class AdminApi:
                 if state is None or context.state.name == state.upper():
                     found.append(OffloadDocument.of(context, length=listed.length))
         return OffloadsAnswer(offloads=found)
+
+
+def _partitions_of(stream: Stream) -> list[StreamName]:
+    return partition_names(stream.name, stream.partitions) if stream.partitions else []

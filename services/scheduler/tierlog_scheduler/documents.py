@@ -192,6 +192,7 @@ class StreamSummary(BaseModel):
     owner: str | None
     owner_epoch: int
     raw: bool
+    partitions: int
 
     @classmethod
     def of(cls, snapshot: StreamSnapshot, ledgers: list[LedgerDocument]) -> Self:
@@ -207,6 +208,7 @@ class StreamSummary(BaseModel):
             owner=stream.owner.node_id if stream.owner is not None else None,
             owner_epoch=stream.owner_epoch,
             raw=stream.raw,
+            partitions=stream.partitions,
         )
 
 
@@ -217,7 +219,10 @@ class StreamsAnswer(BaseModel):
 
 
 class StreamDocument(BaseModel):
-    """A stream in full; ledgers are in the order of the list, oldest first."""
+    """A stream in full; ledgers are in the order of the list, oldest first.
+
+    A stream with partitions has no ledgers; ``partition_streams`` are those that have.
+    """
 
     stream: str
     incarnation: str
@@ -229,6 +234,8 @@ class StreamDocument(BaseModel):
     offload_through: int | None
     policy: PolicyDocument
     ledgers: list[LedgerDocument]
+    partitions: int = 0
+    partition_streams: list[StreamSummary] = Field(default_factory=list)
 
 
 class EnsembleDocument(BaseModel):
@@ -284,7 +291,10 @@ class OffloadRequestDocument(BaseModel):
 
 
 class OffloadAnswer(BaseModel):
-    """What is now wanted, and what was asked for just now. ``position``: what comes behind it."""
+    """What is now wanted, and what was asked for just now. ``position``: what comes behind it.
+
+    Of a stream with partitions these are the ledgers of all of them, and there is no position.
+    """
 
     stream: str
     position: str | None

@@ -12,6 +12,7 @@ from tierlog.catalog.change import MOVED, Moved, ensure_node, settle
 from tierlog.format import paths, records
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
+from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
 from tierlog.model.stream import ListedLedger, Owner, Stream
 from tierlog.ports.clock import Clock
@@ -42,15 +43,26 @@ class StreamCatalog:
         self._ids = ids
 
     async def create(
-        self, name: StreamName, *, raw: bool = False, policy: Policy | None = None
+        self,
+        name: StreamName,
+        *,
+        raw: bool = False,
+        policy: Policy | None = None,
+        partitions: int = 0,
     ) -> tuple[Stream, bool]:
-        """Create a stream, or return the one of that name and shape; True when it is new."""
+        """Create a stream, or return the one of that name and shape; True when it is new.
+
+        With ``partitions`` each of those is created first: once a partitioned stream is there, so
+        are they, and a call that was cut short is completed by the next one.
+        """
+        children = partition_names(name, partitions) if partitions else []
         wanted = Stream(
             name=name,
             incarnation=self._ids.uuid(),
             created_ms=self._clock.wall_ms(),
             raw=raw,
             policy=policy or Policy(),
+            partitions=partitions,
         )
         # Thresholds must hold together with the levels above them too.
         wanted.policy.over(CLUSTER_DEFAULT)
@@ -59,17 +71,15 @@ class StreamCatalog:
         async def one_round() -> tuple[Stream, bool]:
             found = await self._store.get(path)
             if found is None:
+                # A name that is taken is refused before anything is made.
+                for one in children:
+                    await self.create(one, raw=raw, policy=policy)
                 await self._store.create(path, records.encode_stream(wanted))
                 return wanted, True
             stream = records.decode_stream(found.data)
             if stream.incarnation == wanted.incarnation:
                 return stream, True
-            same_policy = policy is None or stream.policy == wanted.policy
-            if stream.raw != raw or not same_policy:
-                raise RefusedError(
-                    f"stream {name} exists with another shape",
-                    remedy="Use another name, or leave raw and policy as they are",
-                )
+            _check_shape(stream, wanted, any_policy=policy is None)
             return stream, False
 
         return await settle(self._store, self._ids, path, one_round)
@@ -105,13 +115,39 @@ class StreamCatalog:
 
         return await settle(self._store, self._ids, path, one_round)
 
-    async def claim(self, name: StreamName, node_id: NodeId) -> Stream:
-        """Become the owner: raise the epoch by one and put a fresh claim beside it."""
+    async def get(self, name: StreamName) -> Stream:
+        """Return the stream's znode as of now (after ``sync``), or raise STREAM_NOT_FOUND."""
+        path = paths.stream_path(name)
+        await self._store.sync(path)
+        found = await self._store.get(path)
+        if found is None:
+            raise stream_not_found(name)
+        return records.decode_stream(found.data)
+
+    async def claim(
+        self, name: StreamName, node_id: NodeId, *, over: Stream | None = None
+    ) -> Stream:
+        """Become the owner: raise the epoch by one and put a fresh claim beside it.
+
+        Raises FENCED when the stream has another owner than ``over``, if that is given.
+        """
         owner = Owner(node_id=node_id, claim=self._ids.uuid())
+
+        def plan(stream: Stream) -> Stream:
+            if over is not None:
+                check_owner(stream, over)
+            return replace(stream, owner_epoch=stream.owner_epoch + 1, owner=owner)
+
+        return await self.change(name, plan, applied=lambda stream: stream.owner == owner)
+
+    async def release(self, claimed: Stream) -> Stream:
+        """Give a claim up, so that whoever is asked next may claim; not if it is another's now."""
         return await self.change(
-            name,
-            lambda stream: replace(stream, owner_epoch=stream.owner_epoch + 1, owner=owner),
-            applied=lambda stream: stream.owner == owner,
+            claimed.name,
+            lambda stream: replace(stream, owner=None),
+            applied=lambda stream: (
+                stream.owner != claimed.owner or stream.incarnation != claimed.incarnation
+            ),
         )
 
     async def set_policy(self, name: StreamName, policy: Policy) -> Stream:
@@ -163,6 +199,18 @@ class StreamCatalog:
                 await ensure_node(self._store, root)
             except NodeExistsError:
                 continue
+
+
+def _check_shape(stream: Stream, wanted: Stream, *, any_policy: bool) -> None:
+    """Refuse a stream that is there and not as it is wanted."""
+    if stream.partitions and not wanted.partitions and stream.raw == wanted.raw:
+        raise is_partitioned(stream.name, stream.partitions)
+    same_policy = any_policy or stream.policy == wanted.policy
+    if (stream.raw, stream.partitions) != (wanted.raw, wanted.partitions) or not same_policy:
+        raise RefusedError(
+            f"stream {stream.name} exists with another shape",
+            remedy="Use another name, or leave raw, policy and partitions as they are",
+        )
 
 
 def stream_not_found(name: StreamName) -> RefusedError:

@@ -1,17 +1,23 @@
-"""Bytes to events, for ``tierlog append``: lines, NDJSON, length-prefixed binary (pure).
+"""Bytes to events, for ``tierlog append``: lines, NDJSON, length-prefixed binary; keys (pure).
 
     lines   one event a line, without its line feed; the last line may have none
     ndjson  the same, each line one JSON document; empty lines are passed over
     binary  event_len 4, big-endian, then event_len bytes; over and over
 
-Invariant: every byte of the input is in an event, a separator, or refused with its place.
+A key is what stands in each event before a separator, or in a field of its JSON document.
+
+Invariant: every byte of the input is in an event, a key, a separator, or refused with its place.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tierlog.model.errors import Reason, RefusedError
+
+if TYPE_CHECKING:
+    from tierlog.format.entry import StructuredEvent
 
 EVENT_BYTES_MAX: Final = 64 * 1024 * 1024
 LENGTH_LEN: Final = 4
@@ -106,3 +112,49 @@ class EventParser:
                 reason=Reason.TOO_LARGE,
                 remedy="Check --format, or cut the event into smaller ones",
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keying:
+    """Where an event has its key: before ``separator``, or in ``field`` of a JSON document."""
+
+    separator: bytes | None = None
+    field: str | None = None
+
+    def keyed(self, events: Iterator[bytes]) -> "Iterator[StructuredEvent]":
+        """Iterate over the events with their keys; one without a key has None."""
+        from tierlog.format.entry import StructuredEvent
+
+        for event in events:
+            if self.separator is not None:
+                key, payload = _split(event, self.separator)
+                yield StructuredEvent(payload=payload, key=key)
+            else:
+                assert self.field is not None
+                yield StructuredEvent(payload=event, key=_field_of(event, self.field))
+
+
+def _split(event: bytes, separator: bytes) -> tuple[bytes, bytes]:
+    key, found, payload = event.partition(separator)
+    if not found:
+        raise RefusedError(
+            f"the event {event[:60]!r} has no {separator!r} behind its key",
+            remedy="Correct the input, or give another --key-separator",
+        )
+    return key, payload
+
+
+def _field_of(event: bytes, field: str) -> bytes | None:
+    import orjson
+
+    try:
+        document = orjson.loads(event)
+    except orjson.JSONDecodeError as error:
+        raise RefusedError(
+            f"the event {event[:60]!r} is not JSON, and its key is to be a field of it: {error}",
+            remedy="Correct the input, or use --key-separator",
+        ) from error
+    value = document.get(field) if isinstance(document, dict) else None
+    if value is None:
+        return None
+    return value.encode() if isinstance(value, str) else orjson.dumps(value)

@@ -78,24 +78,31 @@ def status(
         stream_name(stream)
 
     async def ask(client: "Client") -> list[Any]:
-        if stream is not None:
-            await client.stream(stream)  # says so when there is none
-        return [one for one in await client.offloads() if stream in (None, one.get("stream"))]
+        # Says so when there is no such stream.
+        names = await _with_ledgers(client, stream) if stream is not None else None
+        found = await client.offloads()
+        return [one for one in found if names is None or one.get("stream") in names]
 
     print_rows(with_client(ask), COLUMNS, output)
+
+
+async def _with_ledgers(client: "Client", stream: str) -> list[str]:
+    """Return the streams that have the ledgers: the partitions, or the stream itself."""
+    partitions = (await client.stream(stream)).get("partition_streams", [])
+    return [one["stream"] for one in partitions] or [stream]
 
 
 async def _wait(
     client: "Client", stream: str, asked: dict[str, Any], timeout_s: float, *, quiet: bool
 ) -> str:
-    wanted = set(asked.get("ledgers", []))
+    wanted, names = set(asked.get("ledgers", [])), await _with_ledgers(client, stream)
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                found = await client.stream(stream)
                 left = {
                     one["ledger_id"]
-                    for one in found["ledgers"]
+                    for name in names
+                    for one in (await client.stream(name))["ledgers"]
                     if one["ledger_id"] in wanted and not one["complete"]
                 }
                 if not left:

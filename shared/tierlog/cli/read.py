@@ -46,7 +46,10 @@ def read(
         ),
     ] = ReadOutput.RAW,
 ) -> None:
-    """Print the events of a stream from any position on, whichever tier has them."""
+    """Print the events of a stream from any position on, whichever tier has them.
+
+    Of a partitioned stream each partition's events come in order.
+    """
     from tierlog.model.ids import stream_name
     from tierlog.model.position import Position, parse_position
 
@@ -68,15 +71,14 @@ async def _read(
     output: ReadOutput,
 ) -> None:
     from tierlog.client import open_client
-    from tierlog.client.reading import ReadEntry, events_of, frames_of
+    from tierlog.client.reading import entries_of, events_of
 
     printed: list[ReadEvent] = []
     count = 0
     async with open_client(load()) as client:
         reader = client.reader(stream, start=where, until=end, limit=limit, follow=follow)
         async for answer in reader.answers():
-            for position, data in frames_of(answer):
-                entry = ReadEntry(position=position, data=data, tier=answer.tier, raw=answer.raw)
+            for entry in entries_of(answer):
                 for event in events_of(entry):
                     if output in {ReadOutput.TABLE, ReadOutput.JSON}:
                         printed.append(event)
@@ -127,6 +129,8 @@ def document_of(event: "ReadEvent") -> dict[str, Any]:
         "index": event.batch_index,
         "tier": event.tier,
     }
+    if event.partition is not None:
+        document["partition"] = event.partition
     if event.publish_time_ms is not None:
         document["publish_time_ms"] = event.publish_time_ms
     if event.writer_id is not None:

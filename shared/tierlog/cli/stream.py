@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
 from tierlog.cli.output import (
+    Columns,
     Output,
     OutputOption,
     print_json,
@@ -16,6 +17,7 @@ from tierlog.cli.output import (
     time_text,
 )
 from tierlog.cli.session import command, load
+from tierlog.model.partitions import PARTITIONS_MAX
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -42,31 +44,23 @@ def with_client(work: "Callable[[Client], Awaitable[Result]]") -> Result:
 @command
 def ls(*, output: OutputOption = Output.TABLE) -> None:
     """List all streams."""
-    rows = with_client(lambda client: client.streams())
-    columns = {
-        "stream": None,
-        "ledgers": None,
-        "entries": None,
-        "bytes": size_text,
-        "tier1_bytes": size_text,
-        "tier2_bytes": size_text,
-        "owner": None,
-        "owner_epoch": None,
-        "raw": None,
-    }
-    print_rows(rows, columns, output)
+    print_rows(with_client(lambda client: client.streams()), STREAM_COLUMNS, output)
 
 
 @app.command("show")
 @command
 def show(stream: Name, *, output: OutputOption = Output.TABLE) -> None:
-    """Show a stream: its owner, thresholds and ledgers, and where each lies."""
+    """Show a stream: its owner, thresholds and ledgers, and where each lies; or its partitions."""
     found = with_client(lambda client: client.stream(stream))
     if output is not Output.TABLE:
         print_json(found, indent=output is Output.JSON)
         return
-    print_one({key: value for key, value in found.items() if key != "ledgers"}, output)
-    print_rows(found.get("ledgers", []), LEDGER_COLUMNS, output)
+    lists = ("ledgers", "partition_streams")
+    print_one({key: value for key, value in found.items() if key not in lists}, output)
+    if found.get("partitions"):
+        print_rows(found["partition_streams"], STREAM_COLUMNS, output)
+    else:
+        print_rows(found.get("ledgers", []), LEDGER_COLUMNS, output)
 
 
 @app.command("create")
@@ -77,22 +71,56 @@ def create(
     raw: Annotated[
         bool, typer.Option("--raw", help="Entry data is the event and nothing more.")
     ] = False,
+    partitions: Annotated[
+        int,
+        typer.Option(
+            min=0, max=PARTITIONS_MAX, help="So many streams behind one name; 0: a plain stream."
+        ),
+    ] = 0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create a stream; nothing happens when one of the same shape exists."""
-    created = with_client(lambda client: client.create_stream(stream, raw=raw))
-    print_one({"stream": stream, "created": created}, output)
+    """Create a stream; nothing happens when one of the same shape exists.
+
+    With --partitions 3 the streams NAME-partition-0 to NAME-partition-2 are created: append to
+    NAME and the key of an event decides; read NAME and all are read.
+    """
+    created = with_client(
+        lambda client: client.create_stream(stream, raw=raw, partitions=partitions)
+    )
+    print_one({"stream": stream, "created": created, "partitions": partitions}, output)
 
 
 @app.command("seal")
 @command
 def seal(stream: Name, *, output: OutputOption = Output.TABLE) -> None:
-    """Close the open ledger, so that everything before now can be offloaded."""
-    ledger_id = with_client(lambda client: client.seal(stream))
-    print_one({"stream": stream, "sealed_ledger": ledger_id}, output)
+    """Close the open ledger, or those of all partitions, so that all before can be offloaded."""
+    sealed = with_client(lambda client: _seal(client, stream))
+    if len(sealed) == 1:
+        print_one(sealed[0], output)
+    else:
+        print_rows(sealed, {"stream": None, "sealed_ledger": None}, output)
 
 
-LEDGER_COLUMNS = {
+async def _seal(client: "Client", stream: str) -> list[dict[str, object]]:
+    return [
+        {"stream": name, "sealed_ledger": await client.seal(name)}
+        for name in await client.partitions(stream)
+    ]
+
+
+STREAM_COLUMNS: Final[Columns] = {
+    "stream": None,
+    "ledgers": None,
+    "entries": None,
+    "bytes": size_text,
+    "tier1_bytes": size_text,
+    "tier2_bytes": size_text,
+    "owner": None,
+    "owner_epoch": None,
+    "raw": None,
+    "partitions": None,
+}
+LEDGER_COLUMNS: Final[Columns] = {
     "ledger_id": None,
     "state": None,
     "entries": None,

@@ -12,6 +12,7 @@ from tierlog.client.endpoints import Endpoints, EndpointsFile, find_endpoints
 from tierlog.client.ledger_reader import LedgerEntry, LedgerReader
 from tierlog.client.ledger_writer import LedgerAppender
 from tierlog.client.ledgers import Ledgers, LedgerShape, open_ledgers
+from tierlog.client.partitioned import PartitionedWriter
 from tierlog.client.reading import ReadEntry, ReadEvent, StreamReader
 from tierlog.client.sync import SyncClient, SyncWriter
 from tierlog.client.sync_ledgers import SyncLedgerAppender, SyncLedgerReader, SyncLedgers
@@ -30,6 +31,7 @@ __all__ = [
     "LedgerReader",
     "LedgerShape",
     "Ledgers",
+    "PartitionedWriter",
     "Position",
     "ReadEntry",
     "ReadEvent",

@@ -11,14 +11,16 @@ Owns putting together what a writer and a reader need. Everything else is theirs
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from tierlog.client.endpoints import find_endpoints
+from tierlog.client.partitioned import PartitionedWriter
 from tierlog.client.reading import StreamReader
 from tierlog.client.resolve import ReadBack
 from tierlog.client.writer import StreamWriter, WriterLimits
-from tierlog.model.errors import IndeterminateError, RetryableError
+from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError
 from tierlog.model.ids import LedgerId, StreamName, stream_name
+from tierlog.model.partitions import count_told, partition_names
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog.ports.admin import Document
@@ -43,12 +45,16 @@ class Client:
         *,
         raw: bool = False,
         policy: Policy | None = None,
+        partitions: int = 0,
         exist_ok: bool = True,
     ) -> bool:
-        """Create a stream; False when one of the same shape is there already."""
+        """Create a stream; False when one of the same shape is there already.
+
+        With ``partitions``, these many streams are created, and one that stands for all.
+        """
         try:
             return await self._connections.control.create_stream(
-                stream_name(name), raw=raw, policy=policy, exist_ok=exist_ok
+                stream_name(name), raw=raw, policy=policy, exist_ok=exist_ok, partitions=partitions
             )
         except IndeterminateError as error:
             if not exist_ok:
@@ -64,10 +70,47 @@ class Client:
         raw: bool = False,
         batch_bytes: int | None = None,
         progress: Progress | None = None,
-    ) -> AsyncIterator[StreamWriter]:
-        """Give a writer to the stream, which is created if need be; flushed at the end."""
-        stream, connections = stream_name(name), self._connections
-        await self.create_stream(stream, raw=raw)
+    ) -> AsyncIterator[StreamWriter | PartitionedWriter]:
+        """Give a writer to the stream, which is created if need be; flushed at the end.
+
+        To a partitioned stream it is a ``PartitionedWriter``: the key of an event decides.
+        """
+        stream = stream_name(name)
+        batch_bytes = batch_bytes or self._settings.batch_bytes
+        in_flight = self._settings.in_flight_bytes_max
+        try:
+            await self.create_stream(stream, raw=raw)
+        except RefusedError as error:
+            count = count_told(error)
+            if count is None:
+                raise
+        else:
+            one = await self._writer(stream, raw, batch_bytes, in_flight, progress)
+            async with one:
+                yield one
+            return
+        told = _sum_of(progress)
+        partitioned = PartitionedWriter(
+            stream,
+            partition_names(stream, count),
+            lambda partition: self._writer(
+                partition, raw, batch_bytes, max(1, in_flight // count), told(partition)
+            ),
+            batch_bytes=batch_bytes,
+        )
+        async with partitioned:
+            yield partitioned
+
+    async def _writer(
+        self,
+        stream: StreamName,
+        raw: bool,  # noqa: FBT001 - called here alone
+        batch_bytes: int,
+        in_flight_bytes_max: int,
+        progress: Progress | None,
+    ) -> StreamWriter:
+        """Return a writer to one stream, to be entered."""
+        connections = self._connections
         writer_id = connections.ids.uuid()
         read_back = ReadBack(
             stream,
@@ -76,7 +119,7 @@ class Client:
             reads=connections.reads,
             append_s_max=APPEND_S_MAX,
         )
-        writer = StreamWriter(
+        return StreamWriter(
             stream,
             writer_id=writer_id,
             raw=raw,
@@ -85,15 +128,14 @@ class Client:
             resolve=read_back.settle,
             clock=connections.clock,
             limits=WriterLimits(
-                batch_bytes=batch_bytes or self._settings.batch_bytes,
-                in_flight_bytes_max=self._settings.in_flight_bytes_max,
+                batch_bytes=batch_bytes,
+                in_flight_bytes_max=in_flight_bytes_max,
                 append_s_max=APPEND_S_MAX,
                 retry_s_max=self._settings.timeout_s,
+                doubt_s=self._settings.doubt_s,
             ),
             progress=progress,
         )
-        async with writer:
-            yield writer
 
     def reader(
         self,
@@ -104,7 +146,10 @@ class Client:
         limit: int | None = None,
         follow: bool = False,
     ) -> StreamReader:
-        """Return a reader: ``until`` is not included, ``limit`` counts entries."""
+        """Return a reader: ``until`` is not included, ``limit`` counts entries.
+
+        Of a partitioned stream all partitions are read.
+        """
         return StreamReader(
             stream_name(name),
             self._connections.reads,
@@ -118,6 +163,18 @@ class Client:
     async def bounds(self, name: str) -> tuple[Position | Edge, Position | Edge]:
         """Return a stream's first position, and the one behind its last confirmed entry."""
         return await self._connections.reads.bounds(stream_name(name))
+
+    async def partitions(self, name: str) -> list[StreamName]:
+        """Return the names of a stream's partitions; of one that has none, its own."""
+        stream = stream_name(name)
+        try:
+            await self._connections.reads.bounds(stream)
+        except RefusedError as error:
+            count = count_told(error)
+            if count is None:
+                raise
+            return partition_names(stream, count)
+        return [stream]
 
     async def seal(self, name: str) -> LedgerId | None:
         """Close the stream's open ledger; None when none was open."""
@@ -172,6 +229,27 @@ class _Owners:
         channel = await self._connections.connect_owner(owner, tasks)
         self._read_back.owner_epoch = owner.owner_epoch
         return channel
+
+    async def moved(self, stream: StreamName) -> bool:
+        owner = await self._connections.control.find_owner(stream)
+        return owner.owner_epoch > self._read_back.owner_epoch
+
+
+def _sum_of(progress: Progress | None) -> Callable[[StreamName], Progress | None]:
+    """Return what makes a ``Progress`` of each partition that tells of their sum."""
+    done_of: dict[StreamName, int] = {}
+
+    def of(partition: StreamName) -> Progress | None:
+        if progress is None:
+            return None
+
+        def tell(what: str, done: int, total: int | None) -> None:
+            done_of[partition] = done
+            progress(what, sum(done_of.values()), total)
+
+        return tell
+
+    return of
 
 
 @contextlib.asynccontextmanager

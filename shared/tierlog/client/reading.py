@@ -3,21 +3,25 @@
 Invariants:
     * Entries come in order and without a gap; the position behind each is where to go on.
     * Nothing is yielded whose frame or, in a stream with append headers, whose checksum is wrong.
+    * A partitioned stream is read whole: partition after partition, or with ``follow`` all at once.
     * Retryable answers are asked again for as long as ``retry_s_max`` passes without progress.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
 
 import structlog
 
+from tierlog.client.merging import Answers, as_they_come, one_after_the_other
 from tierlog.format.entry import Entry, decode_entry
 from tierlog.format.frame import FRAME_HEADER_LEN, check_frames, walk_frames
-from tierlog.model.errors import CorruptError, Reason, RetryableError
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, StreamName
+from tierlog.model.partitions import count_told, partition_names
 from tierlog.model.position import Edge, Position
 from tierlog.ports.reads import FramesAnswer, StreamReads
 
@@ -36,6 +40,8 @@ class ReadEntry:
     data: memoryview
     tier: str
     raw: bool
+    partition: int | None = None
+    """Which one of a partitioned stream that is read whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +57,15 @@ class ReadEvent:
     properties: Mapping[str, str] = field(default_factory=dict)
     publish_time_ms: int | None = None
     writer_id: UUID | None = None
+    partition: int | None = None
 
 
 class StreamReader:
     """A range of a stream, to be iterated over once or often.
 
     ``until`` is where to stop, not included. Without it and without ``follow``, what the stream
-    had when the iteration began is read.
+    had when the iteration began is read. A position is one of a single stream: a partitioned one
+    is read from an edge on, and whoever keeps its place reads the partitions by their names.
     """
 
     def __init__(
@@ -74,7 +82,7 @@ class StreamReader:
     ) -> None:
         self.stream = stream
         self.resume: Position | Edge = start
-        """Where to go on: right behind what was yielded last."""
+        """Where to go on: right behind what was yielded last. Partitions have each their own."""
         self._reads = reads
         self._start = start
         self._until = until
@@ -86,8 +94,43 @@ class StreamReader:
     def __repr__(self) -> str:
         return f"<StreamReader {self.stream} at {self.resume}>"
 
-    async def answers(self) -> AsyncIterator[FramesAnswer]:
+    async def answers(self) -> Answers:
         """Iterate over frames as they come, in large pieces, cut to ``until`` and the limit."""
+        try:
+            async with contextlib.aclosing(self._own_answers()) as own:
+                async for answer in own:
+                    yield answer
+        except RefusedError as error:
+            count = count_told(error)
+            if count is None or isinstance(self._start, Position) or self._until is not None:
+                raise
+        else:
+            return
+        readers = [self._of_partition(name) for name in partition_names(self.stream, count)]
+        whole = as_they_come(readers) if self._follow else one_after_the_other(readers)
+        left = self._limit
+        async with contextlib.aclosing(whole):
+            async for answer in whole:
+                if left is not None:
+                    answer = _first(answer, left)  # noqa: PLW2901 - the rest is not wanted
+                    left -= answer.count
+                yield answer
+                if left == 0:
+                    return
+
+    def _of_partition(self, name: StreamName) -> Answers:
+        reader = StreamReader(
+            name,
+            self._reads,
+            start=self._start,
+            limit=self._limit,
+            follow=self._follow,
+            bytes_max=self._bytes_max,
+            retry_s_max=self._retry_s_max,
+        )
+        return reader.answers()
+
+    async def _own_answers(self) -> Answers:
         until = self._until
         if until is None and not self._follow:
             _, end = await self._retrying_bounds()
@@ -114,18 +157,22 @@ class StreamReader:
             where = self.resume = cut.resume
             yield cut
 
-    async def entries(self) -> AsyncIterator[ReadEntry]:
+    async def entries(self) -> AsyncGenerator[ReadEntry, None]:
         """Iterate over entries."""
-        async for answer in self.answers():
-            for position, data in frames_of(answer):
-                self.resume = Position(position.ledger_id, EntryId(position.entry_id + 1))
-                yield ReadEntry(position=position, data=data, tier=answer.tier, raw=answer.raw)
+        async with contextlib.aclosing(self.answers()) as answers:
+            async for answer in answers:
+                for entry in entries_of(answer):
+                    if entry.partition is None:
+                        here = entry.position
+                        self.resume = Position(here.ledger_id, EntryId(here.entry_id + 1))
+                    yield entry
 
-    async def events(self) -> AsyncIterator[ReadEvent]:
+    async def events(self) -> AsyncGenerator[ReadEvent, None]:
         """Iterate over events; in a raw stream each entry is one."""
-        async for entry in self.entries():
-            for event in events_of(entry):
-                yield event
+        async with contextlib.aclosing(self.entries()) as entries:
+            async for entry in entries:
+                for event in events_of(entry):
+                    yield event
 
     async def _next(self, where: Position | Edge, left: int | None) -> FramesAnswer:
         loop = asyncio.get_running_loop()
@@ -179,12 +226,30 @@ def frames_of(answer: FramesAnswer) -> Sequence[tuple[Position, memoryview]]:
     ]
 
 
+def entries_of(answer: FramesAnswer) -> list[ReadEntry]:
+    """Return the entries of an answer, or raise ``CorruptError``."""
+    return [
+        ReadEntry(
+            position=position,
+            data=data,
+            tier=answer.tier,
+            raw=answer.raw,
+            partition=answer.partition,
+        )
+        for position, data in frames_of(answer)
+    ]
+
+
 def events_of(entry: ReadEntry) -> list[ReadEvent]:
     """Return an entry's events, their checksum verified."""
     if entry.raw:
         return [
             ReadEvent(
-                position=entry.position, batch_index=0, payload=bytes(entry.data), tier=entry.tier
+                position=entry.position,
+                batch_index=0,
+                payload=bytes(entry.data),
+                tier=entry.tier,
+                partition=entry.partition,
             )
         ]
     try:
@@ -205,6 +270,7 @@ def events_of(entry: ReadEntry) -> list[ReadEvent]:
             properties=event.properties,
             publish_time_ms=header.publish_time_ms,
             writer_id=header.writer_id,
+            partition=entry.partition,
         )
         for index, event in enumerate(events)
     ]
@@ -222,14 +288,17 @@ def _cut(answer: FramesAnswer, *, until: Position | None) -> FramesAnswer:
         return answer
     if first >= until:
         return FramesAnswer(resume=answer.resume)
-    kept = until.entry_id - answer.first_entry_id
+    return _first(answer, until.entry_id - answer.first_entry_id)
+
+
+def _first(answer: FramesAnswer, count: int) -> FramesAnswer:
+    """Return the first ``count`` entries of an answer."""
+    if count >= answer.count:
+        return answer
     starts = walk_frames(answer.frames, answer.first_entry_id)
-    return FramesAnswer(
-        resume=until,
-        ledger_id=answer.ledger_id,
-        first_entry_id=answer.first_entry_id,
-        count=kept,
-        frames=answer.frames[: int(starts[kept])],
-        tier=answer.tier,
-        raw=answer.raw,
+    return replace(
+        answer,
+        resume=Position(answer.ledger_id, EntryId(answer.first_entry_id + count)),
+        count=count,
+        frames=answer.frames[: int(starts[count])],
     )

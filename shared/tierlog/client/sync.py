@@ -6,15 +6,16 @@
 How calls get to an event loop, and their results back, is ``tierlog.client.blocking``'s.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tierlog.client.batches import Event
 from tierlog.client.blocking import BACKGROUND, Blocking, iterate
 from tierlog.client.client import Client, open_client
+from tierlog.client.partitioned import PartitionedWriter
 from tierlog.client.reading import ReadEntry, ReadEvent
 from tierlog.client.writer import StreamWriter
-from tierlog.model.ids import LedgerId
+from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog.ports.admin import Document
@@ -25,11 +26,11 @@ HOP_EVENTS: Final = 4096
 
 
 class SyncWriter(Blocking):
-    """``StreamWriter``, blocking."""
+    """``StreamWriter`` or ``PartitionedWriter``, blocking."""
 
     def __init__(self, client: Client, name: str, **options: Any) -> None:  # noqa: ANN401
         super().__init__()
-        self._writer: StreamWriter = self.enter(client.writer(name, **options))
+        self._writer: StreamWriter | PartitionedWriter = self.enter(client.writer(name, **options))
 
     def send(self, event: Event) -> None:
         """See ``StreamWriter.send``."""
@@ -63,8 +64,16 @@ class SyncWriter(Blocking):
         """Bytes of events that are acknowledged."""
         return self._writer.acked_bytes
 
+    @property
+    def last_positions(self) -> Mapping[StreamName, Position]:
+        """Where the last acknowledged entry is, of the stream or of each of its partitions."""
+        if isinstance(self._writer, PartitionedWriter):
+            return self._writer.last_positions
+        last = self._writer.last_position
+        return {self._writer.stream: last} if last is not None else {}
+
     def flush(self) -> Position | None:
-        """See ``StreamWriter.flush``."""
+        """See ``StreamWriter.flush``; None of a partitioned stream: see ``last_positions``."""
         return BACKGROUND.run(self._writer.flush())
 
 
@@ -76,11 +85,19 @@ class SyncClient(Blocking):
         self._client: Client = self.enter(open_client(settings))
 
     def create_stream(
-        self, name: str, *, raw: bool = False, policy: Policy | None = None, exist_ok: bool = True
+        self,
+        name: str,
+        *,
+        raw: bool = False,
+        policy: Policy | None = None,
+        partitions: int = 0,
+        exist_ok: bool = True,
     ) -> bool:
         """See ``Client.create_stream``."""
         return BACKGROUND.run(
-            self._client.create_stream(name, raw=raw, policy=policy, exist_ok=exist_ok)
+            self._client.create_stream(
+                name, raw=raw, policy=policy, partitions=partitions, exist_ok=exist_ok
+            )
         )
 
     def writer(
@@ -123,6 +140,10 @@ class SyncClient(Blocking):
     def bounds(self, name: str) -> tuple[Position | Edge, Position | Edge]:
         """See ``Client.bounds``."""
         return BACKGROUND.run(self._client.bounds(name))
+
+    def partitions(self, name: str) -> list[StreamName]:
+        """See ``Client.partitions``."""
+        return BACKGROUND.run(self._client.partitions(name))
 
     def seal(self, name: str) -> LedgerId | None:
         """See ``Client.seal``."""

@@ -75,6 +75,7 @@ def encode_stream(stream: Stream) -> bytes:
         ledgers=[_ledger_to_record(ledger) for ledger in stream.ledgers],
         pages=[_page_ref_to_record(page) for page in stream.pages],
         deleting=stream.deleting,
+        partitions=stream.partitions,
     )
     if stream.offload_through is not None:
         record.offload_through = stream.offload_through
@@ -339,6 +340,7 @@ def decode_node(data: Buffer) -> NodeInfo:
             zone=record.zone,
             read_only=record.read_only,
             free_bytes=record.free_bytes,
+            draining=record.draining,
         ),
     )
 
@@ -382,6 +384,7 @@ def _stream_of(record: pb.StreamRecord) -> Stream:
         offload_through=(
             LedgerId(record.offload_through) if record.HasField("offload_through") else None
         ),
+        partitions=record.partitions,
     )
 
 

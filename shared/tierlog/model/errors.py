@@ -29,6 +29,7 @@ class Reason(StrEnum):
     READ_ONLY = "READ_ONLY"
     TOO_LARGE = "TOO_LARGE"
     TRIMMED = "TRIMMED"
+    PARTITIONED = "PARTITIONED"
     CORRUPT = "CORRUPT"
     UNAVAILABLE = "UNAVAILABLE"
     RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
@@ -59,6 +60,7 @@ SURFACES: Final[Mapping[Reason, Surface]] = {
     Reason.READ_ONLY: Surface("UNAVAILABLE", 503, 5),
     Reason.TOO_LARGE: Surface("INVALID_ARGUMENT", 413, 2),
     Reason.TRIMMED: Surface("OUT_OF_RANGE", 410, 3),
+    Reason.PARTITIONED: Surface("FAILED_PRECONDITION", 409, 2),
     Reason.CORRUPT: Surface("DATA_LOSS", 500, 6),
     Reason.UNAVAILABLE: Surface("UNAVAILABLE", 503, 5),
     Reason.RESOURCE_EXHAUSTED: Surface("RESOURCE_EXHAUSTED", 429, 5),
@@ -141,6 +143,7 @@ KINDS: Final[Mapping[type[TierlogError], frozenset[Reason]]] = {
             Reason.CONDITIONAL_APPEND_FAILED,
             Reason.TOO_LARGE,
             Reason.TRIMMED,
+            Reason.PARTITIONED,
             Reason.POLICY_INVALID,
             Reason.INVALID_ARGUMENT,
             Reason.UNAUTHENTICATED,

@@ -62,6 +62,7 @@ class Stream:
     """A stream's znode as a value. ``ledgers`` is the tail of the list, behind ``pages``.
 
     ``offload_through``: an admin wants every sealed ledger up to that one offloaded.
+    ``partitions``: how many it has; 0: it has entries itself, as each partition does.
     """
 
     name: StreamName
@@ -76,11 +77,14 @@ class Stream:
     pages: tuple[LedgerPageRef, ...] = ()
     deleting: tuple[LedgerId, ...] = ()
     offload_through: LedgerId | None = None
+    partitions: int = 0
 
     def __post_init__(self) -> None:
         ids = [ledger.ledger_id for ledger in self.ledgers]
         assert ids == sorted(set(ids)), "ledger ids of a stream grow"
         assert all(ledger.closed for ledger in self.ledgers[:-1]), "only the last may be open"
+        assert self.partitions >= 0
+        assert not (self.partitions and self.ledgers), "entries are in the partitions"
 
     def listed(self, ledger_id: LedgerId) -> ListedLedger | None:
         """Return the ledger of the tail with that id, or None."""

@@ -21,6 +21,8 @@ class FramesAnswer:
     tier: str = ""
     raw: bool = False
     """Entry data is the application's, without an append header."""
+    partition: int | None = None
+    """Which one of a partitioned stream, where such a stream is read whole."""
 
 
 class StreamReads(Protocol):

@@ -26,9 +26,18 @@ class StreamControl(Protocol):
     """Small calls (gRPC). A call that changes something may end as ``IndeterminateError``."""
 
     async def create_stream(
-        self, stream: StreamName, *, raw: bool, policy: Policy | None, exist_ok: bool
+        self,
+        stream: StreamName,
+        *,
+        raw: bool,
+        policy: Policy | None,
+        exist_ok: bool,
+        partitions: int = 0,
     ) -> bool:
-        """Create a stream; False when it was there already."""
+        """Create a stream; False when it was there already.
+
+        PARTITIONED tells of one that is there and has partitions, where none were asked for.
+        """
         ...
 
     async def find_owner(self, stream: StreamName) -> OwnerInfo:

@@ -90,6 +90,7 @@ def streams(draw) -> Stream:
         ledgers=tuple(ledgers),
         pages=tuple(draw(st.lists(pages, max_size=3))),
         deleting=tuple(map(LedgerId, draw(st.lists(naturals, max_size=3)))),
+        partitions=0 if ledgers else draw(st.integers(0, 2**31 - 1)),
     )
 
 
@@ -287,6 +288,7 @@ def test_a_policy_from_outside_is_checked() -> None:
         ("owner_claim", b"short"),
         ("lifecycle", 0),
         ("lifecycle", 9),
+        ("partitions", -1),
     ],
 )
 def test_a_stream_that_makes_no_sense_is_corrupt(field: str, value: object) -> None:

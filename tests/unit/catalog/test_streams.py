@@ -5,9 +5,11 @@ import pytest
 from tests.unit.catalog.world import MIB, NODE, ORDERS, World, on_virtual_time, one_node
 from tierlog.adapters.memory.faults import Outcome
 from tierlog.catalog.ledgers import PAGE_LEDGERS, TAIL_LEDGERS_MAX
+from tierlog.catalog.streams import check_owner
 from tierlog.format import paths
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
+from tierlog.model.partitions import partition_names
 from tierlog.model.policy import DELETION_LAG_DEFAULT_MS, Policy
 
 
@@ -54,6 +56,46 @@ async def test_two_who_claim_get_two_epochs_and_the_later_one_owns():
     assert second.owner_epoch == claimed.owner_epoch + 1
     stream = (await first.catalog.streams.snapshot(ORDERS)).stream
     assert stream.owner == second.owner != claimed.owner
+
+
+@on_virtual_time
+async def test_a_claim_over_an_owner_who_was_replaced_meanwhile_is_refused():
+    world = World()
+    first, _ = await world.owner()
+    streams = first.catalog.streams
+    seen = await streams.get(ORDERS)
+    await world.process().catalog.streams.claim(ORDERS, NodeId("node-2"), over=seen)
+    with pytest.raises(RefusedError) as caught:
+        await streams.claim(ORDERS, NodeId("node-3"), over=seen)
+    assert caught.value.reason is Reason.FENCED
+    owner = (await streams.get(ORDERS)).owner
+    assert owner is not None
+    assert owner.node_id == "node-2"
+
+
+@on_virtual_time
+async def test_a_claim_whose_answer_was_lost_is_still_made_once():
+    world = World()
+    first, _ = await world.owner()
+    seen = await first.catalog.streams.get(ORDERS)
+    first.faults.next("metadata.set", Outcome.REPLY_LOST)
+    claimed = await first.catalog.streams.claim(ORDERS, NODE, over=seen)
+    assert claimed.owner_epoch == seen.owner_epoch + 1
+    assert await first.catalog.streams.get(ORDERS) == claimed
+
+
+@on_virtual_time
+async def test_a_claim_is_released_once_and_never_anothers():
+    world = World()
+    first, claimed = await world.owner()
+    streams = first.catalog.streams
+    first.faults.next("metadata.set", Outcome.REPLY_LOST)
+    assert (await streams.release(claimed)).owner is None
+    second = await world.process().catalog.streams.claim(ORDERS, NodeId("node-2"))
+    assert second.owner_epoch == claimed.owner_epoch + 1
+    assert (await streams.release(claimed)).owner == second.owner
+    with pytest.raises(RefusedError, match="another owner"):
+        check_owner(await streams.get(ORDERS), claimed)
 
 
 @on_virtual_time
@@ -173,3 +215,57 @@ async def test_a_catalog_says_whether_its_store_answers():
     process.faults.next("metadata.children", Outcome.REFUSED)
     assert not await process.catalog.answers()
     assert await process.catalog.answers()
+
+
+@pytest.mark.covers("A05")
+@on_virtual_time
+async def test_a_partitioned_stream_is_there_once_its_partitions_are():
+    streams = World().process().catalog.streams
+    policy = Policy(offload_size_bytes=0)
+    made, is_new = await streams.create(ORDERS, raw=True, policy=policy, partitions=2)
+    assert (is_new, made.partitions) == (True, 2)
+    partitions = partition_names(ORDERS, 2)
+    assert await streams.names() == [ORDERS, *partitions]
+    for name in partitions:
+        stream = (await streams.snapshot(name)).stream
+        assert (stream.raw, stream.policy, stream.partitions) == (True, policy, 0)
+    assert await streams.create(ORDERS, raw=True, partitions=2) == (made, False)
+
+
+@on_virtual_time
+async def test_creating_a_partitioned_stream_that_was_cut_short_goes_on():
+    process = World().process()
+    streams = process.catalog.streams
+    await streams.create(partition_names(ORDERS, 3)[0])
+    process.faults.next("metadata.create", Outcome.REPLY_LOST)
+    assert (await streams.create(ORDERS, partitions=3))[1]
+    assert len(await streams.names()) == 4
+
+
+@on_virtual_time
+async def test_the_count_of_partitions_is_part_of_the_shape():
+    streams = World().process().catalog.streams
+    await streams.create(ORDERS, partitions=2)
+    for partitions, raw in ((3, False), (2, True), (0, True)):
+        with pytest.raises(RefusedError, match="another shape"):
+            await streams.create(ORDERS, raw=raw, partitions=partitions)
+    with pytest.raises(RefusedError) as caught:
+        await streams.create(ORDERS)
+    assert (caught.value.reason, caught.value.details["partitions"]) == (Reason.PARTITIONED, "2")
+    other = StreamName("plain")
+    await streams.create(other)
+    with pytest.raises(RefusedError, match="another shape"):
+        await streams.create(other, partitions=2)
+    assert await streams.names() == [ORDERS, *partition_names(ORDERS, 2), other]
+
+
+@pytest.mark.parametrize("partitions", [-1, 1025])
+def test_a_count_of_partitions_out_of_bounds_creates_nothing(partitions):
+    @on_virtual_time
+    async def test():
+        streams = World().process().catalog.streams
+        with pytest.raises(RefusedError, match="1 to 1024"):
+            await streams.create(ORDERS, partitions=partitions)
+        assert await streams.names() == []
+
+    test()

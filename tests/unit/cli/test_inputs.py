@@ -2,7 +2,7 @@
 
 import pytest
 
-from tierlog.cli.inputs import EVENT_BYTES_MAX, EventParser, InputFormat
+from tierlog.cli.inputs import EVENT_BYTES_MAX, EventParser, InputFormat, Keying
 from tierlog.model.errors import Reason, RefusedError
 
 
@@ -62,3 +62,38 @@ def test_an_event_above_the_limit_is_refused_before_it_is_kept():
     with pytest.raises(RefusedError) as caught:
         parsed(InputFormat.BINARY, (EVENT_BYTES_MAX + 1).to_bytes(4, "big"))
     assert caught.value.reason is Reason.TOO_LARGE
+
+
+def keyed(data, **keying):
+    return [(one.key, one.payload) for one in Keying(**keying).keyed(iter(data))]
+
+
+def test_a_key_stands_before_the_separator():
+    found = keyed([b"a\tone", b"\tno key", b"b\tx\ty"], separator=b"\t")
+    assert found == [(b"a", b"one"), (b"", b"no key"), (b"b", b"x\ty")]
+
+
+def test_an_event_without_the_separator_is_refused():
+    with pytest.raises(RefusedError, match="alone"):
+        keyed([b"alone"], separator=b"\t")
+
+
+@pytest.mark.parametrize(
+    ("event", "key"),
+    [
+        (b'{"id": "a\xc3\xa9"}', "aé".encode()),
+        (b'{"id": 7}', b"7"),
+        (b'{"id": true}', b"true"),
+        (b'{"id": [1, 2]}', b"[1,2]"),
+        (b'{"id": null}', None),
+        (b'{"other": 1}', None),
+        (b"[1]", None),
+    ],
+)
+def test_a_key_is_a_field_of_the_document_and_the_event_stays_whole(event, key):
+    assert keyed([event], field="id") == [(key, event)]
+
+
+def test_an_event_that_is_no_document_has_no_field():
+    with pytest.raises(RefusedError, match="not JSON"):
+        keyed([b"{"], field="id")

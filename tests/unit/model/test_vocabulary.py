@@ -260,7 +260,7 @@ def test_each_reason_has_one_kind_and_one_face_in_each_protocol(reason):
 
 
 def test_the_list_is_closed_and_a_reason_of_another_kind_can_not_be_given():
-    assert len(Reason) == 19
+    assert len(Reason) == 20
     for kind in (CorruptError, RetryableError, IndeterminateError, RefusedError):
         for reason in set(Reason) - KINDS[kind]:
             with pytest.raises(AssertionError):

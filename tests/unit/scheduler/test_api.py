@@ -61,6 +61,7 @@ async def test_streams_and_ledgers_show_tiers_states_and_attempts(world):
             "owner": "n1",
             "owner_epoch": 1,
             "raw": False,
+            "partitions": 0,
         }
         shown = await ask(session, "GET", f"/v1/streams/{STREAM}")
         sealed, is_open = shown["ledgers"]

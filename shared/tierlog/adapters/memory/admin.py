@@ -5,14 +5,18 @@ An offload that is asked for is done at once. Times and sizes of objects are lef
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from typing import Final
 
 from tierlog.adapters.memory.streams import NODE, MemoryLedger, MemoryStream, MemoryStreams
 from tierlog.catalog.ledgers import context_not_found
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
 from tierlog.model.position import Position
 from tierlog.ports.admin import Document
+
+_LEDGER_LISTS: Final = ("ledgers", "requested")
 
 
 class MemoryAdministration:
@@ -34,7 +38,15 @@ class MemoryAdministration:
             "owner_epoch": found.owner_epoch,
             "policy": asdict(found.policy.over(CLUSTER_DEFAULT)),
             "ledgers": [_ledger(one) for one in found.ledgers],
+            "partitions": found.partitions,
+            "partition_streams": [_summary(one) for one in self._partitions_of(found)],
         }
+
+    def _partitions_of(self, stream: MemoryStream) -> list[MemoryStream]:
+        if not stream.partitions:
+            return []
+        names = partition_names(stream.name, stream.partitions)
+        return [self._streams.stream(one) for one in names]
 
     async def ledger(self, ledger_id: LedgerId) -> Document:
         for stream in self._streams.by_name.values():
@@ -54,7 +66,14 @@ class MemoryAdministration:
         raise context_not_found(ledger_id)
 
     async def offload(self, name: StreamName, before: Position | None) -> Document:
-        ledgers = self._streams.stream(name).ledgers
+        stream = self._streams.stream(name)
+        if stream.partitions:
+            if before is not None:
+                raise is_partitioned(name, stream.partitions)
+            done = [await self.offload(one.name, None) for one in self._partitions_of(stream)]
+            both = {key: [one for part in done for one in part[key]] for key in _LEDGER_LISTS}
+            return {"stream": name, "position": None, **both}
+        ledgers = stream.ledgers
         selected = [
             one for one in ledgers if one.closed and (before is None or _last(one) < before)
         ]
@@ -92,7 +111,9 @@ class MemoryAdministration:
             )
         wanted = Policy(**policy)
         wanted.over(CLUSTER_DEFAULT)
-        self._streams.stream(name).policy = wanted
+        stream = self._streams.stream(name)
+        for one in (*self._partitions_of(stream), stream):
+            one.policy = wanted
         return await self.policy(name)
 
     async def close(self) -> None:
@@ -133,6 +154,7 @@ def _summary(stream: MemoryStream) -> Document:
         "owner": stream.owner,
         "owner_epoch": stream.owner_epoch,
         "raw": stream.raw,
+        "partitions": stream.partitions,
     }
 
 

@@ -33,7 +33,7 @@ class MemoryReads:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
         while True:
-            found = self._streams.stream(stream)
+            found = self._streams.written(stream)
             if where is Edge.LATEST:
                 # Decided once: what comes while the read waits is after it.
                 where = _end_of(found)
@@ -52,7 +52,7 @@ class MemoryReads:
                 continue
 
     async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
-        found = self._streams.stream(stream)
+        found = self._streams.written(stream)
         if not found.ledgers:
             return Edge.EARLIEST, Edge.EARLIEST
         return Position(found.ledgers[0].ledger_id, EntryId(0)), _end_of(found)

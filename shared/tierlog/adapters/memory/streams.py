@@ -17,6 +17,7 @@ from tierlog.catalog.streams import stream_not_found
 from tierlog.format.run import Run
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName, stream_name
+from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
 from tierlog.model.position import AppendedRange, Position
 from tierlog.ports.streams import OwnerInfo
@@ -49,6 +50,7 @@ class MemoryStream:
     owner: NodeId = NODE
     owner_epoch: int = 1
     ledgers: list[MemoryLedger] = field(default_factory=list)
+    partitions: int = 0
 
 
 class MemoryStreams:
@@ -69,9 +71,16 @@ class MemoryStreams:
             raise stream_not_found(name)
         return found
 
+    def written(self, name: StreamName) -> MemoryStream:
+        """Return a stream that has entries itself, or raise PARTITIONED or STREAM_NOT_FOUND."""
+        found = self.stream(name)
+        if found.partitions:
+            raise is_partitioned(name, found.partitions)
+        return found
+
     def store(self, name: StreamName, entries: list[bytes]) -> AppendedRange:
         """Put entries behind the last one, in the open ledger or in a new one."""
-        ledgers = self.stream(name).ledgers
+        ledgers = self.written(name).ledgers
         if not ledgers or ledgers[-1].closed:
             ledgers.append(MemoryLedger(ledger_id=LedgerId(self._ledger_count), entries=[]))
             self._ledger_count += 1
@@ -87,7 +96,7 @@ class MemoryStreams:
 
     def seal(self, name: StreamName) -> LedgerId | None:
         """Close the open ledger; None when none was open."""
-        ledgers = self.stream(name).ledgers
+        ledgers = self.written(name).ledgers
         if not ledgers or ledgers[-1].closed:
             return None
         ledgers[-1].closed = True
@@ -106,16 +115,29 @@ class MemoryStreamControl:
         self._streams = streams
 
     async def create_stream(
-        self, stream: StreamName, *, raw: bool, policy: Policy | None, exist_ok: bool
+        self,
+        stream: StreamName,
+        *,
+        raw: bool,
+        policy: Policy | None,
+        exist_ok: bool,
+        partitions: int = 0,
     ) -> bool:
         name = stream_name(stream)
         wanted = policy if policy is not None else Policy()
         wanted.over(CLUSTER_DEFAULT)
         found = self._streams.by_name.get(name)
         if found is None:
-            self._streams.by_name[name] = MemoryStream(name=name, raw=raw, policy=wanted)
+            for one in partition_names(name, partitions) if partitions else ():
+                await self.create_stream(one, raw=raw, policy=policy, exist_ok=True)
+            self._streams.by_name[name] = MemoryStream(
+                name=name, raw=raw, policy=wanted, partitions=partitions
+            )
             return True
-        same = found.raw == raw and (policy is None or found.policy == policy)
+        if found.partitions and not partitions and found.raw == raw:
+            raise is_partitioned(name, found.partitions)
+        shape = (raw, partitions) == (found.raw, found.partitions)
+        same = shape and (policy is None or found.policy == policy)
         if not exist_ok or not same:
             raise RefusedError(
                 f"stream {name} exists already",
@@ -124,7 +146,7 @@ class MemoryStreamControl:
         return False
 
     async def find_owner(self, stream: StreamName) -> OwnerInfo:
-        found = self._streams.stream(stream)
+        found = self._streams.written(stream)
         return OwnerInfo(
             node_id=found.owner,
             wire_address=f"{found.owner}:1",
@@ -157,7 +179,7 @@ class MemoryAppendChannel:
     ) -> list[AppendedRange]:
         if self._closing:
             raise RetryableError("the connection was closed here", remedy="Connect again")
-        found = self._streams.stream(stream)
+        found = self._streams.written(stream)
         if found.owner != NODE:
             raise RetryableError(
                 f"stream {stream} is owned by {found.owner}",

@@ -9,6 +9,7 @@ from typing import Final
 from uuid import UUID
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tierlog.format.records import policy_to_record
 from tierlog.model.errors import CorruptError
@@ -32,16 +33,25 @@ class GrpcStreamControl:
         self._timeout_s = timeout_s
         self._channel = open_channel(address)
         self._calls = rpc.IngestStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def __repr__(self) -> str:
         return f"<GrpcStreamControl {self._source}>"
 
     async def create_stream(
-        self, stream: StreamName, *, raw: bool, policy: Policy | None, exist_ok: bool
+        self,
+        stream: StreamName,
+        *,
+        raw: bool,
+        policy: Policy | None,
+        exist_ok: bool,
+        partitions: int = 0,
     ) -> bool:
         """See ``StreamControl``."""
         record = policy_to_record(policy) if policy is not None else None
-        request = pb.CreateStreamRequest(stream=stream, raw=raw, policy=record, exist_ok=exist_ok)
+        request = pb.CreateStreamRequest(
+            stream=stream, raw=raw, policy=record, exist_ok=exist_ok, partitions=partitions
+        )
         try:
             answer = await self._calls.CreateStream(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -69,6 +79,16 @@ class GrpcStreamControl:
             owner_epoch=answer.owner_epoch,
             cluster_id=UUID(bytes=answer.cluster_id),
         )
+
+    async def answers(self) -> bool:
+        """See ``NodeControl``."""
+        try:
+            answer = await self._health.Check(
+                health_pb2.HealthCheckRequest(), timeout=self._timeout_s
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def seal(self, stream: StreamName) -> LedgerId | None:
         """See ``StreamControl``. Sealing twice does no harm, so a lost answer is a retry."""
