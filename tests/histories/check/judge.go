@@ -1,0 +1,169 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+const (
+	linearizable = "linearizable"
+	violated     = "violated"
+	incomplete   = "incomplete" // the history does not tell enough to be judged
+	timedOut     = "unknown"
+)
+
+// judgement is what is printed of a history, as one line of JSON.
+type judgement struct {
+	History      string   `json:"history"`
+	Verdict      string   `json:"verdict"`
+	Entries      int      `json:"entries"`
+	Reads        int      `json:"reads"`
+	Acknowledged int      `json:"acknowledged"`
+	Landed       int      `json:"unknown_there"`
+	Vanished     int      `json:"unknown_not_there"`
+	Failed       int      `json:"failed"`
+	LateTails    int      `json:"late_tails"`
+	Seconds      float64  `json:"seconds"`
+	Findings     []string `json:"findings"`
+}
+
+// judge asks porcupine whether some order of all operations, each between its call and its return,
+// explains what everybody was told.
+func judge(found *history, timeout time.Duration, picture string) judgement {
+	began := time.Now()
+	told := judgement{Reads: len(found.reads), Findings: []string{}}
+	operations := found.operations(&told)
+	told.LateTails = found.lateTails()
+	if gap := found.unread(); gap != "" {
+		told.Verdict = incomplete
+		told.Findings = append(told.Findings, gap)
+		return told
+	}
+	switch porcupine.CheckOperationsTimeout(model, operations, timeout) {
+	case porcupine.Ok:
+		told.Verdict = linearizable
+	case porcupine.Illegal:
+		told.Verdict = violated
+		told.Findings = found.explain()
+	case porcupine.Unknown:
+		told.Verdict = timedOut
+		told.Findings = append(told.Findings, fmt.Sprintf("not decided within %s", timeout))
+	}
+	if picture != "" {
+		_, info := porcupine.CheckOperationsVerbose(model, operations, timeout)
+		if err := porcupine.VisualizePath(model, info, picture); err != nil {
+			told.Findings = append(told.Findings, err.Error())
+		}
+	}
+	told.Seconds = time.Since(began).Seconds()
+	return told
+}
+
+// operations returns what porcupine judges. An append without an answer counts where a read found
+// it, at any time after its call. Where none did, it did not happen: the log was read to its end.
+func (h *history) operations(told *judgement) []porcupine.Operation {
+	places := h.places()
+	var operations []porcupine.Operation
+	put := func(when span, input interface{}) {
+		operations = append(operations, porcupine.Operation{
+			ClientId: when.client, Input: input, Call: when.call, Return: when.returns,
+		})
+	}
+	for _, op := range h.appends {
+		told.Entries++
+		switch op.outcome {
+		case "ok":
+			told.Acknowledged++
+			put(op.span, op)
+		case "failed":
+			told.Failed++
+		case "unknown":
+			if at, there := places[op.value]; there {
+				told.Landed++
+				op.at = at
+				put(op.span, op)
+			} else {
+				told.Vanished++
+			}
+		}
+	}
+	for _, op := range h.reads {
+		put(op.span, op)
+	}
+	for _, op := range h.bounds {
+		put(op.span, op)
+	}
+	return operations
+}
+
+// places returns where reads found each value first in the log.
+func (h *history) places() map[string]position {
+	found := map[string]position{}
+	for _, read := range h.reads {
+		for _, one := range read.entries {
+			if at, there := found[one.value]; !there || one.at.before(at) {
+				found[one.value] = one.at
+			}
+		}
+	}
+	return found
+}
+
+// final returns the last final bounds, and whether there are any.
+func (h *history) final() (boundsOp, bool) {
+	var found boundsOp
+	there := false
+	for _, op := range h.bounds {
+		if op.final && (!there || op.call > found.call) {
+			found, there = op, true
+		}
+	}
+	return found, there
+}
+
+// unread names what keeps a history from being judged: without a read of all the log after all
+// else, an append without an answer may be there unseen.
+func (h *history) unread() string {
+	end, there := h.final()
+	if !there {
+		return "there are no final bounds"
+	}
+	for _, op := range h.appends {
+		if op.outcome == "ok" && op.returns > end.call {
+			return fmt.Sprintf("%s was acknowledged after the final bounds were asked", op.value)
+		}
+	}
+	next := map[position]position{}
+	for _, read := range h.reads {
+		if known, there := next[read.from]; read.call >= end.call &&
+			(!there || known.before(read.resume)) {
+			next[read.from] = read.resume
+		}
+	}
+	where := earliest
+	for where.before(end.next) {
+		resume, there := next[where]
+		if !there || !where.before(resume) {
+			return fmt.Sprintf("no read after the final bounds begins at %s", where)
+		}
+		where = resume
+	}
+	return ""
+}
+
+// lateTails counts the bounds that did not tell of an entry which had been acknowledged before they
+// were asked. That is allowed: an end is a bound from below until the ledger is closed.
+func (h *history) lateTails() int {
+	late := 0
+	for _, told := range h.bounds {
+		for _, op := range h.appends {
+			if op.outcome == "ok" && op.returns < told.call && !op.at.before(told.next) {
+				late++
+				break
+			}
+		}
+	}
+	return late
+}
