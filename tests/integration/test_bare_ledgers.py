@@ -7,7 +7,6 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
 import sys
@@ -127,10 +126,12 @@ async def test_a_node_dies_in_the_middle_and_nothing_is_lost(three_nodes):
 WRITER = """
 import asyncio, sys
 from tierlog.client import open_ledgers
+from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.settings import Settings, ZooKeeperSettings
 
 async def main():
     settings = Settings(zookeeper=ZooKeeperSettings(hosts=sys.argv[1]))
+    configure_logging(settings.log, service="writer")
     async with open_ledgers(settings) as ledgers:
         ledger = await ledgers.create()
         print(ledger.ledger_id, flush=True)
@@ -154,7 +155,6 @@ async def test_recovery_keeps_what_a_dead_or_stopped_writer_was_told(three_nodes
         *(sys.executable, "-c", WRITER, hosts),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "TIERLOG_LOG__LEVEL": "error"},
         cwd=Path.cwd(),
     )
     assert process.stdout is not None

@@ -217,7 +217,6 @@ class Ledgers:
             custom={KEY_COMPONENT: COMPONENT_BARE, **noted},
         )
         await catalog.bare.create(metadata, ledger_id=ledger_id)
-        log.info("ledger.created", ledger_id=ledger_id, ensemble=ensemble)
         return ledger_id, metadata, clients
 
     async def _reach(self, metadata: LedgerMetadata) -> Clients:
@@ -287,7 +286,6 @@ class Ledgers:
             ledger_id, last_entry_id=last_entry_id, length=length
         )
         assert closed.last_entry_id >= last_entry_id, "what was acknowledged is in the ledger"
-        log.info("ledger.closed", ledger_id=ledger_id, last_entry_id=closed.last_entry_id)
         if writer.degraded:
             await self._report_lacking(ledger_id, writer)
         return closed
