@@ -137,6 +137,8 @@ class Auditor:
         gone = (lost, lost_long, frozenset(draining))
         is_old = now_s >= self._scan_due_s
         if any(gone) and (gone != self._scanned or is_old):
+            if gone != self._scanned:
+                log.info("auditor.nodes_gone", lost=sorted(lost), draining=sorted(draining))
             await self._scan(lost=lost, lost_long=lost_long, draining=draining)
             ended_s = self._clock.monotonic_s()
             # Of a cluster with very many ledgers, looking takes no more than a share of the time.
@@ -172,10 +174,4 @@ class Auditor:
                 await self._catalog.underreplicated.add(ledger_id, reason=trouble, nodes=nodes)
                 reported += 1
         self._named |= named
-        if reported:
-            log.info(
-                "auditor.reported",
-                ledgers=reported,
-                lost=sorted(lost),
-                draining=sorted(draining),
-            )
+        log.debug("auditor.scanned", reported=reported)
