@@ -13,17 +13,86 @@ from tests.contracts.streams_suite import StreamsContract
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.rpc.reader import HttpReads
 from tierlog.adapters.system import SystemIds
+from tierlog.adapters.tcp import TcpTransport
 from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
 from tierlog.catalog import Catalog
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import StreamName
 from tierlog.model.node import NodeInfo
 from tierlog.model.position import Edge
+from tierlog.proto.v1 import ingest_pb2 as pb
+from tierlog.proto.v1 import ingest_pb2_grpc as rpc
+from tierlog.runtime.rpc import serve_grpc
+from tierlog.wire.auth import OpenAuthenticator
+from tierlog.wire.server import WireServer
 from tierlog.wiring.client import open_client_connections
 
 pytestmark = pytest.mark.integration
 
 NOBODY = "127.0.0.1:9"
+LOOPBACK = "127.0.0.1"
+
+
+class NoRequests:
+    """A node on the wire that greets, and takes nothing."""
+
+    async def ready(self):
+        pass
+
+    def append(self, stream, draft, *, deadline_s):
+        raise NotImplementedError
+
+    def add_run(self, run, *, recovery):
+        raise NotImplementedError
+
+    def lac(self, ledger_id, last_add_confirmed):
+        raise NotImplementedError
+
+
+class Bystander(rpc.IngestServicer):
+    """A node that says of every stream that it is its own, and does no more."""
+
+    def __init__(self, node_id, cluster_id):
+        self.owner = pb.FindOwnerResponse(
+            node_id=node_id, http_address=NOBODY, owner_epoch=1, cluster_id=cluster_id.bytes
+        )
+
+    async def FindOwner(self, request, context):  # noqa: N802 - gRPC's names, as the next ones
+        return self.owner
+
+    async def CreateStream(self, request, context):  # noqa: N802
+        raise NotImplementedError
+
+    async def Append(self, request, context):  # noqa: N802
+        raise NotImplementedError
+
+    async def Seal(self, request, context):  # noqa: N802
+        raise NotImplementedError
+
+
+@contextlib.asynccontextmanager
+async def bystander(node_id, cluster_id):
+    """Run one; give what it announces."""
+    node = Bystander(node_id, cluster_id)
+    wire = WireServer(
+        NoRequests(), cluster_id=cluster_id, node_id=node_id, authenticator=OpenAuthenticator()
+    )
+    listener = await TcpTransport().listen(f"{LOOPBACK}:0", wire.serve)
+    try:
+        async with serve_grpc(
+            lambda server: rpc.add_IngestServicer_to_server(node, server), host=LOOPBACK, port=0
+        ) as port:
+            node.owner.grpc_address = f"{LOOPBACK}:{port}"
+            node.owner.wire_address = listener.address
+            yield NodeInfo(
+                node_id=node_id,
+                wire_address=listener.address,
+                grpc_address=node.owner.grpc_address,
+                http_address=NOBODY,
+                read_only=True,
+            )
+    finally:
+        await listener.close()
 
 
 @pytest.fixture
@@ -41,17 +110,11 @@ def services(cluster):
         store = await ZooKeeperMetadata.connect(settings.zookeeper.hosts)
         try:
             catalog = Catalog.over(store, clock=SimClock(), ids=SystemIds())
-            await catalog.nodes.announce(
-                NodeInfo(
-                    node_id=node_id,
-                    wire_address=NOBODY,
-                    grpc_address=NOBODY,
-                    http_address=NOBODY,
-                    read_only=True,
-                )
-            )
-            await catalog.streams.claim(stream, node_id)
-            yield
+            found = await catalog.nodes.ensure_cluster()
+            async with bystander(node_id, found.cluster_id) as info:
+                await catalog.nodes.announce(info)
+                await catalog.streams.claim(stream, node_id)
+                yield
         finally:
             await store.close()
 

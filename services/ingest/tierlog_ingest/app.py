@@ -4,8 +4,9 @@ Owns the order of starting and ending. A simulation runs this very object over m
 ``tierlog_ingest.main`` runs it over the real ones, with HTTP and gRPC in front.
 
 Start: identity (cookie), storage (replay), the wire, the front, registration, then recovery of
-what this node owned before. End: appends are answered and open ledgers closed, then the front and
-the wire go, then storage is flushed. Ended by a crash anywhere, the next start finds the same.
+what this node owned before. End: others are told, appends are answered, open ledgers closed and
+streams given up, then the front and the wire go, then storage is flushed. Ended by a crash
+anywhere, the next start finds the same.
 
 Invariants:
     * No directory is opened but this node's own (its cookie).
@@ -43,17 +44,22 @@ from tierlog.wire.connection import Hello
 from tierlog.wire.messages import AUTH_TOKEN, ROLE_OWNER, Credentials
 from tierlog.wire.server import ServerLimits, WireServer
 from tierlog_ingest.presence import Presence
+from tierlog_ingest.replication.service import Replication
+from tierlog_ingest.replication.worker import Owning
 from tierlog_ingest.storage.cookies import check_cookie
 from tierlog_ingest.storage.gc import CatalogLedgers, GarbageCollector
 from tierlog_ingest.storage.node import StorageNode
 from tierlog_ingest.streams.appends import QueueBudget
 from tierlog_ingest.streams.owner import OwnerParts
 from tierlog_ingest.streams.owners import Owners
+from tierlog_ingest.streams.reach import Reach
 from tierlog_ingest.wire_handler import IngestWireHandler
 
 log = structlog.get_logger()
 
 DRAIN_S_MAX: Final = 20.0
+TELLING_S_MAX: Final = 0.5
+"""So long a draining node waits for others to hear of it: its streams stand still after that."""
 PATIENCE_S: Final = 60.0
 FRAME_BYTES_BESIDE_ENTRY: Final = 256
 """Heads of the wire's frame, of a signed run and of its one entry, and some to spare."""
@@ -115,6 +121,7 @@ class IngestNode:
         self._owners: Owners | None = None
         self._storage: StorageNode | None = None
         self._presence: Presence | None = None
+        self._replication: Replication | None = None
         self._garbage: GarbageCollector | None = None
 
     def __repr__(self) -> str:
@@ -163,9 +170,16 @@ class IngestNode:
                 storage.limit_limbo(await self.catalog.ledgers.new_id())
             storage_stop = asyncio.Event()
             keeping = tasks.create_task(storage.run(storage_stop), name="storage")
-            directory = self._directory(storage, self.cluster.cluster_id, tasks)
+            hello = self._hello(self.cluster.cluster_id)
+            directory = NodeDirectory[StorageNodeClient](
+                self.catalog.nodes.live,
+                ports.connect(hello, tasks),
+                local={self.node_id: storage},
+            )
             recovery = Recovery(self.catalog, directory, ids=ports.ids, keys=self._keys)
-            self._owners = Owners(self._parts(directory, recovery))
+            reach = Reach(ports.transport, hello)
+            self._owners = Owners(self._parts(directory, recovery, reach))
+            self._replication = self._auto_recovery(directory, recovery)
             collecting = tasks.create_task(self._collect_garbage(storage), name="gc")
             try:
                 await self._serve(stop, tasks)
@@ -205,13 +219,15 @@ class IngestNode:
                 telling = tasks.create_task(self._tell_read_only(presence), name="read-only")
                 await first_of(presence.registered, stop)
                 if presence.registered.is_set():
-                    recovering = tasks.create_task(self.owners.recover_own(), name="recovery")
+                    tending = tasks.create_task(self.owners.tend(), name="tending")
+                    replicating = tasks.create_task(self._replicate(presence), name="replication")
                     self.ready.set()
                     log.info("node.ready", node_id=self.node_id, **front._asdict())
                     await stop.wait()
-                    recovering.cancel()
+                    tending.cancel()
+                    replicating.cancel()
                 self.ready.clear()
-                await self._drain(owning)
+                await self._drain(presence, owning)
                 being.cancel()
                 telling.cancel()
         finally:
@@ -230,6 +246,18 @@ class IngestNode:
         )
         await self._garbage.run(interval_s=settings.gc_interval_s)
 
+    async def _replicate(self, presence: Presence) -> None:
+        """Keep ledgers whole, and tell others while this node is being emptied."""
+        assert self._replication is not None
+
+        def tell(draining: bool) -> None:  # noqa: FBT001 - called with what was found
+            if presence.info.draining is not draining:
+                presence.amend(replace(presence.info, draining=draining))
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._replication.run())
+            tasks.create_task(self._replication.tell_draining(tell))
+
     async def _tell_read_only(self, presence: Presence) -> None:
         """Let others know while this node takes no ordinary adds."""
         while True:
@@ -237,8 +265,13 @@ class IngestNode:
             presence.amend(replace(presence.info, read_only=self.storage.read_only))
             await changed.wait()
 
-    async def _drain(self, owning: "asyncio.Task[None]") -> None:
-        """Answer what is here and close the open ledgers, for so long as that may take."""
+    async def _drain(self, presence: Presence, owning: "asyncio.Task[None]") -> None:
+        """Answer what is here, close the open ledgers and give the streams up.
+
+        Others are told first, so that they put nothing new here and send nobody back.
+        """
+        presence.amend(replace(presence.info, draining=True))
+        await presence.told(timeout_s=TELLING_S_MAX)
         await self.owners.drain()
         _, left = await asyncio.wait({owning}, timeout=DRAIN_S_MAX)
         if left:
@@ -270,30 +303,44 @@ class IngestNode:
             "registered": self.registered,
             "streams": self.owners.statistics(),
             "recovering": self.owners.recovering(),
+            "replication": self._replication.statistics() if self._replication else None,
             "storage": self.storage.statistics(),
             "damages": list(self.storage.damages),
             "gc_alarm": alarm.value if alarm is not None else None,
         }
 
-    def _directory(
-        self, storage: StorageNodeClient, cluster_id: UUID, tasks: asyncio.TaskGroup
-    ) -> NodeDirectory[StorageNodeClient]:
+    def _auto_recovery(
+        self, directory: NodeDirectory[StorageNodeClient], recovery: Recovery
+    ) -> Replication:
+        owning = Owning(
+            node_id=self.node_id,
+            seal=self.owners.seal,
+            recover_bare=lambda ledger_id: recovery.recover(None, ledger_id),
+        )
+        return Replication(
+            self.catalog,
+            directory,
+            owning,
+            clock=self._ports.clock,
+            ids=self._ports.ids,
+            settings=self._settings.replication,
+            keys=self._keys,
+        )
+
+    def _hello(self, cluster_id: UUID) -> Hello:
         token = self._wire.token
         shown = (
             Credentials(method=AUTH_TOKEN, data=token.get_secret_value().encode())
             if token is not None
             else Credentials()
         )
-        hello = Hello(
+        return Hello(
             cluster_id=cluster_id, role=ROLE_OWNER, client_name=self.node_id, credentials=shown
         )
-        return NodeDirectory(
-            self.catalog.nodes.live,
-            self._ports.connect(hello, tasks),
-            local={self.node_id: storage},
-        )
 
-    def _parts(self, directory: NodeDirectory[StorageNodeClient], recovery: Recovery) -> OwnerParts:
+    def _parts(
+        self, directory: NodeDirectory[StorageNodeClient], recovery: Recovery, reach: Reach
+    ) -> OwnerParts:
         return OwnerParts(
             node_id=self.node_id,
             catalog=self.catalog,
@@ -304,6 +351,7 @@ class IngestNode:
             settings=self._settings.owner,
             budget=QueueBudget(self._settings.owner.in_flight_bytes_max),
             keys=self._keys,
+            answers=reach.answers,
             # An entry that came in a frame may have to go on in one, in a signed run.
             entry_len_max=max(0, self._wire.frame_bytes_max - FRAME_BYTES_BESIDE_ENTRY),
         )

@@ -27,15 +27,28 @@ class Presence:
         self.registered = asyncio.Event()
         self.info = info
         self._amended = asyncio.Event()
+        self._told: NodeInfo | None = None
+        self._told_more = asyncio.Event()
         self._catalog = catalog
         self._ids = ids
         self._patience_s = patience_s
 
     def amend(self, info: NodeInfo) -> None:
-        """Tell others something new of this node (read-only, or no more)."""
+        """Tell others something new of this node (read-only, or no more; draining)."""
         assert info.node_id == self.info.node_id
         self.info = info
         self._amended.set()
+
+    async def told(self, *, timeout_s: float) -> bool:
+        """Wait until others can read what this node last told; False: not in that time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._told != self.info:
+                    self._told_more.clear()
+                    await self._told_more.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def run(self) -> None:
         """Register, and again whenever the registration is gone.
@@ -63,6 +76,8 @@ class Presence:
             else:
                 if changed is not None:
                     refused_since_s = None
+                    self._told = info
+                    self._told_more.set()
                     self.registered.set()
                     await first_of(lost, changed, self._amended)
                     if self._amended.is_set():

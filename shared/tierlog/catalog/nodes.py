@@ -126,6 +126,14 @@ class NodeCatalog:
         found, changed = await self._store.watch(here)
         return None if found is None else changed
 
+    async def watch_live(self) -> tuple[dict[NodeId, NodeInfo], list[asyncio.Event]]:
+        """Return the live nodes, and events of which one is set once a node comes or goes."""
+        events = []
+        for folder in (paths.AVAILABLE, paths.AVAILABLE_READONLY):
+            _, changed = await self._store.watch_children(folder)
+            events.append(changed)
+        return await self.live(), events
+
     async def live(self) -> dict[NodeId, NodeInfo]:
         """Return the live nodes by id, read-only ones too."""
         nodes: dict[NodeId, NodeInfo] = {}

@@ -42,7 +42,7 @@ class EndpointsFile(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
-    """The three addresses that a client needs, ``host:port`` each."""
+    """The three addresses that a client needs, ``host:port`` each; of ingest one or more."""
 
     ingest_grpc: str
     reader_http: str
@@ -69,7 +69,7 @@ def find_endpoints(settings: ClientSettings, state_dir: Path) -> Endpoints:
         )
     services = written.services
     return Endpoints(
-        ingest_grpc=given.ingest_grpc or services["ingest"]["grpc"],
+        ingest_grpc=given.ingest_grpc or ",".join(written.ingest_addresses("grpc")),
         reader_http=given.reader_http or services["reader"]["http"],
         scheduler_http=given.scheduler_http or services["scheduler"]["http"],
     )

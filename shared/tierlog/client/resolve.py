@@ -18,7 +18,7 @@ import structlog
 from tierlog.client.batches import Batch
 from tierlog.format.entry import decode_entry
 from tierlog.format.frame import FRAME_HEADER_LEN, walk_frames
-from tierlog.model.errors import CorruptError
+from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.position import AppendedRange, Edge, Position
 from tierlog.ports.reads import FramesAnswer, StreamReads
@@ -77,6 +77,11 @@ class ReadBack:
         """Seal the open ledger, after the owner let go of what it was sent."""
         await self._control.seal(self._stream)
         owner = await self._control.find_owner(self._stream)
+        if owner.owner_epoch < self.owner_epoch:
+            raise RetryableError(
+                f"{owner.node_id} is asked for {self._stream}, and has not heard of its own owner",
+                remedy="Find the owner again in a moment",
+            )
         if owner.owner_epoch == self.owner_epoch:
             # The same owner may still hold appends that it took before the connection went.
             left_s = lost_s + self._append_s_max - asyncio.get_running_loop().time()

@@ -12,6 +12,8 @@ Invariants:
 
 Consistency: entries of one connection keep their order. When some of several batches in flight
 were refused, or lost with a connection, those go again behind the ones that landed.
+Silence: an owner that owes answers for ``doubt_s`` is asked for at other nodes; when there is
+another one, what was sent to the silent one is as lost as with a connection.
 Retries: without any progress for ``retry_s_max`` the last error is told to whoever sends.
 Cancellation, Crash: what was in flight is then neither known to be there nor not.
 """
@@ -34,6 +36,7 @@ from tierlog.model.errors import (
     RefusedError,
     RetryableError,
     TierlogError,
+    first_error,
 )
 from tierlog.model.ids import StreamName
 from tierlog.model.position import AppendedRange, Edge, Position
@@ -44,7 +47,8 @@ from tierlog.ports.streams import AppendChannel
 log = structlog.get_logger()
 
 BACKOFF_S_FIRST: Final = 0.1
-BACKOFF_S_MAX: Final = 1.0
+BACKOFF_S_MAX: Final = 0.5
+WAKE_S_MIN: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,8 @@ class WriterLimits:
     in_flight_bytes_max: int
     append_s_max: float
     retry_s_max: float
+    doubt_s: float = 1.0
+    """An owner that owes answers and is silent for so long may have been replaced."""
 
 
 class OwnerConnections(Protocol):
@@ -62,6 +68,10 @@ class OwnerConnections(Protocol):
 
     async def connect(self, stream: StreamName, tasks: asyncio.TaskGroup) -> AppendChannel:
         """Return a channel to whoever owns ``stream`` now."""
+        ...
+
+    async def moved(self, stream: StreamName) -> bool:
+        """Tell whether ``stream`` has another owner than the one last connected to."""
         ...
 
 
@@ -109,6 +119,9 @@ class StreamWriter:
         self._failed: TierlogError | None = None
         self._closing = False
         self._lost_s = 0.0
+        self._flying = 0
+        self._flew = asyncio.Event()
+        self._heard_s = 0.0
         self._tasks: asyncio.TaskGroup | None = None
 
     def __repr__(self) -> str:
@@ -236,13 +249,44 @@ class StreamWriter:
             known, unknown = group.split(TierlogError)
             if known is None or unknown is not None:
                 raise
-            first = known.exceptions[0]
+            first = first_error(known)
             assert isinstance(first, TierlogError)
             return first
         return next((one.error for one in self._batches if one.error is not None), None)
 
     async def _send_all(self, channel: AppendChannel) -> None:
         """Send batches in order, as they come, until one fails or the writer closes."""
+        async with asyncio.TaskGroup() as beside:
+            doubting = beside.create_task(self._doubt(channel))
+            try:
+                await self._send_until_failed(channel)
+            finally:
+                doubting.cancel()
+
+    async def _doubt(self, channel: AppendChannel) -> None:
+        """Hang up on an owner that fell silent, once the stream has another one.
+
+        Asking brings that about: a node that is asked for a stream whose owner is away claims it.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._flew.wait()
+            left_s = self._heard_s + self._limits.doubt_s - loop.time()
+            if left_s > 0:
+                # Never at once: by a rounding error nothing may be left to wait for.
+                await asyncio.sleep(max(left_s, WAKE_S_MIN))
+                continue
+            try:
+                moved = await self._connections.moved(self.stream)
+            except TierlogError as error:
+                log.info("writer.doubtful", stream=self.stream, cause=str(error))
+                moved = False
+            if moved:
+                await channel.close(drain_s_max=0)
+                return
+            self._heard_s = loop.time()
+
+    async def _send_until_failed(self, channel: AppendChannel) -> None:
         async with asyncio.TaskGroup() as sends:
             while not any(one.error for one in self._batches):
                 if self._unsent:
@@ -258,13 +302,23 @@ class StreamWriter:
                 await self._changed.wait()
 
     async def _append(self, channel: AppendChannel, batch: Batch) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._flying:
+            self._heard_s = loop.time()
+            self._flew.set()
+        self._flying += 1
         try:
             batch.ranges = await channel.append(
                 self.stream, batch.draft, deadline_s=self._limits.append_s_max
             )
         except TierlogError as error:
             batch.error = error
-            self._lost_s = asyncio.get_running_loop().time()
+            self._lost_s = loop.time()
+        finally:
+            self._flying -= 1
+            self._heard_s = loop.time()
+            if not self._flying:
+                self._flew.clear()
         self._settle()
         self._changed.set()
 

@@ -17,6 +17,8 @@ class NodeInfo:
     zone: str = ""
     read_only: bool = False
     free_bytes: int = 0
+    draining: bool = False
+    """It is about to go: nothing new is put on it, and it gives up its streams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

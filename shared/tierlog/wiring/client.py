@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Final
 
 from tierlog.adapters.rpc.admin import HttpAdministration
 from tierlog.adapters.rpc.ingest import GrpcStreamControl
+from tierlog.adapters.rpc.ingest_nodes import IngestNodes, split_addresses
 from tierlog.adapters.rpc.reader import HttpReads
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.ports.admin import Administration
@@ -19,6 +21,8 @@ from tierlog.runtime.settings import Settings
 from tierlog.wire.connection import ClientLimits, Hello, WireClient
 from tierlog.wire.messages import AUTH_TOKEN, ROLE_PRODUCER, Credentials
 from tierlog.wiring.nodes import open_transport
+
+WELCOME_S_MAX: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ class ClientConnections:
         secret = wire.token.get_secret_value().encode() if wire.token is not None else None
         shown = Credentials(method=AUTH_TOKEN, data=secret) if secret else Credentials()
         hello = Hello(cluster_id=owner.cluster_id, role=ROLE_PRODUCER, credentials=shown)
-        limits = ClientLimits(hello_s_max=wire.hello_timeout_s)
+        # It has just said that it is the owner: one that falls silent now is asked for elsewhere.
+        limits = ClientLimits(hello_s_max=min(wire.hello_timeout_s, WELCOME_S_MAX))
         return await WireClient.connect(
             self.transport, owner.wire_address, hello, tasks=tasks, limits=limits
         )
@@ -49,10 +54,16 @@ class ClientConnections:
 async def open_client_connections(
     settings: Settings, *, ingest_grpc: str, reader_http: str, scheduler_http: str
 ) -> AsyncIterator[ClientConnections]:
-    """Give the connections to the services at these addresses (``host:port``)."""
+    """Give the connections to the services at these addresses (``host:port``).
+
+    Of ingest it may be several, with commas between them.
+    """
     timeout_s = settings.client.timeout_s
     async with contextlib.AsyncExitStack() as stack:
-        control = GrpcStreamControl(ingest_grpc, timeout_s=timeout_s)
+        control = IngestNodes(
+            split_addresses(ingest_grpc),
+            lambda address: GrpcStreamControl(address, timeout_s=timeout_s),
+        )
         stack.push_async_callback(control.close)
         reads = HttpReads(reader_http, timeout_s=timeout_s)
         stack.push_async_callback(reads.close)

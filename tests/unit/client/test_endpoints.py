@@ -39,3 +39,12 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path, text):
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(RefusedError, match="tierlog up"):
         find_endpoints(ClientSettings(), tmp_path)
+
+
+def test_all_ingest_nodes_are_found_the_first_one_first(tmp_path):
+    services = WRITTEN.services | {"ingest-1": {"grpc": "i:1"}, "ingest-2": {"grpc": "i:2"}}
+    several = WRITTEN.model_copy(update={"services": services})
+    (tmp_path / FILE_NAME).write_text(several.model_dump_json())
+    assert find_endpoints(ClientSettings(), tmp_path).ingest_grpc == "i:1,i:2"
+    given = ClientSettings(ingest_address="a:1,b:2")
+    assert find_endpoints(given, tmp_path).ingest_grpc == "a:1,b:2"

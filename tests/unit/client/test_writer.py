@@ -188,3 +188,76 @@ async def test_an_append_does_not_wait_for_the_answers_before_it():
     one_after_the_other_s = 100 * 0.01
     assert loop.time() - started_s < one_after_the_other_s / 4
     assert service.events() == numbered(100)
+
+
+@on_virtual_time
+async def test_a_silent_owner_is_left_once_the_stream_has_another_one():
+    """Not before: an owner that is slow and still the owner is waited for."""
+    service, loop = Service(), asyncio.get_running_loop()
+    service.script = ["ok", "silent"]
+
+    async def take_over():
+        await asyncio.sleep(3.5)
+        service.stream.owner_epoch += 1
+
+    begun_s = loop.time()
+    async with asyncio.TaskGroup() as group, writer_of(service) as writer:
+        group.create_task(take_over())
+        for event in numbered(6):
+            await writer.send(event)
+    assert service.events() == numbered(6)
+    assert 3.5 < loop.time() - begun_s < 5
+    assert service.doubts == 4
+    assert writer.resolved_count == 1
+
+
+@on_virtual_time
+async def test_an_owner_that_answers_is_not_doubted():
+    service = Service()
+    async with writer_of(service) as writer:
+        for event in numbered(300):
+            await writer.send(event)
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(20)
+    assert service.doubts == 0
+
+
+@on_virtual_time
+async def test_doubts_that_nobody_settles_leave_the_append_its_deadline():
+    service, loop = Service(), asyncio.get_running_loop()
+    service.script = ["silent"]
+
+    async def go_away():
+        await asyncio.sleep(0.5)
+        service.up = False
+        await asyncio.sleep(8)
+        service.up = True
+
+    begun_s = loop.time()
+    async with asyncio.TaskGroup() as group, writer_of(service) as writer:
+        group.create_task(go_away())
+        await writer.send(b"only once")
+    assert service.events() == [b"only once"]
+    assert loop.time() - begun_s >= 10
+
+
+@on_virtual_time
+async def test_an_owner_that_has_not_heard_of_its_successor_settles_nothing():
+    """Where a deposed owner is asked, the present one may still hold what it was sent."""
+    service = Service()
+    service.script = ["lost-gone"]
+    service.stream.owner_epoch = 5
+
+    async def know_less_for_a_while():
+        await asyncio.sleep(0.005)
+        service.stream.owner_epoch = 4
+        await asyncio.sleep(2)
+        service.stream.owner_epoch = 6
+
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    async with asyncio.TaskGroup() as group, writer_of(service) as writer:
+        group.create_task(know_less_for_a_while())
+        await writer.send(b"only once")
+    assert service.events() == [b"only once"]
+    assert loop.time() - begun_s >= 2

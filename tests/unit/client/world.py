@@ -1,6 +1,7 @@
 """Ingest and reader as a writer sees them, in memory, with answers that get lost."""
 
 import asyncio
+import contextlib
 from uuid import UUID
 
 from tests.unit.catalog.world import on_virtual_time
@@ -36,9 +37,12 @@ class Service:
         self._channel = MemoryAppendChannel(self.streams)
         self._reads = MemoryReads(self.streams)
         self.up = True
+        self.doubts = 0
+        """How often a writer asked whether the owner is another one now."""
+        self.hung_up = asyncio.Event()
         self.script: list[str | Exception] = []
-        """What becomes of the next appends: ok, lost-landed, lost-gone, late, refused, or an
-        exception to raise."""
+        """What becomes of the next appends: ok, lost-landed, lost-gone, late, refused, silent (no
+        answer until the caller hangs up, then as if lost), or an exception to raise."""
 
     @property
     def ledgers(self) -> list[list[bytes]]:
@@ -53,8 +57,8 @@ class Service:
 
     # StreamControl
 
-    async def create_stream(self, stream, *, raw, policy, exist_ok):
-        return await self._control.create_stream(stream, raw=raw, policy=policy, exist_ok=exist_ok)
+    async def create_stream(self, stream, **shape):
+        return await self._control.create_stream(stream, **shape)
 
     async def find_owner(self, stream):
         if not self.up:
@@ -72,7 +76,8 @@ class Service:
         return self
 
     async def close(self, *, drain_s_max=5.0):
-        pass
+        if drain_s_max == 0:
+            self.hung_up.set()
 
     async def append(self, stream, draft, *, deadline_s):
         fate = self.script.pop(0) if self.script else "ok"
@@ -87,6 +92,11 @@ class Service:
             ranges = await self._channel.append(stream, draft, deadline_s=deadline_s)
             if fate == "ok":
                 return ranges
+        elif fate == "silent":
+            self.hung_up.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    await self.hung_up.wait()
         else:
             await asyncio.sleep(0.01)
         if fate == "refused":
@@ -117,6 +127,11 @@ class Service:
 class _Owners:
     def __init__(self, service, read_back):
         self._service, self._read_back = service, read_back
+
+    async def moved(self, stream):
+        self._service.doubts += 1
+        await self._service.find_owner(stream)
+        return self._service.stream.owner_epoch > self._read_back.owner_epoch
 
     async def connect(self, stream, tasks):
         channel = await self._service.connect(stream, tasks)

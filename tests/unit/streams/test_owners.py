@@ -22,6 +22,8 @@ from tierlog_ingest.streams.appends import QueueBudget
 from tierlog_ingest.streams.owner import OwnerParts
 from tierlog_ingest.streams.owners import Owners
 
+ONE = OwnerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1, append_timeout_s=5.0)
+
 
 def make_owners(cluster, name, *, catalog=None, settings=None, budget=1 << 20, **parts):
     catalog = catalog or cluster.catalog()
@@ -33,7 +35,7 @@ def make_owners(cluster, name, *, catalog=None, settings=None, budget=1 << 20, *
             recovery=cluster.recovery(catalog),
             clock=cluster.clock,
             ids=cluster.ids,
-            settings=settings or OwnerSettings(append_timeout_s=5.0),
+            settings=settings or ONE,
             budget=QueueBudget(budget),
             **parts,
         )
@@ -394,17 +396,17 @@ def test_with_lost_answers_everywhere_nothing_acknowledged_is_lost_or_moved(seed
 def test_a_dead_owners_stream_goes_to_another_node_with_everything_acknowledged():
     async def main():
         cluster = SmallCluster(3)
-        cluster.names.remove("n1")
+        cluster.names.remove("n3")
         await cluster.start()
-        cluster.names.insert(0, "n1")
+        cluster.names.append("n3")
         settings = OwnerSettings(
             ensemble_size=3, write_quorum=3, ack_quorum=2, append_timeout_s=5.0
         )
         store = cluster.metadata.connect()
         mine = Catalog.over(store, clock=cluster.clock, ids=cluster.ids)
-        await mine.nodes.announce(cluster.info("n1"))
-        one = make_owners(cluster, "n1", catalog=mine, settings=settings)
-        two = make_owners(cluster, "n2", settings=settings)
+        await mine.nodes.announce(cluster.info("n3"))
+        one = make_owners(cluster, "n3", catalog=mine, settings=settings)
+        two = make_owners(cluster, "n1", settings=settings)
         confirmed = []
         async with running(two):
             async with running(one, drain=False):
@@ -413,7 +415,7 @@ def test_a_dead_owners_stream_goes_to_another_node_with_everything_acknowledged(
                     await answer
             confirmed = [i for i, answer in enumerate(answers) if not answer.exception()]
             # The machine is gone: its storage node too, and soon its registration.
-            cluster.nodes["n1"].down = True
+            cluster.nodes["n3"].down = True
             store.expire_session()
             with pytest.raises(RetryableError) as caught:
                 await two.submit(STREAM, draft(b"too few nodes"))
@@ -422,12 +424,12 @@ def test_a_dead_owners_stream_goes_to_another_node_with_everything_acknowledged(
             two_of_three = settings.model_copy(
                 update={"ensemble_size": 2, "write_quorum": 2, "ack_quorum": 2}
             )
-            three = make_owners(cluster, "n3", settings=two_of_three)
+            three = make_owners(cluster, "n2", settings=two_of_three)
             async with running(three):
-                # n2 is alive and owns the stream now.
+                # n1 is alive and owns the stream now.
                 with pytest.raises(RetryableError) as caught:
                     await three.submit(STREAM, draft(b"x"))
-                assert caught.value.details["owner"] == "n2"
+                assert caught.value.details["owner"] == "n1"
         entries = await read_stream(cluster)
         assert entries[: len(confirmed)] == [b"%d" % i for i in confirmed]
 

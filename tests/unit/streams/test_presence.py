@@ -95,3 +95,21 @@ def test_a_read_only_node_says_so_and_takes_it_back():
             running.cancel()
 
     run_virtual(main())
+
+
+def test_what_a_node_tells_is_waited_for_until_others_can_read_it():
+    async def main():
+        cluster = SmallCluster()
+        _, catalog = client(cluster)
+        one = presence(cluster, catalog)
+        one.amend(dataclasses.replace(one.info, draining=True))
+        assert not await one.told(timeout_s=0.5)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(one.run())
+            assert await one.told(timeout_s=0.5)
+            one.amend(dataclasses.replace(one.info, draining=False))
+            assert await one.told(timeout_s=0.5)
+            assert not (await catalog.nodes.live())[N1].draining
+            running.cancel()
+
+    run_virtual(main())

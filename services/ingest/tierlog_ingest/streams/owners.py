@@ -1,11 +1,13 @@
 """The streams that this process owns or is about to own.
 
-Owns: one ``StreamOwner`` a stream, made by the first append or after a restart; their tasks.
+Owns: one ``StreamOwner`` a stream, made by the first append or by ``tend``; their tasks; giving
+claims back when the node drains. Does not own the decision to claim (``claims``).
 
 Invariants:
     * At most one owner object a stream lives at a time.
     * An owner that ended takes no place: the next append decides anew who owns the stream.
-    * At most ``streams_max`` streams; at most ``recoveries_max`` are recovered at once at start.
+    * At most ``streams_max`` streams; at most ``recoveries_max`` are recovered at once unasked.
+    * A claim is released only after its owner ended: nothing is acknowledged by it any more.
 """
 
 import asyncio
@@ -19,8 +21,17 @@ from tierlog.format.run import Run
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.node import NodeInfo
+from tierlog.model.stream import Stream
+from tierlog.ports.waiting import first_of
 from tierlog_ingest.streams.appends import Answer
+from tierlog_ingest.streams.claims import Claims
 from tierlog_ingest.streams.owner import OwnerParts, OwnerState, StreamOwner
+from tierlog_ingest.streams.ownership import (
+    Elsewhere,
+    Mine,
+    is_orphan,
+    no_owner_yet,
+)
 
 log = structlog.get_logger()
 
@@ -28,6 +39,9 @@ RECOVERIES_MAX: Final = 8
 RECOVERY_SLOT_S_MAX: Final = 30.0
 BACKOFF_S_FIRST: Final = 0.1
 BACKOFF_S_MAX: Final = 5.0
+TEND_AGAIN_S: Final = 5.0
+"""So long an orphan is left to the node that is to own it before it is looked at again."""
+FIND_ROUNDS_MAX: Final = 3
 
 Answered = TypeVar("Answered")
 
@@ -45,8 +59,10 @@ class Owners:
 
     def __init__(self, parts: OwnerParts, *, recoveries_max: int = RECOVERIES_MAX) -> None:
         self._parts = parts
+        self._claims = Claims(parts.catalog, parts.node_id, answers=parts.answers)
         self._recoveries_max = recoveries_max
         self._owners: dict[StreamName, StreamOwner] = {}
+        self._lives: dict[StreamOwner, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._stopping = asyncio.Event()
 
@@ -64,13 +80,30 @@ class Owners:
             await self._stopping.wait()
 
     async def drain(self) -> None:
-        """Take no more appends; answer those that are here, and close every open ledger.
+        """Hand everything over, and let ``run`` end once that is done.
 
-        Ends when all owners ended. Cut short, it leaves what a crash leaves.
+        Cut short, it leaves what a crash leaves.
         """
-        for owner in self._owners.values():
-            owner.drain()
+        self.hand_over()
         self._stopping.set()
+
+    def hand_over(self) -> None:
+        """Take no more appends; answer those that are here, close every ledger, release claims.
+
+        Whoever asks for a stream is sent to the node that is to own it.
+        """
+        self._claims.draining = True
+        for owner in list(self._owners.values()):
+            life = self._lives.get(owner)
+            if owner.recovered.is_set() or life is None:
+                owner.drain()
+            else:
+                # Whoever claims next recovers too, and maybe reaches what this node waits for.
+                life.cancel()
+
+    def take_again(self) -> None:
+        """Own streams again after ``hand_over``; not after ``drain``."""
+        self._claims.draining = self._stopping.is_set()
 
     async def ready(self) -> None:
         """Wait until there is room for another append."""
@@ -89,50 +122,131 @@ class Owners:
         waiting = self._parts.recovery.waiting
         return {str(ledger_id): waiting[ledger_id] for ledger_id in sorted(waiting)}
 
-    async def find(self, stream: StreamName) -> FoundOwner:
-        """Return the stream's owner, which is this node where nobody alive owns it yet."""
-        try:
-            owner = self._owner(stream)
-            await owner.recovered.wait()
-            if owner.failure is not None:
-                raise owner.failure
-        except RetryableError as error:
-            if error.reason is not Reason.NOT_OWNER or "wire_address" not in error.details:
-                raise
-            return _found(error.details)
-        return FoundOwner(owner_epoch=owner.owner_epoch)
+    async def find(self, name: StreamName) -> FoundOwner:
+        """Return the stream's owner, which is this node where nobody else is to own it.
+
+        A node that is named here answered just now; only its own word makes it the owner.
+        """
+        if self._claims.draining:
+            return await self._named(name)
+        for _ in range(FIND_ROUNDS_MAX):
+            owner = self._owner(name)
+            try:
+                await owner.recovered.wait()
+                if owner.failure is not None:
+                    raise owner.failure
+            except RetryableError as error:
+                if error.reason is not Reason.NOT_OWNER or "wire_address" not in error.details:
+                    raise
+                return _found(error.details)
+            stream = await self._parts.catalog.streams.get(name)
+            if owner.claimed is not None and stream.owner == owner.claimed.owner:
+                return FoundOwner(owner_epoch=owner.owner_epoch)
+            # It was deposed and does not know yet, having nothing to write.
+            await self._cut_off(owner)
+        raise RetryableError(
+            f"the owner of stream {name} changed {FIND_ROUNDS_MAX} times",
+            remedy="Find the owner again",
+        )
+
+    async def _named(self, name: StreamName) -> FoundOwner:
+        """Return the owner of a stream that this node must not claim."""
+        stream = await self._let_go(name)
+        verdict = await self._claims.verdict(stream)
+        if isinstance(verdict, Elsewhere):
+            return FoundOwner(owner_epoch=stream.owner_epoch, info=verdict.info)
+        if isinstance(verdict, Mine):  # the drain was taken back meanwhile
+            raise _takes_nothing()
+        raise no_owner_yet(stream, verdict)
+
+    async def _let_go(self, name: StreamName) -> Stream:
+        """Release a claim of this node's last life, or of an owner that ended; return the stream.
+
+        One that a living owner has is released by its end.
+        """
+        stream = await self._parts.catalog.streams.get(name)
+        mine = stream.owner is not None and stream.owner.node_id == self._parts.node_id
+        if not mine or name in self._owners:
+            return stream
+        return await self._parts.catalog.streams.release(stream)
+
+    async def tend(self) -> None:
+        """Recover streams unasked: those of this node's last life, then those of lost nodes.
+
+        A ledger that nobody closes is never offloaded. Runs until it is cancelled.
+        """
+        await self.recover_own()
+        watch = self._parts.catalog.nodes.watch_live
+        before: frozenset[NodeId] = frozenset()
+        unsettled = True
+        while True:
+            watched = await self._until_answered("live nodes", watch)
+            if watched is None:
+                return
+            nodes, changed = watched
+            if unsettled or before - nodes.keys():
+                unsettled = not await self._adopt(nodes)
+            before = frozenset(nodes)
+            try:
+                async with asyncio.timeout(TEND_AGAIN_S if unsettled else None):
+                    await first_of(*changed)
+            except TimeoutError:
+                continue
 
     async def recover_own(self) -> None:
-        """Claim and recover what this node owned before it crashed, without waiting for appends.
+        """Claim and recover what this node owned before it crashed, without waiting for appends."""
+        await self._each_stream(self._recover_if_own)
 
-        Metadata that can't be read is asked again: a ledger that nobody closes is never offloaded.
+    async def _recover_if_own(self, name: StreamName) -> bool:
+        stream = await self._parts.catalog.streams.get(name)
+        mine = stream.owner is not None and stream.owner.node_id == self._parts.node_id
+        if mine and stream.ledgers and not stream.ledgers[-1].closed:
+            await self._recover(name)
+        return True
+
+    async def _adopt(self, nodes: Mapping[NodeId, NodeInfo]) -> bool:
+        """Recover the orphans that this node is to own; tell whether no other one is left."""
+
+        async def one(name: StreamName) -> bool:
+            stream = await self._parts.catalog.streams.get(name)
+            if name in self._owners or not is_orphan(stream, nodes):
+                return True
+            if not isinstance(await self._claims.verdict(stream), Mine):
+                return False
+            await self._recover(name)
+            return True
+
+        return await self._each_stream(one)
+
+    async def _recover(self, name: StreamName) -> None:
+        """Own a stream until nothing of it is left to recover; raises what is in the way."""
+        owner = self._owner(name)
+        try:
+            async with asyncio.timeout(RECOVERY_SLOT_S_MAX):
+                await owner.recovered.wait()
+        except TimeoutError:
+            # It waits for a node, says so, and goes on by itself; others get the slot.
+            return
+        if owner.failure is not None and owner.failure.reason is not Reason.NOT_OWNER:
+            raise owner.failure
+
+    async def _each_stream(self, work: Callable[[StreamName], Awaitable[bool]]) -> bool:
+        """Do ``work`` for every stream, some at once; tell whether it was done for all.
+
+        Metadata that can't be read is asked again.
         """
         slots = asyncio.Semaphore(self._recoveries_max)
+        settled: list[bool] = []
 
         async def one(name: StreamName) -> None:
             async with slots:
-                await self._until_answered(name, lambda: self._recover_if_own(name))
+                settled.append(await self._until_answered(name, lambda: work(name)) is not False)
 
         names = await self._until_answered("all streams", self._parts.catalog.streams.names)
         async with asyncio.TaskGroup() as tasks:
             for name in names or ():
                 tasks.create_task(one(name))
-
-    async def _recover_if_own(self, name: StreamName) -> None:
-        """Recover a stream that this node owned; raises what kept it from that for now."""
-        snapshot = await self._parts.catalog.streams.snapshot(name)
-        claimant = snapshot.stream.owner
-        mine = claimant is not None and claimant.node_id == self._parts.node_id
-        if mine and not all(ledger.closed for ledger in snapshot.ledgers):
-            owner = self._owner(name)
-            try:
-                async with asyncio.timeout(RECOVERY_SLOT_S_MAX):
-                    await owner.recovered.wait()
-            except TimeoutError:
-                # It waits for a node, says so, and goes on by itself; others get the slot.
-                return
-            if owner.failure is not None:
-                raise owner.failure
+        return all(settled)
 
     async def _until_answered(
         self, what: str, ask: Callable[[], Awaitable[Answered]]
@@ -155,11 +269,8 @@ class Owners:
         found = self._owners.get(name)
         if found is not None and found.state is not OwnerState.ENDED:
             return found
-        if self._tasks is None or self._stopping.is_set():
-            raise RetryableError(
-                "this node takes no appends: it starts or shuts down",
-                remedy="Nothing was appended; find the stream's owner and retry",
-            )
+        if self._tasks is None or self._claims.draining:
+            raise _takes_nothing()
         streams_max = self._parts.settings.streams_max
         if len(self._owners) >= streams_max:
             raise RetryableError(
@@ -168,7 +279,7 @@ class Owners:
                 remedy="Start another ingest node, or raise ingest.owner.streams_max",
                 details={"budget": "owner.streams_max"},
             )
-        owner = StreamOwner(name, self._parts)
+        owner = StreamOwner(name, self._parts, self._claims)
         running = self._run_owner(owner)
         try:
             self._tasks.create_task(running)
@@ -180,10 +291,40 @@ class Owners:
 
     async def _run_owner(self, owner: StreamOwner) -> None:
         try:
-            await owner.run()
+            async with asyncio.TaskGroup() as life:
+                # A task of its own, that can be cut off alone.
+                self._lives[owner] = life.create_task(owner.run())
         finally:
+            # One that was cut off before its first step has not answered.
+            owner.give_up()
+            self._lives.pop(owner, None)
             if self._owners.get(owner.name) is owner:
                 del self._owners[owner.name]
+        if self._claims.draining and owner.claimed is not None:
+            await self._release(owner.claimed)
+
+    async def _release(self, claimed: Stream) -> None:
+        """Let another node claim at once. Not done: the next one waits until this one is gone."""
+        try:
+            await self._parts.catalog.streams.release(claimed)
+        except TierlogError as error:
+            log.warning("claim.not_released", stream=claimed.name, cause=str(error))
+        else:
+            log.info("claim.released", stream=claimed.name, epoch=claimed.owner_epoch)
+
+    async def _cut_off(self, owner: StreamOwner) -> None:
+        """End an owner where it is, as a crash would, and wait until it has ended."""
+        life = self._lives.get(owner)
+        if life is not None:
+            life.cancel()
+            await asyncio.wait({life})
+
+
+def _takes_nothing() -> RetryableError:
+    return RetryableError(
+        "this node takes no appends: it starts or shuts down",
+        remedy="Nothing was appended; find the stream's owner and retry",
+    )
 
 
 def _found(details: Mapping[str, str]) -> FoundOwner:

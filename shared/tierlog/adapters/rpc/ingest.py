@@ -83,7 +83,7 @@ class GrpcStreamControl:
     async def answers(self) -> bool:
         """See ``NodeControl``."""
         try:
-            answer = await self._health.Check(
+            answer = await self._health.Check(  # type: ignore[attr-defined]
                 health_pb2.HealthCheckRequest(), timeout=self._timeout_s
             )
         except grpc.aio.AioRpcError:
