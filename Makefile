@@ -14,7 +14,7 @@ find_python = { \
   echo "remedy: install CPython 3.11 or 3.12 (Debian: apt install python3.11 python3.11-venv)," >&2; \
   echo "        or name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 
-.PHONY: help venv lint format proto proto-check test simulate soak demo coverage reference bench lock clean
+.PHONY: help venv lint format proto proto-check test simulate soak histories demo coverage reference bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -50,8 +50,17 @@ soak: venv ## many runs with fresh seeds, or from a seed on: make soak SEEDS=200
 	$(BIN)/python -m tests.simulation.run --quiet --seeds $(or $(SEEDS),50) \
 	  --seed $(or $(FROM),$(shell date +%s))
 
+histories: venv ## real nodes under faults, judged by porcupine: make histories HISTORIES=6 SECONDS=60 SEED=7
+	$(BIN)/python -m tools.setup_go
+	$(BIN)/python -m tests.histories.run --nodes $(or $(NODES),3 5) --seeds $(or $(HISTORIES),4) \
+	  --seconds $(or $(SECONDS),60) --seed $(or $(SEED),$(shell date +%s))
+
 demo: venv ## the main job, end to end, on this machine
 	$(BIN)/tierlog demo
+
+.PHONY: demo-cluster
+demo-cluster: venv ## three nodes: one is lost for good, one comes back, in the end no copy lacks
+	$(BIN)/tierlog demo --nodes 3 --kill-node
 
 coverage: venv ## how many rows of the checklist are shown by tests
 	$(BIN)/python tools/coverage_map.py

@@ -60,15 +60,17 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         self._writers.add(writer)
+        ends = [writer]
         with contextlib.suppress(OSError, asyncio.CancelledError, ExceptionGroup):
             try:
                 far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+                ends.append(far_writer)
                 self._writers.add(far_writer)
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._pump(reader, far_writer, requests=True))
                     group.create_task(self._pump(far_reader, writer, requests=False))
             finally:
-                for each in (writer, far_writer):
+                for each in ends:
                     each.transport.abort()
                     self._writers.discard(each)
                 self._tasks.discard(task)

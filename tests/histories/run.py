@@ -1,0 +1,71 @@
+"""Histories of real processes under faults, judged: ``python -m tests.histories.run --seed N``.
+
+Starts the servers, then a cluster for each seed; prints what the judge says of each history, and
+ends with exit code 1 when one is not linearizable. The histories are kept, with the services' logs.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.histories.checker import Checker, CheckerMissingError
+from tests.histories.cluster import HistoryCluster
+from tests.histories.life import Plan, record
+from tests.histories.nemeses import FAULTS
+from tierlog.embedded.supervisor import EmbeddedServers
+
+FILE = "history.jsonl"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run it; the process's exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="the (first) seed")
+    parser.add_argument("--seeds", type=int, default=1, help="how many, from the first on")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long things go wrong")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[3], help="taken in turn")
+    parser.add_argument("--faults", default=",".join(FAULTS), help="which faults may come")
+    parser.add_argument("--keep", type=Path, help="where histories and logs are kept")
+    chosen = parser.parse_args(arguments)
+    keep = chosen.keep or Path(tempfile.mkdtemp(prefix="tierlog-histories-"))
+    keep.mkdir(parents=True, exist_ok=True)
+    try:
+        checker = Checker.build(keep)
+    except CheckerMissingError as missing:
+        print(f"error: {missing}", file=sys.stderr)
+        return 1
+    plan = Plan(seconds=chosen.seconds, faults=tuple(chosen.faults.split(",")))
+    seeds = range(chosen.seed, chosen.seed + chosen.seeds)
+    runs = {seed: chosen.nodes[step % len(chosen.nodes)] for step, seed in enumerate(seeds)}
+    failed = asyncio.run(_run(runs, plan, keep, checker))
+    print(f"{len(runs) - len(failed)} of {len(runs)} histories are linearizable; kept in {keep}")
+    return 1 if failed else 0
+
+
+async def _run(runs: dict[int, int], plan: Plan, keep: Path, checker: Checker) -> list[int]:
+    failed = []
+    async with EmbeddedServers(keep / "servers") as servers:
+        for seed, nodes in runs.items():
+            folder = keep / f"seed-{seed}"
+            folder.mkdir()
+            began_s = time.monotonic()
+            try:
+                async with HistoryCluster(servers, folder, nodes=nodes) as cluster:
+                    faults = await record(cluster, folder / FILE, seed=seed, plan=plan)
+            except Exception as error:  # noqa: BLE001 - each seed is told, the next one goes on
+                failed.append(seed)
+                print(f"seed {seed}, {nodes} nodes: FAILED: {error!r}; see {folder}", flush=True)
+                continue
+            (judgement,) = checker.judge(folder / FILE)
+            print(f"seed {seed}, {nodes} nodes, {time.monotonic() - began_s:.0f} s, {faults}")
+            print(f"  {judgement}", flush=True)
+            if judgement.verdict != "linearizable":
+                failed.append(seed)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
