@@ -13,7 +13,6 @@ All against one ingest process; an answer means that the entry is durable. Runs 
 
 import asyncio
 import os
-import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +32,7 @@ from common import (
     folder_of,
     median_claim,
     parse,
+    quantiles,
     random_pool,
     ratio_claim,
     report,
@@ -93,7 +93,7 @@ async def append_by_wire(parameters: Mapping[str, Any]) -> Result:
                 entries = entries_of(pool, entry_size, each)
                 for _ in range(window):
                     group.create_task(_produce(channel, entries, latencies))
-        result = meter.result(len(latencies) * entry_size, **_quantiles(latencies))
+        result = meter.result(len(latencies) * entry_size, **quantiles(latencies))
         for channel in channels:
             await channel.close()
     return result
@@ -128,15 +128,10 @@ async def write_raw(parameters: Mapping[str, Any]) -> Result:
             at += os.write(fd, pool[start : start + group])
             os.fdatasync(fd)
             latencies.append(time.perf_counter() - started_s)
-        return meter.result(at, **_quantiles(latencies))
+        return meter.result(at, **quantiles(latencies))
     finally:
         os.close(fd)
         path.unlink()
-
-
-def _quantiles(seconds: list[float]) -> dict[str, float]:
-    cuts = statistics.quantiles(seconds, n=100)
-    return {"p50_ms": cuts[49] * 1000, "p99_ms": cuts[98] * 1000}
 
 
 async def main() -> None:

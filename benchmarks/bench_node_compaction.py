@@ -25,6 +25,7 @@ from common import (
     folder_of,
     median_claim,
     parse,
+    quantiles,
     ratio_claim,
     report,
     run_child,
@@ -36,7 +37,6 @@ from nodes import (
     RunMaker,
     add_all,
     add_paced,
-    quantiles,
     running_node,
     settle_memory,
 )

@@ -11,7 +11,6 @@ unimportant, are measured by bench_read.py, throughput of appends by bench_appen
 
 import asyncio
 import os
-import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +24,7 @@ from common import (
     folder_of,
     median_claim,
     parse,
+    quantiles,
     ratio_claim,
     report,
     run_child,
@@ -57,9 +57,9 @@ async def follow(parameters: Mapping[str, Any]) -> Result:
                 await writer.flush()
                 appends.append(time.perf_counter() - sent_s)
                 tails.append(await _arrival(arrived, number) - sent_s)
-            result = meter.result(count * entry_size, **_quantiles("tail", tails))
+            result = meter.result(count * entry_size, **quantiles(tails, prefix="tail_"))
             following.cancel()
-    return {**result, **_quantiles("append", appends)}
+    return {**result, **quantiles(appends, prefix="append_")}
 
 
 async def _follow(client: Client, stream: str, arrived: "asyncio.Queue[tuple[int, float]]") -> None:
@@ -73,11 +73,6 @@ async def _arrival(arrived: "asyncio.Queue[tuple[int, float]]", number: int) -> 
         found, at_s = await arrived.get()
         if found == number:
             return at_s
-
-
-def _quantiles(name: str, seconds: list[float]) -> dict[str, float]:
-    cuts = statistics.quantiles(seconds, n=100)
-    return {f"{name}_p50_ms": cuts[49] * 1000, f"{name}_p99_ms": cuts[98] * 1000}
 
 
 async def main() -> None:

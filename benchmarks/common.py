@@ -164,6 +164,12 @@ def draft_of(entries: Sequence[memoryview]) -> Run:
     return build_run(frames, offsets)
 
 
+def quantiles(seconds: Sequence[float], *, prefix: str = "") -> dict[str, float]:
+    """Return median and p99 in milliseconds, as ``p50_ms`` and ``p99_ms`` behind the prefix."""
+    cuts = statistics.quantiles(seconds, n=100) if len(seconds) > 1 else [0.0] * 99
+    return {f"{prefix}p50_ms": cuts[49] * 1000, f"{prefix}p99_ms": cuts[98] * 1000}
+
+
 def folder_of(arguments: argparse.Namespace) -> "contextlib.AbstractContextManager[Path]":
     """Give a temporary folder that goes with the context."""
 

@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import gc
 import os
-import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -185,32 +185,31 @@ async def add_paced(
     begin_s: float,
     interval_s: float,
 ) -> None:
-    """Add one every so often; what comes late because one before was late counts from its time."""
-    due_s = begin_s
-    for run in runs:
+    """Add one every so often, answered or not; each counts from the time when it was due."""
+    answers = []
+    for number, run in enumerate(runs):
+        due_s = begin_s + number * interval_s
         now_s = time.perf_counter()
         started_s = due_s
         if now_s < due_s:
             await asyncio.sleep(due_s - now_s)
             started_s = time.perf_counter()  # the timer's lateness is not the node's
         await node.ready()
-        await node.add(run)
-        latencies.append(time.perf_counter() - started_s)
-        due_s += interval_s
+        answer = node.add(run)
+        answer.add_done_callback(partial(_note_latency, latencies, started_s))
+        answers.append(answer)
+    for answer in answers:
+        await answer
+
+
+def _note_latency(latencies: list[float], started_s: float, _answer: object) -> None:
+    latencies.append(time.perf_counter() - started_s)
 
 
 def settle_memory() -> None:
     """Keep the collector of garbage away from what was made for the benchmark."""
     gc.collect()
     gc.freeze()
-
-
-def quantiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Return median and p99 in milliseconds."""
-    if len(seconds) < 2:
-        return {"p50_ms": 0.0, "p99_ms": 0.0}
-    cuts = statistics.quantiles(seconds, n=100)
-    return {"p50_ms": cuts[49] * 1000, "p99_ms": cuts[98] * 1000}
 
 
 def drop_page_cache(folder: Path) -> int:

@@ -15,7 +15,7 @@ Crash: what was flushed since the last mark is cut off the logs, and comes back 
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -40,9 +40,11 @@ Slots = NDArray[np.uint64]
 Placement = tuple[int, int, int]
 
 _RUNS_A_STEP: Final = 512
-_BYTES_A_STEP: Final = 4 * 1024 * 1024
+_BYTES_A_STEP: Final = 1024 * 1024
+_BYTES_A_STEP_BEHIND: Final = 4 * 1024 * 1024
+"""What a flush writes and indexes at once: adds beside it wait no longer than for that. Larger
+steps cost less; they are taken while more comes in than goes out."""
 _TRIES_MAX: Final = 3
-"""What a flush writes and indexes at once: adds beside it wait no longer than for that."""
 
 
 class RunStore:
@@ -99,7 +101,13 @@ class RunStore:
                 self._index_is_full = False
             runs = self.buffer.snapshot(durable_seq)
             broken = {run.header.ledger_id for run in runs} & self.unfinished
-            for step in _steps(runs):
+            begun_bytes = self.buffer.bytes
+
+            def step_bytes() -> int:
+                is_behind = self.buffer.bytes > begun_bytes
+                return _BYTES_A_STEP_BEHIND if is_behind else _BYTES_A_STEP
+
+            for step in _steps(runs, step_bytes):
                 some = [run for run in step if run.header.ledger_id not in broken]
                 async with self._gate.turn(Work.APPEND):
                     locations = await self.logs.append(some, writer="flush")
@@ -204,13 +212,14 @@ class RunStore:
         return Run.decode(memoryview(data)[: Run.encoded_len(data, len_max=len(data))])
 
 
-def _steps(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
-    """Cut what a flush has to write into steps."""
+def _steps(runs: Sequence[Run], step_bytes: Callable[[], int]) -> Iterator[Sequence[Run]]:
+    """Cut what a flush has to write into steps, each as large as is said when it begins."""
     start = length = 0
+    wanted = step_bytes()
     for at, run in enumerate(runs):
-        if at - start == _RUNS_A_STEP or (at > start and length >= _BYTES_A_STEP):
+        if at - start == _RUNS_A_STEP or (at > start and length >= wanted):
             yield runs[start:at]
-            start, length = at, 0
+            start, length, wanted = at, 0, step_bytes()
         length += len(run.encoded)
     if start < len(runs):
         yield runs[start:]
