@@ -7,6 +7,7 @@ import contextlib
 import random
 from contextlib import asynccontextmanager
 
+from tests.simulation.virtual_loop import run_virtual
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.faults import Faults
 from tierlog.adapters.memory.files import MemoryDisk
@@ -32,6 +33,20 @@ SMALL = StorageSettings(
     checkpoint_interval_s=30,
     read_bytes=4096,
 )
+
+
+def virtual(test):
+    """Run a test on virtual time; pytest sees no coroutine."""
+
+    def run():
+        run_virtual(test(), until_s=200_000)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+def new_disk(**how) -> MemoryDisk:
+    return MemoryDisk(random.Random(1), **how)
 
 
 def make_run(

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 
-from tests.simulation.virtual_loop import run_virtual
 from tests.unit.storage.node_kit import (
     SMALL,
     make_run,
+    new_disk,
     open_node,
     opened,
     outcome,
     read_all,
     reading_error,
     running,
+    virtual,
 )
-from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.files import DiskFailedError
@@ -28,18 +27,6 @@ from tierlog_ingest.storage.index.index_files import index_path
 from tierlog_ingest.storage.journal.segments import list_segments
 
 L1, L2 = LedgerId(1), LedgerId(2)
-
-
-def virtual(test):
-    def run():
-        run_virtual(test(), until_s=36_000)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-def new_disk(**how):
-    return MemoryDisk(random.Random(1), **how)
 
 
 @virtual

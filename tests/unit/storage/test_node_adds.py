@@ -7,19 +7,19 @@ import random
 
 import pytest
 
-from tests.simulation.virtual_loop import run_virtual
 from tests.unit.storage.node_kit import (
     SMALL,
     make_run,
+    new_disk,
     open_node,
     opened,
     outcome,
     read_all,
     reading_error,
     running,
+    virtual,
 )
 from tierlog.adapters.memory.faults import FaultRates, Faults
-from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.model.errors import CorruptError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.files import DiskFailedError
@@ -29,18 +29,6 @@ from tierlog_ingest.storage.journal.segments import list_segments
 from tierlog_ingest.storage.state_file import read_states
 
 L1, L2 = LedgerId(1), LedgerId(2)
-
-
-def virtual(test):
-    def run():
-        run_virtual(test(), until_s=36_000)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-def new_disk(**how):
-    return MemoryDisk(random.Random(1), **how)
 
 
 @pytest.mark.covers("D05")

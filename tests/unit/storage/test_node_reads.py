@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import pytest
 
-from tests.simulation.virtual_loop import run_virtual
 from tests.unit.storage.node_kit import (
     SMALL,
     make_run,
@@ -20,6 +19,7 @@ from tests.unit.storage.node_kit import (
     read_all,
     reading_error,
     running,
+    virtual,
 )
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.adapters.memory.files import MemoryDisk
@@ -52,14 +52,6 @@ class Disk:
         """Return how many reads there were since the last time."""
         calls, self.faults.calls = self.faults.calls, []
         return (calls or []).count("files.read")
-
-
-def virtual(test):
-    def run():
-        run_virtual(test(), until_s=36_000)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
 
 
 async def fill(node, runs):

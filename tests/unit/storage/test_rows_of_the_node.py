@@ -7,7 +7,6 @@ node, by what reaches its disk and in which order.
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 
 import pytest
@@ -20,17 +19,17 @@ from tests.crash_states.recorder import (
     Write,
     recorded_ram,
 )
-from tests.simulation.virtual_loop import run_virtual
 from tests.unit.storage.node_kit import (
     SMALL,
     CrashingNode,
     make_run,
+    new_disk,
     open_node,
     opened,
     read_all,
     running,
+    virtual,
 )
-from tierlog.adapters.memory.files import MemoryDisk
 from tierlog.format.run import Run
 from tierlog.model.ids import LedgerId
 from tierlog.runtime.settings import StorageSettings
@@ -55,18 +54,6 @@ IDLE = SMALL.model_copy(
     }
 )
 """Nothing happens that was not asked for."""
-
-
-def virtual(test):
-    def run():
-        run_virtual(test(), until_s=200_000)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-def new_disk():
-    return MemoryDisk(random.Random(1))
 
 
 def kind_of(path):
