@@ -106,7 +106,8 @@ async def test_entries_sent_together_share_runs(cluster, ledgers):
 async def test_a_part_of_a_ledger_is_read_and_nothing_beyond_it(cluster, ledgers):
     async with await ledgers.create(THREE) as ledger:
         for number in range(10):
-            await ledger.append(b"%d" % number)
+            await ledger.send(b"%d" % number)
+    assert all(len(node.runs[ledger.ledger_id]) == 1 for node in cluster.nodes.values())
     reader = await ledgers.open(ledger.ledger_id)
     assert [one.entry_id async for one in reader.entries(3, 5)] == [3, 4, 5]
     assert [one.entry_id async for one in reader.entries(8)] == [8, 9]
