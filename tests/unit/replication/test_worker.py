@@ -155,6 +155,33 @@ async def test_a_node_that_is_emptied_gives_its_copies_away_while_it_lives():
 
 
 @on_virtual_time
+async def test_no_copy_moves_to_a_node_that_is_emptied_too():
+    cluster = LackingCluster(5)
+    catalog = await cluster.begin()
+    ids = [await cluster.ledger(catalog) for _ in range(6)]
+    for name in (N2, N4):
+        await catalog.draining.begin(name)
+    for ledger_id in ids:
+        await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.DRAINING, nodes=[N2])
+    await cluster.worker().round()
+    for ledger_id in ids:
+        metadata = await cluster.metadata_of(catalog, ledger_id)
+        assert metadata.segments[0].ensemble == (N1, "n5", N3)
+
+
+@on_virtual_time
+async def test_what_a_live_node_holds_is_unknown_while_it_can_not_say():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, lacking={N2})
+    cluster.nodes[N2].down = True  # and registered all the same
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.MISSING, nodes=[N2])
+    await cluster.worker().round()
+    (one,) = await catalog.underreplicated.list()
+    assert one.last_error == "node n2 can't say what it holds"
+
+
+@on_virtual_time
 async def test_without_another_node_the_ledger_stays_queued_and_says_why():
     cluster = LackingCluster(3)
     catalog = await cluster.begin()
