@@ -26,7 +26,7 @@ from tierlog.model.policy import MIB, Policy
 from tierlog.model.position import Edge
 
 if TYPE_CHECKING:
-    from tierlog.client import StreamWriter
+    from tierlog.client import PartitionedWriter, StreamWriter
 
 STREAM: Final = StreamName("changelogs")
 POLICY: Final = Policy(
@@ -135,7 +135,7 @@ class Job:
         self.outcome.resolved_count = writer.resolved_count
         self.outcome.acknowledged = writer.acked_events
         if writer.acked_events != self.outcome.appended.count:
-            raise _differs("not every event was acknowledged")
+            raise differs("not every event was acknowledged")
         self._stage.tell(
             f"all {writer.acked_events} events ({writer.acked_bytes / 1e6:.1f} MB) acknowledged; "
             f"lost answers were read back {writer.resolved_count} times"
@@ -146,23 +146,24 @@ class Job:
             self.outcome.appended.add(event.key, event.event_time_ms, event.payload)
             yield event
 
-    async def _kill_ingest(self, writer: "StreamWriter") -> None:
+    async def _kill_ingest(self, writer: "StreamWriter | PartitionedWriter") -> None:
         """Kill ingest once half of the events are acknowledged and more are in flight."""
         stage, half = self._stage, self._bytes_min // 2
         while writer.acked_bytes < half or not writer.in_flight_events:
             if writer.acked_bytes >= self._bytes_min:
-                raise _differs("all was appended before ingest could be killed in the middle")
+                raise differs("all was appended before ingest could be killed in the middle")
             await asyncio.sleep(0.001)
         self.outcome.unacknowledged_at_kill = writer.in_flight_events
+        name = stage.cluster.nodes[0]
         stage.tell(
-            f"kill -9 ingest: {writer.acked_events} events acknowledged, "
+            f"kill -9 {name}: {writer.acked_events} events acknowledged, "
             f"{writer.in_flight_events} in flight"
         )
-        stage.cluster.services.kill("ingest")
+        stage.cluster.services.kill(name)
         await asyncio.sleep(1.0)
-        stage.tell("restarting ingest; it recovers the open ledger, the writer reads back")
-        await stage.cluster.services.restart("ingest")
-        stage.tell("ingest is ready again")
+        stage.tell(f"restarting {name}; it recovers the open ledger, the writer reads back")
+        await stage.cluster.services.restart(name)
+        stage.tell(f"{name} is ready again")
 
     async def _kill_offloader(self) -> None:
         """Kill the offloader while an upload is open that the metadata names."""
@@ -173,7 +174,7 @@ class Job:
                     # The upload ended just then: another one is caught.
                     await self._slow_offloader()
         except TimeoutError:
-            raise _differs("no upload was open for long enough to be interrupted") from None
+            raise differs("no upload was open for long enough to be interrupted") from None
         stage.tell(
             f"kill -9 offloader: ledger {self.outcome.killed_ledger} is OFFLOADING as attempt "
             f"{self.outcome.killed_attempt}, its upload is open"
@@ -265,7 +266,7 @@ class Job:
         keys = [*found, *(one.key for one in uploads)]
         self.outcome.left_behind = [key for key in keys if killed in key]
         if self.outcome.left_behind or uploads or found != named:
-            raise _differs(
+            raise differs(
                 f"the bucket has {len(found - named)} objects too many, {len(named - found)} too "
                 f"few, {len(uploads)} open uploads; of the killed attempt: "
                 f"{len(self.outcome.left_behind)}"
@@ -288,7 +289,7 @@ class Job:
                 stage.tell(f"{outcome.read.payload_bytes / 1e6:.0f} MB read")
         outcome.read_s = loop.time() - begun_s
         if not outcome.same:
-            raise _differs(
+            raise differs(
                 f"{outcome.read.count} events with SHA-256 {outcome.read.hex()} were read, "
                 f"{outcome.appended.count} with {outcome.appended.hex()} were appended"
             )
@@ -319,7 +320,7 @@ class Job:
             )
         in_tier2 = sum(one["where"] == "S3" for one in self.outcome.ledgers)
         if in_tier2 < LEDGERS_IN_TIER2_MIN:
-            raise _differs(f"only {in_tier2} ledgers are in S3 alone")
+            raise differs(f"only {in_tier2} ledgers are in S3 alone")
 
 
 def _where(context: OffloadContext) -> str:
@@ -328,7 +329,8 @@ def _where(context: OffloadContext) -> str:
     return "both" if context.complete else "local"
 
 
-def _differs(what: str) -> CorruptError:
+def differs(what: str) -> CorruptError:
+    """Return the error that ends the demo with exit 6."""
     return CorruptError(
         f"the demo found a difference: {what}",
         remedy="Run it with --keep and look into the logs of its state directory",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tierlog.client import Client
     from tierlog.embedded.cluster import EmbeddedCluster
     from tierlog.ledger.directory import NodeDirectory
-    from tierlog.model.ids import LedgerId, StreamName
+    from tierlog.model.ids import LedgerId, NodeId, StreamName
     from tierlog.model.offload import OffloadContext
     from tierlog.model.stream import ListedLedger
     from tierlog.ports.objects import ObjectStore
@@ -36,6 +36,12 @@ QUICK: Final = {
     "TIERLOG_INGEST__STORAGE__GC_INTERVAL_S": "1",
     "TIERLOG_INGEST__STORAGE__GC_QUARANTINE_S": "1",
     "TIERLOG_INGEST__STORAGE__GC_SHARE_MAX": "1",
+    "TIERLOG_INGEST__REPLICATION__INTERVAL_S": "0.5",
+    "TIERLOG_INGEST__REPLICATION__SCAN_INTERVAL_S": "1",
+    "TIERLOG_INGEST__REPLICATION__LOST_NODE_DELAY_S": "2",
+    "TIERLOG_INGEST__REPLICATION__GRACE_S": "2",
+    "TIERLOG_INGEST__REPLICATION__BACKOFF_S_FIRST": "0.5",
+    "TIERLOG_INGEST__REPLICATION__BACKOFF_S_MAX": "2",
 }
 
 
@@ -98,8 +104,16 @@ class Stage:
 
     def bytes_on_disk(self) -> int:
         """Return how much ingest keeps on the local disk, whatever it is."""
-        folder = self.cluster.servers.state_dir / "data" / "ingest"
-        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        folders = [self.cluster.data_dir(node) for node in self.cluster.nodes]
+        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        return sum(path.stat().st_size for path in files)
+
+    def node_id(self, process: str) -> "NodeId":
+        """Return the id of an ingest node, by its process name."""
+        from tierlog.model.ids import NodeId
+
+        env = self.cluster.services.specs[process].env
+        return NodeId(env.get("TIERLOG_INGEST__NODE_ID", "node-1"))
 
     async def until(
         self, what: str, condition: Callable[[], Awaitable[bool]], *, timeout_s: float
@@ -118,15 +132,16 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def open_stage(state_dir: Path, tell: Telling) -> AsyncIterator[Stage]:
+async def open_stage(state_dir: Path, tell: Telling, *, nodes: int = 1) -> AsyncIterator[Stage]:
     """Start everything under ``state_dir``; at the end no process is left."""
     from tierlog.client import open_client
     from tierlog.embedded.cluster import EmbeddedCluster
     from tierlog.wiring.build import open_catalog, open_objects
-    from tierlog.wiring.reader import open_storage_controls
+    from tierlog.wiring.tier1 import open_storage_controls
 
-    cluster = EmbeddedCluster(state_dir, settings=QUICK)
-    tell("starting S3, ZooKeeper, Kafka, Redis and the four services")
+    cluster = EmbeddedCluster(state_dir, nodes=nodes, settings=QUICK)
+    services = "the four services" if nodes == 1 else f"the four services, ingest of {nodes} nodes"
+    tell(f"starting S3, ZooKeeper, Kafka, Redis and {services}")
     await cluster.start(lambda what, _done, _total: tell(what))
     try:
         settings = settings_of(cluster, state_dir)
@@ -134,9 +149,9 @@ async def open_stage(state_dir: Path, tell: Telling) -> AsyncIterator[Stage]:
             open_client(settings) as client,
             open_catalog(settings) as catalog,
             open_objects(settings) as objects,
-            open_storage_controls(catalog) as nodes,
+            open_storage_controls(catalog) as directory,
         ):
-            yield Stage(cluster, client, catalog, objects, nodes, tell)
+            yield Stage(cluster, client, catalog, objects, directory, tell)
     finally:
         tell("stopping everything")
         children = [*cluster.servers.children.values(), *cluster.services.children.values()]
@@ -165,7 +180,7 @@ def settings_of(cluster: "EmbeddedCluster", state_dir: Path) -> "Settings":
         ),
         zookeeper=ZooKeeperSettings(hosts=found.zookeeper_hosts),
         client=ClientSettings(
-            ingest_address=cluster.address("ingest", "grpc"),
+            ingest_address=",".join(cluster.node_addresses("grpc")),
             reader_http_address=cluster.address("reader", "http"),
             scheduler_http_address=cluster.address("scheduler", "http"),
             timeout_s=60.0,
