@@ -105,7 +105,7 @@ class ServiceCluster:
             kafka=KafkaSettings(bootstrap_servers=found.kafka_bootstrap, topic_prefix=name),
             redis=RedisSettings(url=found.redis_url),
             client=ClientSettings(
-                ingest_address=self.address("ingest", "grpc"),
+                ingest_address=",".join(self.address(node, "grpc") for node in self.nodes),
                 reader_http_address=self.address("reader", "http"),
                 scheduler_http_address=self.address("scheduler", "http"),
             ),
