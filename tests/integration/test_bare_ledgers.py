@@ -118,9 +118,15 @@ async def test_a_node_dies_in_the_middle_and_nothing_is_lost(three_nodes):
             metadata = await ledger.close()
             assert metadata.last_entry_id == 1999
             assert await entries_of(ledgers, ledger.ledger_id) == wanted
+            # A new one begins with a place for the node that is away.
+            async with await ledgers.create() as other:
+                await other.append(b"without it")
+            shape = (await ledgers.open(other.ledger_id)).metadata
+            assert (shape.ensemble_size, shape.ack_quorum) == (3, 2)
         finally:
             await cluster.restart("ingest-2")
         assert await entries_of(ledgers, ledger.ledger_id) == wanted
+        assert await entries_of(ledgers, other.ledger_id) == [b"without it"]
 
 
 WRITER = """
@@ -232,6 +238,8 @@ async def test_the_command_line(cli, three_nodes):
         *("ledger", "read", number, "--from", "1", "--to", "1", "-o", "jsonl"), state_dir=state
     )
     assert json.loads(done.check(0).stdout) == {"entry_id": 1, "bytes": 3, "data": "two"}
+    shown = json.loads((await cli("ledger", "show", number, "-o", "json", state_dir=state)).stdout)
+    assert (shown["stream"], shown["metadata"]["state"]) == (None, "CLOSED")
     done = await cli("ledger", "read", number, "--to", "3", state_dir=state)
     done.check(3, "NO_SUCH_ENTRY")
     done = await cli("ledger", "append", number, stdin=text, state_dir=state)

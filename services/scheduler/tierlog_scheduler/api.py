@@ -88,11 +88,18 @@ class AdminApi:
         ]
 
     async def ledger(self, ledger_id: LedgerPath) -> LedgerAnswer:
-        """Show a ledger: its metadata and its offload context."""
+        """Show a ledger: its metadata and its offload context, which a bare ledger has not."""
         context = await self._catalog.contexts.get(LedgerId(ledger_id))
+        metadata = await self._catalog.ledgers.get(LedgerId(ledger_id))
         if context is None:
-            raise context_not_found(LedgerId(ledger_id))
-        metadata = await self._catalog.ledgers.get(context.ledger_id)
+            if metadata is None or not metadata.is_bare:
+                raise context_not_found(LedgerId(ledger_id))
+            return LedgerAnswer(
+                ledger_id=ledger_id,
+                stream=None,
+                metadata=LedgerMetadataDocument.of(metadata),
+                offload=None,
+            )
         length = metadata.length if metadata is not None else None
         return LedgerAnswer(
             ledger_id=ledger_id,

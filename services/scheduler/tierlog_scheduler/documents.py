@@ -274,12 +274,15 @@ class LedgerMetadataDocument(BaseModel):
 
 
 class LedgerAnswer(BaseModel):
-    """A ledger with its metadata (null: not in tier 1 any more) and its offload context."""
+    """A ledger with its metadata (null: not in tier 1 any more) and its offload context.
+
+    A bare ledger has neither a stream nor a context.
+    """
 
     ledger_id: int
-    stream: str
+    stream: str | None
     metadata: LedgerMetadataDocument | None
-    offload: OffloadDocument
+    offload: OffloadDocument | None
 
 
 class OffloadRequestDocument(BaseModel):

@@ -345,6 +345,32 @@ async def test_a_ledger_goes_on_without_one_of_its_nodes(cluster, ledgers):
     assert [one.ledger_id for one in queued] == [ledger.ledger_id]
 
 
+@pytest.mark.covers("D03", "D17")
+def test_another_node_takes_the_place_of_a_failed_one():
+    async def main():
+        cluster = SmallCluster(4)
+        await cluster.start()
+        async with using(cluster) as ledgers:
+            ledger = await ledgers.create(THREE)
+            await ledger.append(b"one")
+            first = (await ledgers.open(ledger.ledger_id)).metadata.segments[0].ensemble
+            cluster.nodes[first[1]].down = True
+            for number in range(10):
+                await ledger.append(b"%d" % number)
+                await asyncio.sleep(0.1)
+            metadata = await ledger.close()
+            before, after = metadata.segments
+            assert before.ensemble == first
+            assert first[1] not in after.ensemble
+            assert 1 <= after.first_entry_id <= 3
+        # Another application, and yet another node less: a copy of each entry is left.
+        cluster.nodes[first[0]].down = True
+        async with using(cluster) as others:
+            assert len(await read(others, ledger.ledger_id)) == 11
+
+    run_virtual(main(), until_s=10_000)
+
+
 @on_three_nodes
 async def test_a_stream_beside_it_is_untouched(cluster, ledgers):
     catalog = cluster.catalog()

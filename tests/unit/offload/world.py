@@ -59,6 +59,16 @@ def metadata_of(
     )
 
 
+async def bare_ledger(world: "World") -> LedgerId:
+    """Make a closed ledger that belongs to no stream."""
+    catalog = world.catalog()
+    closed = metadata_of([b"bare"])
+    opened = replace(closed, state=LedgerState.OPEN, last_entry_id=EntryId(-1), length=0, custom={})
+    ledger_id = await catalog.bare.create(opened)
+    await catalog.bare.close(ledger_id, last_entry_id=EntryId(0), length=4)
+    return ledger_id
+
+
 class ListHandle:
     """A read handle over entries in a list."""
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.world import TOPICS, ListHandle, World, entries_of
+from tests.unit.offload.world import TOPICS, ListHandle, World, bare_ledger, entries_of
 from tierlog.adapters.memory.faults import FaultRates, Faults, Outcome
 from tierlog.format import paths
 from tierlog.model.errors import CorruptError, RetryableError
@@ -376,6 +376,12 @@ class TestRefusals:
             return world.request(claimed, LedgerId(999))
 
         self.refused(make, match="no ledger 999")
+
+    def test_a_bare_ledger(self):
+        async def make(world, claimed, ledger_id):
+            return world.request(claimed, await bare_ledger(world))
+
+        self.refused(make, match="there is no ledger")
 
     def test_an_open_ledger(self):
         async def make(world, claimed, ledger_id):

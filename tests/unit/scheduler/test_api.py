@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from tests.unit.offload.world import STREAM, TOPICS, World
+from tests.unit.offload.world import STREAM, TOPICS, World, bare_ledger
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
 from tierlog.model.ids import StreamName
 from tierlog.model.policy import Policy
@@ -146,6 +146,18 @@ async def test_policy_in_both_units(world):
         ):
             await ask(session, "PUT", path, status=400, json=garbage)
         assert (await world.catalog().streams.snapshot(STREAM)).stream.policy == kept
+
+
+async def test_a_bare_ledger_is_shown_without_a_stream(world):
+    await world.stream()
+    bare = await bare_ledger(world)
+    async with served(world) as session:
+        shown = await ask(session, "GET", f"/v1/ledgers/{bare}")
+        assert (shown["ledger_id"], shown["stream"], shown["offload"]) == (bare, None, None)
+        metadata = shown["metadata"]
+        assert (metadata["state"], metadata["last_entry_id"]) == ("CLOSED", 0)
+        await world.catalog().bare.delete(bare)
+        await ask(session, "GET", f"/v1/ledgers/{bare}", status=404)
 
 
 async def test_what_is_not_there_is_told_as_such(world):

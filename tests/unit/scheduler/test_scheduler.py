@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.world import STREAM, TOPICS, World
+from tests.unit.offload.world import STREAM, TOPICS, World, bare_ledger
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format import paths
 from tierlog.model.errors import IndeterminateError, RetryableError
@@ -86,6 +86,23 @@ async def check_readable(world: World) -> None:
             assert context.uuid is not None
             assert context.copy is not None
             await world.offloader().verify(ledger_id, context.uuid, context.location, context.copy)
+
+
+def test_a_bare_ledger_stays_where_it_is():
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(offload_time_ms=1000, retention_time_ms=60_000))
+        await world.seal(claimed, ENTRIES)
+        bare = await bare_ledger(world)
+        before = await world.catalog().bare.get(bare)
+        async with running(world):
+            await asyncio.sleep(5 * HOUR)
+        assert await states(world) == ["TIER1_DELETED"]
+        assert await world.catalog().bare.list_all() == {bare: before}
+        assert await world.catalog().contexts.get(bare) is None
+        assert not [key for key in world.bucket.objects if key.endswith(f"ledger-{bare}")]
+
+    run_virtual(main())
 
 
 @pytest.mark.covers("A08", "A28", "A31")
