@@ -177,7 +177,7 @@ class IngestNode:
                 local={self.node_id: storage},
             )
             recovery = Recovery(self.catalog, directory, ids=ports.ids, keys=self._keys)
-            reach = Reach(ports.transport, hello)
+            reach = Reach(ports.transport, hello, on_silent=directory.failed)
             self._owners = Owners(self._parts(directory, recovery, reach))
             self._replication = self._auto_recovery(directory, recovery)
             collecting = tasks.create_task(self._collect_garbage(storage), name="gc")

@@ -18,6 +18,7 @@ the ensembles from the metadata.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import structlog
 
@@ -31,6 +32,8 @@ from tierlog.model.node import NodeInfo
 from tierlog.ports.storage_node import StorageNodeClient
 
 log = structlog.get_logger()
+
+FAILED_LATELY_SHARE: Final = 0.25
 
 Clients = dict[NodeId, StorageNodeClient]
 
@@ -296,11 +299,17 @@ class EnsembleChanger:
 async def reach(
     nodes: NodeDirectory[StorageNodeClient], node_id: NodeId, seconds_max: float
 ) -> StorageNodeClient | None:
-    """Return a client of a node, or None when it can't be reached in that time."""
+    """Return a client of a node, or None when it can't be reached in that time.
+
+    A node that failed lately gets a part of it: others wait meanwhile.
+    """
+    if nodes.failed_lately(node_id):
+        seconds_max *= FAILED_LATELY_SHARE
     try:
         async with asyncio.timeout(seconds_max):
             return await nodes.client(node_id)
     except (TierlogError, TimeoutError) as error:
+        nodes.failed(node_id)
         log.info("ensemble.node_not_reached", node_id=node_id, cause=str(error))
         return None
 

@@ -40,8 +40,11 @@ class World:
     def __init__(self):
         self.network = MemoryNetwork()
         self.connections = 0
+        self.silent = []
         self.reach = Reach(
-            self.network.transport("asks"), Hello(cluster_id=CLUSTER, role=ROLE_OWNER)
+            self.network.transport("asks"),
+            Hello(cluster_id=CLUSTER, role=ROLE_OWNER),
+            on_silent=self.silent.append,
         )
         self.info = NodeInfo(
             node_id=NodeId("n1"), wire_address="n1:1", grpc_address="n1:2", http_address="n1:3"
@@ -96,6 +99,7 @@ def test_a_node_that_is_gone_is_told_at_once_and_a_silent_one_within_a_second():
         await asyncio.sleep(KNOWN_S_MAX)
         listener = await world.listen_in_silence()
         assert await world.ask() == (False, 1)
+        assert world.silent == ["n1", "n1"]
         await listener.close()
 
     run_virtual(main())

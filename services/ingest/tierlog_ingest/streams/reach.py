@@ -8,11 +8,13 @@ Invariant: a node is greeted by one connection at a time, however many ask.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 import structlog
 
 from tierlog.model.errors import Reason, TierlogError
+from tierlog.model.ids import NodeId
 from tierlog.model.node import NodeInfo
 from tierlog.ports.transport import Transport
 from tierlog.wire.connection import ClientLimits, Hello, WireClient
@@ -29,10 +31,17 @@ class Reach:
     """Greets nodes on their wire addresses."""
 
     def __init__(
-        self, transport: Transport, hello: Hello, *, welcome_s_max: float = WELCOME_S_MAX
+        self,
+        transport: Transport,
+        hello: Hello,
+        *,
+        on_silent: Callable[[NodeId], None],
+        welcome_s_max: float = WELCOME_S_MAX,
     ) -> None:
+        """Take whom to tell of nodes that don't answer, so that they are not waited for again."""
         self._transport = transport
         self._hello = hello
+        self._on_silent = on_silent
         self._limits = ClientLimits(hello_s_max=welcome_s_max)
         self._locks: dict[str, asyncio.Lock] = {}
         self._known: dict[str, tuple[float, bool]] = {}
@@ -51,6 +60,8 @@ class Reach:
             at_s, answered = self._known.get(address, (-KNOWN_S_MAX, False))
             if loop.time() - at_s >= KNOWN_S_MAX:
                 answered = await self._greet(info)
+                if not answered:
+                    self._on_silent(info.node_id)
                 self._known[address] = loop.time(), answered
             return answered
 

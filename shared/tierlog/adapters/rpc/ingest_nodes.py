@@ -24,7 +24,8 @@ from tierlog.ports.streams import OwnerInfo, StreamControl
 
 log = structlog.get_logger()
 
-HEDGE_S: Final = 0.3
+HEDGE_S: Final = 0.15
+ALIVE_S_MAX: Final = 0.5
 NODES_MAX: Final = 64
 
 
@@ -126,7 +127,7 @@ class IngestNodes:
         if len(self._order) > 1:
             for address in self._order:
                 try:
-                    async with asyncio.timeout(2 * self._hedge_s):
+                    async with asyncio.timeout(ALIVE_S_MAX):
                         if await self.node(address).answers():
                             return self.node(address)
                 except TimeoutError:
