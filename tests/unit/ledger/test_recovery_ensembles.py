@@ -138,6 +138,74 @@ def test_without_another_node_the_ledger_ends_on_its_ack_quorum_and_is_reported(
     run_virtual(main())
 
 
+def test_a_node_that_never_answered_the_fence_is_looked_into_even_if_nothing_was_written():
+    async def main():
+        cluster = SmallCluster(3)
+        catalog, claimed, ledger_id, _ = await leave(cluster, TWO_RUNS[:1])
+        cluster.nodes["n1"].confirm(ledger_id, 0)
+        cluster.nodes["n3"].down = True
+        await cluster.recovery(catalog).recover(claimed, ledger_id)
+        assert all(node.recovery_adds == [] for node in cluster.nodes.values())
+        queued = await catalog.underreplicated.list()
+        assert complaints(queued) == [("n3", CopyTrouble.MISSING, None)]
+
+    run_virtual(main())
+
+
+def test_nothing_is_read_before_enough_nodes_of_each_write_set_are_fenced():
+    async def main():
+        cluster = SmallCluster(3)
+        catalog, claimed, ledger_id, _ = await leave(cluster, TWO_RUNS)
+        cluster.nodes["n2"].hung = cluster.nodes["n3"].down = True
+        recovery = cluster.recovery(catalog)
+        async with asyncio.TaskGroup() as tasks:
+            recovering = tasks.create_task(recovery.recover(claimed, ledger_id))
+            await asyncio.sleep(20)
+            assert recovery.waiting[ledger_id].startswith("fence: n2: ")
+            assert "n3" in recovery.waiting[ledger_id]
+            cluster.nodes["n2"].hung = False
+        assert recovering.result().last_entry_id == 1
+
+    run_virtual(main())
+
+
+def test_an_entry_is_not_absent_because_one_node_of_three_denies_it():
+    async def main():
+        cluster = SmallCluster(3)
+        where = [((0, (b"a",), -1), THREE), ((1, (b"b",), 0), ["n2", "n3"])]
+        catalog, claimed, ledger_id, _ = await leave(cluster, where)
+        # Fenced, all of them, but two can't be read from.
+        cluster.nodes["n2"].read_delay_s = cluster.nodes["n3"].read_delay_s = 3600
+        recovery = cluster.recovery(catalog)
+        async with asyncio.TaskGroup() as tasks:
+            recovering = tasks.create_task(recovery.recover(claimed, ledger_id))
+            await asyncio.sleep(60)
+            assert recovery.waiting[ledger_id].startswith("entry 1: n2: ")
+            cluster.nodes["n3"].read_delay_s = 0
+        assert recovering.result().last_entry_id == 1
+
+    run_virtual(main())
+
+
+def test_segments_that_changed_meanwhile_are_not_taken_back_by_the_close():
+    """Only the last segment is a recovery's to change."""
+    ended = (
+        Segment(first_entry_id=0, ensemble=("n1",)),
+        Segment(first_entry_id=5, ensemble=("n1",)),
+        Segment(first_entry_id=7, ensemble=("n3",)),
+    )
+    now = LedgerMetadata(
+        ensemble_size=1,
+        write_quorum=1,
+        ack_quorum=1,
+        segments=(
+            Segment(first_entry_id=0, ensemble=("n9",)),
+            Segment(first_entry_id=5, ensemble=("n1",)),
+        ),
+    )
+    assert now.with_tail(ended).segments == (now.segments[0], *ended[1:])
+
+
 def test_an_acknowledgement_of_a_replaced_node_does_not_count():
     run = cut(1, 0, b"a", length_before=0)
     batch = _Batch([run])
