@@ -19,6 +19,10 @@ from pydantic import SecretStr
 
 from tests.contracts.proxy import Proxy
 from tests.plugins.faulty_ingest import MODULE, Faults
+from tierlog.adapters.memory.clock import SimClock
+from tierlog.adapters.system import SystemIds
+from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
+from tierlog.catalog import Catalog
 from tierlog.embedded.nodes import NodePlace, quorum_environment
 from tierlog.embedded.ports import LOOPBACK, Ports
 from tierlog.embedded.services import (
@@ -28,6 +32,7 @@ from tierlog.embedded.services import (
     server_environment,
     service_spec,
 )
+from tierlog.model.errors import RetryableError
 from tierlog.runtime.settings import ClientSettings, S3Settings, Settings, ZooKeeperSettings
 
 if TYPE_CHECKING:
@@ -36,6 +41,17 @@ if TYPE_CHECKING:
     from tierlog.embedded.supervisor import EmbeddedServers
 
 SESSION_S: Final = 4.0
+START_S_MAX: Final = 120.0
+WHOLE_S_MAX: Final = 120.0
+REPLICATION: Final = "TIERLOG_INGEST__REPLICATION__"
+QUICK: Final = {
+    f"{REPLICATION}INTERVAL_S": "0.5",
+    f"{REPLICATION}LOST_NODE_DELAY_S": "1",
+    f"{REPLICATION}GRACE_S": "1",
+    f"{REPLICATION}SCAN_INTERVAL_S": "1",
+    f"{REPLICATION}BACKOFF_S_FIRST": "0.5",
+}
+"""Lost copies are made anew soon, so that a history can lose a disk more than once."""
 READER: Final = "reader"
 
 
@@ -110,8 +126,15 @@ class HistoryCluster:
         self.services.kill(node.name)
 
     async def restart(self, node: Node) -> None:
-        """Start it again, stopping it first if need be; ready when this returns."""
-        await self.services.restart(node.name)
+        """Start it again; ready when this returns. Without ZooKeeper it does not start at once."""
+        async with asyncio.timeout(START_S_MAX):
+            while True:
+                try:
+                    await self.services.restart(node.name)
+                except RetryableError:
+                    await asyncio.sleep(0.5)
+                else:
+                    return
 
     async def drain(self, node: Node) -> None:
         """End its process with SIGTERM, and wait."""
@@ -145,6 +168,31 @@ class HistoryCluster:
         await self.services.add(self._spec_of(made))
         return made
 
+    async def until_whole(self) -> None:
+        """Wait until no ledger names a node that is gone, and none is queued for copies."""
+        store = await ZooKeeperMetadata.connect(f"{self._zookeeper}/{self._corner}")
+        try:
+            catalog = Catalog.over(store, clock=SimClock(), ids=SystemIds())
+            async with asyncio.timeout(WHOLE_S_MAX):
+                while not await self._is_whole(catalog):
+                    await asyncio.sleep(0.5)
+        finally:
+            await store.close()
+
+    async def _is_whole(self, catalog: Catalog) -> bool:
+        here = {f"node-{node.place.number}" for node in self.nodes}
+        try:
+            for name in await catalog.streams.names():
+                for listed in (await catalog.streams.snapshot(name)).ledgers:
+                    metadata = await catalog.ledgers.get(listed.ledger_id)
+                    if metadata is None or not all(
+                        here.issuperset(one.ensemble) for one in metadata.segments
+                    ):
+                        return False
+            return not await catalog.underreplicated.list()
+        except RetryableError:  # ZooKeeper may be away
+            return False
+
     async def restart_zookeeper(self, away_s: float) -> None:
         """Kill ZooKeeper, and start it again after a while with its data."""
         self.servers.kill("zookeeper")
@@ -173,6 +221,7 @@ class HistoryCluster:
     def _spec_of(self, node: Node) -> ServiceSpec:
         env = {
             **server_environment(self.servers.endpoints),
+            **QUICK,
             **quorum_environment(self._wanted, {}),
             **node.place.env,
             **node.faults.env,

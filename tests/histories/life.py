@@ -40,6 +40,8 @@ class Plan:
     faults: tuple[str, ...] = tuple(FAULTS)
     rounds: int = 0
     """Each fault comes so often at least, however long it takes."""
+    at_once: int = 1
+    """How many faults there may be side by side, on different nodes."""
     size_max: int = 2000
 
 
@@ -115,6 +117,14 @@ async def _until_done(what: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(BACKOFF_S)
         else:
             return
+
+
+async def _infest(plague: Plague, plan: Plan) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(plan.at_once):
+            tasks.create_task(
+                infest(plague, seconds=plan.seconds, names=plan.faults, rounds=plan.rounds)
+            )
 
 
 async def record(cluster: HistoryCluster, path: Path, *, seed: int, plan: Plan) -> dict[str, int]:

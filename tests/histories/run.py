@@ -16,6 +16,8 @@ from tests.histories.cluster import HistoryCluster
 from tests.histories.life import Plan, record
 from tests.histories.nemeses import FAULTS
 from tierlog.embedded.supervisor import EmbeddedServers
+from tierlog.runtime.logs import configure_logging
+from tierlog.runtime.settings import LogSettings
 
 FILE = "history.jsonl"
 
@@ -28,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long things go wrong")
     parser.add_argument("--nodes", type=int, nargs="+", default=[3], help="taken in turn")
     parser.add_argument("--faults", default=",".join(FAULTS), help="which faults may come")
+    parser.add_argument("--at-once", type=int, default=1, help="faults side by side, at most")
     parser.add_argument("--keep", type=Path, help="where histories and logs are kept")
     chosen = parser.parse_args(arguments)
     keep = chosen.keep or Path(tempfile.mkdtemp(prefix="tierlog-histories-"))
@@ -37,7 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
     except CheckerMissingError as missing:
         print(f"error: {missing}", file=sys.stderr)
         return 1
-    plan = Plan(seconds=chosen.seconds, faults=tuple(chosen.faults.split(",")))
+    configure_logging(LogSettings(level="warning"), service="histories")
+    faults = tuple(chosen.faults.split(","))
+    plan = Plan(seconds=chosen.seconds, faults=faults, at_once=chosen.at_once)
     seeds = range(chosen.seed, chosen.seed + chosen.seeds)
     runs = {seed: chosen.nodes[step % len(chosen.nodes)] for step, seed in enumerate(seeds)}
     failed = asyncio.run(_run(runs, plan, keep, checker))

@@ -44,6 +44,11 @@ async def judge(checker, servers, folder, capsys, *, nodes, plan):
 
 @pytest.mark.covers("A03", "D09", "D37")
 async def test_one_node_that_fails_and_comes_back(checker, servers, tmp_path, capsys):
-    faults = ("kill", "pause", "expire", "zookeeper", "slow")
-    plan = Plan(seconds=0, rounds=1, faults=faults)
+    plan = Plan(seconds=0, rounds=1, faults=("kill", "expire", "zookeeper"))
     await judge(checker, servers, tmp_path, capsys, nodes=1, plan=plan)
+
+
+@pytest.mark.covers("D02", "D03", "D09", "D16", "D17", "D18")
+async def test_three_nodes_of_which_one_fails_or_loses_its_disk(checker, servers, tmp_path, capsys):
+    plan = Plan(seconds=0, rounds=1)
+    await judge(checker, servers, tmp_path, capsys, nodes=3, plan=plan)
