@@ -17,6 +17,8 @@ from tierlog.embedded.nodes import (
     ACKNOWLEDGING,
     KIND,
     NodePlace,
+    give_number,
+    last_number,
     numbers_in,
     places_of,
     quorum_environment,
@@ -54,9 +56,9 @@ class EmbeddedCluster:
         self.services = EmbeddedServices(
             run_dir=self.servers.run_dir, log_dir=self.servers.log_dir, environ=environ
         )
-        self.places = places_of(nodes, numbers_in(self._data))
+        known, last = numbers_in(self._data), last_number(self.servers.state_dir)
+        self.places = places_of(nodes, known, last=last)
         """The ingest nodes, in the order of their numbers."""
-        self._number_last = self.places[-1].number
         self._settings = dict(settings or {})
         given = {**(os.environ if environ is None else environ), **self._settings}
         self._quorums = quorum_environment(len(self.places), given)
@@ -112,6 +114,8 @@ class EmbeddedCluster:
     async def start(self, progress: Progress | None = None) -> None:
         """Start all; when this raises, nothing is left running."""
         await self.servers.start(progress)
+        for place in self.places:
+            give_number(self.servers.state_dir, place)
         try:
             await self.services.start(self.specs(), progress)
         except BaseException:
@@ -148,8 +152,8 @@ class EmbeddedCluster:
 
     async def add_node(self, progress: Progress | None = None) -> str:
         """Start one more ingest node, with a number that no other had; return its process name."""
-        place = NodePlace(number=self._number_last + 1)
-        self._number_last += 1
+        place = NodePlace(number=last_number(self.servers.state_dir) + 1)
+        give_number(self.servers.state_dir, place)
         spec = self.node_spec(place)
         await self.services.add(spec, progress)
         self.places.append(place)

@@ -4,9 +4,14 @@ Node 1 alone is the process ``ingest``; of several, node ``i`` is ``ingest-<i>``
 ``node-<i>`` in either case, and the folder of node 1 is the same, so that a state directory with
 one node grows by starting it with more.
 
-Invariant: a number is a folder's for good. The folder holds the node's cookie.
+    <state>/nodes.json  {"last": 3}, the highest number that was ever given
+
+Invariant: a number is one disk's for good. The folder holds the node's cookie, and the id of a disk
+that is gone or was decommissioned is never given to another one.
 """
 
+import contextlib
+import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,6 +21,7 @@ from typing import Final
 from tierlog.model.errors import RefusedError
 
 KIND: Final = "ingest"
+FILE_NAME: Final = "nodes.json"
 NODES_MAX: Final = 32
 COPIES: Final = 3
 """An ensemble of this many nodes, each keeping every entry, where there are as many."""
@@ -57,8 +63,26 @@ def numbers_in(data: Path) -> list[int]:
     return sorted({int(match[1] or 1) for match in matches if match is not None})
 
 
-def places_of(count: int | None, known: Collection[int]) -> list[NodePlace]:
-    """Return ``count`` nodes, the known ones first; None: as many as are known, one at least."""
+def last_number(state_dir: Path) -> int:
+    """Return the highest number that was ever given to a node of a state directory; 0: none."""
+    numbers = numbers_in(state_dir / "data")
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or cut
+        numbers.append(int(json.loads((state_dir / FILE_NAME).read_text(encoding="utf-8"))["last"]))
+    return max(numbers, default=0)
+
+
+def give_number(state_dir: Path, place: NodePlace) -> None:
+    """Keep that a node has its number; its folder too, so that it has it after a cut start."""
+    last = max(last_number(state_dir), place.number)
+    (state_dir / "data" / place.folder).mkdir(parents=True, exist_ok=True)
+    (state_dir / FILE_NAME).write_text(json.dumps({"last": last}), encoding="utf-8")
+
+
+def places_of(count: int | None, known: Collection[int], *, last: int = 0) -> list[NodePlace]:
+    """Return ``count`` nodes, the known ones and new ones; None: the known ones, or one.
+
+    New ones get numbers behind ``last``.
+    """
     wanted = max(1, len(known)) if count is None else count
     if not 1 <= wanted <= NODES_MAX:
         raise RefusedError(
@@ -70,9 +94,9 @@ def places_of(count: int | None, known: Collection[int]) -> list[NodePlace]:
             remedy=f"Start all: --nodes {len(known)}; then take one out with: tierlog node "
             "decommission NODE, and remove its folder",
         )
-    numbers = sorted(known)
-    numbers += [one for one in range(1, NODES_MAX + 1) if one not in known][: wanted - len(known)]
-    return [NodePlace(number=one, alone=numbers == [1]) for one in sorted(numbers)]
+    first = max(last, *known, 0) + 1
+    numbers = [*sorted(known), *range(first, first + wanted - len(known))]
+    return [NodePlace(number=one, alone=numbers == [1]) for one in numbers]
 
 
 def quorum_environment(count: int, given: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,14 @@ import pytest
 
 from tierlog.client.endpoints import EndpointsFile
 from tierlog.embedded.cluster import EmbeddedCluster
-from tierlog.embedded.nodes import numbers_in, places_of, quorum_environment
+from tierlog.embedded.nodes import (
+    NodePlace,
+    give_number,
+    last_number,
+    numbers_in,
+    places_of,
+    quorum_environment,
+)
 from tierlog.model.errors import RefusedError
 from tierlog.runtime.settings import OwnerSettings
 
@@ -28,10 +35,27 @@ def test_of_several_nodes_each_has_its_number():
 
 @pytest.mark.parametrize(
     ("count", "known", "numbers"),
-    [(None, [1, 3], [1, 3]), (3, [1, 3], [1, 2, 3]), (2, [4], [1, 4]), (1, [2], [2])],
+    [(None, [1, 3], [1, 3]), (3, [1, 3], [1, 3, 4]), (2, [4], [4, 5]), (1, [2], [2])],
 )
 def test_the_nodes_of_the_state_directory_come_first(count, known, numbers):
     assert [one.number for one in places_of(count, known)] == numbers
+
+
+def test_the_number_of_a_disk_that_is_gone_is_not_given_again(tmp_path):
+    for name in ("ingest", "ingest-2"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    assert last_number(tmp_path) == 2
+    for number in (5, 3):
+        give_number(tmp_path, NodePlace(number=number))
+        (tmp_path / "data" / f"ingest-{number}").rmdir()
+    assert last_number(tmp_path) == 5
+    assert EmbeddedCluster(tmp_path, nodes=3, environ={}).nodes == [
+        "ingest-1",
+        "ingest-2",
+        "ingest-6",
+    ]
+    (tmp_path / "nodes.json").write_text("{")
+    assert last_number(tmp_path) == 2
 
 
 def test_no_node_of_the_state_directory_is_left_out():
@@ -44,6 +68,13 @@ def test_no_node_of_the_state_directory_is_left_out():
 def test_a_count_out_of_bounds_is_refused(count):
     with pytest.raises(RefusedError, match="1 to 32"):
         places_of(count, ())
+
+
+def test_a_start_that_is_cut_short_leaves_the_same_numbers(tmp_path):
+    for place in places_of(3, ()):
+        give_number(tmp_path, place)
+    again = EmbeddedCluster(tmp_path, nodes=None, environ={})
+    assert again.nodes == ["ingest-1", "ingest-2", "ingest-3"]
 
 
 def test_folders_that_are_no_nodes_do_not_count(tmp_path):
