@@ -47,6 +47,37 @@ def test_the_demo_shows_that_nothing_is_lost_doubled_or_left_behind(tmp_path):
     assert processes_in(tmp_path) == []
 
 
+@pytest.mark.covers("D17")
+def test_the_demo_of_a_cluster_loses_a_node_for_good_and_no_copy_in_the_end(tmp_path):
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [*DEMO, "--nodes", "3", "--kill-node", "--megabytes", "50"]
+    done = subprocess.run(command, capture_output=True, env=environ, timeout=380, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    shown = orjson.loads(done.stdout)
+    assert shown["same"] is True
+    assert (shown["events_lost"], shown["events_doubled"]) == (0, 0)
+    assert shown["acknowledged_events"] == shown["appended"]["events"] == shown["read"]["events"]
+    lost = shown["lost_node"]
+    assert lost["events_in_flight"] > 0
+    assert lost["replaced_by"] == "node-4"
+    assert shown["killed_node"]["node_id"] not in (lost["node_id"], lost["replaced_by"])
+    replication = shown["replication"]
+    assert (replication["under_replicated"], replication["copies_lacking"]) == (0, 0)
+    assert len(shown["ledgers"]) >= 8
+    for one in shown["ledgers"]:
+        assert (one["state"], one["copies"]) == ("closed", 3)
+        assert all(lost["node_id"] not in ensemble.split() for ensemble in one["ensembles"])
+    assert any("node-4" in ensemble for one in shown["ledgers"] for ensemble in one["ensembles"])
+    assert processes_in(tmp_path) == []
+
+
+def test_a_demo_without_a_node_to_spare_is_refused():
+    command = [*DEMO, "--nodes", "2", "--kill-node"]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert b"--nodes 3" in done.stderr
+
+
 def test_a_demo_that_is_told_to_end_leaves_nothing_running(tmp_path):
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(DEMO, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ)
