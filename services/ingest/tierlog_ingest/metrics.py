@@ -8,6 +8,7 @@ counter, and starts anew with the process.
     a slow disk         tierlog_journal_fsync_duration_seconds, tierlog_journal_slow_fsyncs_total
     a full disk         tierlog_disk_space_level, tierlog_disk_free_bytes, tierlog_storage_read_only
     damage              tierlog_storage_limbo, tierlog_index_doubtful_ledgers
+    missing copies      tierlog_replication_queue_ledgers, at the node that is auditor or any other
 """
 
 import re
@@ -103,6 +104,26 @@ class NodeCollector(Collector):
         yield _gauge("storage_gc_stopped", "1: an alarm stopped garbage collection", stopped)
         assert isinstance(storage, Mapping)
         yield from storage_metrics(storage)
+        replication = state.get("replication")
+        if isinstance(replication, Mapping):
+            yield from replication_metrics(replication)
+
+
+def replication_metrics(replication: Mapping[str, float]) -> Iterator[Metric]:
+    """Return the metrics of auto-recovery, as one process sees it."""
+    for key, what in (
+        ("auditor", "1: this process is the auditor"),
+        ("queue_ledgers", "Ledgers that lack copies"),
+        ("at_work_ledgers", "Ledgers whose copies are being made by this process"),
+    ):
+        yield _gauge(f"replication_{key}", what, replication[key])
+    for key, what in (
+        ("made_whole", "Ledgers that this process struck off the queue"),
+        ("copied_runs", "Runs written by auto-recovery"),
+        ("copied_bytes", "Bytes written by auto-recovery"),
+        ("throttled_seconds", "Time that auto-recovery waited for its rate"),
+    ):
+        yield CounterMetricFamily(f"tierlog_replication_{key}", what, value=replication[key])
 
 
 def storage_metrics(storage: Mapping[str, float]) -> Iterator[Metric]:

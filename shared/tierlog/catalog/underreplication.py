@@ -6,7 +6,9 @@ writer changes anything any more. Does not own finding them, nor copying.
 Invariants:
     * A report is there once ``add`` returned, however often it was made.
     * A ledger is struck off only as the worker saw it: a report that came since keeps it.
-    * Only ensembles of closed ledgers are changed here, one node at a time, by compare-and-set.
+    * Only ensembles are changed here of which no writer and no recovery changes anything any
+      more: those of closed ledgers, and all but the last of others; one node at a time, by
+      compare-and-set.
 """
 
 from collections.abc import Callable, Collection
@@ -163,7 +165,7 @@ class UnderReplicationCatalog:
         """Put ``joining``, which holds all that ``leaving`` should, into its place in a segment.
 
         The segment is the one that begins with ``first_entry_id``. None: the ledger is gone.
-        Raises INVALID_ARGUMENT when it is not closed, or has no such place any more.
+        Raises INVALID_ARGUMENT when it is the last of an unclosed ledger, or has no such place.
         """
         path = paths.ledger_path(ledger_id)
 
@@ -195,13 +197,14 @@ def with_member(
     leaving: NodeId,
     joining: NodeId,
 ) -> LedgerMetadata:
-    """Return a closed ledger with one node of one segment replaced; itself where it is so."""
+    """Return a ledger with one node of one segment replaced; itself where it is so."""
     at = next(
         (at for at, one in enumerate(metadata.segments) if one.first_entry_id == first_entry_id),
         None,
     )
     ensemble = metadata.segments[at].ensemble if at is not None else ()
-    if metadata.state is LedgerState.CLOSED and at is not None:
+    is_settled = metadata.state is LedgerState.CLOSED or at != len(metadata.segments) - 1
+    if is_settled and at is not None:
         if leaving not in ensemble and joining in ensemble:
             return metadata
         if leaving in ensemble and joining not in ensemble:

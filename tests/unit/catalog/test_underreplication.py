@@ -140,7 +140,13 @@ def replaced(metadata: LedgerMetadata, *, first: int = 4, leaving=A, joining=C) 
     )
 
 
-def test_one_place_of_one_segment_is_replaced_and_only_of_a_closed_ledger():
+@pytest.mark.parametrize("state", list(LedgerState))
+def test_a_segment_before_the_last_is_replaced_whatever_the_state(state):
+    changed = replaced(closed(A, B, state=state), first=0)
+    assert [one.ensemble for one in changed.segments] == [(C, B), (A, B)]
+
+
+def test_the_last_segment_is_replaced_only_of_a_closed_ledger():
     changed = replaced(closed(A, B))
     assert [one.ensemble for one in changed.segments] == [(A, B), (C, B)]
     assert replaced(changed) == changed, "repeating it changes nothing"

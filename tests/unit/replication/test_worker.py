@@ -13,11 +13,13 @@ import pytest
 from tests.unit.catalog.world import on_virtual_time
 from tests.unit.ledger.small_cluster import STREAM
 from tests.unit.replication.kit import N1, N2, N3, N4, LackingCluster
+from tests.unit.storage.node_kit import make_run
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState, Segment
 from tierlog.model.replication import CopyTrouble
+from tierlog_ingest.metrics import replication_metrics
 
 
 async def _whole(cluster, catalog, ledger_id) -> bool:
@@ -76,8 +78,6 @@ async def test_every_segment_that_names_the_lost_node_gets_another_one():
     catalog = await cluster.begin()
     claimed = await catalog.streams.claim(STREAM, N1)
     ledger_id, metadata = await cluster.open_ledger(catalog, claimed, quorums=(2, 2, 1))
-    from tests.unit.storage.node_kit import make_run
-
     for entry, nodes in enumerate([(N1, N2), (N1, N2), (N3, N2)]):
         for name in nodes:
             await cluster.nodes[name].add(make_run(ledger_id, entry))
@@ -92,6 +92,34 @@ async def test_every_segment_that_names_the_lost_node_gets_another_one():
     found = await cluster.metadata_of(catalog, ledger_id)
     assert all(N2 not in one.ensemble for one in found.segments), "the empty one too"
     assert await _whole(cluster, catalog, ledger_id)
+
+
+@pytest.mark.covers("D17")
+@pytest.mark.parametrize("last", [(N3, N4), (N2, N3)])
+@on_virtual_time
+async def test_what_is_confirmed_of_an_open_ledger_is_mended_and_nobody_is_fenced(last):
+    """All but the last segment; that one is its owner's, which writes on meanwhile."""
+    cluster = LackingCluster(5)
+    catalog = await cluster.begin()
+    claimed = await catalog.streams.claim(STREAM, N1)
+    ledger_id, metadata = await cluster.open_ledger(catalog, claimed, quorums=(2, 2, 1))
+    for entry in range(3):
+        for name in (N1, N2):
+            await cluster.nodes[name].add(make_run(ledger_id, entry))
+    tail = Segment(first_entry_id=EntryId(3), ensemble=last)
+    await _publish(catalog, ledger_id, metadata, (metadata.segments[0], tail))
+    await cluster.lose(catalog, N2)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    await cluster.worker().round()
+    found = await cluster.metadata_of(catalog, ledger_id)
+    assert found.state is LedgerState.OPEN
+    first, second = (one.ensemble for one in found.segments)
+    assert (first[0], second) == (N1, last)
+    assert first[1] != N2
+    assert [run.first_entry_id for run in cluster.runs(first[1], ledger_id)] == [0, 1, 2]
+    assert not any(ledger_id in node.fenced for node in cluster.nodes.values())
+    assert len(await catalog.underreplicated.list()) == int(N2 in last)
+    assert len(cluster.recovered) == int(N2 in last)
 
 
 async def _publish(catalog, ledger_id, metadata: LedgerMetadata, segments) -> None:
@@ -228,6 +256,23 @@ async def test_a_node_that_forgets_what_it_acknowledged_gets_no_place():
     (one,) = await catalog.underreplicated.list()
     assert one.last_error == "node n4 still lacks 1 entries"
     assert N4 not in (await cluster.metadata_of(catalog, ledger_id)).segments[0].ensemble
+
+
+@on_virtual_time
+async def test_how_far_it_is_is_shown():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, lacking={N2})
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.MISSING, nodes=[N2])
+    worker = cluster.worker()
+    await worker.round()
+    families = replication_metrics({"auditor": True, **worker.statistics()})
+    shown = {one.name: one.value for family in families for one in family.samples}
+    assert shown["tierlog_replication_auditor"] == 1
+    assert shown["tierlog_replication_queue_ledgers"] == 1
+    assert shown["tierlog_replication_made_whole_total"] == 1
+    assert shown["tierlog_replication_copied_runs_total"] == 6
+    assert shown["tierlog_replication_copied_bytes_total"] > 300
 
 
 @on_virtual_time

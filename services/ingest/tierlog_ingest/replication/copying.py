@@ -19,8 +19,8 @@ from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import LedgerKeys
 from tierlog.ledger.reader import Tier1ReadHandle, closing_runs
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError
-from tierlog.model.ids import LedgerId, NodeId
-from tierlog.model.ledger import LedgerMetadata
+from tierlog.model.ids import EntryId, LedgerId, NodeId
+from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.spans import Span, Spans
 from tierlog.ports.clock import Clock
 from tierlog.ports.storage_node import StorageNodeClient
@@ -29,6 +29,8 @@ from tierlog_ingest.storage.compaction.throttle import TokenBucket
 IN_FLIGHT_BYTES_MAX: Final = 4 * 1024 * 1024
 BURST_BYTES: Final = 4 * 1024 * 1024
 ANSWER_S_MAX: Final = 30.0
+CONFIRM_S_MAX: Final = 2.0
+"""So long a node may take to learn what is confirmed."""
 
 
 class Copier:
@@ -51,12 +53,12 @@ class Copier:
     def __repr__(self) -> str:
         return f"<Copier {self._runs} runs, {self._bytes} bytes>"
 
-    def statistics(self) -> dict[str, object]:
+    def statistics(self) -> dict[str, float]:
         """Return how much was copied so far."""
         return {
             "copied_runs": self._runs,
             "copied_bytes": self._bytes,
-            "throttled_s": self._bucket.waited_s,
+            "throttled_seconds": self._bucket.waited_s,
         }
 
     async def copy(
@@ -66,6 +68,7 @@ class Copier:
         if not spans:
             return
         handle = Tier1ReadHandle(ledger_id, metadata, self._nodes, keys=self._keys)
+        await self._confirm(ledger_id, metadata)
         client = await self._nodes.client(target)
         try:
             for span in spans:
@@ -78,12 +81,28 @@ class Copier:
                 remedy="Nothing to do: it is asked again what it has",
             ) from error
 
+    async def _confirm(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
+        """Tell the nodes of a ledger that is not closed what its metadata proves to be confirmed.
+
+        A node that left its ensemble was never told of the last runs that it has. Asking it by a
+        recovery read would fence it, and with it perhaps the ledger's writer.
+        """
+        if metadata.state is LedgerState.CLOSED:
+            return
+        *before, last = metadata.segments
+        for node_id in sorted({node for segment in before for node in segment.ensemble}):
+            try:
+                client = await self._nodes.client(node_id)
+            except RetryableError:
+                continue
+            client.confirm(ledger_id, EntryId(last.first_entry_id - 1))
+
     async def _copy_span(
         self, handle: Tier1ReadHandle[StorageNodeClient], client: StorageNodeClient, span: Span
     ) -> None:
         waiting: deque[tuple[int, Awaitable[None]]] = deque()
         waiting_bytes = 0
-        read = handle.read_runs(*span)
+        read = handle.read_runs(*span, wait_s=CONFIRM_S_MAX)
         async with closing_runs(read):
             async for runs in read:
                 for run in runs:

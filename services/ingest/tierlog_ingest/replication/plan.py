@@ -107,10 +107,14 @@ def copies_of(
     live: Collection[NodeId],
     draining: Collection[NodeId],
 ) -> list[Copy]:
-    """Return every copy of a closed ledger and what becomes of it."""
+    """Return every copy of a ledger, and what becomes of it.
+
+    Of one that is not closed, those before its last segment.
+    """
     lost = complained_nodes(queued, CopyTrouble.LOST)
+    is_closed = metadata.state is LedgerState.CLOSED
     copies: list[Copy] = []
-    for at, segment in enumerate(metadata.segments):
+    for at, segment in enumerate(metadata.segments if is_closed else metadata.segments[:-1]):
         for place, node_id in enumerate(segment.ensemble):
             share = share_of(metadata, at, place)
             copies.append(

@@ -51,7 +51,7 @@ class Replication:
     def __repr__(self) -> str:
         return f"<Replication {self._auditor!r} {self._worker!r}>"
 
-    def statistics(self) -> dict[str, object]:
+    def statistics(self) -> dict[str, float]:
         """Return how far replication is, as this process sees it."""
         return {"auditor": self._auditor.leading, **self._worker.statistics()}
 

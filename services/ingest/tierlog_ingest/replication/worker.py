@@ -7,9 +7,10 @@ the queue's transactions (``tierlog.catalog.underreplication``).
 Consistency
     * A node takes another's place only after it said that it holds all of the share, durably.
     * A ledger leaves the queue only as it was when the work on it began.
-    * A ledger that is not closed is left to its owner. This worker is the owner's, too: when an
-      auditor complains after the grace time, it has the owner seal the ledger here. A stream that
-      nobody alive owns is claimed by that, and its ledger recovered; a bare ledger is recovered.
+    * The last segment of a ledger that is not closed is left to its owner; those before it hold
+      what is confirmed, and change no more. This worker is the owner's, too: when an auditor
+      complains after the grace time, it has the owner seal the ledger here. A stream that nobody
+      alive owns is claimed by that, and its ledger recovered; a bare ledger is recovered.
     * Unknown is not whole: while a node can't say what it holds, the ledger stays in the queue.
 
 Retries
@@ -109,11 +110,11 @@ class Worker:
     def __repr__(self) -> str:
         return f"<Worker of {self._owning.node_id}, queued={self._queued} {self._copier!r}>"
 
-    def statistics(self) -> dict[str, object]:
+    def statistics(self) -> dict[str, float]:
         """Return how far replication is, as this process sees it."""
         return {
-            "queued": self._queued,
-            "at_work": sorted(self._at_work),
+            "queue_ledgers": self._queued,
+            "at_work_ledgers": len(self._at_work),
             "made_whole": self._made_whole,
             **self._copier.statistics(),
         }
@@ -196,23 +197,43 @@ class Worker:
         catalog = self._catalog
         metadata = await catalog.ledgers.get(one.ledger_id)
         if metadata is not None and metadata.state is not LedgerState.CLOSED:
-            return await self._close_if_stuck(one, metadata, cluster)
+            return await self._work_unclosed(one, metadata, cluster)
         begun = await catalog.underreplicated.begin(one, worker=self._owning.node_id)
         if begun is None:
             return ""
-        troubles: list[str] = []
-        if metadata is not None:
-            copies = copies_of(metadata, begun, live=cluster.live, draining=cluster.draining)
-            for copy in copies:
-                trouble = await self._mend(one.ledger_id, copy, cluster)
-                if trouble:
-                    troubles.append(trouble)
-        if troubles:
-            return "; ".join(sorted(set(troubles)))
-        if await catalog.underreplicated.remove(one.ledger_id, begun.version):
+        trouble = await self._mend_all(begun, metadata, cluster) if metadata is not None else ""
+        if not trouble:
+            await self._strike_off(begun)
+        return trouble
+
+    async def _work_unclosed(
+        self, one: UnderReplicated, metadata: LedgerMetadata, cluster: _Cluster
+    ) -> str:
+        *before, last = metadata.segments
+        if not any(set(segment.ensemble).intersection(one.nodes) for segment in before):
+            return await self._close_if_stuck(one, metadata, cluster)
+        begun = await self._catalog.underreplicated.begin(one, worker=self._owning.node_id)
+        if begun is None:
+            return ""
+        trouble = await self._mend_all(begun, metadata, cluster)
+        if trouble:
+            return trouble
+        if set(last.ensemble).isdisjoint(begun.nodes):
+            await self._strike_off(begun)
+            return ""
+        return await self._close_if_stuck(begun, metadata, cluster)
+
+    async def _mend_all(
+        self, begun: UnderReplicated, metadata: LedgerMetadata, cluster: _Cluster
+    ) -> str:
+        copies = copies_of(metadata, begun, live=cluster.live, draining=cluster.draining)
+        troubles = [await self._mend(begun.ledger_id, copy, cluster) for copy in copies]
+        return "; ".join(sorted({one for one in troubles if one}))
+
+    async def _strike_off(self, begun: UnderReplicated) -> None:
+        if await self._catalog.underreplicated.remove(begun.ledger_id, begun.version):
             self._made_whole += 1
-            log.info("replication.ledger_whole", ledger_id=one.ledger_id, reasons=begun.reasons)
-        return ""
+            log.info("replication.ledger_whole", ledger_id=begun.ledger_id, reasons=begun.reasons)
 
     async def _mend(self, ledger_id: LedgerId, copy: Copy, cluster: _Cluster) -> str:
         if copy.fate is Fate.AWAITED:
@@ -296,7 +317,7 @@ class Worker:
         gone = frozenset(
             node for node in gone if node not in cluster.live or node in cluster.draining
         )
-        if gone.isdisjoint(node for s in metadata.segments for node in s.ensemble):
+        if gone.isdisjoint(metadata.segments[-1].ensemble):
             return "the ledger is not closed yet"
         able = [
             info.node_id
