@@ -17,10 +17,17 @@ from hypothesis import strategies as st
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.ledger.small_cluster import STREAM, SmallCluster
+from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.client import LedgerShape
 from tierlog.client.ledgers import Ledgers, LedgersLimits
 from tierlog.ledger.keys import LedgerKeys
-from tierlog.model.errors import IndeterminateError, Reason, RefusedError, TierlogError
+from tierlog.model.errors import (
+    IndeterminateError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
 from tierlog.model.ids import LedgerId
 from tierlog.model.ledger import DigestType, LedgerState
 from tierlog.wiring.ledgers import LedgerParts
@@ -32,9 +39,9 @@ LIMITS = LedgersLimits(in_flight_bytes_max=1 << 20, frame_bytes_max=1 << 20)
 
 
 @contextlib.asynccontextmanager
-async def using(cluster, *, limits=LIMITS, keys=KEYS):
+async def using(cluster, *, limits=LIMITS, keys=KEYS, faults=None):
     """Give one application's ledgers on a cluster that has started."""
-    catalog = cluster.catalog()
+    catalog = cluster.catalog(faults)
     parts = LedgerParts(
         catalog,
         cluster.directory(catalog),
@@ -420,3 +427,56 @@ def test_recovery_in_the_middle_keeps_all_that_was_acknowledged(seed, before, wa
             assert dict(await read(ledgers, ledger.ledger_id)) == found
 
     run_virtual(main(), until_s=10_000)
+
+
+async def insist(call):
+    """Call until it is answered."""
+    while True:
+        try:
+            return await call()
+        except (IndeterminateError, RetryableError):
+            await asyncio.sleep(0.5)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=25)
+def test_what_was_told_holds_whatever_node_or_answer_is_lost(seed):
+    """Acknowledged entries are there for ever, each under its id; ids are dense."""
+
+    async def main():
+        cluster = SmallCluster(4, seed=seed)
+        await cluster.start()
+        rng = cluster.rng
+        faults = Faults(rng, rates=FaultRates(refused=0.1, request_lost=0.1, reply_lost=0.1))
+        async with using(cluster, faults=faults) as ledgers, using(cluster) as others:
+            for _ in range(3):
+                ledger = await insist(lambda: ledgers.create(THREE))
+                ledger_id, told = ledger.ledger_id, {}
+                for number in range(30):
+                    if number % 5 == 0:
+                        chosen = rng.choice([*cluster.nodes.values(), None])
+                        for node in cluster.nodes.values():
+                            node.down = node is chosen
+                    entry = rng.randbytes(rng.choice((0, 1, 100, 70_000)))
+                    with contextlib.suppress(TierlogError):
+                        told[await ledger.append(entry)] = entry
+                    await asyncio.sleep(rng.choice((0, 0, 0.3, 2)))
+                if rng.random() < 0.5:
+                    ledger.abandon()
+                else:
+                    await outcome(ledger.close())
+                # Closed or not, whole or not: from here on it is.
+                await insist(lambda: ledgers.recover(ledger_id))  # noqa: B023
+                for node in cluster.nodes.values():
+                    node.down = False
+                reader = await others.open(ledger_id)
+                assert reader.closed
+                found = dict(await read(others, ledger_id))
+                assert list(found) == list(range(reader.metadata.last_entry_id + 1))
+                assert told.items() <= found.items()
+                assert reader.metadata.length == sum(map(len, found.values()))
+                if rng.random() < 0.5:
+                    await insist(lambda: ledgers.delete(ledger_id))  # noqa: B023
+                    assert ledger_id not in await others.ledgers()
+
+    run_virtual(main(), until_s=100_000)
