@@ -18,7 +18,7 @@ from tierlog.catalog.streams import check_owner, stream_not_found
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName
-from tierlog.model.ledger import LedgerMetadata, LedgerState, Segment
+from tierlog.model.ledger import KEY_LOSS_ACCEPTED, LedgerMetadata, LedgerState, Segment
 from tierlog.model.offload import OffloadContext
 from tierlog.model.replication import EntryRange
 from tierlog.model.stream import LedgerPageRef, ListedLedger, Stream
@@ -180,6 +180,33 @@ class LedgerCatalog:
             put = Put(path, ledger_metadata.encode_znode(changed), found.version)
             await self._store.transact([*operations, put])
             return changed
+
+        return await settle(self._store, self._ids, path, one_round)
+
+    async def accept_loss(self, ledger_id: LedgerId, *, by: str) -> LedgerMetadata:
+        """Let the recovery of a ledger give up what no node can give; on record for ever.
+
+        Whoever recovers the ledger, now or later, sees it. Saying it again changes nothing.
+        """
+        path = paths.ledger_path(ledger_id)
+        note = f"{self._clock.wall_ms()} {by}".encode()
+
+        async def one_round() -> LedgerMetadata:
+            found = await self._store.get(path)
+            if found is None:
+                raise context_not_found(ledger_id)
+            metadata = ledger_metadata.decode_znode(found.data)
+            if KEY_LOSS_ACCEPTED in metadata.custom:
+                return metadata
+            if metadata.state is not LedgerState.IN_RECOVERY:
+                raise RefusedError(
+                    f"ledger {ledger_id} is {metadata.state.name}: nothing waits for its copies",
+                    remedy="Accept a loss only while a ledger's recovery waits for lost nodes",
+                    details={"ledger_id": str(ledger_id)},
+                )
+            noted = replace(metadata, custom={**metadata.custom, KEY_LOSS_ACCEPTED: note})
+            await self._store.set(path, ledger_metadata.encode_znode(noted), version=found.version)
+            return noted
 
         return await settle(self._store, self._ids, path, one_round)
 

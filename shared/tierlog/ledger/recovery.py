@@ -33,14 +33,9 @@ from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.one_recovery import End, OneRecovery
 from tierlog.ledger.rewriting import Rewriting
-from tierlog.model.errors import (
-    IndeterminateError,
-    RefusedError,
-    RetryableError,
-    TierlogError,
-)
+from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
 from tierlog.model.ids import NO_ENTRY, LedgerId
-from tierlog.model.ledger import LedgerMetadata, LedgerState
+from tierlog.model.ledger import KEY_LOSS_ACCEPTED, LedgerMetadata, LedgerState
 from tierlog.model.replication import CopyTrouble
 from tierlog.model.stream import ListedLedger, Stream
 from tierlog.ports.ids import Ids
@@ -74,7 +69,6 @@ class Recovery:
         self._keys = keys
         self.waiting: dict[LedgerId, str] = {}
         """What the recovery of a ledger waits for; absent: it goes on, or there is none."""
-        self._under_way: dict[LedgerId, Asking] = {}
 
     @overload
     async def recover(self, claimed: Stream, ledger_id: LedgerId) -> ListedLedger | None: ...
@@ -89,28 +83,12 @@ class Recovery:
         FENCED when the claim is. Of a bare ledger: its metadata, or raises LEDGER_NOT_FOUND.
         """
         try:
+            if claimed is None:
+                # A stream's ledger would be fenced by it, and is not this caller's to close.
+                await self._insist(ledger_id, lambda: self._catalog.bare.get(ledger_id))
             return await self._recover(claimed, ledger_id)
         finally:
             self.waiting.pop(ledger_id, None)
-            self._under_way.pop(ledger_id, None)
-
-    def accept_loss(self, ledger_id: LedgerId) -> None:
-        """Have a recovery that waits give up what no node can give, for good.
-
-        Call it when the nodes that it waits for will never come back. The entries are recorded
-        in the ledger's metadata when it is closed, and whoever reads them gets CORRUPT.
-        """
-        asking = self._under_way.get(ledger_id)
-        if asking is None:
-            raise RefusedError(
-                f"ledger {ledger_id} is not being recovered here",
-                remedy="Ask the owner of its stream, while the ledger's recovery waits there",
-                details={"ledger_id": str(ledger_id)},
-            )
-        log.warning(
-            "recovery.loss_accepted", ledger_id=ledger_id, waiting=self.waiting.get(ledger_id)
-        )
-        asking.accept_loss()
 
     async def _recover(self, claimed: Stream | None, ledger_id: LedgerId) -> Outcome:
         metadata = await self._insist(
@@ -122,12 +100,11 @@ class Recovery:
         asking = Asking(
             ledger_id, self._nodes, ids=self._ids, limits=self._limits, waiting=self.waiting
         )
-        self._under_way[ledger_id] = asking
         rewriting = Rewriting(ledger_id, metadata, asking, self._catalog.nodes.live)
         one = OneRecovery(ledger_id, metadata, key, asking, rewriting)
         async with Helpers() as tasks:
             finding = tasks.spawn(one.find_end(tasks))
-            elsewhere = tasks.spawn(self._closed_elsewhere(ledger_id))
+            elsewhere = tasks.spawn(self._closed_elsewhere(ledger_id, asking))
             await asyncio.wait({finding, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
             if not finding.done():
                 return await self._outcome(claimed, ledger_id)
@@ -172,14 +149,18 @@ class Recovery:
         )
         return stream.listed(ledger_id)
 
-    async def _closed_elsewhere(self, ledger_id: LedgerId) -> None:
-        """Wait until somebody else has closed the ledger, or deleted it."""
+    async def _closed_elsewhere(self, ledger_id: LedgerId, asking: Asking) -> None:
+        """Wait until somebody else has closed the ledger, or deleted it; mind an accepted loss."""
         while True:
             metadata, changed = await self._insist(
                 ledger_id, lambda: self._catalog.ledgers.watch(ledger_id)
             )
             if metadata is None or metadata.state is LedgerState.CLOSED:
                 return
+            if KEY_LOSS_ACCEPTED in metadata.custom and not asking.loss_accepted:
+                by = metadata.custom[KEY_LOSS_ACCEPTED].decode("utf-8", "replace")
+                log.warning("recovery.loss_accepted", ledger_id=ledger_id, by=by)
+                asking.accept_loss()
             await changed.wait()
 
     async def _outcome(self, claimed: Stream | None, ledger_id: LedgerId) -> Outcome:

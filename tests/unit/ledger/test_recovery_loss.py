@@ -13,19 +13,22 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.ledger.small_cluster import SmallCluster, payloads
 from tests.unit.ledger.test_recovery import left_behind
 from tierlog.ledger.reader import Tier1ReadHandle
-from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ledger import LedgerState
 
 
 async def accepted(cluster, recovery, claimed, ledger_id):
     """Recover; accept the loss once the recovery has waited for a while."""
+    catalog = cluster.catalog()
     async with asyncio.TaskGroup() as tasks:
         recovering = tasks.create_task(recovery.recover(claimed, ledger_id))
         await asyncio.sleep(30)
         assert not recovering.done()
         assert recovery.waiting[ledger_id]
-        recovery.accept_loss(ledger_id)
+        note = b"%d an admin" % cluster.clock.wall_ms()
+        await catalog.ledgers.accept_loss(ledger_id, by="an admin")
     assert recovery.waiting == {}
+    assert (await catalog.ledgers.get(ledger_id)).custom["tierlog/loss-accepted"] == note
     return recovering.result()
 
 
@@ -104,15 +107,40 @@ def test_one_copy_will_do_once_the_loss_of_the_others_was_accepted():
     run_virtual(main())
 
 
-def test_only_a_recovery_that_is_under_way_here_can_be_told_to_give_up():
+def test_only_where_a_recovery_waits_is_there_a_loss_to_accept():
     async def main():
         cluster = SmallCluster()
-        catalog, claimed, ledger_id, _ = await left_behind(cluster, quorums=(1, 1, 1), where=[])
-        recovery = cluster.recovery(catalog)
-        with pytest.raises(RefusedError):
-            recovery.accept_loss(ledger_id)
-        await recovery.recover(claimed, ledger_id)
-        with pytest.raises(RefusedError):
-            recovery.accept_loss(ledger_id)
+        where = [((0, (b"a",), -1), ["n1"])]
+        catalog, claimed, ledger_id, _ = await left_behind(cluster, quorums=(1, 1, 1), where=where)
+        with pytest.raises(RefusedError) as caught:
+            await catalog.ledgers.accept_loss(ledger_id, by="an admin")
+        assert "OPEN" in str(caught.value)
+        await cluster.recovery(catalog).recover(claimed, ledger_id)
+        with pytest.raises(RefusedError) as caught:
+            await catalog.ledgers.accept_loss(ledger_id, by="an admin")
+        assert "CLOSED" in str(caught.value)
+        with pytest.raises(RefusedError) as caught:
+            await catalog.ledgers.accept_loss(ledger_id + 1, by="an admin")
+        assert caught.value.reason is Reason.LEDGER_NOT_FOUND
+
+    run_virtual(main())
+
+
+def test_a_loss_that_was_accepted_holds_for_whoever_recovers_next():
+    async def main():
+        cluster = SmallCluster()
+        where = [((0, (b"a",), -1), ["n1"]), ((1, (b"b",), -1), ["n1"])]
+        catalog, claimed, ledger_id, _ = await left_behind(cluster, quorums=(1, 1, 1), where=where)
+        cluster.nodes["n1"].damaged.add((ledger_id, 1))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(20):
+                await cluster.recovery(catalog).recover(claimed, ledger_id)
+        await catalog.ledgers.accept_loss(ledger_id, by="an admin")
+        await catalog.ledgers.accept_loss(ledger_id, by="another")
+        closed = await cluster.recovery(catalog).recover(claimed, ledger_id)
+        assert closed.last_entry_id == 1
+        metadata = await catalog.ledgers.get(ledger_id)
+        assert metadata.lost == ((1, 1),)
+        assert metadata.custom["tierlog/loss-accepted"].endswith(b" an admin")
 
     run_virtual(main())

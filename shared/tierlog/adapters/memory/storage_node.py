@@ -10,7 +10,8 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Final
 
 from tierlog.format.run import Run
@@ -47,6 +48,8 @@ class MemoryStorageNode:
         """Runs, by first entry, that can't be read."""
         self.recovery_adds: list[Run] = []
         self.add_count = 0
+        self.reads_open = 0
+        """Reads that gave something, and are not at their end."""
 
     def __repr__(self) -> str:
         return f"<MemoryStorageNode {self.node_id} {len(self.runs)} ledgers>"
@@ -139,6 +142,18 @@ class MemoryStorageNode:
         end = EntryId(INT64_MAX) if last_entry_id is None else last_entry_id
         if not recovery:
             end = min(end, self.lacs.get(ledger_id, NO_ENTRY))
+        self.reads_open += 1
+        batches = self._batches(ledger_id, first_entry_id, end, bytes_max)
+        try:
+            async with aclosing(batches):
+                async for batch in batches:
+                    yield batch
+        finally:
+            self.reads_open -= 1
+
+    async def _batches(
+        self, ledger_id: LedgerId, first_entry_id: EntryId, end: EntryId, bytes_max: int
+    ) -> AsyncGenerator[Sequence[Run], None]:
         batch: list[Run] = []
         for run in self._following(ledger_id, first_entry_id, end):
             if bytes_max <= 0:
