@@ -167,6 +167,23 @@ async def test_damaged_runs_are_written_anew_from_a_good_copy():
 
 
 @on_virtual_time
+async def test_damage_that_is_met_while_copying_is_mended_too():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, lacking={N3})
+    cluster.nodes[N1].damaged.add((ledger_id, EntryId(2)))
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.MISSING, nodes=[N3])
+    worker = cluster.worker()
+    await worker.round()
+    assert await _whole(cluster, catalog, ledger_id)
+    (one,) = await catalog.underreplicated.list()
+    assert [(two.node_id, two.entries) for two in one.complaints if two.entries] == [(N1, (2, 2))]
+    await worker.round()
+    assert [run.first_entry_id for run in cluster.nodes[N1].recovery_adds] == [2]
+    assert await catalog.underreplicated.list() == []
+
+
+@on_virtual_time
 async def test_a_node_that_is_emptied_gives_its_copies_away_while_it_lives():
     cluster = LackingCluster()
     catalog = await cluster.begin()

@@ -17,7 +17,7 @@ from typing import Final
 
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import LedgerKeys
-from tierlog.ledger.reader import Tier1ReadHandle, closing_runs
+from tierlog.ledger.reader import OnDamage, Tier1ReadHandle, closing_runs
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
@@ -62,12 +62,23 @@ class Copier:
         }
 
     async def copy(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, spans: Spans, target: NodeId
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        spans: Spans,
+        target: NodeId,
+        *,
+        on_damage: OnDamage,
     ) -> None:
-        """Write the runs that hold ``spans`` to ``target``; raises what keeps it from that."""
+        """Write the runs that hold ``spans`` to ``target``; raises what keeps it from that.
+
+        ``on_damage`` learns of copies that could not be read from meanwhile.
+        """
         if not spans:
             return
-        handle = Tier1ReadHandle(ledger_id, metadata, self._nodes, keys=self._keys)
+        handle = Tier1ReadHandle(
+            ledger_id, metadata, self._nodes, keys=self._keys, on_damage=on_damage
+        )
         await self._confirm(ledger_id, metadata)
         client = await self._nodes.client(target)
         try:

@@ -138,6 +138,11 @@ def _suspect(queued: UnderReplicated, node_id: NodeId) -> Spans:
     )
 
 
+def is_suspect(queued: UnderReplicated, node_id: NodeId, entry_id: EntryId) -> bool:
+    """Tell whether a node's copy of an entry is complained about."""
+    return any(first <= entry_id <= last for first, last in _suspect(queued, node_id))
+
+
 def complained_nodes(queued: UnderReplicated, *reasons: str) -> frozenset[NodeId]:
     """Return the nodes that are complained about for one of ``reasons``."""
     return frozenset(one.node_id for one in queued.complaints if one.reason in reasons)

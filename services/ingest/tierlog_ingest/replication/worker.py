@@ -22,7 +22,7 @@ Cancellation, crash
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -32,7 +32,7 @@ from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.placement import choose_replacement
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
-from tierlog.model.ids import LedgerId, NodeId, StreamName, stream_name
+from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName, stream_name
 from tierlog.model.ledger import KEY_STREAM, LedgerMetadata, LedgerState
 from tierlog.model.node import NodeInfo
 from tierlog.model.replication import CopyTrouble, UnderReplicated
@@ -50,6 +50,7 @@ from tierlog_ingest.replication.plan import (
     copies_of,
     in_order,
     is_due,
+    is_suspect,
 )
 
 log = structlog.get_logger()
@@ -79,6 +80,21 @@ class _Cluster:
 
     live: Mapping[NodeId, NodeInfo]
     draining: frozenset[NodeId]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mending:
+    """One ledger's pass."""
+
+    ledger_id: LedgerId
+    cluster: _Cluster
+    damaged: set[tuple[NodeId, EntryId]] = field(default_factory=set)
+    """Copies that turned out to be bad where they were to be read from."""
+
+    def note_damage(self, _: LedgerId, node_id: NodeId, entry_id: EntryId | None) -> None:
+        """Take notice of a bad copy; what a node lacks is found by asking it."""
+        if entry_id is not None:
+            self.damaged.add((node_id, entry_id))
 
 
 class Worker:
@@ -227,7 +243,16 @@ class Worker:
         self, begun: UnderReplicated, metadata: LedgerMetadata, cluster: _Cluster
     ) -> str:
         copies = copies_of(metadata, begun, live=cluster.live, draining=cluster.draining)
-        troubles = [await self._mend(begun.ledger_id, copy, cluster) for copy in copies]
+        mending = _Mending(begun.ledger_id, cluster)
+        troubles = [await self._mend(mending, copy) for copy in copies]
+        for node_id, entry_id in sorted(mending.damaged):
+            if not is_suspect(begun, node_id, entry_id):
+                await self._catalog.underreplicated.add(
+                    begun.ledger_id,
+                    reason=CopyTrouble.DAMAGED,
+                    nodes=[node_id],
+                    entries=(entry_id, entry_id),
+                )
         return "; ".join(sorted({one for one in troubles if one}))
 
     async def _strike_off(self, begun: UnderReplicated) -> None:
@@ -235,35 +260,40 @@ class Worker:
             self._made_whole += 1
             log.info("replication.ledger_whole", ledger_id=begun.ledger_id, reasons=begun.reasons)
 
-    async def _mend(self, ledger_id: LedgerId, copy: Copy, cluster: _Cluster) -> str:
+    async def _mend(self, mending: _Mending, copy: Copy) -> str:
         if copy.fate is Fate.AWAITED:
             return f"node {copy.node_id} is away; it comes back, or will count as lost"
-        # Metadata as it is now: the copy before this one may have been given another node.
-        metadata = await self._catalog.ledgers.get(ledger_id)
-        if metadata is None:
-            return ""
-        if copy.fate is Fate.COMPARED:
-            return await self._complete(ledger_id, metadata, copy)
-        return await self._move(ledger_id, metadata, copy, cluster)
+        try:
+            # Metadata as it is now: the copy before this one may have been given another node.
+            metadata = await self._catalog.ledgers.get(mending.ledger_id)
+            if metadata is None:
+                return ""
+            if copy.fate is Fate.COMPARED:
+                return await self._complete(mending, metadata, copy)
+            return await self._move(mending, metadata, copy)
+        except (RetryableError, IndeterminateError) as error:
+            return str(error)  # and go on with the other copies
 
-    async def _complete(self, ledger_id: LedgerId, metadata: LedgerMetadata, copy: Copy) -> str:
+    async def _complete(self, mending: _Mending, metadata: LedgerMetadata, copy: Copy) -> str:
         """Copy to a live node what it lacks of its share."""
+        ledger_id = mending.ledger_id
         held = await held_by(self._nodes, copy.node_id, ledger_id)
         if held is None:
             return f"node {copy.node_id} can't say what it holds"
         wanted = union([*without(copy.share, held), *copy.suspect])
         if not wanted:
             return ""
-        await self._copier.copy(ledger_id, metadata, wanted, copy.node_id)
+        await self._copier.copy(
+            ledger_id, metadata, wanted, copy.node_id, on_damage=mending.note_damage
+        )
         log.info(
             "replication.copied", ledger_id=ledger_id, node_id=copy.node_id, entries=count(wanted)
         )
         return await self._lacking(ledger_id, copy, copy.node_id)
 
-    async def _move(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, copy: Copy, cluster: _Cluster
-    ) -> str:
+    async def _move(self, mending: _Mending, metadata: LedgerMetadata, copy: Copy) -> str:
         """Give another node all of a share, then the place in the ensemble."""
+        ledger_id, cluster = mending.ledger_id, mending.cluster
         segment = metadata.segment_of(copy.first_entry_id)
         if segment.first_entry_id != copy.first_entry_id or copy.node_id not in segment.ensemble:
             return ""  # someone else gave the place away
@@ -281,7 +311,7 @@ class Worker:
         if held is None:
             return f"node {joining} can't say what it holds"
         wanted = without(copy.share, held)
-        await self._copier.copy(ledger_id, metadata, wanted, joining)
+        await self._copier.copy(ledger_id, metadata, wanted, joining, on_damage=mending.note_damage)
         lacking = await self._lacking(ledger_id, copy, joining)
         if lacking:
             return lacking
