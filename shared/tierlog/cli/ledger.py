@@ -5,6 +5,7 @@ A ledger of its own (a bare ledger) has one writer in its life: one ``append``, 
 
 import asyncio
 import base64
+import getpass
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -184,6 +185,39 @@ def close(ledger: LedgerNumber, *, output: OutputOption = Output.TABLE) -> None:
     """Close a ledger whose writer is gone: fence it, find its end, keep all that is there."""
     metadata = with_ledgers(lambda ledgers: ledgers.recover(ledger))
     print_one(document_of(ledger, metadata), output)
+
+
+@app.command("recover")
+@command
+def recover(
+    ledger: LedgerNumber,
+    *,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Its lost nodes never come back: give up their share."),
+    ] = False,
+    wait_s: Annotated[
+        float, typer.Option(min=0, help="So long it may take until the ledger is closed.")
+    ] = 60.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """End the wait of a recovery for lost nodes, of a stream's ledger or one of its own.
+
+    What no node can give is then lost for good: it is on record with the ledger, with who said
+    so, and reading it is an error. Where a node may come back, start it instead.
+    """
+    from tierlog.model.errors import RefusedError
+
+    if not accept_loss:
+        raise RefusedError(
+            f"nothing was done with ledger {ledger}: its recovery goes on by itself",
+            remedy="Start the nodes that it waits for (tierlog ledger show). If they are lost for "
+            "good, give up what they alone had with --accept-loss",
+        )
+    by = getpass.getuser()
+    metadata = with_ledgers(lambda found: found.accept_loss(ledger, by=by, wait_s=wait_s))
+    lost = [f"{first}-{last}" for first, last in metadata.lost]
+    print_one({**document_of(ledger, metadata), "lost": lost}, output)
 
 
 @app.command("delete")

@@ -45,6 +45,7 @@ from tierlog.model.ledger import (
     KEY_WRITER,
     DigestType,
     LedgerMetadata,
+    LedgerState,
     Segment,
 )
 from tierlog.model.replication import CopyTrouble
@@ -164,6 +165,30 @@ class Ledgers:
         await bare.get(wanted)
         await self._parts.recovery.recover(None, wanted)
         return await bare.get(wanted)
+
+    async def accept_loss(self, ledger_id: int, *, by: str, wait_s: float) -> LedgerMetadata:
+        """Let the recovery of a ledger, of a stream's too, give up what no node can give.
+
+        For when nodes that it waits for never come back. What was given up is on record, as is
+        ``by``, and CORRUPT for readers. Returns the ledger once it is closed, or as it is when
+        that takes longer than ``wait_s``.
+        """
+        wanted, ledgers = LedgerId(ledger_id), self._parts.catalog.ledgers
+        metadata = await ledgers.accept_loss(wanted, by=by)
+        if metadata.is_bare:
+            return await self.recover(wanted)
+        try:
+            async with asyncio.timeout(wait_s):
+                while metadata.state is not LedgerState.CLOSED:
+                    found, changed = await ledgers.watch(wanted)
+                    if found is None:
+                        break
+                    metadata = found
+                    if metadata.state is not LedgerState.CLOSED:
+                        await changed.wait()
+        except TimeoutError:
+            log.info("ledger.not_closed_yet", ledger_id=wanted, waited_s=wait_s)
+        return metadata
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a ledger, whatever its state; storage nodes free its entries some time later."""
