@@ -44,6 +44,7 @@ class Judgement:
     unknown_not_there: int
     failed: int
     late_tails: int
+    longest_gap_s: float
     seconds: float
 
     def __str__(self) -> str:
@@ -52,7 +53,7 @@ class Judgement:
             f"{self.history}: {self.verdict} ({self.entries} entries: {self.acknowledged} "
             f"acknowledged, {self.failed} refused, {self.unknown_there} without an answer and "
             f"there, {self.unknown_not_there} not; {self.reads} reads, {self.late_tails} late "
-            f"tails; judged in {self.seconds:.2f} s){told}"
+            f"tails; longest gap {self.longest_gap_s:.2f} s; judged in {self.seconds:.2f} s){told}"
         )
 
 

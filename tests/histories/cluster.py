@@ -8,12 +8,14 @@ happens (``nemeses``).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
+import aiohttp
 from kazoo.client import KazooClient
 from pydantic import SecretStr
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from tierlog.embedded.supervisor import EmbeddedServers
 
 SESSION_S: Final = 4.0
+OWNER_S_MAX: Final = 1.0
 START_S_MAX: Final = 120.0
 WHOLE_S_MAX: Final = 120.0
 REPLICATION: Final = "TIERLOG_INGEST__REPLICATION__"
@@ -60,6 +63,7 @@ class Node:
 
     def __init__(self, place: NodePlace, root: Path, proxy: Proxy) -> None:
         self.name = place.process
+        self.node_id = f"node-{place.number}"
         self.place = place
         self.data = root / place.folder
         self.faults = Faults(root / f"faults-{place.number}")
@@ -121,6 +125,20 @@ class HistoryCluster:
             ),
         )
 
+    async def owner_of(self, stream: str) -> Node | None:
+        """Return the node that owns a stream, or None where nobody tells at once."""
+        for node in self.nodes:
+            base = f"http://{LOOPBACK}:{self.services.specs[node.name].ports['http']}"
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, KeyError):
+                async with (
+                    asyncio.timeout(OWNER_S_MAX),
+                    aiohttp.ClientSession() as http,
+                    http.get(f"{base}/v1/streams/{stream}/owner") as answer,
+                ):
+                    name = (await answer.json())["node_id"]
+                    return next((one for one in self.nodes if one.node_id == name), None)
+        return None
+
     def kill(self, node: Node) -> None:
         """End its process with SIGKILL."""
         self.services.kill(node.name)
@@ -180,7 +198,7 @@ class HistoryCluster:
             await store.close()
 
     async def _is_whole(self, catalog: Catalog) -> bool:
-        here = {f"node-{node.place.number}" for node in self.nodes}
+        here = {node.node_id for node in self.nodes}
         try:
             for name in await catalog.streams.names():
                 for listed in (await catalog.streams.snapshot(name)).ledgers:

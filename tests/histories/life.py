@@ -133,7 +133,7 @@ async def record(cluster: HistoryCluster, path: Path, *, seed: int, plan: Plan) 
     raw = rng.random() < 0.5
     header = {"stream": STREAM, "seed": seed, "raw": raw, "nodes": len(cluster.nodes)}
     with History(path, **header) as history:
-        plague = Plague(cluster, history, random.Random(rng.random()))
+        plague = Plague(cluster, history, STREAM, random.Random(rng.random()))
         async with open_client(cluster.settings) as client:
             await client.create_stream(
                 STREAM, raw=raw, policy=Policy(ledger_entries_max=LEDGER_ENTRIES)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.histories.recorder import History
 
 CALM_S: Final = (0.5, 2.0)
+OWNERS: Final = 0.6
+"""How often a fault is the stream's owner's, if it can be told."""
 REPLICAS_TO_WIPE: Final = 3
 
 
@@ -34,16 +36,19 @@ class Plague:
 
     cluster: HistoryCluster
     history: History
+    stream: str
     rng: random.Random
     counts: dict[str, int] = field(default_factory=dict)
     busy: set[Node] = field(default_factory=set)
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by what happens to the whole cluster."""
 
-    @contextlib.contextmanager
-    def node(self) -> Iterator[Node]:
-        """Choose a node that has no fault yet, for one."""
-        chosen = self.rng.choice([one for one in self.cluster.nodes if one not in self.busy])
+    @contextlib.asynccontextmanager
+    async def node(self) -> AsyncIterator[Node]:
+        """Choose a node that has no fault yet, for one: the stream's owner, or any."""
+        owner = await self.cluster.owner_of(self.stream) if self.rng.random() < OWNERS else None
+        free = [one for one in self.cluster.nodes if one not in self.busy]
+        chosen = owner if owner is not None and owner in free else self.rng.choice(free)
         self.busy.add(chosen)
         try:
             yield chosen
@@ -66,7 +71,7 @@ Fault = Callable[[Plague], Awaitable[None]]
 
 async def killed(plague: Plague) -> None:
     """Kill a node with SIGKILL, and start it again over its disk."""
-    with plague.node() as node:
+    async with plague.node() as node:
         plague.note("kill -9", node)
         plague.cluster.kill(node)
         await plague.last(0.0, 2.0)
@@ -76,7 +81,7 @@ async def killed(plague: Plague) -> None:
 
 async def drained(plague: Plague) -> None:
     """End a node with SIGTERM, and start it again."""
-    with plague.node() as node:
+    async with plague.node() as node:
         plague.note("drain", node)
         await plague.cluster.drain(node)
         await plague.cluster.restart(node)
@@ -85,7 +90,7 @@ async def drained(plague: Plague) -> None:
 
 async def paused(plague: Plague) -> None:
     """Stop a node in mid-step, shorter or longer than its session lasts, and let it go on."""
-    with plague.node() as node:
+    async with plague.node() as node:
         plague.note("SIGSTOP", node)
         plague.cluster.pause(node)
         try:
@@ -97,7 +102,7 @@ async def paused(plague: Plague) -> None:
 
 async def cut_off(plague: Plague) -> None:
     """Cut a node from ZooKeeper for longer than its session: it expires, and others know."""
-    with plague.node() as node:
+    async with plague.node() as node:
         plague.note("cut from ZooKeeper", node)
         plague.cluster.cut_off(node)
         try:
@@ -117,7 +122,7 @@ async def without_zookeeper(plague: Plague) -> None:
 
 async def slow(plague: Plague) -> None:
     """Make each sync of a node's disks take long."""
-    with plague.node() as node:
+    async with plague.node() as node:
         plague.note("slow fsync", node)
         node.faults.set(sync_delay_s=plague.rng.choice((0.1, 0.5, 1.5)))
         try:
@@ -130,7 +135,7 @@ async def slow(plague: Plague) -> None:
 async def wiped(plague: Plague) -> None:
     """Take a node and its disk away for good; another one comes, and gets the lost copies."""
     async with plague.one_at_a_time:
-        with plague.node() as node:
+        async with plague.node() as node:
             plague.note("disk wiped", node)
             made = await plague.cluster.replace(node)
             plague.note("another node", made)

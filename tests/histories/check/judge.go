@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"sort"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -25,6 +26,7 @@ type judgement struct {
 	Vanished     int      `json:"unknown_not_there"`
 	Failed       int      `json:"failed"`
 	LateTails    int      `json:"late_tails"`
+	LongestGapS  float64  `json:"longest_gap_s"`
 	Seconds      float64  `json:"seconds"`
 	Findings     []string `json:"findings"`
 }
@@ -36,6 +38,7 @@ func judge(found *history, timeout time.Duration, picture string) judgement {
 	told := judgement{Reads: len(found.reads), Findings: []string{}}
 	operations := found.operations(&told)
 	told.LateTails = found.lateTails()
+	told.LongestGapS = found.longestGap().Seconds()
 	if gap := found.unread(); gap != "" {
 		told.Verdict = incomplete
 		told.Findings = append(told.Findings, gap)
@@ -151,6 +154,22 @@ func (h *history) unread() string {
 		where = resume
 	}
 	return ""
+}
+
+// longestGap returns the longest time in which nobody was told of an acknowledgement.
+func (h *history) longestGap() time.Duration {
+	var returns []int64
+	for _, op := range h.appends {
+		if op.outcome == "ok" {
+			returns = append(returns, op.returns)
+		}
+	}
+	sort.Slice(returns, func(i, j int) bool { return returns[i] < returns[j] })
+	var gap int64
+	for step := 1; step < len(returns); step++ {
+		gap = max(gap, returns[step]-returns[step-1])
+	}
+	return time.Duration(gap)
 }
 
 // lateTails counts the bounds that did not tell of an entry which had been acknowledged before they
