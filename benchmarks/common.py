@@ -187,9 +187,12 @@ def folder_of(arguments: argparse.Namespace) -> "contextlib.AbstractContextManag
 class Bench:
     """Real servers and the services that a benchmark asks for, each a process of its own."""
 
-    def __init__(self, folder: Path, kinds: Sequence[str], settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, kinds: Sequence[str], settings: Mapping[str, str], *, nodes: int = 1
+    ) -> None:
+        """Take how many ingest nodes there are; from three on they keep entries at 3/3/2."""
         self.cluster = EmbeddedCluster(
-            folder, settings={"TIERLOG_LOG__LEVEL": "warning", **settings}
+            folder, nodes=nodes, settings={"TIERLOG_LOG__LEVEL": "warning", **settings}
         )
         self._kinds = kinds
 
@@ -197,7 +200,7 @@ class Bench:
         say("starting servers and services")
         await self.cluster.servers.start()
         try:
-            await self.cluster.services.start([self.cluster.spec(kind) for kind in self._kinds])
+            await self.cluster.services.start(self.cluster.specs(self._kinds))
         except BaseException:
             await self.cluster.servers.stop()
             raise
@@ -223,11 +226,14 @@ class Bench:
         }
         # Nobody listens at port 1: whoever is not there is not asked either.
         return {
-            names[kind]: self.cluster.address(kind, purpose)
-            if kind in self._kinds
-            else "127.0.0.1:1"
+            names[kind]: self._address(kind, purpose) if kind in self._kinds else "127.0.0.1:1"
             for kind, purpose in wanted.items()
         }
+
+    def _address(self, kind: str, purpose: str) -> str:
+        if kind == "ingest":
+            return ",".join(self.cluster.node_addresses(purpose))
+        return self.cluster.address(kind, purpose)
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:

@@ -7,7 +7,7 @@ one of them, ``lose_node`` takes one and its disk away for good, ``add_node`` st
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -122,10 +122,10 @@ class EmbeddedCluster:
             await self.stop()
             raise
 
-    def specs(self) -> list[ServiceSpec]:
-        """Describe every service: all ingest nodes, and one of each other kind."""
-        others = [self.spec(kind) for kind in SERVICE_PORTS if kind != KIND]
-        return [*(self.node_spec(place) for place in self.places), *others]
+    def specs(self, kinds: Collection[str] = tuple(SERVICE_PORTS)) -> list[ServiceSpec]:
+        """Describe the services of these kinds: all ingest nodes, and one of each other kind."""
+        nodes = [self.node_spec(place) for place in self.places if KIND in kinds]
+        return [*nodes, *(self.spec(kind) for kind in kinds if kind != KIND)]
 
     def spec(self, kind: str, *, name: str | None = None) -> ServiceSpec:
         """Describe one more service process of a kind, on ports of its own; ingest: the first."""
