@@ -15,12 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.catalog.world import World, one_node
 from tests.unit.storage.node_kit import make_run, opened, outcome, read_all
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.files import MemoryDisk
+from tierlog.format import paths
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import LedgerId
-from tierlog_ingest.storage.gc import FEW_LEDGERS, Alarm, GarbageCollector, decide
+from tierlog_ingest.storage.gc import (
+    FEW_LEDGERS,
+    Alarm,
+    CatalogLedgers,
+    GarbageCollector,
+    decide,
+)
 
 pytestmark = pytest.mark.covers("D58", "D59")
 
@@ -201,6 +209,35 @@ async def test_records_of_deletions_are_dropped_once_a_day_and_only_old_ones(
         running.cancel()
     now_ms = clock.wall_ms()
     assert all(now_ms - one > 30 * 24 * 3600 * 1000 for one in ledgers.forgotten)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_many_bare_ledgers_that_were_deleted_go_and_many_that_vanished_do_not(in_order):
+    async def main():
+        process = World().process()
+        bare = process.catalog.bare
+        await process.catalog.nodes.ensure_cluster()
+        kept, *deleted = [await bare.create(one_node()) for _ in range(21)]
+        async with opened(MemoryDisk(random.Random(1))) as node:
+            for ledger_id in (kept, *deleted):
+                await node.add(make_run(ledger_id, 0))
+            collector = GarbageCollector(
+                node, CatalogLedgers(process.catalog), SimClock(), share_max=0.5, quarantine_s=10
+            )
+            assert await collector.collect() == []
+            assert collector.alarm is None
+            for ledger_id in deleted:
+                if in_order:
+                    await bare.delete(ledger_id)
+                else:
+                    await process.client.delete(paths.ledger_path(ledger_id), version=-1)
+            assert await collector.collect() == []
+            await asyncio.sleep(11)
+            assert await collector.collect() == (deleted if in_order else [])
+            assert collector.alarm is (None if in_order else Alarm.TOO_MANY)
+            assert len(await read_all(node, kept)) == 1
+
+    run_virtual(main(), until_s=10_000)
 
 
 ids = st.frozensets(st.integers(1, 40).map(LedgerId))
