@@ -160,6 +160,10 @@ class SyncLedgers(Blocking):
         """See ``Ledgers.recover``."""
         return BACKGROUND.run(self._ledgers.recover(ledger_id))
 
+    def accept_loss(self, ledger_id: int, *, by: str, wait_s: float) -> LedgerMetadata:
+        """See ``Ledgers.accept_loss``."""
+        return BACKGROUND.run(self._ledgers.accept_loss(ledger_id, by=by, wait_s=wait_s))
+
     def delete(self, ledger_id: int) -> None:
         """See ``Ledgers.delete``."""
         BACKGROUND.run(self._ledgers.delete(ledger_id))
