@@ -10,13 +10,13 @@ from tierlog.adapters.memory.faults import Faults
 from tierlog.catalog import Catalog
 from tierlog.format import paths, records
 from tierlog.format.run import Run
+from tierlog.ledger.shares import share_of
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.node import Cookie
 from tierlog.model.spans import Spans, without
 from tierlog.runtime.settings import ReplicationSettings
 from tierlog_ingest.replication.auditor import Auditor
-from tierlog_ingest.replication.plan import share_of
 from tierlog_ingest.replication.worker import Owning, Worker
 
 SETTINGS = ReplicationSettings(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tierlog.ledger.shares import share_of
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import KEY_STRIPE_ENTRIES, LedgerMetadata, LedgerState, Segment
@@ -18,7 +19,6 @@ from tierlog_ingest.replication.plan import (
     copies_of,
     in_order,
     is_due,
-    share_of,
 )
 
 A, B, C, D = (NodeId(name) for name in "abcd")
@@ -159,9 +159,11 @@ def test_a_node_is_lost_after_the_delay_and_not_before():
     absences.note({A, B}, set(), 150.0)
     assert absences.longer_than(30, 170.0) == frozenset(), "it was back meanwhile"
     assert absences.longer_than(30, 180.0) == {A, B}
-    absences.note(set(), {B}, 181.0)
+    absences.note({A, B}, {B}, 181.0)
     assert absences.longer_than(0, 181.0) == {A}
     assert absences.next_s((30,), 200.0) is None
+    absences.note({B}, {B}, 182.0)
+    assert absences.longer_than(0, 182.0) == frozenset(), "nobody knows it any more"
 
 
 def test_a_ledger_is_tried_again_after_a_back_off_that_is_bounded():

@@ -12,10 +12,10 @@ import pytest
 
 from tests.unit.catalog.world import on_virtual_time
 from tests.unit.ledger.small_cluster import STREAM
-from tests.unit.replication.kit import N1, N2, N3, N4, LackingCluster
+from tests.unit.replication.kit import N1, N2, N3, N4, SETTINGS, LackingCluster
 from tests.unit.storage.node_kit import make_run
 from tierlog.adapters.memory.faults import FaultRates, Faults
-from tierlog.model.errors import IndeterminateError, RetryableError
+from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState, Segment
 from tierlog.model.replication import CopyTrouble
@@ -348,6 +348,43 @@ async def test_a_bare_ledger_that_stands_open_on_a_lost_node_is_recovered():
     await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
     await cluster.worker().round()
     assert (cluster.sealed, cluster.recovered) == ([], [ledger_id])
+
+
+@on_virtual_time
+async def test_the_writer_of_a_bare_ledger_has_the_grace_time_while_a_node_is_emptied():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, closed=False)
+    await catalog.draining.begin(N2)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.DRAINING, nodes=[N2])
+    worker = cluster.worker()
+    await worker.round()
+    assert cluster.recovered == []
+    (one,) = await catalog.underreplicated.list()
+    assert one.last_error == "its writer may still close it"
+    cluster.clock.advance(SETTINGS.grace_s + 1)
+    await worker.round()
+    assert cluster.recovered == [ledger_id]
+
+
+@on_virtual_time
+async def test_a_copy_that_is_refused_keeps_no_other_from_being_made():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, lacking={N1, N3})
+
+    def refuse(run, *, recovery=False):
+        del recovery
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_exception(RefusedError(f"{run!r} was freed", reason=Reason.FENCED))
+        return answer
+
+    cluster.nodes[N1].add = refuse  # type: ignore[method-assign]
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.MISSING, nodes=[N1, N3])
+    await cluster.worker().round()
+    assert sorted(await cluster.lacks(catalog, ledger_id)) == [N1]
+    (one,) = await catalog.underreplicated.list()
+    assert "was freed" in one.last_error
 
 
 async def _name_stream(catalog, ledger_id) -> None:

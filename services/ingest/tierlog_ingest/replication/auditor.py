@@ -173,5 +173,5 @@ class Auditor:
             for trouble, nodes in complaints.items():
                 await self._catalog.underreplicated.add(ledger_id, reason=trouble, nodes=nodes)
                 reported += 1
-        self._named |= named
+        self._named = frozenset(named)
         log.debug("auditor.scanned", reported=reported)

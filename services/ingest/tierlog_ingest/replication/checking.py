@@ -16,6 +16,7 @@ import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.shares import share_of
 from tierlog.model.errors import Reason, TierlogError
 from tierlog.model.ids import LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
@@ -24,7 +25,6 @@ from tierlog.model.spans import Spans, count, without
 from tierlog.ports.clock import Clock
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.runtime.settings import ReplicationSettings
-from tierlog_ingest.replication.plan import share_of
 
 log = structlog.get_logger()
 

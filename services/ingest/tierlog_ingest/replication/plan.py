@@ -1,13 +1,13 @@
 """What is to be done for a ledger that lacks copies, and which nodes count as lost. Pure.
 
-Owns the judgements: whose share an entry is, which node is lost, which copy is compared, moved or
-waited for. Does not own looking (``auditor``, ``checking``), nor copying (``worker``).
+Owns the judgements: which node is lost, which copy is compared, moved or waited for. Does not own
+whose share an entry is (``tierlog.ledger.shares``), nor looking (``auditor``, ``checking``), nor
+copying (``worker``).
 
 Invariants:
     * A node that was seen live, or not looked at, within ``delay_s`` is not lost.
     * A copy is moved only off a node that is draining, or lost by an auditor's word; off one that
       is merely away it is not: it may come back with all it has.
-    * The shares of an ensemble's nodes hold each entry ``write_quorum`` times.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-import numpy as np
-
+from tierlog.ledger.shares import share_of
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.replication import CopyTrouble, UnderReplicated
@@ -47,42 +46,6 @@ class Copy:
     """What the node should hold."""
     suspect: tuple[Span, ...] = ()
     """What it holds and can't be trusted."""
-
-
-def segment_end(metadata: LedgerMetadata, at: int) -> EntryId:
-    """Return the last entry of a segment that is not the last one of an unclosed ledger."""
-    is_closed = metadata.state is LedgerState.CLOSED
-    if at + 1 < len(metadata.segments):
-        end = EntryId(metadata.segments[at + 1].first_entry_id - 1)
-        return min(end, metadata.last_entry_id) if is_closed else end
-    assert is_closed
-    return metadata.last_entry_id
-
-
-def share_of(metadata: LedgerMetadata, at: int, place: int) -> Spans:
-    """Return what the node at ``place`` of segment ``at`` should hold (protocols.md 1, "Add").
-
-    Entries whose loss was accepted are nobody's.
-    """
-    first, last = metadata.segments[at].first_entry_id, segment_end(metadata, at)
-    if first > last:
-        return []
-    size, quorum, stripe_len = (
-        metadata.ensemble_size,
-        metadata.write_quorum,
-        metadata.stripe_entries,
-    )
-    if size == quorum:
-        return without([(first, last)], metadata.lost)
-    stripes = np.arange(first // stripe_len, last // stripe_len + 1)
-    mine = union(
-        (
-            EntryId(max(first, stripe * stripe_len)),
-            EntryId(min(last, (stripe + 1) * stripe_len - 1)),
-        )
-        for stripe in stripes[(place - stripes) % size < quorum].tolist()
-    )
-    return without(mine, metadata.lost)
 
 
 def fate_of(
@@ -165,7 +128,7 @@ class Absences:
     def note(self, known: Collection[NodeId], live: Collection[NodeId], now_s: float) -> None:
         """Take note of who is live now; ``known`` are those that might be."""
         for node_id in list(self._since_s):
-            if node_id in live:
+            if node_id in live or node_id not in known:
                 del self._since_s[node_id]
         for node_id in known:
             if node_id not in live:

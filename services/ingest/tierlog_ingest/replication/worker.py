@@ -35,7 +35,7 @@ from tierlog.model.errors import IndeterminateError, Reason, RetryableError, Tie
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName, stream_name
 from tierlog.model.ledger import KEY_STREAM, LedgerMetadata, LedgerState
 from tierlog.model.node import NodeInfo
-from tierlog.model.replication import CopyTrouble, UnderReplicated
+from tierlog.model.replication import CopyTrouble, Draining, UnderReplicated
 from tierlog.model.spans import count, union, without
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -79,7 +79,7 @@ class _Cluster:
     """Who is there, as of when a round began."""
 
     live: Mapping[NodeId, NodeInfo]
-    draining: frozenset[NodeId]
+    draining: Mapping[NodeId, Draining]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,7 @@ class Worker:
 
     async def _cluster(self) -> _Cluster:
         live = await self._catalog.nodes.live()
-        draining = await self._catalog.draining.list()
-        return _Cluster(live=live, draining=frozenset(draining))
+        return _Cluster(live=live, draining=await self._catalog.draining.list())
 
     async def _guarded(self, one: UnderReplicated, cluster: _Cluster) -> None:
         """Work on one ledger; what goes wrong is written beside it, for people and for later."""
@@ -271,7 +270,7 @@ class Worker:
             if copy.fate is Fate.COMPARED:
                 return await self._complete(mending, metadata, copy)
             return await self._move(mending, metadata, copy)
-        except (RetryableError, IndeterminateError) as error:
+        except TierlogError as error:
             return str(error)  # and go on with the other copies
 
     async def _complete(self, mending: _Mending, metadata: LedgerMetadata, copy: Copy) -> str:
@@ -357,24 +356,47 @@ class Worker:
         if len(able) < metadata.ensemble_size:
             # Closing it would not help: the next ledger would lie on the same nodes.
             return f"{len(able)} nodes can take ledgers, and its ensemble has more"
+        return await self._have_closed(one.ledger_id, metadata, gone, cluster)
+
+    async def _have_closed(
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        gone: Collection[NodeId],
+        cluster: _Cluster,
+    ) -> str:
+        """Ask who may close a ledger for that; nobody, where it is another process's to do."""
         name = metadata.custom.get(KEY_STREAM)
         if name is None:
-            closing = self._owning.recover_bare(one.ledger_id)
+            if self._has_grace(gone, cluster):
+                return "its writer may still close it"
+            closing = self._owning.recover_bare(ledger_id)
         elif await self._is_mine(stream_name(name.decode()), cluster.live):
             closing = self._owning.seal(stream_name(name.decode()))
         else:
-            return ""  # its owner's worker does it
-        log.info("replication.closing", ledger_id=one.ledger_id, gone=sorted(gone))
+            return ""
+        log.info("replication.closing", ledger_id=ledger_id, gone=sorted(gone))
         try:
             async with asyncio.timeout(SEAL_S_MAX):
                 await closing
         except TimeoutError:
             return "its owner does not come to close it"
         except RetryableError as error:
-            if error.reason is Reason.NOT_OWNER:
-                return ""  # another process is to claim the stream, or did
-            raise
+            # Otherwise another process is to claim the stream, or did.
+            if error.reason is not Reason.NOT_OWNER:
+                raise
         return ""
+
+    def _has_grace(self, gone: Collection[NodeId], cluster: _Cluster) -> bool:
+        """Tell whether nodes that are being emptied leave a writer some time yet.
+
+        Nodes that are lost had theirs before the auditor complained. Nobody can ask the writer of
+        a bare ledger to close it.
+        """
+        until_ms = self._clock.wall_ms() - 1000 * self._settings.grace_s
+        return all(
+            node in cluster.live and cluster.draining[node].since_ms > until_ms for node in gone
+        )
 
     async def _is_mine(self, name: StreamName, live: Collection[NodeId]) -> bool:
         """Tell whether this process owns a stream, or may find out that it has to."""
