@@ -15,11 +15,11 @@ from tierlog.adapters.rpc.storage_node import ControlConnector
 from tierlog.client import open_client
 from tierlog.client.cluster import open_cluster
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.shares import share_of
 from tierlog.model.ids import NodeId
 from tierlog.model.ledger import LedgerState
 from tierlog.model.spans import without
 from tierlog_ingest.replication.decommission import ledgers_on
-from tierlog_ingest.replication.plan import share_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

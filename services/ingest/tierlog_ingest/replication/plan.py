@@ -19,7 +19,7 @@ from tierlog.ledger.shares import share_of
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.replication import CopyTrouble, UnderReplicated
-from tierlog.model.spans import Span, Spans, common, union, without
+from tierlog.model.spans import Span, Spans, common, union
 
 BACKOFF_DOUBLINGS_MAX: Final = 16
 
