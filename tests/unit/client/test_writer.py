@@ -245,14 +245,14 @@ async def test_doubts_that_nobody_settles_leave_the_append_its_deadline():
 async def test_an_owner_that_has_not_heard_of_its_successor_settles_nothing():
     """Where a deposed owner is asked, the present one may still hold what it was sent."""
     service = Service()
-    service.script = ["lost-gone"]
+    service.script = ["late"]
     service.stream.owner_epoch = 5
 
     async def know_less_for_a_while():
         await asyncio.sleep(0.005)
         service.stream.owner_epoch = 4
         await asyncio.sleep(2)
-        service.stream.owner_epoch = 6
+        service.stream.owner_epoch = 5
 
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
@@ -260,4 +260,4 @@ async def test_an_owner_that_has_not_heard_of_its_successor_settles_nothing():
         group.create_task(know_less_for_a_while())
         await writer.send(b"only once")
     assert service.events() == [b"only once"]
-    assert loop.time() - begun_s >= 2
+    assert loop.time() - begun_s >= 10

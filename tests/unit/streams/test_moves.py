@@ -29,6 +29,8 @@ class Three:
             for one in by_wish(STREAM, {name: self.cluster.info(name) for name in names})
         ]
         self.away = set()
+        self.steps_in = None
+        """Called when a node is asked for; False: that one did not answer."""
         self.stores = {}
         self.catalogs = {}
         self.owners = {}
@@ -45,6 +47,8 @@ class Three:
             )
 
     async def answers(self, info):
+        if self.steps_in is not None and not await self.steps_in(info):
+            return False
         if info.node_id in self.away:
             await asyncio.sleep(1)
             return False
@@ -168,6 +172,27 @@ def test_of_two_that_claim_at_once_one_owns_and_the_other_names_it():
                 assert again.info is None if name == owner else again.info.node_id == owner
             assert spans(await on.owners[owner].submit(STREAM, draft(b"b"))) == [(1, 0, 0)]
         assert await read_stream(on.cluster) == [b"a", b"b"]
+
+    run_virtual(main())
+
+
+def test_a_claim_is_judged_anew_when_another_one_came_first():
+    async def main():
+        async with three() as on:
+            first, second, third = on.order
+            await on.owners[first].submit(STREAM, draft(b"a"))
+            on.away.add(first)
+
+            async def out_of_reach_until_it_has_claimed(info):
+                if info.node_id == second and (await on.owner()).node_id == first:
+                    assert (await on.owners[second].find(STREAM)).info is None
+                    return False
+                return True
+
+            on.steps_in = out_of_reach_until_it_has_claimed
+            assert (await on.owners[third].find(STREAM)).info.node_id == second
+            stream = await on.catalog.streams.get(STREAM)
+            assert (stream.owner.node_id, stream.owner_epoch) == (second, 2)
 
     run_virtual(main())
 
