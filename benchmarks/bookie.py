@@ -1,4 +1,4 @@
-"""One BookKeeper bookie, from ``peers/bookie``: built by Maven when needed, run by Java.
+"""BookKeeper's bookies and client, from ``peers/bookie``: built by Maven when needed, run by Java.
 
 Owns what is needed for that and how it is asked. What the program measures, it says itself.
 """
@@ -37,7 +37,11 @@ def missing() -> str | None:
 
 
 def _built() -> bool:
-    return (BUILD / "lib").is_dir() and (BUILD / "classes").is_dir()
+    made = next(iter((BUILD / "classes").rglob("*.class")), None)
+    sources = (HOME / "src").rglob("*.java")
+    return made is not None and all(
+        one.stat().st_mtime <= made.stat().st_mtime for one in [HOME / "pom.xml", *sources]
+    )
 
 
 async def build() -> str | None:
@@ -57,10 +61,11 @@ async def build() -> str | None:
 
 
 async def bookie_adds(
-    folder: Path, way: str, works: Sequence[tuple[int, int, int]]
+    folder: Path, way: str, works: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, int], Result]:
-    """Add to a fresh bookie in a fresh JVM; works are entry size, entries, how many unanswered.
+    """Add to fresh bookies in a fresh JVM.
 
+    Works are entry size, entries, how many unanswered, and entries a second if they are paced.
     Returns results by size and how many were unanswered.
     """
     made = Path(tempfile.mkdtemp(dir=folder))

@@ -10,6 +10,7 @@ import java.util.Locale;
 import java.util.Random;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.LedgerHandle;
@@ -20,11 +21,12 @@ import org.apache.bookkeeper.server.conf.BookieConfiguration;
 import org.apache.bookkeeper.util.LocalBookKeeper;
 
 /**
- * One bookie in this JVM, and adds to it: DIR WAY WARMUP SIZE:ENTRIES:OUTSTANDING...
+ * Bookies in this JVM, and adds to them: DIR WAY WARMUP SIZE:ENTRIES:OUTSTANDING[:RATE]...
  *
- * <p>WAY client: BookKeeper's client over the loopback, 1/1/1, V2 wire protocol, CRC32C. WAY direct:
- * calls of the bookie itself, without client, network or checksum of the entry. For each work
- * it prints one JSON object on stdout; logs go to stderr.
+ * <p>WAY client: BookKeeper's client over the loopback, 1/1/1, V2 wire protocol, CRC32C; client:E/W/A:
+ * to E bookies with these quorums. WAY direct: calls of one bookie itself, without client, network
+ * or checksum of the entry. With RATE, so many entries a second are due, and each counts from when it
+ * was. For each work it prints one JSON object on stdout; logs go to stderr.
  */
 public final class Bookie {
     private static final byte[] PASSWORD = "pw".getBytes();
@@ -34,11 +36,13 @@ public final class Bookie {
     private final byte[] pool = new byte[POOL_LEN];
     private final BookKeeper client;
     private final org.apache.bookkeeper.bookie.Bookie bookie;
+    private final int[] quorums;
     private long directLedgerId = 1L << 40;
 
-    private Bookie(BookKeeper client, org.apache.bookkeeper.bookie.Bookie bookie) {
+    private Bookie(BookKeeper client, org.apache.bookkeeper.bookie.Bookie bookie, int[] quorums) {
         this.client = client;
         this.bookie = bookie;
+        this.quorums = quorums;
         new Random(1).nextBytes(pool);
     }
 
@@ -55,33 +59,46 @@ public final class Bookie {
     private static void run(String[] args) throws Exception {
         File dir = new File(args[0]);
         boolean direct = args[1].equals("direct");
+        String[] way = args[1].split(":");
+        int[] quorums = Arrays.stream((way.length > 1 ? way[1] : "1/1/1").split("/"))
+            .mapToInt(Integer::parseInt).toArray();
         int warmup = Integer.parseInt(args[2]);
         int zkPort = freePort();
         startZooKeeper(dir, zkPort);
-        ServerConfiguration conf = configuration(dir, zkPort);
-        EmbeddedServer server = EmbeddedServer.builder(new BookieConfiguration(conf)).build();
-        server.getLifecycleComponentStack().start();
+        ServerConfiguration conf = configuration(new File(dir, "0"), zkPort);
+        EmbeddedServer server = start(conf);
+        for (int i = 1; i < quorums[0]; i++) {
+            start(configuration(new File(dir, "" + i), zkPort));
+        }
         ClientConfiguration clientConf = new ClientConfiguration();
         clientConf.setMetadataServiceUri(conf.getMetadataServiceUri());
         clientConf.setThrottleValue(0); // the default is 5000 requests a second
         clientConf.setUseV2WireProtocol(true);
         try (BookKeeper client = new BookKeeper(clientConf)) {
-            Bookie bench = new Bookie(client, server.getBookieService().getServer().getBookie());
+            Bookie bench = new Bookie(client, server.getBookieService().getServer().getBookie(), quorums);
             for (String work : Arrays.copyOfRange(args, 3, args.length)) {
                 String[] parts = work.split(":");
                 int size = Integer.parseInt(parts[0]);
                 int entries = Integer.parseInt(parts[1]);
                 // compiled code, and caches that have grown
-                bench.adds(direct, size, Math.min(warmup, (256 << 20) / size), 100);
-                System.out.println(bench.adds(direct, size, entries, Integer.parseInt(parts[2])));
+                bench.adds(direct, size, Math.min(warmup, (256 << 20) / size), 100, 0);
+                double rate = parts.length > 3 ? Double.parseDouble(parts[3]) : 0;
+                System.out.println(bench.adds(direct, size, entries, Integer.parseInt(parts[2]), rate));
                 System.out.flush();
             }
         }
     }
 
-    private String adds(boolean direct, int size, int entries, int outstanding) throws Exception {
+    private static EmbeddedServer start(ServerConfiguration conf) throws Exception {
+        EmbeddedServer server = EmbeddedServer.builder(new BookieConfiguration(conf)).build();
+        server.getLifecycleComponentStack().start();
+        return server;
+    }
+
+    private String adds(boolean direct, int size, int entries, int outstanding, double rate)
+        throws Exception {
         LedgerHandle ledger = direct ? null : client.createLedger(
-            1, 1, 1, BookKeeper.DigestType.CRC32C, PASSWORD);
+            quorums[0], quorums[1], quorums[2], BookKeeper.DigestType.CRC32C, PASSWORD);
         long ledgerId = directLedgerId++;
         Semaphore slots = new Semaphore(outstanding);
         AtomicInteger failed = new AtomicInteger();
@@ -89,9 +106,13 @@ public final class Bookie {
         long cpu = cpuNanos();
         long start = System.nanoTime();
         for (int i = 0; i < entries; i++) {
+            long due = rate > 0 ? start + (long) (i / rate * 1e9) : 0;
+            while (rate > 0 && System.nanoTime() < due) {
+                LockSupport.parkNanos(due - System.nanoTime());
+            }
             slots.acquire();
             int at = (int) ((long) i * size % (POOL_LEN - size));
-            long began = System.nanoTime();
+            long began = rate > 0 ? due : System.nanoTime();
             if (direct) {
                 bookie.addEntry(packed(ledgerId, i, at, size), false, (rc, l, e, address, context) -> {
                     ms[(int) e] = (System.nanoTime() - began) / 1e6;
