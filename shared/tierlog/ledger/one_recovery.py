@@ -26,7 +26,7 @@ from tierlog.ledger.reader import closing_runs
 from tierlog.ledger.rewriting import Rewriting
 from tierlog.model.errors import Reason, RetryableError, TierlogError
 from tierlog.model.ids import INT64_MAX, NO_ENTRY, EntryId, LedgerId, NodeId
-from tierlog.model.ledger import LedgerMetadata, Segment
+from tierlog.model.ledger import LedgerMetadata, LedgerState, Segment
 from tierlog.model.replication import EntryRange
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.ports.waiting import Helpers
@@ -86,6 +86,15 @@ class OneRecovery:
     def unfenced(self) -> list[NodeId]:
         """The nodes of the last ensemble that have not answered the fence (yet)."""
         return [one for one in self._metadata.segments[-1].ensemble if one not in self._lacs]
+
+    def closed(self, end: End) -> LedgerMetadata:
+        """Return the ledger as a close with this end leaves it."""
+        metadata = self._metadata.with_loss(end.lost) if end.lost else self._metadata
+        if end.segments is not None:
+            metadata = metadata.with_tail(end.segments)
+        return metadata.moved_to(
+            LedgerState.CLOSED, last_entry_id=end.last_entry_id, length=end.length
+        )
 
     async def find_end(self, tasks: Helpers) -> End:
         """Do all of it. The fence goes on in ``tasks`` at those nodes that it didn't need."""

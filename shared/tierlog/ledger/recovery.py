@@ -33,10 +33,12 @@ from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.one_recovery import End, OneRecovery
 from tierlog.ledger.rewriting import Rewriting
+from tierlog.ledger.shares import shares_of
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
-from tierlog.model.ids import NO_ENTRY, LedgerId
+from tierlog.model.ids import NO_ENTRY, LedgerId, NodeId
 from tierlog.model.ledger import KEY_LOSS_ACCEPTED, LedgerMetadata, LedgerState
 from tierlog.model.replication import CopyTrouble
+from tierlog.model.spans import without
 from tierlog.model.stream import ListedLedger, Stream
 from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
@@ -120,8 +122,9 @@ class Recovery:
         )
         if end.lost:
             log.error("ledger.entries_lost", ledger_id=ledger_id, ranges=list(end.lost))
-        if last_entry_id != NO_ENTRY:
-            await self._report_missing(ledger_id, one)
+        if last_entry_id == end.last_entry_id != NO_ENTRY:
+            # Of an end that another recovery decided on, that one says what is missing.
+            await self._report_missing(ledger_id, one, end)
         return outcome
 
     async def _close(self, claimed: Stream | None, ledger_id: LedgerId, end: End) -> Outcome:
@@ -174,19 +177,32 @@ class Recovery:
         assert found is None or found.closed
         return found
 
-    async def _report_missing(self, ledger_id: LedgerId, one: OneRecovery) -> None:
+    async def _report_missing(self, ledger_id: LedgerId, one: OneRecovery, end: End) -> None:
         """Have copies made that may be missing; what is not reported, the next check finds."""
-        lacking = one.rewriting.lacking
+        suspects = {*one.rewriting.lacking, *one.unfenced}
+        shares = shares_of(one.closed(end))
+
+        async def compare(node_id: NodeId) -> None:
+            try:
+                client = await self._nodes.client(node_id)
+                lacking = without(shares[node_id], await client.held_entries(ledger_id))
+            except TierlogError as error:
+                log.info("copy.unknown", ledger_id=ledger_id, node_id=node_id, cause=str(error))
+            else:
+                if lacking:
+                    suspects.add(node_id)
+
+        others = [node_id for node_id in shares if node_id not in suspects]
+        if others:
+            async with Helpers() as tasks:
+                comparing = [tasks.spawn(compare(node_id)) for node_id in others]
+                await asyncio.wait(comparing, timeout=self._limits.patience_s)
+        if not suspects:
+            return
         try:
-            for node_id, entries in lacking.items():
-                await self._catalog.underreplicated.add(
-                    ledger_id, reason=CopyTrouble.MISSING, nodes=[node_id], entries=entries
-                )
-            silent = [node_id for node_id in one.unfenced if node_id not in lacking]
-            if silent:
-                await self._catalog.underreplicated.add(
-                    ledger_id, reason=CopyTrouble.MISSING, nodes=silent
-                )
+            await self._catalog.underreplicated.add(
+                ledger_id, reason=CopyTrouble.MISSING, nodes=sorted(suspects)
+            )
         except TierlogError as error:
             log.warning("recovery.missing_unreported", ledger_id=ledger_id, cause=str(error))
 

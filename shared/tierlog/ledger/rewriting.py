@@ -10,7 +10,7 @@ Invariants:
     * A new segment begins with the first run of the batch that made it necessary, and all of
       that batch is sent by it. Runs before it stay where they were re-written.
     * No node comes back into an ensemble that it failed in during this recovery.
-    * Which nodes lack which entries in the end is known: ``lacking``.
+    * Which nodes may lack entries in the end is known: ``lacking``.
 """
 
 import asyncio
@@ -26,7 +26,6 @@ from tierlog.model.errors import TierlogError
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, Segment
 from tierlog.model.node import NodeInfo
-from tierlog.model.replication import EntryRange
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.ports.waiting import Helpers
 
@@ -47,10 +46,6 @@ class _Batch:
 
     def __post_init__(self) -> None:
         self.acks = [set() for _ in self.runs]
-
-    @property
-    def entries(self) -> EntryRange:
-        return self.runs[0].first_entry_id, self.runs[-1].last_entry_id
 
     def owed(self, node_id: NodeId, metadata: LedgerMetadata) -> list[tuple[int, Run]]:
         """Return the runs that a node should have and did not acknowledge."""
@@ -74,8 +69,8 @@ class Rewriting:
     def __init__(
         self, ledger_id: LedgerId, metadata: LedgerMetadata, asking: Asking, live: LiveNodes
     ) -> None:
-        self.lacking: dict[NodeId, EntryRange] = {}
-        """Entries, first and last, that a node of their write set did not acknowledge."""
+        self.lacking: set[NodeId] = set()
+        """Nodes that did not acknowledge an entry of their own."""
         self._ledger_id = ledger_id
         self._published = metadata
         self._metadata = metadata
@@ -211,9 +206,9 @@ class Rewriting:
                     ledger_id=self._ledger_id,
                     node_id=node_id,
                     replacement=found,
-                    first_entry_id=batch.entries[0],
+                    first_entry_id=batch.runs[0].first_entry_id,
                 )
-        self._change_ensemble(batch.entries[0], tuple(ensemble))
+        self._change_ensemble(batch.runs[0].first_entry_id, tuple(ensemble))
 
     def _change_ensemble(self, first_entry_id: EntryId, ensemble: tuple[NodeId, ...]) -> None:
         *before, last = self._metadata.segments
@@ -227,8 +222,5 @@ class Rewriting:
 
     def _note_lacking(self, batch: _Batch) -> None:
         for node_id in self._metadata.segments[-1].ensemble:
-            owed = [run for _, run in batch.owed(node_id, self._metadata)]
-            if owed:
-                first, last = owed[0].first_entry_id, owed[-1].last_entry_id
-                known = self.lacking.get(node_id)
-                self.lacking[node_id] = (known[0] if known else first, last)
+            if batch.owed(node_id, self._metadata):
+                self.lacking.add(node_id)

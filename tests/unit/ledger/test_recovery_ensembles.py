@@ -133,7 +133,7 @@ def test_without_another_node_the_ledger_ends_on_its_ack_quorum_and_is_reported(
         await cluster.recovery(catalog).recover(claimed, ledger_id)
         assert (await catalog.ledgers.get(ledger_id)).segments == before.segments
         queued = await catalog.underreplicated.list()
-        assert complaints(queued) == [("n3", CopyTrouble.MISSING, (1, 1))]
+        assert complaints(queued) == [("n3", CopyTrouble.MISSING, None)]
 
     run_virtual(main())
 
@@ -142,10 +142,25 @@ def test_a_node_that_never_answered_the_fence_is_looked_into_even_if_nothing_was
     async def main():
         cluster = SmallCluster(3)
         catalog, claimed, ledger_id, _ = await leave(cluster, TWO_RUNS[:1])
-        cluster.nodes["n1"].confirm(ledger_id, 0)
+        for name in ("n1", "n2"):
+            cluster.nodes[name].confirm(ledger_id, 0)
         cluster.nodes["n3"].down = True
         await cluster.recovery(catalog).recover(claimed, ledger_id)
         assert all(node.recovery_adds == [] for node in cluster.nodes.values())
+        queued = await catalog.underreplicated.list()
+        assert complaints(queued) == [("n3", CopyTrouble.MISSING, None)]
+
+    run_virtual(main())
+
+
+def test_a_copy_that_misses_what_was_confirmed_long_ago_is_found_when_its_writer_is_gone():
+    async def main():
+        cluster = SmallCluster(3)
+        where = [((0, (b"a",), -1), THREE), ((1, (b"b",), 0), ["n1", "n2"])]
+        where += [((2, (b"c",), 1), THREE), ((3, (b"d",), 2), THREE)]
+        catalog, claimed, ledger_id, _ = await leave(cluster, where)
+        # Away while one run was written, and back since.
+        await cluster.recovery(catalog).recover(claimed, ledger_id)
         queued = await catalog.underreplicated.list()
         assert complaints(queued) == [("n3", CopyTrouble.MISSING, None)]
 
