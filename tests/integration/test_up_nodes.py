@@ -18,7 +18,7 @@ import orjson
 import psutil
 import pytest
 
-from tierlog.client import SyncClient
+from tierlog.client import StructuredEvent, SyncClient
 from tierlog.client.endpoints import EndpointsFile
 from tierlog.embedded.cluster import EmbeddedCluster
 from tierlog.embedded.endpoints import ExternalS3, ExternalServers
@@ -155,11 +155,16 @@ async def test_a_cluster_grows_by_a_node_and_loses_one_for_good(
 def test_partitions_over_three_nodes(cluster_of_three: Settings) -> None:
     """Each partition has an owner of its own, wherever that is."""
     with SyncClient(cluster_of_three) as client:
-        client.create_stream("spread", partitions=6)
-        with client.writer("spread") as writer:
-            writer.send_all(b"%d" % number for number in range(1000))
-        found = sorted(int(event.payload) for event in client.events("spread"))
+        client.create_stream("orders", partitions=6)
+        with client.writer("orders") as writer:
+            for number in range(1000):
+                event = StructuredEvent(payload=b"%d" % number, key=b"%d" % (number % 100))
+                writer.send(event)
+        found = sorted(int(event.payload) for event in client.events("orders"))
         assert found == list(range(1000))
+        owners = [one["owner"] for one in client.stream("orders")["partition_streams"]]
+        assert None not in owners
+        assert len(set(owners)) > 1
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ Invariants:
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tierlog.client.batches import Event
 from tierlog.client.writer import StreamWriter
@@ -22,7 +22,7 @@ from tierlog.model.ids import StreamName
 from tierlog.model.partitions import partition_of
 from tierlog.model.position import Position
 
-MakeWriter = Callable[[StreamName], Awaitable[StreamWriter]]
+MakeWriter = Callable[[StreamName], Coroutine[Any, Any, StreamWriter]]
 
 
 class PartitionedWriter:
@@ -49,10 +49,11 @@ class PartitionedWriter:
         return f"<PartitionedWriter {self.stream} acked={self.acked_events} {self._writers}>"
 
     async def __aenter__(self) -> Self:
+        async with _first_told(), asyncio.TaskGroup() as tasks:
+            making = [tasks.create_task(self._make_writer(name)) for name in self._names]
         async with contextlib.AsyncExitStack() as stack:
-            for name in self._names:
-                writer = await self._make_writer(name)
-                self._writers.append(await stack.enter_async_context(writer))
+            for made in making:
+                self._writers.append(await stack.enter_async_context(made.result()))
             self._stack = stack.pop_all()
         return self
 
@@ -113,12 +114,18 @@ class PartitionedWriter:
 
     async def flush(self) -> None:
         """Wait until all is acknowledged; ``last_positions`` says where."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for one in self._writers:
-                    tasks.create_task(one.flush())
-        except BaseExceptionGroup as group:
-            first = first_error(group)
-            if isinstance(first, TierlogError):
-                raise first from group
-            raise
+        async with _first_told(), asyncio.TaskGroup() as tasks:
+            for one in self._writers:
+                tasks.create_task(one.flush())
+
+
+@contextlib.asynccontextmanager
+async def _first_told() -> AsyncIterator[None]:
+    """Raise the first of Tierlog's errors where several tasks may fail."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        first = first_error(group)
+        if isinstance(first, TierlogError):
+            raise first from group
+        raise
