@@ -253,6 +253,7 @@ class IngestNode:
         def tell(draining: bool) -> None:  # noqa: FBT001 - called with what was found
             if presence.info.draining is not draining:
                 presence.amend(replace(presence.info, draining=draining))
+            self.owners.empty(draining)
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._replication.run())

@@ -331,6 +331,32 @@ def test_a_claim_of_a_last_life_is_released_by_a_draining_node_that_is_asked():
     run_virtual(main())
 
 
+def test_a_node_that_is_being_emptied_hands_over_while_another_can_own():
+    async def main():
+        async with three() as on, asyncio.TaskGroup() as tasks:
+            first, second, third = on.order
+            await on.owners[first].submit(STREAM, draft(b"a"))
+            tending = tasks.create_task(on.owners[first].tend())
+            await on.tell_draining(first)
+            on.owners[first].empty(True)
+            await asyncio.sleep(1)
+            assert await on.owner() is None
+            assert (await on.owners[third].find(STREAM)).info.node_id == second
+            # The last one that is left owns what there is, emptied or not.
+            on.lose(second)
+            on.lose(third)
+            await asyncio.sleep(1)
+            assert (await on.owners[first].find(STREAM)).info is None
+            await on.catalogs[first].nodes.amend(on.cluster.info(first))
+            on.owners[first].empty(False)
+            await asyncio.sleep(1)
+            assert spans(await on.owners[first].submit(STREAM, draft(b"b"))) == [(1, 0, 0)]
+            tending.cancel()
+        assert await read_stream(on.cluster) == [b"a", b"b"]
+
+    run_virtual(main())
+
+
 def test_with_nobody_to_go_to_the_caller_is_told_to_ask_again():
     async def main():
         cluster = SmallCluster()

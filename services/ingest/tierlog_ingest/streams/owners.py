@@ -65,6 +65,8 @@ class Owners:
         self._lives: dict[StreamOwner, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._stopping = asyncio.Event()
+        self._emptied = False
+        self._look = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Owners {len(self._owners)} streams, {self._parts.budget.used} bytes wait>"
@@ -104,6 +106,21 @@ class Owners:
     def take_again(self) -> None:
         """Own streams again after ``hand_over``; not after ``drain``."""
         self._claims.draining = self._stopping.is_set()
+
+    def empty(self, emptied: bool) -> None:  # noqa: FBT001 - a state, given as it was found
+        """Learn that this node is being emptied, or is not any more; ``tend`` acts on it."""
+        self._emptied = emptied
+        self._look.set()
+
+    def _follow(self, nodes: Mapping[NodeId, NodeInfo]) -> None:
+        """Hand streams over while the node is being emptied and others can have them."""
+        own = self._parts.node_id
+        others = any(not one.draining and one.node_id != own for one in nodes.values())
+        hands_over = self._emptied and others
+        if hands_over and not self._claims.draining:
+            self.hand_over()
+        elif self._claims.draining and not hands_over:
+            self.take_again()
 
     async def ready(self) -> None:
         """Wait until there is room for another append."""
@@ -173,23 +190,26 @@ class Owners:
     async def tend(self) -> None:
         """Recover streams unasked: those of this node's last life, then those of lost nodes.
 
-        A ledger that nobody closes is never offloaded. Runs until it is cancelled.
+        A ledger that nobody closes is never offloaded. Runs until it is cancelled, and hands all
+        streams over while the node is being emptied.
         """
         await self.recover_own()
         watch = self._parts.catalog.nodes.watch_live
         before: frozenset[NodeId] = frozenset()
         unsettled = True
         while True:
+            self._look.clear()
             watched = await self._until_answered("live nodes", watch)
             if watched is None:
                 return
             nodes, changed = watched
+            self._follow(nodes)
             if unsettled or before - nodes.keys():
                 unsettled = not await self._adopt(nodes)
             before = frozenset(nodes)
             try:
                 async with asyncio.timeout(TEND_AGAIN_S if unsettled else None):
-                    await first_of(*changed)
+                    await first_of(*changed, self._look)
             except TimeoutError:
                 continue
 

@@ -6,7 +6,8 @@ registration save moves and prove nothing: safety is the claim's epoch and the f
 
 Invariants:
     * A claim stands while its node is live and within reach; a draining one releases its own.
-    * A draining node claims nothing and is nobody's wish.
+    * A draining node is nobody's wish. It claims only what no other node can own, and nothing
+      once it hands over.
     * Of the same live nodes everybody wishes the same one.
 """
 
@@ -95,7 +96,8 @@ def decide(
                 return Mine()
         elif info.node_id not in away:
             return Elsewhere(info)
-    return Nobody()
+    # A node that is being emptied serves for as long as no other can.
+    return Mine() if own in nodes and not draining else Nobody()
 
 
 def is_orphan(stream: Stream, nodes: Mapping[NodeId, NodeInfo]) -> bool:
