@@ -62,6 +62,9 @@ demo: venv ## the main job, end to end, on this machine
 demo-cluster: venv ## three nodes: one is lost for good, one comes back, in the end no copy lacks
 	$(BIN)/tierlog demo --nodes 3 --kill-node
 
+spec: venv ## the model of the protocol: its whole state spaces, and every mistake it must find
+	$(BIN)/python -m tests.spec.run
+
 coverage: venv ## how many rows of the checklist are shown by tests
 	$(BIN)/python tools/coverage_map.py
 
