@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 STREAM: Final = "history.test"
 BACKOFF_S: Final = 0.2
 END_S_MAX: Final = 90.0
-LEDGER_ENTRIES: Final = 150  # small, so that a history has many ledgers
+SESSION_APPENDS_MAX: Final = 60
+LEDGER_ENTRIES: Final = (30, 200, 100_000)
+"""Small, so that a history has many ledgers; or large, so that an owner that others hold for gone
+needs nothing but its storage nodes to go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +65,15 @@ class Life:
         return RecordedClient(self.client, self.history, stream=STREAM, number=number)
 
     async def write(self, number: int) -> None:
-        """Append until told to stop; after an error go on with a new writer."""
+        """Append until told to stop, a while with each writer: a new one may find a new owner."""
         recorded, rng = self.recorded(number), random.Random(self.rng.random())
         while not self.stop.is_set():
             try:
                 async with self.client.writer(STREAM, raw=self.raw) as writer:
                     assert isinstance(writer, StreamWriter)
-                    while not self.stop.is_set():
+                    for _ in range(rng.randrange(1, SESSION_APPENDS_MAX)):
+                        if self.stop.is_set():
+                            break
                         await recorded.append(writer, size=rng.randrange(self.plan.size_max))
                         await asyncio.sleep(rng.uniform(0.0, 0.04))
             except TierlogError:
@@ -131,13 +136,18 @@ async def record(cluster: HistoryCluster, path: Path, *, seed: int, plan: Plan) 
     """Live one history and write it to a file; return how often each fault came."""
     rng = random.Random(seed)
     raw = rng.random() < 0.5
-    header = {"stream": STREAM, "seed": seed, "raw": raw, "nodes": len(cluster.nodes)}
+    policy = Policy(ledger_entries_max=rng.choice(LEDGER_ENTRIES))
+    header = {
+        "stream": STREAM,
+        "seed": seed,
+        "nodes": len(cluster.nodes),
+        "raw": raw,
+        "ledger_entries_max": policy.ledger_entries_max,
+    }
     with History(path, **header) as history:
         plague = Plague(cluster, history, STREAM, random.Random(rng.random()))
         async with open_client(cluster.settings) as client:
-            await client.create_stream(
-                STREAM, raw=raw, policy=Policy(ledger_entries_max=LEDGER_ENTRIES)
-            )
+            await client.create_stream(STREAM, raw=raw, policy=policy)
             life = Life(cluster, history, client, plan, rng, raw)
             async with asyncio.TaskGroup() as tasks:
                 for number in range(1, plan.writers + 1):

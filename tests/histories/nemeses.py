@@ -106,7 +106,7 @@ async def cut_off(plague: Plague) -> None:
         plague.note("cut from ZooKeeper", node)
         plague.cluster.cut_off(node)
         try:
-            await plague.last(SESSION_S + 1.0, SESSION_S + 2.0)
+            await plague.last(SESSION_S + 1.0, SESSION_S + 4.0)
         finally:
             plague.cluster.join(node)
             plague.note("joined", node)
