@@ -17,7 +17,7 @@ Invariants:
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -61,6 +61,9 @@ DRAIN_S_MAX: Final = 20.0
 TELLING_S_MAX: Final = 0.5
 """So long a draining node waits for others to hear of it: its streams stand still after that."""
 PATIENCE_S: Final = 60.0
+FREE_BYTES_AGAIN_S: Final = 60.0
+FREE_BYTES_STEPS: Final = 8
+"""Free space is told again once it has changed by more than such a part of itself."""
 FRAME_BYTES_BESIDE_ENTRY: Final = 256
 """Heads of the wire's frame, of a signed run and of its one entry, and some to spare."""
 
@@ -260,11 +263,18 @@ class IngestNode:
             tasks.create_task(self._replication.tell_draining(tell))
 
     async def _tell_read_only(self, presence: Presence) -> None:
-        """Let others know while this node takes no ordinary adds."""
+        """Let others know while this node takes no ordinary adds, and how much room it has."""
         while True:
             changed = self.storage.state_changed
-            presence.amend(replace(presence.info, read_only=self.storage.read_only))
-            await changed.wait()
+            free_bytes, told = await self._ports.files.free_bytes(), presence.info.free_bytes
+            if abs(free_bytes - told) * FREE_BYTES_STEPS <= told:
+                free_bytes = told
+            info = replace(presence.info, read_only=self.storage.read_only, free_bytes=free_bytes)
+            if info != presence.info:
+                presence.amend(info)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FREE_BYTES_AGAIN_S):
+                    await changed.wait()
 
     async def _drain(self, presence: Presence, owning: "asyncio.Task[None]") -> None:
         """Answer what is here, close the open ledgers and give the streams up.

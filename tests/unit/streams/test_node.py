@@ -204,3 +204,18 @@ def test_a_directory_of_another_cluster_is_refused():
             await node.run(asyncio.Event())
 
     run_virtual(main())
+
+
+def test_others_learn_how_much_room_a_node_has_left():
+    async def main():
+        world = World(1)
+        async with world.running(crash=False):
+            told = (await world.catalog().nodes.live())["n1"].free_bytes
+            world.disk.capacity_bytes -= told // 16
+            await asyncio.sleep(100)
+            assert (await world.catalog().nodes.live())["n1"].free_bytes == told
+            world.disk.capacity_bytes //= 4
+            await asyncio.sleep(100)
+            assert (await world.catalog().nodes.live())["n1"].free_bytes < told / 3
+
+    run_virtual(main())
