@@ -5,6 +5,7 @@ a function that opens the ports of one and the same cluster; and ``stream``, a n
 """
 
 import asyncio
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -167,7 +168,7 @@ class StreamsContract:
     ):
         async with services() as on:
             create = on.control.create_stream
-            shape = {"raw": True, "policy": None, "exist_ok": True}
+            shape: dict[str, Any] = {"raw": True, "policy": None, "exist_ok": True}
             assert await create(stream, partitions=2, **shape) is True
             assert await create(stream, partitions=2, **shape) is False
             with pytest.raises(RefusedError):
@@ -183,7 +184,7 @@ class StreamsContract:
         self, services: Open, stream: StreamName
     ):
         async with services() as on:
-            shape = {"raw": True, "policy": None, "exist_ok": True}
+            shape: dict[str, Any] = {"raw": True, "policy": None, "exist_ok": True}
             await on.control.create_stream(stream, partitions=4, **shape)
             for ask in (
                 on.control.create_stream(stream, **shape),
