@@ -135,7 +135,8 @@ class RemoteStorageNode(RemoteStorageControl):
 
     async def close(self) -> None:
         try:
-            await self._wire.close()
+            # Given back it is once all is answered, or because the node says nothing any more.
+            await self._wire.close(drain_s_max=0)
         finally:
             await super().close()
 
