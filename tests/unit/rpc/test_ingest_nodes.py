@@ -37,6 +37,8 @@ class Nodes:
     def __init__(self, **says):
         self.says = says
         self.asked = []
+        self.created = []
+        self.cut_off = set()
         self.open = 0
 
     def connect(self, *addresses, **more):
@@ -69,6 +71,9 @@ class Node:
         return f"sealed at {self.address}"
 
     async def create_stream(self, stream, **shape):
+        self.nodes.created.append(self.address)
+        if self.address in self.nodes.cut_off:
+            raise RetryableError(f"{self.address} does not reach the metadata", remedy="wait")
         return f"created at {self.address}"
 
     async def answers(self):
@@ -121,6 +126,22 @@ async def test_a_stream_is_created_on_a_node_that_answers():
     shape = {"raw": True, "policy": None, "exist_ok": False}
     assert await control.create_stream(LOGS, **shape) == "created at c"
     assert await nodes.connect("a").create_stream(LOGS, **shape) == "created at a"
+
+
+@on_virtual_time
+async def test_a_node_that_answers_and_can_create_nothing_is_passed_over():
+    nodes = Nodes(a="a", b="b", c="c")
+    nodes.cut_off = {"a", "b"}
+    control = nodes.connect("a", "b", "c")
+    shape = {"raw": True, "policy": None, "exist_ok": True}
+    assert await control.create_stream(LOGS, **shape) == "created at c"
+    # And not asked first again.
+    assert await control.create_stream(LOGS, **shape) == "created at c"
+    assert nodes.created == ["a", "b", "c", "c"]
+    nodes.cut_off.add("c")
+    with pytest.raises(RetryableError, match="does not reach"):
+        await control.create_stream(LOGS, **shape)
+    assert sorted(nodes.created[4:]) == ["a", "b", "c"], "each once"
 
 
 @on_virtual_time

@@ -66,11 +66,22 @@ class IngestNodes:
         exist_ok: bool,
         partitions: int = 0,
     ) -> bool:
-        """See ``StreamControl``. Asks a node that answers, for a lost answer leaves a doubt."""
-        node = await self._some_node()
-        return await node.create_stream(
-            stream, raw=raw, policy=policy, exist_ok=exist_ok, partitions=partitions
-        )
+        """See ``StreamControl``. Asks a node that answers, for a lost answer leaves a doubt.
+
+        One that answers and can do nothing, since it does not reach the metadata, is passed over.
+        """
+        tried: list[str] = []
+        while True:
+            address = await self._some_address(tried)
+            try:
+                return await self.node(address).create_stream(
+                    stream, raw=raw, policy=policy, exist_ok=exist_ok, partitions=partitions
+                )
+            except RetryableError:
+                tried.append(address)
+                if not set(self._order) - set(tried):
+                    raise
+                self._order.sort(key=lambda one: one == address)
 
     async def find_owner(self, stream: StreamName) -> OwnerInfo:
         """See ``StreamControl``."""
@@ -120,19 +131,20 @@ class IngestNodes:
         named = [one for one in others if one not in self._given][:NODES_MAX]
         self._order = [address, *(one for one in others if one in self._given or one in named)]
 
-    async def _some_node(self) -> NodeControl:
-        """Return a node that answers; the last resort is the first one."""
-        if not self._order:
+    async def _some_address(self, tried: Sequence[str]) -> str:
+        """Return a node that answers and was not tried; the last resort is the first of those."""
+        left = [one for one in self._order if one not in tried]
+        if not left:
             raise _nobody()
         if len(self._order) > 1:
-            for address in self._order:
+            for address in left:
                 try:
                     async with asyncio.timeout(ALIVE_S_MAX):
                         if await self.node(address).answers():
-                            return self.node(address)
+                            return address
                 except TimeoutError:
                     continue
-        return self.node(self._order[0])
+        return left[0]
 
 
 class _Search:
