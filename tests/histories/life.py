@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from tests.histories.nemeses import FAULTS, Plague, infest
@@ -63,6 +63,11 @@ class Life:
     def recorded(self, number: int) -> RecordedClient:
         """Return a numbered client."""
         return RecordedClient(self.client, self.history, stream=STREAM, number=number)
+
+    async def written(self, number: int) -> None:
+        """Append with connections of one's own: each writer believes what it was told itself."""
+        async with open_client(self.cluster.settings) as client:
+            await replace(self, client=client).write(number)
 
     async def write(self, number: int) -> None:
         """Append until told to stop, a while with each writer: a new one may find a new owner."""
@@ -151,7 +156,7 @@ async def record(cluster: HistoryCluster, path: Path, *, seed: int, plan: Plan) 
             life = Life(cluster, history, client, plan, rng, raw)
             async with asyncio.TaskGroup() as tasks:
                 for number in range(1, plan.writers + 1):
-                    tasks.create_task(life.write(number))
+                    tasks.create_task(life.written(number))
                 for number in range(1, plan.readers + 1):
                     tasks.create_task(life.read(plan.writers + number))
                 await infest(plague, seconds=plan.seconds, names=plan.faults, rounds=plan.rounds)
