@@ -15,7 +15,11 @@ COMMANDS = [
     ["append"],
     ["read"],
     *(["stream", verb] for verb in ("ls", "show", "create", "seal")),
-    *(["ledger", verb] for verb in ("ls", "show")),
+    *(
+        ["ledger", verb]
+        for verb in ("ls", "show", "create", "append", "read", "close", "recover", "delete")
+    ),
+    *(["cluster", verb] for verb in ("underreplicated", "nodes")),
     *(["offload", verb] for verb in ("run", "status")),
     *(["policy", verb] for verb in ("show", "set")),
     ["object", "inspect"],
