@@ -11,6 +11,7 @@ Invariants:
     * What Pulsar wrote is read: only the fields 1 to 6 must be there.
     * Password and cToken are written only when they are set, as Pulsar does.
     * A key id (custom metadata ``tierlog/key-id``) stands only where the digest type is HMAC.
+    * A loss on record (``tierlog/lost``) reads ``first-last``, with commas between ranges.
     * Encoding is deterministic; custom metadata is sorted by key (its order carries nothing).
 """
 
