@@ -203,8 +203,9 @@ class OwnerSettings(_Section):
 
     A ledger lies on as many nodes as its ensemble size says; each entry goes to its write quorum
     of them, and its ack quorum must have it before the producer is told. One node alone needs
-    1/1/1. Stripe entries: how many go to the same nodes before the next ones; of no account where
-    each node gets every entry.
+    1/1/1. Stripe entries: how many go to the same nodes before the next ones. A run, the unit of
+    replication, never crosses a stripe: short stripes make short runs. Of no account where each
+    node gets every entry.
     A node that owes an answer for ``slow_node_s``, and ``slow_node_factor`` times as long as the
     slowest healthy one beside it, is replaced like one that failed.
     The ledger key id names the key that signs the runs of new ones; none: a checksum alone.
@@ -213,7 +214,7 @@ class OwnerSettings(_Section):
     ensemble_size: int = Field(default=3, gt=0)
     write_quorum: int = Field(default=3, gt=0)
     ack_quorum: int = Field(default=2, gt=0)
-    stripe_entries: int = Field(default=1, gt=0)
+    stripe_entries: int = Field(default=256, gt=0)
     run_bytes_max: PositiveBytes = 64 * 1024
     in_flight_bytes_max: PositiveBytes = 32 * MIB
     append_timeout_s: Seconds = 10.0
