@@ -19,6 +19,7 @@ import typer.main
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from tierlog.cli.session import EXIT_CODES
 from tierlog.format.versions import GATE
 from tierlog.model.errors import KINDS, SURFACES
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
@@ -164,12 +165,23 @@ def errors() -> str:
 def commands() -> str:
     """Return cli.md: every command with its arguments and options."""
     root = typer.main.get_command(_app())
-    text = MADE_BY + f"# Commands\n\n{_help(root)}\n\n{_options(root)}"
+    text = MADE_BY + f"# Commands\n\n{_help(root)}\n\n{_options(root)}\n{_exit_codes()}"
     for path, command in _leaves(root, "tierlog"):
         usage = " ".join([path, *_arguments(command)])
         text += f"\n## `{usage}`\n\n{_help(command)}\n"
         options = _options(command)
         text += f"\n{options}" if options else ""
+    return text
+
+
+def _exit_codes() -> str:
+    text = (
+        "## Exit codes\n\nAn error is two lines on standard error: what happened, with its "
+        "[reason](errors.md), and a remedy.\n\n| code | means | reasons |\n|---|---|---|\n"
+    )
+    for code, means in EXIT_CODES.items():
+        reasons = ", ".join(one.value for one, to in SURFACES.items() if to.exit_code == code)
+        text += f"| {code} | {means} | {reasons} |\n"
     return text
 
 

@@ -55,9 +55,18 @@ def test_each_command_is_there():
     for name in (
         "up", "demo", "append", "read", "stream ls", "stream show", "ledger ls", "ledger show",
         "offload run", "offload status", "object inspect", "node fsck", "node recover",
-        "node ledgers", "node format", "journal dump", "entrylog dump", "doctor",
+        "node ledgers", "node format", "node decommission", "cluster nodes",
+        "cluster underreplicated", "ledger create", "ledger recover", "journal dump",
+        "entrylog dump", "doctor",
     ):  # fmt: skip
         assert f"## `tierlog {name}" in commands, name
+
+
+def test_each_exit_code_of_an_error_is_told():
+    lines = reference.commands().splitlines()
+    for reason, surface in reference.SURFACES.items():
+        line = next(one for one in lines if one.startswith(f"| {surface.exit_code} |"))
+        assert reason.value in line
 
 
 def test_a_secret_never_shows_a_default():

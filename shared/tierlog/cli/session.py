@@ -1,7 +1,6 @@
 """What every command shares: the global options, settings, errors to exit codes.
 
-Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 condition failed, 5 unavailable or timed
-out, 6 integrity, 130 interrupted. Errors go to standard error in two lines, what happened and
+Exit codes are those of ``EXIT_CODES``. Errors go to standard error in two lines, what happened and
 what to do; a stack trace only with --debug.
 """
 
@@ -23,6 +22,16 @@ if TYPE_CHECKING:
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+EXIT_CODES: Final = {
+    0: "it is done",
+    EXIT_FAILURE: "failed, for another reason than those below",
+    EXIT_USAGE: "the command, or what it was given, is wrong",
+    3: "not found",
+    4: "a condition does not hold: somebody else was first",
+    5: "unavailable, out of time, or not known whether it is done",
+    6: "bytes are damaged, or differ",
+    EXIT_INTERRUPTED: "interrupted",
+}
 
 Arguments = ParamSpec("Arguments")
 
