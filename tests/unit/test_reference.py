@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tierlog.format.versions import Format
-from tierlog.model.errors import Reason
+from tierlog.model.errors import SURFACES, Reason
 from tools import generate_reference as reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def test_each_command_is_there():
 
 def test_each_exit_code_of_an_error_is_told():
     lines = reference.commands().splitlines()
-    for reason, surface in reference.SURFACES.items():
+    for reason, surface in SURFACES.items():
         line = next(one for one in lines if one.startswith(f"| {surface.exit_code} |"))
         assert reason.value in line
 
