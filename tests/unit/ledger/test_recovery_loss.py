@@ -8,13 +8,16 @@ which readers get as CORRUPT".
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.ledger.small_cluster import SmallCluster, payloads
 from tests.unit.ledger.test_recovery import left_behind
+from tierlog.format.ledger_metadata import decode_znode, encode_znode
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.errors import CorruptError, Reason, RefusedError
-from tierlog.model.ledger import LedgerState
+from tierlog.model.ledger import KEY_LOST, LedgerMetadata, LedgerState, Segment
 
 
 async def accepted(cluster, recovery, claimed, ledger_id):
@@ -144,3 +147,33 @@ def test_a_loss_that_was_accepted_holds_for_whoever_recovers_next():
         assert metadata.custom["tierlog/loss-accepted"].endswith(b" an admin")
 
     run_virtual(main())
+
+
+@given(st.lists(st.integers(0, 2**62), min_size=2, max_size=12, unique=True))
+def test_losses_are_read_back_from_the_znode_as_they_were_recorded(bounds):
+    bounds = sorted(bounds)
+    lost = tuple(zip(bounds[::2], bounds[1::2], strict=False))
+    metadata = LedgerMetadata(
+        ensemble_size=1,
+        write_quorum=1,
+        ack_quorum=1,
+        segments=(Segment(first_entry_id=0, ensemble=("n1",)),),
+    )
+    assert metadata.lost == ()
+    again = decode_znode(encode_znode(metadata.with_loss(lost)))
+    assert again.lost == lost
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"1", b"1-", b"-2", b"1-2,", b"1-2;3-4", "\u0661-\u0662".encode()]
+)
+def test_a_loss_that_can_not_be_read_is_no_loss_that_is_passed_over(text):
+    metadata = LedgerMetadata(
+        ensemble_size=1,
+        write_quorum=1,
+        ack_quorum=1,
+        segments=(Segment(first_entry_id=0, ensemble=("n1",)),),
+        custom={KEY_LOST: text},
+    )
+    with pytest.raises(CorruptError):
+        decode_znode(encode_znode(metadata))
