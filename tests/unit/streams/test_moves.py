@@ -55,7 +55,8 @@ class Three:
         return True
 
     def lose(self, name):
-        """Let the node's session end."""
+        """Let the node be gone for all others, its session too."""
+        self.away.add(name)
         self.stores[name].expire_session()
 
     async def tell_draining(self, name):
@@ -208,11 +209,38 @@ def test_what_a_lost_node_left_open_is_closed_without_an_append():
                 await asyncio.sleep(10)
                 assert (await on.catalog.ledgers.get(0)).state is LedgerState.OPEN
                 on.lose(first)
-                await asyncio.sleep(2)
+                await asyncio.sleep(4)
                 assert (await on.catalog.ledgers.get(0)).state is LedgerState.CLOSED
                 assert (await on.owner()).node_id == second
                 for task in tending:
                     task.cancel()
+        assert await read_stream(on.cluster) == [b"a"]
+
+    run_virtual(main())
+
+
+def test_an_owner_that_lost_its_session_and_answers_has_some_time_to_register_again():
+    async def main():
+        async with three() as on, asyncio.TaskGroup() as tasks:
+            first, second, third = on.order
+            await on.owners[first].submit(STREAM, draft(b"a"))
+            tending = [tasks.create_task(on.owners[one].tend()) for one in (second, third)]
+            await asyncio.sleep(1)
+            before = await on.owner()
+            for _ in range(3):
+                # As after a restart of the metadata store.
+                on.stores[first].expire_session()
+                await asyncio.sleep(5)
+                assert (await on.owners[third].find(STREAM)).info.node_id == first
+                await on.catalogs[first].nodes.announce(on.cluster.info(first))
+                await asyncio.sleep(20)
+                assert await on.owner() == before
+            # One that never comes back to the metadata could open no ledger any more.
+            on.stores[first].expire_session()
+            await asyncio.sleep(20)
+            assert (await on.owner()).node_id == second
+            for task in tending:
+                task.cancel()
         assert await read_stream(on.cluster) == [b"a"]
 
     run_virtual(main())
@@ -382,7 +410,7 @@ def test_a_node_that_is_no_longer_registered_claims_nothing_new():
     async def main():
         async with three() as on:
             first, second, third = on.order
-            on.lose(first)
+            on.stores[first].expire_session()
             assert (await on.owners[first].find(STREAM)).info.node_id == second
             on.away |= {second, third}
             with pytest.raises(RetryableError):

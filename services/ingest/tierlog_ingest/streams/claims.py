@@ -3,11 +3,14 @@
 Invariants:
     * A claim is made over the very owner that was judged: has the stream moved since, it is
       judged anew.
-    * A live owner within reach is never claimed over.
+    * A live owner within reach is never claimed over, nor one that lost its session just now and
+      still answers: it has ``UNREGISTERED_S_MAX`` to register again, as all have to when the
+      metadata store was away.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 import structlog
 
@@ -26,6 +29,8 @@ from tierlog_ingest.streams.ownership import (
 )
 
 log = structlog.get_logger()
+
+UNREGISTERED_S_MAX: Final = 10.0
 
 Answers = Callable[[NodeInfo], Awaitable[bool]]
 """Tells whether a registered node answers this one, now."""
@@ -48,6 +53,9 @@ class Claims:
         self._catalog = catalog
         self._node_id = node_id
         self._answers = answers
+        self._live: dict[NodeId, NodeInfo] = {}
+        self._gone: dict[NodeId, tuple[float, NodeInfo]] = {}
+        """Nodes that are not live any more, and since when."""
 
     def __repr__(self) -> str:
         return f"<Claims of {self._node_id}{' draining' if self.draining else ''}>"
@@ -74,7 +82,7 @@ class Claims:
 
     async def verdict(self, stream: Stream) -> Verdict:
         """Decide who is to own a stream; whoever is named answered just now."""
-        nodes = await self._catalog.nodes.live()
+        nodes = self._with_lately_gone(stream, await self._catalog.nodes.live())
         away: frozenset[NodeId] = frozenset()
         while True:
             verdict = decide(stream, self._node_id, nodes, away=away, draining=self.draining)
@@ -83,6 +91,28 @@ class Claims:
             # One is away: ask all at once, so that several cost no more time than one.
             away |= {verdict.info.node_id}
             away |= await self._silent({key: nodes[key] for key in nodes if key not in away})
+
+    def notice(self, nodes: Mapping[NodeId, NodeInfo]) -> None:
+        """Learn which nodes are live now."""
+        now_s = asyncio.get_running_loop().time()
+        for node_id in self._live.keys() - nodes.keys():
+            self._gone[node_id] = now_s, self._live[node_id]
+        self._live = dict(nodes)
+        self._gone = {
+            node_id: (since_s, info)
+            for node_id, (since_s, info) in self._gone.items()
+            if node_id not in nodes and now_s - since_s < UNREGISTERED_S_MAX
+        }
+
+    def _with_lately_gone(
+        self, stream: Stream, nodes: Mapping[NodeId, NodeInfo]
+    ) -> Mapping[NodeId, NodeInfo]:
+        """Add the stream's owner, if it was live a moment ago: whether it answers is asked then."""
+        self.notice(nodes)
+        owner = stream.owner.node_id if stream.owner is not None else None
+        if owner is None or owner not in self._gone:
+            return nodes
+        return {**nodes, owner: self._gone[owner][1]}
 
     async def _silent(self, nodes: Mapping[NodeId, NodeInfo]) -> frozenset[NodeId]:
         silent: set[NodeId] = set()

@@ -203,6 +203,7 @@ class Owners:
             if watched is None:
                 return
             nodes, changed = watched
+            self._claims.notice(nodes)
             self._follow(nodes)
             if unsettled or before - nodes.keys():
                 unsettled = not await self._adopt(nodes)
