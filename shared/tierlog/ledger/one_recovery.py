@@ -14,7 +14,7 @@ Invariants:
 """
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 
@@ -50,6 +50,8 @@ class _Verdict(Enum):
     """Nobody can have needed the entry's nodes to acknowledge it."""
     LOST = auto()
     """Nobody can tell, and an admin wants it given up."""
+    MOVED = auto()
+    """It lies on other nodes by now."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,13 @@ class OneRecovery:
     def unfenced(self) -> list[NodeId]:
         """The nodes of the last ensemble that have not answered the fence (yet)."""
         return [one for one in self._metadata.segments[-1].ensemble if one not in self._lacs]
+
+    def learn(self, metadata: LedgerMetadata) -> None:
+        """Take notice of the metadata as it is now: copies in settled segments may have moved."""
+        if metadata.segments[-1] != self._metadata.segments[-1]:
+            return  # of before the recovery began, from a server that is behind
+        self._metadata = replace(self._metadata, segments=metadata.segments)
+        self._asking.news.set()
 
     def closed(self, end: End) -> LedgerMetadata:
         """Return the ledger as a close with this end leaves it."""
@@ -182,6 +191,9 @@ class OneRecovery:
         # What lies before this segment is another one's, and is not looked at.
         while position >= segment.first_entry_id:
             batch = await self._read(position, acknowledged=True)
+            if batch is _Verdict.MOVED:
+                segment = self._metadata.segment_of(last)
+                continue
             if isinstance(batch, list):
                 length = _behind(batch[:1])[1]
                 break
@@ -222,6 +234,8 @@ class OneRecovery:
         def decide() -> list[Run] | _Verdict | None:
             if found.batches:
                 return found.batches[0]
+            if self._metadata.write_set(position) != write_set:
+                return _Verdict.MOVED
             if len(found.absent) >= self._enough:
                 return _Verdict.ABSENT
             silent = [one for one in write_set if one not in found.absent]

@@ -106,7 +106,7 @@ class Recovery:
         one = OneRecovery(ledger_id, metadata, key, asking, rewriting)
         async with Helpers() as tasks:
             finding = tasks.spawn(one.find_end(tasks))
-            elsewhere = tasks.spawn(self._closed_elsewhere(ledger_id, asking))
+            elsewhere = tasks.spawn(self._closed_elsewhere(ledger_id, one, asking))
             await asyncio.wait({finding, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
             if not finding.done():
                 return await self._outcome(claimed, ledger_id)
@@ -152,14 +152,17 @@ class Recovery:
         )
         return stream.listed(ledger_id)
 
-    async def _closed_elsewhere(self, ledger_id: LedgerId, asking: Asking) -> None:
-        """Wait until somebody else has closed the ledger, or deleted it; mind an accepted loss."""
+    async def _closed_elsewhere(
+        self, ledger_id: LedgerId, one: OneRecovery, asking: Asking
+    ) -> None:
+        """Wait until somebody else has closed or deleted the ledger; mind what else is changed."""
         while True:
             metadata, changed = await self._insist(
                 ledger_id, lambda: self._catalog.ledgers.watch(ledger_id)
             )
             if metadata is None or metadata.state is LedgerState.CLOSED:
                 return
+            one.learn(metadata)
             if KEY_LOSS_ACCEPTED in metadata.custom and not asking.loss_accepted:
                 by = metadata.custom[KEY_LOSS_ACCEPTED].decode("utf-8", "replace")
                 log.warning("recovery.loss_accepted", ledger_id=ledger_id, by=by)

@@ -391,3 +391,35 @@ def test_a_segment_before_the_last_one_is_read_from_its_own_nodes():
         assert payloads([cluster.nodes["n1"].runs[ledger_id][0]]) == [b"abc"]
 
     run_virtual(main())
+
+
+def test_what_was_moved_to_another_node_meanwhile_is_read_from_there():
+    async def main():
+        cluster = SmallCluster(3)
+        catalog = await cluster.start()
+        metadata = LedgerMetadata(
+            ensemble_size=1,
+            write_quorum=1,
+            ack_quorum=1,
+            segments=(
+                Segment(first_entry_id=0, ensemble=("n1",)),
+                Segment(first_entry_id=1, ensemble=("n2",)),
+            ),
+            custom={KEY_COMPONENT: COMPONENT_BARE},
+        )
+        ledger_id = await catalog.bare.create(metadata)
+        await cluster.nodes["n3"].add(cut(ledger_id, 0, b"abc"))
+        cluster.nodes["n1"].down = True
+        recovery = cluster.recovery(catalog)
+        async with asyncio.TaskGroup() as tasks:
+            recovering = tasks.create_task(recovery.recover(None, ledger_id))
+            await asyncio.sleep(20)
+            assert recovery.waiting[ledger_id].startswith("entry 0: n1: ")
+            await cluster.catalog().underreplicated.replace_member(
+                ledger_id, first_entry_id=0, leaving="n1", joining="n3"
+            )
+        closed = recovering.result()
+        assert (closed.last_entry_id, closed.length) == (0, 3)
+        assert [one.ensemble for one in closed.segments] == [("n3",), ("n2",)]
+
+    run_virtual(main())
