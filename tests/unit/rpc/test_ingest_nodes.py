@@ -9,7 +9,12 @@ import uuid
 import pytest
 
 from tests.unit.catalog.world import on_virtual_time
-from tierlog.adapters.rpc.ingest_nodes import HEDGE_S, IngestNodes, split_addresses
+from tierlog.adapters.rpc.ingest_nodes import (
+    CREATE_HEDGE_S,
+    HEDGE_S,
+    IngestNodes,
+    split_addresses,
+)
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import NodeId, StreamName
 from tierlog.ports.streams import OwnerInfo
@@ -39,6 +44,7 @@ class Nodes:
         self.asked = []
         self.created = []
         self.cut_off = set()
+        self.hang = set()
         self.open = 0
 
     def connect(self, *addresses, **more):
@@ -72,6 +78,8 @@ class Node:
 
     async def create_stream(self, stream, **shape):
         self.nodes.created.append(self.address)
+        if self.address in self.nodes.hang:
+            await asyncio.sleep(1000)
         if self.address in self.nodes.cut_off:
             raise RetryableError(f"{self.address} does not reach the metadata", remedy="wait")
         return f"created at {self.address}"
@@ -142,6 +150,26 @@ async def test_a_node_that_answers_and_can_create_nothing_is_passed_over():
     with pytest.raises(RetryableError, match="does not reach"):
         await control.create_stream(LOGS, **shape)
     assert sorted(nodes.created[4:]) == ["a", "b", "c"], "each once"
+
+
+@on_virtual_time
+async def test_a_node_that_is_silent_when_a_stream_is_to_be_there_is_not_waited_for():
+    nodes = Nodes(a="a", b="b")
+    nodes.hang = {"a"}
+    control = nodes.connect("a", "b")
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    shape = {"raw": True, "policy": None}
+    assert await control.create_stream(LOGS, **shape, exist_ok=True) == "created at b"
+    assert loop.time() - begun_s <= CREATE_HEDGE_S
+    assert nodes.created == ["a", "b"]
+    # Where it must not be there yet, nobody else is asked: the first may have created it.
+    async with asyncio.TaskGroup() as tasks:
+        nodes.hang = {"b"}
+        creating = tasks.create_task(control.create_stream(LOGS, **shape, exist_ok=False))
+        await asyncio.sleep(100)
+        assert nodes.created == ["a", "b", "b"]
+        creating.cancel()
 
 
 @on_virtual_time

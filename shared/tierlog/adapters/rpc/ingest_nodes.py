@@ -12,7 +12,7 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -25,6 +25,7 @@ from tierlog.ports.streams import OwnerInfo, StreamControl
 log = structlog.get_logger()
 
 HEDGE_S: Final = 0.15
+CREATE_HEDGE_S: Final = 1.0
 ALIVE_S_MAX: Final = 0.5
 NODES_MAX: Final = 64
 
@@ -66,22 +67,59 @@ class IngestNodes:
         exist_ok: bool,
         partitions: int = 0,
     ) -> bool:
-        """See ``StreamControl``. Asks a node that answers, for a lost answer leaves a doubt.
+        """See ``StreamControl``.
 
-        One that answers and can do nothing, since it does not reach the metadata, is passed over.
+        Creating twice is creating once, where that is asked for: then a node that is silent, or
+        can do nothing since it does not reach the metadata, lets another one be asked too.
         """
-        tried: list[str] = []
-        while True:
-            address = await self._some_address(tried)
+
+        def create(node: NodeControl) -> Awaitable[bool]:
+            return node.create_stream(
+                stream, raw=raw, policy=policy, exist_ok=exist_ok, partitions=partitions
+            )
+
+        if not exist_ok:  # a lost answer leaves a doubt: ask one that answers
+            return await create(await self._some_node())
+        if not self._order:
+            raise _nobody()
+        async with asyncio.TaskGroup() as tasks:
+            outcome = await self._any_of(create, tasks)
+        if isinstance(outcome, TierlogError):
+            raise outcome
+        return outcome
+
+    async def _any_of(
+        self, call: Callable[[NodeControl], Awaitable[bool]], tasks: asyncio.TaskGroup
+    ) -> bool | TierlogError:
+        """Call one node after the other until one gives an answer, which may be a refusal."""
+
+        async def ask(address: str) -> bool | TierlogError:
             try:
-                return await self.node(address).create_stream(
-                    stream, raw=raw, policy=policy, exist_ok=exist_ok, partitions=partitions
+                return await call(self.node(address))
+            except TierlogError as error:
+                return error
+
+        left, pending = self.addresses(), dict[asyncio.Task[bool | TierlogError], str]()
+        trouble: bool | TierlogError = _nobody()
+        try:
+            while left or pending:
+                if left:
+                    address = left.pop(0)
+                    pending[tasks.create_task(ask(address))] = address
+                done, _ = await asyncio.wait(
+                    pending,
+                    timeout=CREATE_HEDGE_S if left else None,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
-            except RetryableError:
-                tried.append(address)
-                if not set(self._order) - set(tried):
-                    raise
-                self._order.sort(key=lambda one: one == address)
+                for task in done:
+                    address, trouble = pending.pop(task), task.result()
+                    if not isinstance(trouble, RetryableError | IndeterminateError):
+                        self._prefer(address)
+                        return trouble
+        finally:
+            for task in pending:
+                task.cancel()
+        return trouble
 
     async def find_owner(self, stream: StreamName) -> OwnerInfo:
         """See ``StreamControl``."""
@@ -131,20 +169,19 @@ class IngestNodes:
         named = [one for one in others if one not in self._given][:NODES_MAX]
         self._order = [address, *(one for one in others if one in self._given or one in named)]
 
-    async def _some_address(self, tried: Sequence[str]) -> str:
-        """Return a node that answers and was not tried; the last resort is the first of those."""
-        left = [one for one in self._order if one not in tried]
-        if not left:
+    async def _some_node(self) -> NodeControl:
+        """Return a node that answers; the last resort is the first one."""
+        if not self._order:
             raise _nobody()
         if len(self._order) > 1:
-            for address in left:
+            for address in self._order:
                 try:
                     async with asyncio.timeout(ALIVE_S_MAX):
                         if await self.node(address).answers():
-                            return address
+                            return self.node(address)
                 except TimeoutError:
                     continue
-        return left[0]
+        return self.node(self._order[0])
 
 
 class _Search:
