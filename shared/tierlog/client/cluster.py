@@ -11,24 +11,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tierlog.catalog import Catalog
-from tierlog.client.endpoints import FILE_NAME, read_endpoints_file
+from tierlog.client.endpoints import with_zookeeper
 from tierlog.model.errors import RetryableError
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_metadata, system_clock, system_ids
 
 Document = dict[str, Any]
-
-
-def with_zookeeper(settings: Settings) -> Settings:
-    """Return the settings with the address that ``tierlog up`` wrote, where none is given."""
-    if "hosts" in settings.zookeeper.model_fields_set:
-        return settings
-    written = read_endpoints_file(settings.state_dir / FILE_NAME)
-    hosts = written.servers.get("zookeeper") if written is not None else None
-    if not hosts:
-        return settings
-    zookeeper = settings.zookeeper.model_copy(update={"hosts": hosts})
-    return settings.model_copy(update={"zookeeper": zookeeper})
 
 
 @contextlib.asynccontextmanager

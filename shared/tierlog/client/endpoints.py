@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import BaseModel, ValidationError
 
 from tierlog.model.errors import RefusedError, RetryableError
-from tierlog.runtime.settings import ClientSettings
+from tierlog.runtime.settings import ClientSettings, Settings
 
 FILE_NAME: Final = "endpoints.json"
 VERSION: Final = 1
@@ -73,6 +73,24 @@ def find_endpoints(settings: ClientSettings, state_dir: Path) -> Endpoints:
         reader_http=given.reader_http or services["reader"]["http"],
         scheduler_http=given.scheduler_http or services["scheduler"]["http"],
     )
+
+
+def with_zookeeper(settings: Settings) -> Settings:
+    """Return the settings with the address that ``tierlog up`` wrote, where none is given."""
+    if "hosts" in settings.zookeeper.model_fields_set:
+        return settings
+    path = settings.state_dir / FILE_NAME
+    written = read_endpoints_file(path)
+    if written is None:
+        raise RetryableError(
+            f"no cluster is known: {path} does not exist",
+            remedy="Start one with: tierlog up; or set TIERLOG_ZOOKEEPER__HOSTS",
+        )
+    hosts = written.servers.get("zookeeper")
+    if not hosts:
+        return settings
+    zookeeper = settings.zookeeper.model_copy(update={"hosts": hosts})
+    return settings.model_copy(update={"zookeeper": zookeeper})
 
 
 def read_endpoints_file(path: Path) -> EndpointsFile | None:

@@ -28,7 +28,7 @@ from uuid import UUID
 
 import structlog
 
-from tierlog.client.endpoints import FILE_NAME, read_endpoints_file
+from tierlog.client.endpoints import with_zookeeper
 from tierlog.client.ledger_reader import LedgerEntry, LedgerReader
 from tierlog.client.ledger_writer import AppenderLimits, LedgerAppender
 from tierlog.format.run import RUN_BYTES_MAX
@@ -333,7 +333,7 @@ async def open_ledgers(settings: Settings | None = None) -> AsyncIterator[Ledger
     """
     if settings is None:
         settings = load_settings()
-    settings = _with_zookeeper(settings)
+    settings = with_zookeeper(settings)
     limits = LedgersLimits(
         in_flight_bytes_max=settings.client.in_flight_bytes_max,
         frame_bytes_max=settings.wire.frame_bytes_max,
@@ -351,18 +351,6 @@ async def open_ledgers(settings: Settings | None = None) -> AsyncIterator[Ledger
             thrown = error
     if thrown is not None:
         raise thrown
-
-
-def _with_zookeeper(settings: Settings) -> Settings:
-    """Return the settings with the address that ``tierlog up`` wrote, where none is given."""
-    if "hosts" in settings.zookeeper.model_fields_set:
-        return settings
-    written = read_endpoints_file(settings.state_dir / FILE_NAME)
-    hosts = written.servers.get("zookeeper") if written is not None else None
-    if not hosts:
-        return settings
-    zookeeper = settings.zookeeper.model_copy(update={"hosts": hosts})
-    return settings.model_copy(update={"zookeeper": zookeeper})
 
 
 def _checked(custom: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tierlog.client.endpoints import FILE_NAME, EndpointsFile, find_endpoints
+from tierlog.client.endpoints import FILE_NAME, EndpointsFile, find_endpoints, with_zookeeper
 from tierlog.model.errors import RefusedError, RetryableError
-from tierlog.runtime.settings import ClientSettings
+from tierlog.runtime.settings import ClientSettings, Settings, ZooKeeperSettings
 
 WRITTEN = EndpointsFile(
     pid=1,
@@ -48,3 +48,17 @@ def test_all_ingest_nodes_are_found_the_first_one_first(tmp_path):
     assert find_endpoints(ClientSettings(), tmp_path).ingest_grpc == "i:1,i:2"
     given = ClientSettings(ingest_address="a:1,b:2")
     assert find_endpoints(given, tmp_path).ingest_grpc == "a:1,b:2"
+
+
+def test_zookeeper_is_the_one_of_the_settings_or_of_up_or_there_is_a_remedy(tmp_path):
+    nowhere = Settings(state_dir=tmp_path)
+    with pytest.raises(RetryableError, match="no cluster is known") as caught:
+        with_zookeeper(nowhere)
+    assert "tierlog up" in caught.value.remedy
+    assert "TIERLOG_ZOOKEEPER__HOSTS" in caught.value.remedy
+    given = Settings(state_dir=tmp_path, zookeeper=ZooKeeperSettings(hosts="z:1"))
+    assert with_zookeeper(given).zookeeper.hosts == "z:1"
+    written = WRITTEN.model_copy(update={"servers": {"zookeeper": "z:2"}})
+    (tmp_path / FILE_NAME).write_text(written.model_dump_json())
+    assert with_zookeeper(nowhere).zookeeper.hosts == "z:2"
+    assert with_zookeeper(given).zookeeper.hosts == "z:1"

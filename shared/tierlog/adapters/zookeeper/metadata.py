@@ -346,7 +346,7 @@ class ZooKeeperMetadata:
     def _unavailable(self, since: str) -> RetryableError:
         return RetryableError(
             f"ZooKeeper at {self._hosts} is unreachable {since}",
-            remedy="Check that it runs there and has a majority, or set zookeeper.hosts",
+            remedy="Check that it runs there and has a majority; or set TIERLOG_ZOOKEEPER__HOSTS",
         )
 
 
