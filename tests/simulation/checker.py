@@ -10,6 +10,9 @@ Rules (protocols.md section 3, "Must hold", and section 1), by the letter in a v
     e  tier 1 is deleted only after a complete copy and the lag, by the smaller clock
     f  two owners never both get acknowledgements: nothing is acknowledged behind a ledger's end,
        nor in a ledger that the stream does not list
+    g  what is acknowledged, an ack quorum of the nodes that the metadata names has made durable
+    h  ensembles name a node for an entry that was shown only once the node has it; of a closed
+       ledger nothing else changes; the last ensemble of an unclosed one, its writer changes alone
 
 A rule that fails is noted with the time and does not disturb the run; whoever drives it looks at
 ``violations`` after each step.
@@ -17,14 +20,16 @@ A rule that fails is noted with the time and does not disturb the run; whoever d
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from tests.golden.oracle import naive_read
+from tests.simulation.copies import Copies
 from tests.simulation.model import Model, Position
 from tests.simulation.servers import Changes, WatchedBucket, WatchedMetadata
 from tests.simulation.trace import CURRENT, Trace
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import CorruptError
-from tierlog.model.ids import StreamName
+from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.offload import (
     GONE_FROM_TIER1,
@@ -55,6 +60,11 @@ class Checker:
     ) -> None:
         self.violations: list[str] = []
         self.model = Model(stream, self.complain)
+        self.bare = Model("bare", self.complain)
+        """The entries of all bare ledgers."""
+        self.copies = Copies(self.complain)
+        self.deleted: set[int] = set()
+        """Bare ledgers that someone set out to delete."""
         self.stream = stream
         self.completed_s: dict[int, float] = {}
         """When each ledger became complete, in true time."""
@@ -65,6 +75,8 @@ class Checker:
         self._lag_s = lag_s
         self._wall_ms_of = wall_ms_of
         self._contexts: dict[int, OffloadContext] = {}
+        self._made_by: dict[int, str] = {}
+        """Who made each ledger, and so writes it."""
         self._listed: tuple[int, list[ListedLedger]] = (-1, [])
         self._ever_named: set[str] = set()
         """Every key that the metadata ever held; a slow worker may come after its strike-off."""
@@ -113,6 +125,15 @@ class Checker:
             listed += records.decode_page(held.data)
         self._listed = found.version, [*listed, *stream.ledgers]
         return self._listed[1]
+
+    def all_ledgers(self) -> dict[int, LedgerMetadata]:
+        """Return every ledger that has metadata, bare ones too."""
+        found = {ledger_id: self.ledger(ledger_id) for ledger_id in sorted(self._made_by)}
+        return {ledger_id: one for ledger_id, one in found.items() if one is not None}
+
+    def model_of(self, metadata: LedgerMetadata) -> Model:
+        """Return who knows a ledger's entries."""
+        return self.bare if metadata.is_bare else self.model
 
     # Changes of metadata
 
@@ -190,9 +211,14 @@ class Checker:
         self, ledger_id: int, was: LedgerMetadata | None, now: LedgerMetadata | None
     ) -> None:
         if was is None:
+            self._made_by[ledger_id] = CURRENT.get()
             return
-        acked = self.model.acked_ends.get(ledger_id, -1)
-        if now is None:
+        model = self.model_of(was)
+        acked = model.acked_ends.get(ledger_id, -1)
+        if now is None and was.is_bare:
+            text = f"bare ledger {ledger_id} was deleted, and nobody asked for it"
+            self._expect("a", text, holds=ledger_id in self.deleted)
+        elif now is None:
             context = self.context(ledger_id)
             emptied = context is None and acked < 0
             moved = context is not None and context.complete and context.state in GONE_FROM_TIER1
@@ -201,10 +227,34 @@ class Checker:
             if context is not None and context.complete:
                 self.check_copy(context)
         elif was.state is LedgerState.CLOSED:
-            self._expect("d", f"closed ledger {ledger_id} changed to {now}", holds=was == now)
-        elif now.state is LedgerState.CLOSED:
-            text = f"ledger {ledger_id} was closed at {now.last_entry_id}, acknowledged: {acked}"
-            self._expect("d", text, holds=now.last_entry_id >= acked)
+            same = replace(was, segments=now.segments) == now
+            self._expect("d", f"closed ledger {ledger_id} changed to {now}", holds=same)
+            self._ensembles_changed(ledger_id, was, now, was.last_entry_id)
+        else:
+            shown = model.shown_ends.get(ledger_id, -1)
+            self._ensembles_changed(ledger_id, was, now, shown)
+            if now.state is LedgerState.CLOSED:
+                text = f"ledger {ledger_id} was closed at {now.last_entry_id}, shown: {shown}"
+                self._expect("d", text, holds=now.last_entry_id >= shown)
+
+    def _ensembles_changed(
+        self, ledger_id: int, was: LedgerMetadata, now: LedgerMetadata, last: int
+    ) -> None:
+        """Check a change of ensembles; entries up to ``last`` were shown to someone."""
+        if was.segments == now.segments:
+            return
+        if now.state is not LedgerState.CLOSED and was.segments[-1] != now.segments[-1]:
+            who, writer = CURRENT.get(), self._made_by[ledger_id]
+            text = f"{who} changed the last ensemble of ledger {ledger_id}, which {writer} writes"
+            kept = was.segments[-1] in now.segments
+            writes = who == writer and now.state is LedgerState.OPEN
+            self._expect("h", text, holds=kept or writes)
+        for entry_id in range(last + 1):
+            before, after = (one.write_set(EntryId(entry_id)) for one in (was, now))
+            for node_id in sorted(set(after).difference(before)):
+                text = f"{node_id} is to have {(ledger_id, entry_id)}, and never got it"
+                has = node_id in self.copies.holders((ledger_id, entry_id))
+                self._expect("h", text, holds=has)
 
     def _stream_changed(self, was: Stream | None, now: Stream | None) -> None:
         if was is None:
@@ -229,14 +279,28 @@ class Checker:
     def acknowledged(self, tokens: list[int], positions: list[Position]) -> None:
         """Note an acknowledgement that a producer got."""
         self.model.acknowledged(tokens, positions)
+        self._check_acknowledged(positions)
+        for ledger_id, _ in positions:
+            listed = any(one.ledger_id == ledger_id for one in self.ledgers())
+            self._expect("f", f"ledger {ledger_id} is acknowledged, but not listed", holds=listed)
+
+    def acknowledged_bare(self, tokens: list[int], positions: list[Position]) -> None:
+        """Note an acknowledgement that the writer of a bare ledger got."""
+        self.bare.acknowledged(tokens, positions)
+        self._check_acknowledged(positions)
+
+    def _check_acknowledged(self, positions: list[Position]) -> None:
         for ledger_id, entry_id in positions:
             metadata = self.ledger(ledger_id)
+            if metadata is not None:
+                named = metadata.write_set(EntryId(entry_id))
+                have = self.copies.holders((ledger_id, entry_id)).intersection(named)
+                text = f"{(ledger_id, entry_id)} is acknowledged; of {named} only {have} have it"
+                self._expect("g", text, holds=len(have) >= metadata.ack_quorum)
             closed = metadata is not None and metadata.state is LedgerState.CLOSED
             if closed and metadata is not None:
                 text = f"{(ledger_id, entry_id)} lies behind its end {metadata.last_entry_id}"
                 self._expect("f", text, holds=entry_id <= metadata.last_entry_id)
-            listed = any(one.ledger_id == ledger_id for one in self.ledgers())
-            self._expect("f", f"ledger {ledger_id} is acknowledged, but not listed", holds=listed)
 
     # The bucket
 

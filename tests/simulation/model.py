@@ -55,6 +55,8 @@ class Model:
         self._at: dict[Position, _Entry] = {}
         self.acked_ends: dict[int, int] = {}
         """The highest acknowledged entry of each ledger."""
+        self.shown_ends: dict[int, int] = {}
+        """The highest entry of each ledger that anyone was told of, or read."""
 
     def __repr__(self) -> str:
         return f"<Model {self.stream} {self.counts()}>"
@@ -83,6 +85,7 @@ class Model:
             self._place(token, position, "an acknowledgement")
             ledger_id, entry_id = position
             self.acked_ends[ledger_id] = max(entry_id, self.acked_ends.get(ledger_id, -1))
+            self._show(position)
 
     def refused(self, tokens: list[int]) -> None:
         """Note that nothing was appended."""
@@ -113,6 +116,11 @@ class Model:
             if self._entries[token].fate is Fate.REFUSED:
                 self._complain("d", f"{where} has entry #{token} at {position}; it was refused")
             self._place(token, position, where)
+            self._show(position)
+
+    def _show(self, position: Position) -> None:
+        ledger_id, entry_id = position
+        self.shown_ends[ledger_id] = max(entry_id, self.shown_ends.get(ledger_id, -1))
 
     def _place(self, token: int, position: Position, where: str) -> None:
         entry, known = self._entries[token], self._at.get(position)

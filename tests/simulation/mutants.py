@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from tests.simulation.scenarios import Plan, run
+from tests.simulation.scenarios import run
+from tests.simulation.steps import Plan
 from tests.simulation.trace import Trace
 from tests.simulation.world import ViolationError
 from tierlog.adapters.memory.files import MemoryFile

@@ -7,8 +7,11 @@ ends with exit code 1 and the failing seeds when any rule was broken.
 import argparse
 import sys
 import time
+from dataclasses import replace
 
-from tests.simulation.scenarios import Plan, run
+from tests.simulation.losses import LOSSES_SIZE
+from tests.simulation.scenarios import run
+from tests.simulation.steps import Plan
 from tests.simulation.trace import Trace
 from tests.simulation.world import DEFAULT_SIZE, QUORUM_SIZE, SIGNED_SIZE
 
@@ -22,6 +25,8 @@ def replay_command(seed: int, plan: Plan) -> str:
         command += " --quorum"
     if plan.size == SIGNED_SIZE:
         command += " --signed"
+    if plan.scenario == "lose_nodes":
+        command += " --losses"
     return command
 
 
@@ -35,11 +40,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--calls", action="store_true", help="each call of a port in the trace")
     parser.add_argument("--quorum", action="store_true", help="3 nodes, each entry on all of them")
     parser.add_argument("--signed", action="store_true", help="as --quorum; ledgers have a key")
+    parser.add_argument("--losses", action="store_true", help="nodes are lost, bare ledgers too")
     parser.add_argument("--focus", default="", help="what goes wrong most: crash, stall, usurp, …")
     chosen = parser.parse_args(arguments)
     size = QUORUM_SIZE if chosen.quorum else DEFAULT_SIZE
     size = SIGNED_SIZE if chosen.signed else size
     plan = Plan(ledgers=chosen.ledgers, focus=chosen.focus, size=size)
+    if chosen.losses:
+        plan = replace(plan, size=LOSSES_SIZE, scenario="lose_nodes")
     failed: list[int] = []
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
         trace = Trace(echo=chosen.seeds == 1 and not chosen.quiet, keep_calls=chosen.calls)

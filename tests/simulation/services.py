@@ -40,6 +40,7 @@ from tierlog.runtime.settings import (
     IngestSettings,
     ListenSettings,
     OwnerSettings,
+    ReplicationSettings,
     StorageSettings,
     WireSettings,
 )
@@ -119,7 +120,14 @@ class Service(SimProcess):
 class IngestProcess(Service):
     """Owner and storage node; its disk outlives it."""
 
-    def __init__(self, name: str, servers: Servers, *, owner: OwnerSettings) -> None:
+    def __init__(
+        self,
+        name: str,
+        servers: Servers,
+        *,
+        owner: OwnerSettings,
+        replication: ReplicationSettings,
+    ) -> None:
         super().__init__(name, servers)
         self.disk = MemoryDisk(servers.rng(f"{name}/disk"))
         self.node: IngestNode | None = None
@@ -135,6 +143,7 @@ class IngestProcess(Service):
                 free_bytes_resume=8192,
             ),
             owner=owner,
+            replication=replication,
         )
         servers.network.hosts[NodeId(name)] = self
 

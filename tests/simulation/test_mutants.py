@@ -3,7 +3,7 @@
 import pytest
 
 from tests.simulation.mutants import MUTANTS, hunt
-from tests.simulation.scenarios import Plan
+from tests.simulation.steps import Plan
 
 SEEDS_MAX = 10
 

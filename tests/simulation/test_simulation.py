@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.run import replay_command
-from tests.simulation.scenarios import Plan, Result, run
+from tests.simulation.scenarios import run
+from tests.simulation.steps import Plan, Result
 from tests.simulation.trace import Trace
 from tests.simulation.world import QUORUM_SIZE, SIGNED_SIZE, ViolationError
 

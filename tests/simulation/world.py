@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from tests.simulation.bare import LedgerMinding, LedgerWriting
 from tests.simulation.checker import Checker
 from tests.simulation.processes import HostClock, SimProcess, Tasks
 from tests.simulation.remote import Network
@@ -45,7 +46,7 @@ from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
 from tierlog.ports.storage_node import StorageNodeControl
-from tierlog.runtime.settings import OwnerSettings
+from tierlog.runtime.settings import OwnerSettings, ReplicationSettings
 from tierlog.wire.connection import Hello, WireClient
 from tierlog.wire.messages import ROLE_PRODUCER
 from tierlog_reader.chunk import Budget
@@ -73,6 +74,7 @@ class ViolationError(AssertionError):
     """A rule was broken; the message says which, and how to see the run again."""
 
 
+REPLICATION = ReplicationSettings()
 OWNER = OwnerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1, append_timeout_s=10.0)
 
 
@@ -86,6 +88,9 @@ class Size:
     readers: int = 1
     producers: int = 2
     owner: OwnerSettings = OWNER
+    replication: ReplicationSettings = REPLICATION
+    ledger_writers: int = 0
+    """Applications with bare ledgers; two more recover and read those."""
     lag_s: float = 600.0
     rest_s_max: float = 18.0
 
@@ -154,7 +159,7 @@ class World:
         size, servers = self.size, self.servers
         limits = SchedulerLimits(interval_s=30.0, request_again_s=60.0, sweep_again_s=300.0)
         made: list[Service] = [
-            *(IngestProcess(f"n{i + 1}", servers, owner=size.owner) for i in range(size.ingests)),
+            *(self._ingest(i + 1) for i in range(size.ingests)),
             *(
                 SchedulerProcess(f"s{i + 1}", servers, limits=limits)
                 for i in range(size.schedulers)
@@ -166,7 +171,44 @@ class World:
                 for i in range(size.producers)
             ),
         ]
+        if size.ledger_writers:
+            made += (
+                LedgerWriting(f"l{i + 1}", servers, rest_s_max=size.rest_s_max)
+                for i in range(size.ledger_writers)
+            )
+            made += (LedgerMinding(f"m{i + 1}", servers, written=self._written) for i in range(2))
         self.processes = {one.name: one for one in made}
+        self._nodes_made = size.ingests
+
+    def _ingest(self, number: int) -> IngestProcess:
+        return IngestProcess(
+            f"n{number}",
+            self.servers,
+            owner=self.size.owner,
+            replication=self.size.replication,
+        )
+
+    def _written(self) -> set[LedgerId]:
+        """Return the bare ledgers whose writers are at work."""
+        found = (one.writing for one in self.processes.values() if isinstance(one, LedgerWriting))
+        return {one for one in found if one is not None}
+
+    async def add_node(self) -> IngestProcess:
+        """Start one more node, with an id and a disk that nobody had before."""
+        self._nodes_made += 1
+        node = self._ingest(self._nodes_made)
+        self.processes[node.name] = node
+        node.rates.update(SHAKY)
+        node.start()
+        await self.await_ready(node)
+        return node
+
+    async def lose_node(self, node: IngestProcess) -> None:
+        """End a node for good, and its disk with it."""
+        node.crash()
+        await node.bury()
+        del self.processes[node.name]
+        self.look()
 
     def of(self, *kinds: type[Service]) -> list[Service]:
         """Return the processes of these kinds."""
@@ -176,7 +218,7 @@ class World:
 
     async def start(self, stream_policy: Policy) -> None:
         """Make the stream, and start every process."""
-        catalog = self._administrator.connect()
+        catalog = self.admin_catalog = self._administrator.connect()
         self._nodes = self._administrator.nodes(catalog)
         await catalog.nodes.ensure_cluster()
         await catalog.streams.ensure_roots()
