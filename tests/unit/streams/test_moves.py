@@ -230,7 +230,7 @@ def test_an_owner_that_lost_its_session_and_answers_has_some_time_to_register_ag
             for _ in range(3):
                 # As after a restart of the metadata store.
                 on.stores[first].expire_session()
-                await asyncio.sleep(5)
+                await asyncio.sleep(3)
                 assert (await on.owners[third].find(STREAM)).info.node_id == first
                 await on.catalogs[first].nodes.announce(on.cluster.info(first))
                 await asyncio.sleep(20)

@@ -30,7 +30,7 @@ from tierlog_ingest.streams.ownership import (
 
 log = structlog.get_logger()
 
-UNREGISTERED_S_MAX: Final = 10.0
+UNREGISTERED_S_MAX: Final = 5.0
 
 Answers = Callable[[NodeInfo], Awaitable[bool]]
 """Tells whether a registered node answers this one, now."""
