@@ -40,7 +40,7 @@ class World:
     def __init__(self):
         self.network = MemoryNetwork()
         self.connections = 0
-        self.silent = []
+        self.silent: list[NodeId] = []
         self.reach = Reach(
             self.network.transport("asks"),
             Hello(cluster_id=CLUSTER, role=ROLE_OWNER),
