@@ -136,6 +136,38 @@ def test_a_deposed_owner_that_writes_nothing_names_the_new_one_when_it_is_asked(
     run_virtual(main())
 
 
+def test_an_owner_that_is_cut_from_the_metadata_names_itself_until_a_fence_tells_it_otherwise():
+    async def main():
+        loop = asyncio.get_running_loop()
+        async with three() as on:
+            first, second, _ = on.order
+            assert spans(await on.owners[first].submit(STREAM, draft(b"a"))) == [(0, 0, 0)]
+
+            async def hangs(name):
+                await asyncio.sleep(4)
+                raise RetryableError("the metadata is away", remedy="wait")
+
+            on.catalogs[first].streams.get = hangs
+            begun_s = loop.time()
+            assert (await on.owners[first].find(STREAM)).info is None
+            assert loop.time() - begun_s < 1
+            # Its storage nodes take what it appends, and that is all it needs.
+            assert spans(await on.owners[first].submit(STREAM, draft(b"b"))) == [(0, 1, 1)]
+            # Another one claims: now the fence refuses it, and it names itself no more.
+            on.away.add(first)
+            assert (await on.owners[second].find(STREAM)).info is None
+            with pytest.raises((IndeterminateError, RetryableError)):
+                await on.owners[first].submit(STREAM, draft(b"late"))
+            found = await on.owners[first].find(STREAM)
+            assert found.info is not None
+            assert found.info.node_id == second
+            assert spans(await on.owners[second].submit(STREAM, draft(b"c"))) == [(1, 0, 0)]
+            del on.catalogs[first].streams.get
+        assert await read_stream(on.cluster) == [b"a", b"b", b"c"]
+
+    run_virtual(main())
+
+
 def test_a_live_owner_within_reach_is_never_claimed_over():
     async def main():
         async with three() as on:

@@ -42,6 +42,8 @@ BACKOFF_S_MAX: Final = 5.0
 TEND_AGAIN_S: Final = 5.0
 """So long an orphan is left to the node that is to own it before it is looked at again."""
 FIND_ROUNDS_MAX: Final = 3
+DEPOSED_S_MAX: Final = 0.5
+"""An owner that is asked who owns its stream waits that long for the metadata."""
 
 Answered = TypeVar("Answered")
 
@@ -156,15 +158,27 @@ class Owners:
                 if error.reason is not Reason.NOT_OWNER or "wire_address" not in error.details:
                     raise
                 return _found(error.details)
-            stream = await self._parts.catalog.streams.get(name)
-            if owner.claimed is not None and stream.owner == owner.claimed.owner:
+            if not await self._is_deposed(owner):
                 return FoundOwner(owner_epoch=owner.owner_epoch)
-            # It was deposed and does not know yet, having nothing to write.
+            # It does not know yet, having nothing to write.
             await self._cut_off(owner)
         raise RetryableError(
             f"the owner of stream {name} changed {FIND_ROUNDS_MAX} times",
             remedy="Find the owner again",
         )
+
+    async def _is_deposed(self, owner: StreamOwner) -> bool:
+        """Tell whether the metadata names another claim than that of an owner that serves.
+
+        Without the metadata the owner's own word counts: it goes on while its open ledger takes
+        what it appends, and a fence tells it when it is deposed.
+        """
+        try:
+            async with asyncio.timeout(DEPOSED_S_MAX):
+                stream = await self._parts.catalog.streams.get(owner.name)
+        except (RetryableError, TimeoutError):
+            return False
+        return owner.claimed is None or stream.owner != owner.claimed.owner
 
     async def _named(self, name: StreamName) -> FoundOwner:
         """Return the owner of a stream that this node must not claim."""
