@@ -10,7 +10,8 @@ Rules (protocols.md section 3, "Must hold", and section 1), by the letter in a v
     e  tier 1 is deleted only after a complete copy and the lag, by the smaller clock
     f  two owners never both get acknowledgements: nothing is acknowledged behind a ledger's end,
        nor in a ledger that the stream does not list
-    g  what is acknowledged, an ack quorum of the nodes that the metadata names has made durable
+    g  what is acknowledged, or in a closed ledger, an ack quorum of the nodes that the metadata
+       names has made durable
     h  ensembles name a node for an entry that was shown only once the node has it; of a closed
        ledger nothing else changes; the last ensemble of an unclosed one, its writer changes alone
 
@@ -18,7 +19,7 @@ A rule that fails is noted with the time and does not disturb the run; whoever d
 ``violations`` after each step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -232,10 +233,12 @@ class Checker:
             self._ensembles_changed(ledger_id, was, now, was.last_entry_id)
         else:
             shown = model.shown_ends.get(ledger_id, -1)
-            self._ensembles_changed(ledger_id, was, now, shown)
             if now.state is LedgerState.CLOSED:
                 text = f"ledger {ledger_id} was closed at {now.last_entry_id}, shown: {shown}"
                 self._expect("d", text, holds=now.last_entry_id >= shown)
+                self._check_quorums(ledger_id, now, range(now.last_entry_id + 1))
+            else:
+                self._ensembles_changed(ledger_id, was, now, shown)
 
     def _ensembles_changed(
         self, ledger_id: int, was: LedgerMetadata, now: LedgerMetadata, last: int
@@ -243,7 +246,7 @@ class Checker:
         """Check a change of ensembles; entries up to ``last`` were shown to someone."""
         if was.segments == now.segments:
             return
-        if now.state is not LedgerState.CLOSED and was.segments[-1] != now.segments[-1]:
+        if was.state is not LedgerState.CLOSED and was.segments[-1] != now.segments[-1]:
             who, writer = CURRENT.get(), self._made_by[ledger_id]
             text = f"{who} changed the last ensemble of ledger {ledger_id}, which {writer} writes"
             kept = was.segments[-1] in now.segments
@@ -293,14 +296,20 @@ class Checker:
         for ledger_id, entry_id in positions:
             metadata = self.ledger(ledger_id)
             if metadata is not None:
-                named = metadata.write_set(EntryId(entry_id))
-                have = self.copies.holders((ledger_id, entry_id)).intersection(named)
-                text = f"{(ledger_id, entry_id)} is acknowledged; of {named} only {have} have it"
-                self._expect("g", text, holds=len(have) >= metadata.ack_quorum)
+                self._check_quorums(ledger_id, metadata, [entry_id])
             closed = metadata is not None and metadata.state is LedgerState.CLOSED
             if closed and metadata is not None:
                 text = f"{(ledger_id, entry_id)} lies behind its end {metadata.last_entry_id}"
                 self._expect("f", text, holds=entry_id <= metadata.last_entry_id)
+
+    def _check_quorums(
+        self, ledger_id: int, metadata: LedgerMetadata, entry_ids: Iterable[int]
+    ) -> None:
+        for entry_id in entry_ids:
+            named = metadata.write_set(EntryId(entry_id))
+            have = sorted(self.copies.holders((ledger_id, entry_id)).intersection(named))
+            text = f"{(ledger_id, entry_id)} stands; of {named} only {have} ever got it"
+            self._expect("g", text, holds=len(have) >= metadata.ack_quorum)
 
     # The bucket
 
