@@ -158,10 +158,11 @@ class Owners:
                 if error.reason is not Reason.NOT_OWNER or "wire_address" not in error.details:
                     raise
                 return _found(error.details)
-            if not await self._is_deposed(owner):
+            if await self._is_deposed(owner):
+                # It does not know yet, having nothing to write.
+                await self._cut_off(owner)
+            elif owner.state is not OwnerState.ENDED:
                 return FoundOwner(owner_epoch=owner.owner_epoch)
-            # It does not know yet, having nothing to write.
-            await self._cut_off(owner)
         raise RetryableError(
             f"the owner of stream {name} changed {FIND_ROUNDS_MAX} times",
             remedy="Find the owner again",
