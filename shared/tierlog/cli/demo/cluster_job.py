@@ -10,18 +10,15 @@ What is shown:
 """
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from tierlog.cli.demo.job import STEP_BYTES, STREAM, Digest, differs
-from tierlog.cli.demo.records import Source, replayed
+from tierlog.cli.demo.records import Source
+from tierlog.cli.demo.round_trip import STREAM, RoundTrip, differs, read_back
 from tierlog.cli.demo.stage import Stage
-from tierlog.format.entry import StructuredEvent
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.policy import MIB, Policy
-from tierlog.model.position import Edge
 from tierlog.model.spans import count, union, without
 
 if TYPE_CHECKING:
@@ -30,19 +27,13 @@ if TYPE_CHECKING:
 POLICY: Final = Policy(ledger_bytes_max=5 * MIB)
 COPIES: Final = 3
 AWAY_S: Final = 3.0
-NODE_S_MAX: Final = 60.0
 REPLICATED_S_MAX: Final = 180.0
 
 
 @dataclass(slots=True)
-class ClusterOutcome:
+class ClusterOutcome(RoundTrip):
     """What the job found, for the report."""
 
-    source: str
-    appended: Digest = field(default_factory=Digest)
-    read: Digest = field(default_factory=Digest)
-    acknowledged: int = 0
-    resolved_count: int = 0
     lost_node: str = ""
     fresh_node: str = ""
     killed_node: str = ""
@@ -51,14 +42,6 @@ class ClusterOutcome:
     queued_max: int = 0
     under_replicated: int = 0
     replicated_s: float = 0.0
-    append_s: float = 0.0
-    read_s: float = 0.0
-    ledgers: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def same(self) -> bool:
-        """Whether what was read is what was appended."""
-        return (self.read.count, self.read.hex()) == (self.appended.count, self.appended.hex())
 
 
 class AnswerWatch:
@@ -103,7 +86,7 @@ class ClusterJob:
         await self._append()
         await stage.client.seal(STREAM)
         await self._until_replicated()
-        await self._read_back()
+        await read_back(stage, self.outcome)
         await self._survey()
         return self.outcome
 
@@ -117,7 +100,7 @@ class ClusterJob:
             self._stage.client.writer(STREAM, progress=self._answers) as writer,
         ):
             breaking = group.create_task(self._break_nodes(writer))
-            for event in self._events():
+            for event in outcome.events(self._source, self._bytes_min):
                 await writer.send(event)
                 if not self._replaced.is_set() and writer.acked_bytes > 0.6 * self._bytes_min:
                     # So quick are the appends that the second crash would come too late.
@@ -137,11 +120,6 @@ class ClusterJob:
             f"all {writer.acked_events} events ({writer.acked_bytes / 1e6:.1f} MB) acknowledged; "
             f"the longest time without an answer was {outcome.longest_gap_s:.1f} s"
         )
-
-    def _events(self) -> Iterator[StructuredEvent]:
-        for event in replayed(self._source, self._bytes_min):
-            self.outcome.appended.add(event.key, event.event_time_ms, event.payload)
-            yield event
 
     async def _break_nodes(self, writer: "StreamWriter | PartitionedWriter") -> None:
         stage, outcome = self._stage, self.outcome
@@ -231,24 +209,6 @@ class ClusterJob:
                 spans = without(spans, await control.held_entries(ledger_id))
             lacking += count(spans)
         return lacking
-
-    async def _read_back(self) -> None:
-        stage, outcome = self._stage, self.outcome
-        loop = asyncio.get_running_loop()
-        begun_s, told = loop.time(), 0
-        stage.tell("reading the whole stream back")
-        async for event in stage.client.reader(STREAM, start=Edge.EARLIEST).events():
-            outcome.read.add(event.key, event.event_time_ms, event.payload)
-            if outcome.read.payload_bytes // STEP_BYTES > told:
-                told = outcome.read.payload_bytes // STEP_BYTES
-                stage.tell(f"{outcome.read.payload_bytes / 1e6:.0f} MB read")
-        outcome.read_s = loop.time() - begun_s
-        if not outcome.same:
-            raise differs(
-                f"{outcome.read.count} events with SHA-256 {outcome.read.hex()} were read, "
-                f"{outcome.appended.count} with {outcome.appended.hex()} were appended"
-            )
-        stage.tell(f"{outcome.read.count} events, SHA-256 {outcome.read.hex()[:16]}…: the same")
 
     async def _survey(self) -> None:
         """Note where each ledger's copies lie, for the report."""

@@ -8,22 +8,7 @@ from tierlog.cli.output import Output, print_json, print_rows, size_text, stdout
 
 def document_of(outcome: ClusterOutcome, *, elapsed_s: float) -> dict[str, Any]:
     """Return the whole outcome as JSON."""
-    appended, read = outcome.appended, outcome.read
-    return {
-        "same": outcome.same,
-        "source": outcome.source,
-        "appended": {
-            "events": appended.count,
-            "bytes": appended.payload_bytes,
-            "sha256": appended.hex(),
-            "seconds": round(outcome.append_s, 2),
-        },
-        "read": {
-            "events": read.count,
-            "bytes": read.payload_bytes,
-            "sha256": read.hex(),
-            "seconds": round(outcome.read_s, 2),
-        },
+    return outcome.document() | {
         "lost_node": {
             "node_id": outcome.lost_node,
             "events_in_flight": outcome.in_flight_at_loss,
@@ -31,8 +16,8 @@ def document_of(outcome: ClusterOutcome, *, elapsed_s: float) -> dict[str, Any]:
         },
         "killed_node": {"node_id": outcome.killed_node},
         "acknowledged_events": outcome.acknowledged,
-        "events_lost": max(0, outcome.acknowledged - read.count),
-        "events_doubled": max(0, read.count - appended.count),
+        "events_lost": outcome.lost_count,
+        "events_doubled": outcome.doubled_count,
         "resolved_by_reading_back": outcome.resolved_count,
         "longest_gap_s": round(outcome.longest_gap_s, 2),
         "replication": {

@@ -10,17 +10,14 @@ What is shown:
 """
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from tierlog.cli.demo.records import Source, replayed
+from tierlog.cli.demo.records import Source
+from tierlog.cli.demo.round_trip import STEP_BYTES, STREAM, RoundTrip, differs, read_back
 from tierlog.cli.demo.stage import POLL_S, Stage
-from tierlog.format.entry import StructuredEvent
-from tierlog.model.errors import CorruptError
-from tierlog.model.ids import StreamName
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.policy import MIB, Policy
 from tierlog.model.position import Edge
@@ -28,7 +25,6 @@ from tierlog.model.position import Edge
 if TYPE_CHECKING:
     from tierlog.client import PartitionedWriter, StreamWriter
 
-STREAM: Final = StreamName("changelogs")
 POLICY: Final = Policy(
     ledger_bytes_max=7 * MIB,
     block_size=5 * MIB,
@@ -37,55 +33,20 @@ POLICY: Final = Policy(
     deletion_lag_ms=1000,
 )
 LEDGERS_IN_TIER2_MIN: Final = 5
-STEP_BYTES: Final = 10 * 1000 * 1000
 # So long waits the offloader that is to be killed after each part of its upload.
 PART_DELAY_S: Final = 4.0
 KILL_S_MAX: Final = 60.0
 
 
-class Digest:
-    """SHA-256 over events: key, time and payload of each, with their lengths."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.payload_bytes = 0
-        self._sha256 = hashlib.sha256()
-
-    def add(self, key: bytes | None, event_time_ms: int | None, payload: bytes) -> None:
-        """Take one event."""
-        head = f"{key!r} {event_time_ms} {len(payload)} ".encode()
-        self._sha256.update(head + payload)
-        self.count += 1
-        self.payload_bytes += len(payload)
-
-    def hex(self) -> str:
-        """Return the digest so far."""
-        return self._sha256.hexdigest()
-
-
 @dataclass(slots=True)
-class Outcome:
+class Outcome(RoundTrip):
     """What the job found, for the report."""
 
-    source: str
-    appended: Digest = field(default_factory=Digest)
-    read: Digest = field(default_factory=Digest)
-    tiers_read: dict[str, int] = field(default_factory=dict)
     killed_attempt: UUID | None = None
     killed_ledger: int | None = None
     disk_bytes: int = 0
     left_behind: list[str] = field(default_factory=list)
     unacknowledged_at_kill: int = 0
-    acknowledged: int = 0
-    resolved_count: int = 0
-    ledgers: list[dict[str, Any]] = field(default_factory=list)
-    append_s: float = 0.0
-    read_s: float = 0.0
-
-    @property
-    def same(self) -> bool:
-        """Whether what was read is what was appended."""
-        return (self.read.count, self.read.hex()) == (self.appended.count, self.appended.hex())
 
 
 class Job:
@@ -107,7 +68,7 @@ class Job:
         await self._kill_offloader()
         await self._until_offloaded()
         await self._check_bucket()
-        await self._read_back()
+        await read_back(stage, self.outcome)
         await self._survey()
         return self.outcome
 
@@ -124,7 +85,7 @@ class Job:
         async with asyncio.TaskGroup() as group, self._stage.client.writer(STREAM) as writer:
             ingest = group.create_task(self._kill_ingest(writer))
             told = 0
-            for event in self._events():
+            for event in self.outcome.events(self._source, self._bytes_min):
                 await writer.send(event)
                 if writer.acked_bytes // STEP_BYTES > told:
                     told = writer.acked_bytes // STEP_BYTES
@@ -140,11 +101,6 @@ class Job:
             f"all {writer.acked_events} events ({writer.acked_bytes / 1e6:.1f} MB) acknowledged; "
             f"lost answers were read back {writer.resolved_count} times"
         )
-
-    def _events(self) -> Iterator[StructuredEvent]:
-        for event in replayed(self._source, self._bytes_min):
-            self.outcome.appended.add(event.key, event.event_time_ms, event.payload)
-            yield event
 
     async def _kill_ingest(self, writer: "StreamWriter | PartitionedWriter") -> None:
         """Kill ingest once half of the events are acknowledged and more are in flight."""
@@ -276,25 +232,6 @@ class Job:
             "and no open upload"
         )
 
-    async def _read_back(self) -> None:
-        stage, outcome = self._stage, self.outcome
-        loop = asyncio.get_running_loop()
-        begun_s, told = loop.time(), 0
-        stage.tell("reading the whole stream back")
-        async for event in stage.client.reader(STREAM, start=Edge.EARLIEST).events():
-            outcome.read.add(event.key, event.event_time_ms, event.payload)
-            outcome.tiers_read[event.tier] = outcome.tiers_read.get(event.tier, 0) + 1
-            if outcome.read.payload_bytes // STEP_BYTES > told:
-                told = outcome.read.payload_bytes // STEP_BYTES
-                stage.tell(f"{outcome.read.payload_bytes / 1e6:.0f} MB read")
-        outcome.read_s = loop.time() - begun_s
-        if not outcome.same:
-            raise differs(
-                f"{outcome.read.count} events with SHA-256 {outcome.read.hex()} were read, "
-                f"{outcome.appended.count} with {outcome.appended.hex()} were appended"
-            )
-        stage.tell(f"{outcome.read.count} events, SHA-256 {outcome.read.hex()[:16]}…: the same")
-
     async def _survey(self) -> None:
         """Note where each ledger lies, for the report."""
         self.outcome.disk_bytes = self._stage.bytes_on_disk()
@@ -327,11 +264,3 @@ def _where(context: OffloadContext) -> str:
     if context.state is OffloadState.TIER1_DELETED:
         return "S3"
     return "both" if context.complete else "local"
-
-
-def differs(what: str) -> CorruptError:
-    """Return the error that ends the demo with exit 6."""
-    return CorruptError(
-        f"the demo found a difference: {what}",
-        remedy="Run it with --keep and look into the logs of its state directory",
-    )

@@ -13,23 +13,9 @@ MEANINGS: Final = {"S3": "S3 alone", "both": "S3 and local disk", "local": "loca
 
 def document_of(outcome: Outcome, *, elapsed_s: float) -> dict[str, Any]:
     """Return the whole outcome as JSON."""
-    appended, read = outcome.appended, outcome.read
-    return {
-        "same": outcome.same,
-        "source": outcome.source,
-        "appended": {
-            "events": appended.count,
-            "bytes": appended.payload_bytes,
-            "sha256": appended.hex(),
-            "seconds": round(outcome.append_s, 2),
-        },
-        "read": {
-            "events": read.count,
-            "bytes": read.payload_bytes,
-            "sha256": read.hex(),
-            "seconds": round(outcome.read_s, 2),
-            "events_by_tier": outcome.tiers_read,
-        },
+    document = outcome.document()
+    document["read"]["events_by_tier"] = outcome.tiers_read
+    return document | {
         "killed_offloader": {
             "ledger_id": outcome.killed_ledger,
             "attempt": str(outcome.killed_attempt),
@@ -39,8 +25,8 @@ def document_of(outcome: Outcome, *, elapsed_s: float) -> dict[str, Any]:
             "events_in_flight": outcome.unacknowledged_at_kill,
             "resolved_by_reading_back": outcome.resolved_count,
             "acknowledged_events": outcome.acknowledged,
-            "events_lost": max(0, outcome.acknowledged - read.count),
-            "events_doubled": max(0, read.count - appended.count),
+            "events_lost": outcome.lost_count,
+            "events_doubled": outcome.doubled_count,
         },
         "bytes_on_local_disk": outcome.disk_bytes,
         "ledgers": outcome.ledgers,
