@@ -4,7 +4,6 @@ A ledger of its own (a bare ledger) has one writer in its life: one ``append``, 
 """
 
 import asyncio
-import base64
 import getpass
 import sys
 from collections.abc import Awaitable, Callable
@@ -25,7 +24,7 @@ from tierlog.cli.output import (
     size_text,
     time_text,
 )
-from tierlog.cli.read import ReadOutput
+from tierlog.cli.read import ReadOutput, print_payload, text_or_base64
 from tierlog.cli.session import command, load
 from tierlog.cli.stream import LEDGER_COLUMNS, with_client
 
@@ -166,10 +165,13 @@ def read(
         async for entry in reader.entries(first, last, follow=follow):
             if output in {ReadOutput.TABLE, ReadOutput.JSON}:
                 kept.append(_entry_document(entry))
+                continue
+            if output is ReadOutput.JSONL:
+                print_json(_entry_document(entry))
             else:
-                _print_entry(entry, output)
-                if follow:
-                    sys.stdout.buffer.flush()
+                print_payload(entry.data, output)
+            if follow:
+                sys.stdout.buffer.flush()
         if output is ReadOutput.JSON:
             print_json(kept, indent=True)
         elif output is ReadOutput.TABLE:
@@ -259,21 +261,6 @@ def _shape(
     )
 
 
-def _print_entry(entry: "LedgerEntry", output: ReadOutput) -> None:
-    write = sys.stdout.buffer.write
-    if output is ReadOutput.JSONL:
-        print_json(_entry_document(entry))
-    elif output is ReadOutput.BINARY:
-        write(len(entry.data).to_bytes(4, "big"))
-        write(entry.data)
-    else:
-        write(entry.data)
-        write(b"\n")
-
-
 def _entry_document(entry: "LedgerEntry") -> dict[str, Any]:
-    document: dict[str, Any] = {"entry_id": entry.entry_id, "bytes": len(entry.data)}
-    try:
-        return document | {"data": entry.data.decode()}
-    except UnicodeDecodeError:
-        return document | {"data_base64": base64.b64encode(entry.data).decode("ascii")}
+    document = {"entry_id": entry.entry_id, "bytes": len(entry.data)}
+    return document | text_or_base64("data", entry.data)

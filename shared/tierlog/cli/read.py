@@ -82,8 +82,10 @@ async def _read(
                 for event in events_of(entry):
                     if output in {ReadOutput.TABLE, ReadOutput.JSON}:
                         printed.append(event)
+                    elif output is ReadOutput.JSONL:
+                        print_json(document_of(event))
                     else:
-                        _print_event(event, output)
+                        print_payload(event.payload, output)
                     count += 1
                     if count == limit:
                         _finish(printed, output)
@@ -92,15 +94,14 @@ async def _read(
     _finish(printed, output)
 
 
-def _print_event(event: "ReadEvent", output: ReadOutput) -> None:
+def print_payload(payload: bytes, output: ReadOutput) -> None:
+    """Print a payload as it is: with a line feed after it, or its length before it."""
     write = sys.stdout.buffer.write
-    if output is ReadOutput.JSONL:
-        print_json(document_of(event))
-    elif output is ReadOutput.BINARY:
-        write(len(event.payload).to_bytes(4, "big"))
-        write(event.payload)
+    if output is ReadOutput.BINARY:
+        write(len(payload).to_bytes(4, "big"))
+        write(payload)
     else:
-        write(event.payload)
+        write(payload)
         write(b"\n")
 
 
@@ -123,7 +124,7 @@ def _finish(printed: "list[ReadEvent]", output: ReadOutput) -> None:
 
 
 def document_of(event: "ReadEvent") -> dict[str, Any]:
-    """Return an event as JSON: payload as text where it is UTF-8, else in base64."""
+    """Return an event as JSON."""
     document: dict[str, Any] = {
         "position": str(event.position),
         "index": event.batch_index,
@@ -140,11 +141,12 @@ def document_of(event: "ReadEvent") -> dict[str, Any]:
     if event.properties:
         document["properties"] = dict(event.properties)
     if event.key is not None:
-        document |= _text_or_base64("key", event.key)
-    return document | _text_or_base64("payload", event.payload)
+        document |= text_or_base64("key", event.key)
+    return document | text_or_base64("payload", event.payload)
 
 
-def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
+def text_or_base64(name: str, data: bytes) -> dict[str, str]:
+    """Return data as a field of JSON: as text where it is UTF-8, else in base64."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:

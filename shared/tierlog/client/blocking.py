@@ -6,7 +6,8 @@ A call hands its coroutine to that loop and waits; interrupting the wait cancels
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -43,6 +44,27 @@ class Background:
 
 BACKGROUND: Final = Background()
 
+HOP_ITEMS: Final = 4096
+
+
+def send_all(items: Iterable[Item], send: Callable[[Item], Awaitable[object]]) -> None:
+    """Send many, with few hops to the loop; ``items`` is iterated over here."""
+
+    async def hop(some: list[Item]) -> None:
+        for item in some:
+            await send(item)
+
+    held: list[Item] = []
+    try:
+        for item in items:
+            held.append(item)
+            if len(held) == HOP_ITEMS:
+                BACKGROUND.run(hop(held))
+                held = []
+    finally:
+        # Also what came before an item that ``items`` refused to give.
+        BACKGROUND.run(hop(held))
+
 
 class _Holder:
     """Keeps an async context open in a task of its own, between two blocking calls."""
@@ -73,7 +95,31 @@ class _Holder:
             self._ready.set_exception(error)
 
 
-class Blocking:
+class Closing(ABC):
+    """Closed at the end of a ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> object:
+        """End it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            # What went wrong first is what is told.
+            with contextlib.suppress(Exception):
+                self.close()
+
+
+class Blocking(Closing):
     """A context that was entered on the background loop."""
 
     def __init__(self) -> None:
@@ -94,22 +140,6 @@ class Blocking:
         if self._holder is not None:
             holder, self._holder = self._holder, None
             BACKGROUND.run(holder.leave())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            # What went wrong first is what is told.
-            with contextlib.suppress(Exception):
-                self.close()
 
 
 def iterate(items: AsyncIterator[Item]) -> Iterator[Item]:

@@ -7,10 +7,10 @@ How calls get to an event loop, and their results back, is ``tierlog.client.bloc
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from tierlog.client.batches import Event
-from tierlog.client.blocking import BACKGROUND, Blocking, iterate
+from tierlog.client.blocking import BACKGROUND, Blocking, iterate, send_all
 from tierlog.client.client import Client, open_client
 from tierlog.client.partitioned import PartitionedWriter
 from tierlog.client.reading import ReadEntry, ReadEvent
@@ -21,8 +21,6 @@ from tierlog.model.position import Edge, Position
 from tierlog.ports.admin import Document
 from tierlog.ports.progress import Progress
 from tierlog.runtime.settings import Settings
-
-HOP_EVENTS: Final = 4096
 
 
 class SyncWriter(Blocking):
@@ -38,21 +36,7 @@ class SyncWriter(Blocking):
 
     def send_all(self, events: Iterable[Event]) -> None:
         """Send many, with few hops to the loop; ``events`` is iterated over here."""
-
-        async def send(some: list[Event]) -> None:
-            for event in some:
-                await self._writer.send(event)
-
-        held: list[Event] = []
-        try:
-            for event in events:
-                held.append(event)
-                if len(held) == HOP_EVENTS:
-                    BACKGROUND.run(send(held))
-                    held = []
-        finally:
-            # Also what came before an event that ``events`` refused to give.
-            BACKGROUND.run(send(held))
+        send_all(events, self._writer.send)
 
     @property
     def acked_events(self) -> int:

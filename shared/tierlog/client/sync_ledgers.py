@@ -7,12 +7,9 @@ with SyncLedgers() as ledgers:
         print(entry.entry_id, entry.data)
 """
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import Final, Self
 
-from tierlog.client.blocking import BACKGROUND, Blocking, iterate
+from tierlog.client.blocking import BACKGROUND, Blocking, Closing, iterate, send_all
 from tierlog.client.ledger_reader import LedgerEntry, LedgerReader
 from tierlog.client.ledger_writer import LedgerAppender
 from tierlog.client.ledgers import Ledgers, LedgerShape, open_ledgers
@@ -21,10 +18,8 @@ from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.runtime.settings import Settings
 
-HOP_ENTRIES: Final = 4096
 
-
-class SyncLedgerAppender:
+class SyncLedgerAppender(Closing):
     """``LedgerAppender``, blocking."""
 
     def __init__(self, appender: LedgerAppender) -> None:
@@ -46,21 +41,7 @@ class SyncLedgerAppender:
 
     def append_all(self, entries: Iterable[Buffer]) -> EntryId:
         """Append many, with few hops to the loop; return the last one's id once all are there."""
-
-        async def send(some: list[Buffer]) -> None:
-            for entry in some:
-                await self._appender.send(entry)
-
-        held: list[Buffer] = []
-        try:
-            for entry in entries:
-                held.append(entry)
-                if len(held) == HOP_ENTRIES:
-                    BACKGROUND.run(send(held))
-                    held = []
-        finally:
-            # Also what came before an entry that ``entries`` refused to give.
-            BACKGROUND.run(send(held))
+        send_all(entries, self._appender.send)
         return self.flush()
 
     def flush(self) -> EntryId:
@@ -70,22 +51,6 @@ class SyncLedgerAppender:
     def close(self) -> LedgerMetadata:
         """See ``LedgerAppender.close``."""
         return BACKGROUND.run(self._appender.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            # What went wrong first is what is told.
-            with contextlib.suppress(Exception):
-                self.close()
 
 
 class SyncLedgerReader:
