@@ -56,7 +56,7 @@ async def offloaded_and_gone(cluster, client, stream):
     await cluster.until(done, what=f"{stream} in tier 2 alone")
 
 
-@pytest.mark.covers("A04", "A09", "A19", "A33")
+@pytest.mark.covers("A02", "A04", "A09", "A19", "A33")
 async def test_what_was_appended_reads_the_same_from_tier_1_and_from_tier_2_alone(cluster):
     events = numbered(0, 15_000)
     async with open_client(cluster.settings) as client:
@@ -141,6 +141,7 @@ async def test_grpc_reads_entries_and_bounds(cluster):
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.covers("A02")
 async def test_a_follower_sees_what_is_appended_while_it_reads(cluster):
     async with open_client(cluster.settings) as client, client.writer("follow") as writer:
         await writer.send(b"before")

@@ -33,7 +33,6 @@ def run_seed(seed: int, plan: Plan) -> Result:
 
 
 @pytest.mark.covers("A03", "A08", "A15", "A16", "A28", "D09", "D18", "D37")
-@pytest.mark.covers("A15", "A16", "D18", "D37")
 @pytest.mark.timeout(170)
 def test_a_hundred_ledgers_come_to_tier_2_through_crashes_at_random_steps():
     result = run_seed(4, Plan(ledgers=100))

@@ -68,7 +68,7 @@ def test_entries_get_growing_ids_and_are_confirmed_in_order():
     run_virtual(main())
 
 
-@pytest.mark.covers("D02", "D13", "D15")
+@pytest.mark.covers("D02", "D13", "D15", "D16")
 def test_a_run_goes_to_the_write_set_of_its_stripe_and_nowhere_else():
     async def main():
         cluster = SmallCluster(3)

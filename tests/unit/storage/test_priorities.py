@@ -133,17 +133,20 @@ def test_a_turn_that_was_given_to_a_cancelled_one_goes_on():
     run_virtual(run())
 
 
-def test_waiting_shows_in_the_metrics():
+@pytest.mark.covers("A02")
+@pytest.mark.parametrize("work", Work)
+def test_waiting_shows_in_the_metrics_of_its_kind_of_work_alone(work):
     async def run():
         gate = make_gate()
         async with asyncio.TaskGroup() as tasks:
             for _ in range(2):
-                tasks.create_task(use(gate, Work.COMPACTION, 2.0, []))
+                tasks.create_task(use(gate, work, 2.0, []))
         found = gate.statistics()
-        assert found["disk_compaction_turns"] == 2
-        assert found["disk_compaction_wait_s"] == pytest.approx(2)
-        assert found["disk_compaction_wait_s_max"] == pytest.approx(2)
-        assert found["disk_append_turns"] == 0
+        for other in Work:
+            name = f"disk_{other.name.lower()}"
+            assert found[f"{name}_turns"] == (2 if other is work else 0)
+            assert found[f"{name}_wait_s"] == pytest.approx(2 if other is work else 0)
+            assert found[f"{name}_wait_s_max"] == pytest.approx(2 if other is work else 0)
         assert "taken=0 of 1" in repr(gate)
 
     run_virtual(run())
