@@ -14,7 +14,7 @@ from tests.spec.models import MODELS, check_mistake, check_model, mistakes
 from tests.spec.tlc import Tlc
 
 
-def look_at_models(tlc: Tlc, chosen: list[str]) -> bool:
+def look_at_models(tlc: Tlc, chosen: list[str], *, trace: bool) -> bool:
     """Look through whole state spaces; tell if all is well."""
     fine = True
     print("| model | states generated | distinct | depth | s | |\n|---|---|---|---|---|---|")
@@ -27,7 +27,7 @@ def look_at_models(tlc: Tlc, chosen: list[str]) -> bool:
             f"| {time.perf_counter() - began_s:.0f} | {verdict.broken or 'all hold'} |",
             flush=True,
         )
-        if verdict.broken is not None:
+        if trace:
             print(verdict.output)
     return fine
 
@@ -44,7 +44,7 @@ def look_at_mistakes(tlc: Tlc, chosen: str, *, trace: bool) -> bool:
         print(
             f"| {mistake.name} | `{mistake.model}` "
             f"| {verdict.broken or 'nothing'}{'' if caught else ' (NOT AS EXPECTED)'} "
-            f"| {verdict.steps - 1} | {time.perf_counter() - began_s:.0f} |",
+            f"| {max(0, verdict.steps - 1)} | {time.perf_counter() - began_s:.0f} |",
             flush=True,
         )
         if trace:
@@ -57,12 +57,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", action="append", choices=MODELS, help="only this one's space")
     parser.add_argument("--mistake", help="only mistakes whose name holds this")
-    parser.add_argument("--trace", action="store_true", help="show the counterexamples")
+    parser.add_argument("--trace", action="store_true", help="show all that TLC says")
     chosen = parser.parse_args(arguments)
     tlc = Tlc()
     fine = True
     if chosen.model or chosen.mistake is None:
-        fine = look_at_models(tlc, chosen.model or MODELS)
+        fine = look_at_models(tlc, chosen.model or MODELS, trace=chosen.trace)
     if chosen.mistake is not None or not chosen.model:
         fine = look_at_mistakes(tlc, chosen.mistake or "", trace=chosen.trace) and fine
     return 0 if fine else 1
