@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 import aiohttp
-from kazoo.client import KazooClient
 from pydantic import SecretStr
 
 from tests.contracts.proxy import Proxy
-from tests.plugins.faulty_ingest import MODULE, Faults
+from tests.histories import defective_ingest
+from tests.plugins import faulty_ingest
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.system import SystemIds
 from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
@@ -66,7 +66,7 @@ class Node:
         self.node_id = f"node-{place.number}"
         self.place = place
         self.data = root / place.folder
-        self.faults = Faults(root / f"faults-{place.number}")
+        self.faults = faulty_ingest.Faults(root / f"faults-{place.number}")
         self.proxy = proxy
 
     def __repr__(self) -> str:
@@ -76,11 +76,15 @@ class Node:
 class HistoryCluster:
     """An asynchronous context manager: its nodes run while it is entered."""
 
-    def __init__(self, servers: EmbeddedServers, root: Path, *, nodes: int) -> None:
+    def __init__(
+        self, servers: EmbeddedServers, root: Path, *, nodes: int, defect: str = ""
+    ) -> None:
+        """Take what to break in the nodes' code as ``defect``."""
         self.servers = servers
         self.root = root
         self.nodes: list[Node] = []
         self._wanted = nodes
+        self._defect = defect
         self._number_last = 0
         self._corner = f"history-{uuid.uuid4()}"
         self._ports = Ports(root / "ports.json")
@@ -90,7 +94,6 @@ class HistoryCluster:
         self._zookeeper = servers.endpoints.zookeeper_hosts
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._make_corner)
         try:
             specs = [self._spec_of(await self._new_node()) for _ in range(self._wanted)]
             await self.services.start([*specs, self._reader_spec()])
@@ -219,13 +222,6 @@ class HistoryCluster:
         finally:
             await self.servers.restart("zookeeper")
 
-    def _make_corner(self) -> None:
-        client = KazooClient(self._zookeeper)
-        client.start()
-        client.ensure_path(f"/{self._corner}")
-        client.stop()
-        client.close()
-
     async def _new_node(self) -> Node:
         self._number_last += 1
         proxy = await Proxy(self._zookeeper).__aenter__()
@@ -245,9 +241,11 @@ class HistoryCluster:
             **node.faults.env,
             **self._corner_env(node.proxy.address),
             "TIERLOG_INGEST__DATA_DIR": str(node.data),
+            defective_ingest.VARIABLE: self._defect,
         }
         ports = self._ports.take(node.name, SERVICE_PORTS["ingest"])
-        return replace(service_spec("ingest", ports=ports, env=env, name=node.name), module=MODULE)
+        module = defective_ingest.MODULE if self._defect else faulty_ingest.MODULE
+        return replace(service_spec("ingest", ports=ports, env=env, name=node.name), module=module)
 
     def _reader_spec(self) -> ServiceSpec:
         env = server_environment(self.servers.endpoints) | self._corner_env(self._zookeeper)

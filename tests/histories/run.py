@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, nargs="+", default=[3], help="taken in turn")
     parser.add_argument("--faults", default=",".join(FAULTS), help="which faults may come")
     parser.add_argument("--at-once", type=int, default=1, help="faults side by side, at most")
+    parser.add_argument("--defect", default="", help="break the nodes: a mutant's name")
     parser.add_argument("--keep", type=Path, help="where histories and logs are kept")
     chosen = parser.parse_args(arguments)
     keep = chosen.keep or Path(tempfile.mkdtemp(prefix="tierlog-histories-"))
@@ -45,12 +46,14 @@ def main(arguments: list[str] | None = None) -> int:
     plan = Plan(seconds=chosen.seconds, faults=faults, at_once=chosen.at_once)
     seeds = range(chosen.seed, chosen.seed + chosen.seeds)
     runs = {seed: chosen.nodes[step % len(chosen.nodes)] for step, seed in enumerate(seeds)}
-    failed = asyncio.run(_run(runs, plan, keep, checker))
+    failed = asyncio.run(_run(runs, plan, keep, checker, chosen.defect))
     print(f"{len(runs) - len(failed)} of {len(runs)} histories are linearizable; kept in {keep}")
     return 1 if failed else 0
 
 
-async def _run(runs: dict[int, int], plan: Plan, keep: Path, checker: Checker) -> list[int]:
+async def _run(
+    runs: dict[int, int], plan: Plan, keep: Path, checker: Checker, defect: str
+) -> list[int]:
     failed = []
     async with EmbeddedServers(keep / "servers") as servers:
         for seed, nodes in runs.items():
@@ -58,7 +61,7 @@ async def _run(runs: dict[int, int], plan: Plan, keep: Path, checker: Checker) -
             folder.mkdir()
             began_s = time.monotonic()
             try:
-                async with HistoryCluster(servers, folder, nodes=nodes) as cluster:
+                async with HistoryCluster(servers, folder, nodes=nodes, defect=defect) as cluster:
                     faults = await record(cluster, folder / FILE, seed=seed, plan=plan)
             except Exception as error:  # noqa: BLE001 - each seed is told, the next one goes on
                 failed.append(seed)

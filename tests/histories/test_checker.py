@@ -10,7 +10,6 @@ import subprocess
 
 import pytest
 
-from tests.histories.checker import Checker, CheckerMissingError
 from tests.histories.doctored import HEADER, LIES, good
 
 SEEDS = range(1, 9)
@@ -19,14 +18,6 @@ SEEDS = range(1, 9)
 def write(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
-
-
-@pytest.fixture(scope="module")
-def checker(tmp_path_factory):
-    try:
-        return Checker.build(tmp_path_factory.mktemp("judge"))
-    except CheckerMissingError as missing:
-        pytest.skip(str(missing))
 
 
 def test_good_histories_are_linearizable(checker, tmp_path):

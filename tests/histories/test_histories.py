@@ -9,21 +9,12 @@ import random
 
 import pytest
 
-from tests.histories.checker import Checker, CheckerMissingError
 from tests.histories.cluster import HistoryCluster
 from tests.histories.life import Plan, record
 
 pytestmark = pytest.mark.integration
 
 SEED = int(os.environ.get("TIERLOG_HISTORY_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
-
-
-@pytest.fixture(scope="module")
-def checker(tmp_path_factory):
-    try:
-        return Checker.build(tmp_path_factory.mktemp("judge"))
-    except CheckerMissingError as missing:
-        pytest.skip(str(missing))
 
 
 async def judge(checker, servers, folder, capsys, *, nodes, plan):
