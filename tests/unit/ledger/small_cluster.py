@@ -1,7 +1,8 @@
 """A cluster in memory for tests of ledgers and streams: nodes, metadata, seeded chance."""
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.faults import Faults, no_faults
@@ -16,6 +17,8 @@ from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.recovery import Recovery, RecoveryLimits
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import (
+    COMPONENT_BARE,
+    KEY_COMPONENT,
     KEY_KEY_ID,
     KEY_STRIPE_ENTRIES,
     DigestType,
@@ -29,6 +32,7 @@ from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.runtime.settings import OwnerSettings
 
 STREAM = StreamName("logs")
+THREE = ["n1", "n2", "n3"]
 
 ALONE = OwnerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1, append_timeout_s=5.0)
 """An owner that needs no other node."""
@@ -135,6 +139,27 @@ class SmallCluster:
         ledger_id = await catalog.ledgers.new_id()
         await catalog.ledgers.open(claimed, ledger_id, metadata, block_size=5 * 1024 * 1024)
         return ledger_id, metadata
+
+
+def bare_metadata(
+    segments: Mapping[int, Sequence[str]], quorums: tuple[int, int, int] = (1, 1, 1)
+) -> LedgerMetadata:
+    """Return the metadata of a bare ledger: first entries and ensembles of its segments."""
+    return LedgerMetadata(
+        ensemble_size=quorums[0],
+        write_quorum=quorums[1],
+        ack_quorum=quorums[2],
+        segments=tuple(
+            Segment(first_entry_id=EntryId(first), ensemble=tuple(map(NodeId, ensemble)))
+            for first, ensemble in segments.items()
+        ),
+        custom={KEY_COMPONENT: COMPONENT_BARE},
+    )
+
+
+def now_s() -> float:
+    """Return the loop's time."""
+    return asyncio.get_running_loop().time()
 
 
 def payloads(runs: Sequence[Run]) -> list[bytes]:

@@ -8,15 +8,13 @@ import asyncio
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.ledger.small_cluster import SmallCluster, payloads
+from tests.unit.ledger.small_cluster import THREE, SmallCluster, bare_metadata, now_s, payloads
 from tests.unit.ledger.test_recovery import cut, left_behind
 from tierlog.ledger.damage import DamageLimits, DamageReports
 from tierlog.ledger.reader import ReaderLimits, Tier1ReadHandle
 from tierlog.model.errors import Reason, RetryableError, TierlogError
-from tierlog.model.ledger import COMPONENT_BARE, KEY_COMPONENT, LedgerMetadata, Segment
 from tierlog.model.replication import CopyTrouble
 
-THREE = ["n1", "n2", "n3"]
 SIX = [
     ((0, (b"a", b"b"), -1), THREE),
     ((2, (b"c", b"d"), 1), THREE),
@@ -24,10 +22,6 @@ SIX = [
     ((5, (b"f",), 3), THREE),
 ]
 ALL = [b"a", b"b", b"c", b"d", b"e", b"f"]
-
-
-def now_s():
-    return asyncio.get_running_loop().time()
 
 
 async def closed_ledger(cluster, **more):
@@ -190,17 +184,7 @@ def test_each_segment_is_read_from_its_own_nodes():
     async def main():
         cluster = SmallCluster(3)
         catalog = await cluster.start()
-        metadata = LedgerMetadata(
-            ensemble_size=1,
-            write_quorum=1,
-            ack_quorum=1,
-            segments=(
-                Segment(first_entry_id=0, ensemble=("n1",)),
-                Segment(first_entry_id=1, ensemble=("n2",)),
-                Segment(first_entry_id=3, ensemble=("n3",)),
-            ),
-            custom={KEY_COMPONENT: COMPONENT_BARE},
-        )
+        metadata = bare_metadata({0: ["n1"], 1: ["n2"], 3: ["n3"]})
         ledger_id = await catalog.bare.create(metadata)
         for first, name in enumerate(["n1", "n2", "n2", "n3"]):
             run = cut(ledger_id, first, b"%d" % first, length_before=first)

@@ -12,19 +12,14 @@ import asyncio
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.ledger.small_cluster import SmallCluster, payloads
+from tests.unit.ledger.small_cluster import THREE, SmallCluster, bare_metadata, now_s, payloads
 from tests.unit.ledger.test_recovery import cut, left_behind, read_all
 from tierlog.ledger.rewriting import _Batch
 from tierlog.model.errors import Reason, RefusedError
-from tierlog.model.ledger import COMPONENT_BARE, KEY_COMPONENT, LedgerMetadata, LedgerState, Segment
+from tierlog.model.ledger import LedgerMetadata, LedgerState, Segment
 from tierlog.model.replication import CopyTrouble
 
-THREE = ["n1", "n2", "n3"]
 TWO_RUNS = [((0, (b"a",), -1), THREE), ((1, (b"bb",), 0), ["n1", "n2"])]
-
-
-def now_s():
-    return asyncio.get_running_loop().time()
 
 
 async def leave(cluster, where, *, quorums=(3, 3, 2)):
@@ -331,13 +326,7 @@ def test_a_bare_ledger_is_recovered_by_whoever_wants_it_closed():
     async def main():
         cluster = SmallCluster(4)
         catalog = await cluster.start()
-        metadata = LedgerMetadata(
-            ensemble_size=3,
-            write_quorum=3,
-            ack_quorum=2,
-            segments=(Segment(first_entry_id=0, ensemble=("n1", "n2", "n3")),),
-            custom={KEY_COMPONENT: COMPONENT_BARE},
-        )
+        metadata = bare_metadata({0: ["n1", "n2", "n3"]}, (3, 3, 2))
         ledger_id = await catalog.bare.create(metadata)
         for name in ("n1", "n2"):
             await cluster.nodes[name].add(cut(ledger_id, 0, b"abc"))
@@ -372,16 +361,7 @@ def test_a_segment_before_the_last_one_is_read_from_its_own_nodes():
     async def main():
         cluster = SmallCluster(4)
         catalog = await cluster.start()
-        metadata = LedgerMetadata(
-            ensemble_size=2,
-            write_quorum=2,
-            ack_quorum=1,
-            segments=(
-                Segment(first_entry_id=0, ensemble=("n1", "n2")),
-                Segment(first_entry_id=1, ensemble=("n3", "n4")),
-            ),
-            custom={KEY_COMPONENT: COMPONENT_BARE},
-        )
+        metadata = bare_metadata({0: ["n1", "n2"], 1: ["n3", "n4"]}, (2, 2, 1))
         ledger_id = await catalog.bare.create(metadata)
         await cluster.nodes["n1"].add(cut(ledger_id, 0, b"abc"))
         # What a replaced node took and nobody counted is no part of the answer.
@@ -397,16 +377,7 @@ def test_what_was_moved_to_another_node_meanwhile_is_read_from_there():
     async def main():
         cluster = SmallCluster(3)
         catalog = await cluster.start()
-        metadata = LedgerMetadata(
-            ensemble_size=1,
-            write_quorum=1,
-            ack_quorum=1,
-            segments=(
-                Segment(first_entry_id=0, ensemble=("n1",)),
-                Segment(first_entry_id=1, ensemble=("n2",)),
-            ),
-            custom={KEY_COMPONENT: COMPONENT_BARE},
-        )
+        metadata = bare_metadata({0: ["n1"], 1: ["n2"]})
         ledger_id = await catalog.bare.create(metadata)
         await cluster.nodes["n3"].add(cut(ledger_id, 0, b"abc"))
         cluster.nodes["n1"].down = True
