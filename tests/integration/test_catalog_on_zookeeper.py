@@ -27,23 +27,14 @@ Connect = Callable[[], Awaitable[Catalog]]
 
 
 @pytest.fixture
-async def connect(servers) -> AsyncIterator[Connect]:
+async def connect(zookeeper_corner) -> AsyncIterator[Connect]:
     """Connect catalogs to a folder of ZooKeeper that is this test's alone."""
-    hosts = servers.endpoints.zookeeper_hosts
-    folder = f"/catalog-{uuid4()}"
     async with AsyncExitStack() as stack:
 
-        async def store(address: str) -> ZooKeeperMetadata:
-            made = await ZooKeeperMetadata.connect(address)
-            stack.push_async_callback(made.close)
-            return made
-
-        await (await store(hosts)).create(folder, b"")
-
         async def connect() -> Catalog:
-            return Catalog.over(
-                await store(f"{hosts}{folder}"), clock=SystemClock(), ids=SystemIds()
-            )
+            store = await ZooKeeperMetadata.connect(zookeeper_corner)
+            stack.push_async_callback(store.close)
+            return Catalog.over(store, clock=SystemClock(), ids=SystemIds())
 
         yield connect
 

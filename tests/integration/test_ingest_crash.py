@@ -8,12 +8,10 @@ closed, and only then goes on; an acknowledged entry is never lost and keeps its
 
 import asyncio
 import contextlib
-import uuid
 from pathlib import Path
 
 import aiohttp
 import pytest
-from kazoo.client import KazooClient
 
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.rpc.ingest import GrpcStreamControl
@@ -48,18 +46,6 @@ STREAM = StreamName("crash.test")
 
 
 @pytest.fixture
-def hosts(servers):
-    """A corner of ZooKeeper of one's own."""
-    root = f"/ingest-{uuid.uuid4()}"
-    client = KazooClient(servers.endpoints.zookeeper_hosts)
-    client.start()
-    client.ensure_path(root)
-    client.stop()
-    client.close()
-    return servers.endpoints.zookeeper_hosts + root
-
-
-@pytest.fixture
 async def services(tmp_path: Path):
     embedded = EmbeddedServices(run_dir=tmp_path, log_dir=tmp_path)
     yield embedded
@@ -67,9 +53,9 @@ async def services(tmp_path: Path):
 
 
 @pytest.fixture
-def spec(hosts, tmp_path: Path):
+def spec(zookeeper_corner, tmp_path: Path):
     env = {
-        "TIERLOG_ZOOKEEPER__HOSTS": hosts,
+        "TIERLOG_ZOOKEEPER__HOSTS": zookeeper_corner,
         **quorum_environment(1, {}),
         "TIERLOG_INGEST__DATA_DIR": str(tmp_path / "data"),
     }
@@ -78,8 +64,8 @@ def spec(hosts, tmp_path: Path):
 
 
 @pytest.fixture
-async def catalog(hosts):
-    store = await ZooKeeperMetadata.connect(hosts)
+async def catalog(zookeeper_corner):
+    store = await ZooKeeperMetadata.connect(zookeeper_corner)
     yield Catalog.over(store, clock=SimClock(), ids=SystemIds())
     await store.close()
 

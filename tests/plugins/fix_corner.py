@@ -6,7 +6,6 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from kazoo.client import KazooClient
 from pydantic import SecretStr
 
 from tierlog.runtime.settings import (
@@ -23,14 +22,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
+def zookeeper_corner(servers: EmbeddedServers) -> str:
+    """ZooKeeper's address with a root of one's own, which who connects first makes."""
+    return f"{servers.endpoints.zookeeper_hosts}/corner-{uuid.uuid4()}"
+
+
+@pytest.fixture
 def corner(servers: EmbeddedServers) -> Settings:
     """Settings with a ZooKeeper root, topics, consumer group and key prefix of their own."""
     where, name = servers.endpoints, f"corner-{uuid.uuid4()}"
-    client = KazooClient(where.zookeeper_hosts)
-    client.start()
-    client.ensure_path(f"/{name}")
-    client.stop()
-    client.close()
     return Settings(
         s3=S3Settings(
             endpoint_url=where.s3_endpoint_url,
