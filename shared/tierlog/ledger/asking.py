@@ -7,17 +7,20 @@ Invariants:
     * Each node is asked at its own pace: a silent one holds up no other.
     * A connection is dropped only where there was no answer. Others use it too, and an answer
       that is an error says that the node is there.
+    * Nothing is given up for a node that failed before the loss was accepted, nor for one that
+      fails now and then: it must give no answer for ``loss_patience_s``, or say that it can't.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple, TypeVar
 
 import structlog
 
 from tierlog.ledger.directory import NodeDirectory, is_gone
-from tierlog.model.errors import RetryableError, TierlogError
+from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, NodeId
 from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
@@ -40,6 +43,9 @@ class RecoveryLimits:
     """So long a run that has its ack quorum waits for its other copies."""
     tell_s_first: float = 0.25
     """Waiting is told of from so long on."""
+    loss_patience_s: float = 10.0
+    """Once a loss was accepted, a node is lost that gives no answer for so long. Longer than
+    ``backoff_s_max``: one that has just come back is asked before."""
 
 
 class Failure(NamedTuple):
@@ -69,6 +75,8 @@ class Asking:
         self._ids = ids
         self._waiting = waiting
         self._trouble: dict[NodeId, TierlogError] = {}
+        self._silent_since_s: dict[NodeId, float] = {}
+        """Nodes that give no answer, since the loss was accepted or later."""
         self.loss_accepted = False
 
     def accept_loss(self) -> None:
@@ -77,25 +85,29 @@ class Asking:
         self.news.set()
 
     def is_vain(self, node_ids: Iterable[NodeId], failed: Collection[NodeId]) -> bool:
-        """Tell whether a loss was accepted, and each of these nodes failed or gives no answer."""
+        """Tell whether a loss was accepted, and each of these nodes failed or is silent for long.
+
+        ``failed``: those that say of what is asked that they can't give it.
+        """
+        since_s = asyncio.get_running_loop().time() - self.limits.loss_patience_s
         return self.loss_accepted and all(
-            one in failed or (one in self._trouble and is_gone(self._trouble[one]))
-            for one in node_ids
+            one in failed or self._silent_since_s.get(one, inf) <= since_s for one in node_ids
         )
 
     async def ask(
         self, node_id: NodeId, what: str, call: Call, failed: set[NodeId] | None = None
     ) -> None:
-        """Make a call until it succeeds; put who fails at it in ``failed``.
+        """Make a call until it succeeds.
 
-        Raises no ``TierlogError``.
+        From when on a loss was accepted, who says that it can't is put in ``failed``. Raises no
+        ``TierlogError``.
         """
         backoff_s = self.limits.backoff_s_first
         while True:
             failure = await self.once(node_id, what, call)
             if failure is None:
                 return
-            if failed is not None:
+            if failed is not None and self.loss_accepted and not _may_pass(failure.error):
                 failed.add(node_id)
             await self.drop(node_id, failure)
             await self.back_off(backoff_s)
@@ -114,6 +126,10 @@ class Asking:
             self._trouble[node_id] = error
         else:
             self._trouble.pop(node_id, None)
+        if failure is None or not _may_pass(failure.error):
+            self._silent_since_s.pop(node_id, None)
+        elif self.loss_accepted:
+            self._silent_since_s.setdefault(node_id, asyncio.get_running_loop().time())
         self.news.set()
         return failure
 
@@ -150,6 +166,13 @@ class Asking:
         causes = _causes(self._trouble) or "no answer yet"
         self._waiting[self._ledger_id] = f"{what}: {causes}"
         log.warning("recovery.waiting", ledger_id=self._ledger_id, what=what, cause=causes)
+
+
+def _may_pass(error: TierlogError) -> bool:
+    """Tell whether an error says nothing of what the node has: no answer, or not at present."""
+    return isinstance(error, (RetryableError, IndeterminateError)) and (
+        error.reason is not Reason.UNKNOWN
+    )
 
 
 def _causes(trouble: Mapping[NodeId, TierlogError]) -> str:

@@ -110,6 +110,53 @@ def test_one_copy_will_do_once_the_loss_of_the_others_was_accepted():
     run_virtual(main())
 
 
+def test_a_node_that_came_back_just_before_the_loss_was_accepted_is_asked_again():
+    async def main():
+        cluster = SmallCluster(3)
+        where = [((0, (b"a",), -1), ["n1", "n2"]), ((1, (b"b",), 0), ["n1", "n2"])]
+        catalog, claimed, ledger_id, _ = await left_behind(cluster, quorums=(3, 3, 2), where=where)
+        for node in cluster.nodes.values():
+            node.down = True
+        async with asyncio.TaskGroup() as tasks:
+            recovery = cluster.recovery(catalog)
+            tasks.create_task(recovery.recover(claimed, ledger_id))
+            await asyncio.sleep(100)
+            cluster.nodes["n1"].down = False
+            await catalog.ledgers.accept_loss(ledger_id, by="an admin")
+        assert (await catalog.ledgers.get(ledger_id)).lost == ((2, 2),)
+        assert await read(cluster, catalog, ledger_id, 0, 1) == [b"a", b"b"]
+
+    run_virtual(main())
+
+
+def test_a_survivor_that_fails_now_and_then_loses_nothing():
+    async def main():
+        cluster = SmallCluster(3)
+        where = [((0, (b"a",), -1), ["n1", "n2"]), ((1, (b"b",), 0), ["n1", "n2"])]
+        catalog, claimed, ledger_id, _ = await left_behind(cluster, quorums=(3, 3, 2), where=where)
+        cluster.nodes["n2"].down = cluster.nodes["n3"].down = True
+        survivor = cluster.nodes["n1"]
+
+        async def come_and_go():
+            while True:
+                survivor.down = not survivor.down
+                await asyncio.sleep(3.0 if survivor.down else 0.5)
+
+        async with asyncio.TaskGroup() as tasks:
+            recovery = cluster.recovery(catalog)
+            recovering = tasks.create_task(recovery.recover(claimed, ledger_id))
+            await asyncio.sleep(30)
+            await catalog.ledgers.accept_loss(ledger_id, by="an admin")
+            flapping = tasks.create_task(come_and_go())
+            await asyncio.wait({recovering})
+            flapping.cancel()
+        survivor.down = False
+        assert (await catalog.ledgers.get(ledger_id)).lost == ((2, 2),)
+        assert await read(cluster, catalog, ledger_id, 0, 1) == [b"a", b"b"]
+
+    run_virtual(main())
+
+
 def test_only_where_a_recovery_waits_is_there_a_loss_to_accept():
     async def main():
         cluster = SmallCluster()
