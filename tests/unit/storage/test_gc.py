@@ -156,6 +156,25 @@ async def test_too_many_at_once_stop_with_an_alarm(node, ledgers, collector):
 
 
 @collecting
+async def test_fences_of_ledgers_that_never_had_an_entry_stop_nothing_and_excuse_nothing(
+    node, ledgers, collector
+):
+    fences = set(range(100, 150))
+    for ledger_id in fences:
+        await node.fence(ledger_id)
+    assert await collector.collect() == []
+    assert collector.alarm is None
+    ledgers.living -= set(range(1, 13))
+    await asyncio.sleep(100)
+    assert await collector.collect() == []
+    assert collector.alarm is Alarm.TOO_MANY, "twelve of twenty, whatever else is fenced"
+    ledgers.living |= set(range(1, 13))
+    assert set(await collector.collect()) == fences
+    for ledger_id in fences:
+        assert (await outcome(node.add(make_run(ledger_id, 0)))).reason is Reason.FENCED
+
+
+@collecting
 async def test_a_store_from_an_older_backup_stops_it(node, ledgers, collector):
     ledgers.living -= {20}
     ledgers.newest = 15

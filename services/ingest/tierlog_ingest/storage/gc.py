@@ -12,7 +12,8 @@ Invariants:
     * A ledger made after the snapshot is never a candidate.
     * Nothing is ever concluded from an error, nor from a list without any ledger.
     * More fresh candidates without a record than a share of what is held stop the round with an
-      alarm.
+      alarm. A ledger of which only the fence is held counts on neither side: nothing of it can be
+      lost, its id stays refused, and recoveries leave many that never had an entry.
     * A held ledger whose id is above what the metadata store ever gave stops the round: the store
       came back from a backup.
     * Every ledger that is freed was confirmed absent at least twice, ``quarantine_s`` apart.
@@ -138,16 +139,20 @@ def decide(
     *,
     accounted_for: Collection[LedgerId],
     share_max: float,
+    fences: Collection[LedgerId] = (),
 ) -> Decision:
     """Judge a snapshot of what is held by a later list of what exists.
 
-    ``accounted_for``: deletion is on record, or was judged in a round before.
+    ``accounted_for``: deletion is on record, or was judged in a round before. ``fences``: those
+    of ``held`` of which there is no entry.
     """
     alive = set(living)
     absent = sorted(set(held) - alive)
     if absent and not alive:
         return Decision(alarm=Alarm.EMPTY_LIST)
-    if len(set(absent) - set(accounted_for)) > max(FEW_LEDGERS, share_max * len(held)):
+    stored = set(held) - set(fences)
+    fresh = stored.intersection(absent) - set(accounted_for)
+    if len(fresh) > max(FEW_LEDGERS, share_max * len(stored)):
         return Decision(alarm=Alarm.TOO_MANY)
     return Decision(candidates=tuple(absent))
 
@@ -204,11 +209,13 @@ class GarbageCollector:
             log.error("gc.ledger_revived", ledger_id=ledger_id)
             self._revive(ledger_id)
         absent = [one for one in held if one not in living]
+        fences = set(held).difference(stored)
         decision = decide(
             held,
             living,
-            accounted_for=await self._accounted_for(absent),
+            accounted_for=await self._accounted_for([one for one in absent if one not in fences]),
             share_max=self._share_max,
+            fences=fences,
         )
         if absent and stored and stored[-1] > await self._ledgers.newest_id():
             decision = Decision(alarm=Alarm.OLD_BACKUP)
