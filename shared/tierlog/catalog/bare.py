@@ -212,6 +212,6 @@ def _not_writable(ledger_id: LedgerId, metadata: LedgerMetadata) -> RefusedError
 def _of_a_stream(ledger_id: LedgerId) -> RefusedError:
     return RefusedError(
         f"ledger {ledger_id} belongs to a stream",
-        remedy="Append to its stream and read that; retention deletes its ledgers",
+        remedy="Append to its stream, read that, seal that; tierlog ledger show names it",
         details={"ledger_id": str(ledger_id)},
     )

@@ -61,12 +61,7 @@ class DrainingCatalog:
             found = await self._store.get(path)
             if found is not None:
                 return records.decode_draining(found.data)
-            if await self._store.get(paths.cookie_path(node)) is None:
-                raise RefusedError(
-                    f"the cluster knows no storage node {node}",
-                    reason=Reason.INVALID_ARGUMENT,
-                    remedy="List the nodes with: tierlog cluster nodes",
-                )
+            await self._check_known(node)
             await self._store.create(path, records.encode_draining(wanted))
             return wanted
 
@@ -79,6 +74,7 @@ class DrainingCatalog:
         async def one_round() -> None:
             found = await self._store.get(path)
             if found is None:
+                await self._check_known(node)
                 return
             if records.decode_draining(found.data).done_ms:
                 raise RefusedError(
@@ -114,6 +110,14 @@ class DrainingCatalog:
             return draining
 
         return await settle(self._store, self._ids, path, one_round)
+
+    async def _check_known(self, node: NodeId) -> None:
+        if await self._store.get(paths.cookie_path(node)) is None:
+            raise RefusedError(
+                f"the cluster knows no storage node {node}",
+                reason=Reason.INVALID_ARGUMENT,
+                remedy="List the nodes with: tierlog cluster nodes",
+            )
 
     async def last_check_ms(self) -> int:
         """Return when every copy of every ledger was last looked at; 0: never."""

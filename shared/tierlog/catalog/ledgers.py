@@ -336,7 +336,8 @@ def context_not_found(ledger_id: LedgerId) -> RefusedError:
     return RefusedError(
         f"there is no ledger {ledger_id}",
         reason=Reason.LEDGER_NOT_FOUND,
-        remedy="List the ledgers of a stream with: tierlog ledger ls STREAM",
+        remedy="List a stream's ledgers with: tierlog ledger ls STREAM; those of no stream with: "
+        "tierlog ledger ls",
         details={"ledger_id": str(ledger_id)},
     )
 

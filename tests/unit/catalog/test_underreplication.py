@@ -203,6 +203,8 @@ async def test_a_node_that_is_emptied_is_marked_and_in_the_end_barred():
     assert list(await draining.known_nodes()) == [A, B]
     with pytest.raises(RefusedError, match="knows no storage node c"):
         await draining.begin(C)
+    with pytest.raises(RefusedError, match="knows no storage node c"):
+        await draining.cancel(C)
     with pytest.raises(RefusedError, match="not being emptied"):
         await draining.finish(A)
     found, changed = await draining.watch(A)

@@ -346,7 +346,8 @@ class ZooKeeperMetadata:
     def _unavailable(self, since: str) -> RetryableError:
         return RetryableError(
             f"ZooKeeper at {self._hosts} is unreachable {since}",
-            remedy="Check that it runs there and has a majority; or set TIERLOG_ZOOKEEPER__HOSTS",
+            remedy="Check that it runs there (tierlog up starts one) and has a majority; or set "
+            "TIERLOG_ZOOKEEPER__HOSTS",
         )
 
 
