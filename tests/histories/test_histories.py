@@ -39,7 +39,7 @@ async def test_one_node_that_fails_and_comes_back(checker, servers, tmp_path, ca
     await judge(checker, servers, tmp_path, capsys, nodes=1, plan=plan)
 
 
-@pytest.mark.covers("D02", "D03", "D09", "D16", "D17", "D18")
+@pytest.mark.covers("D02", "D03", "D09", "D17")
 async def test_three_nodes_of_which_one_fails_or_loses_its_disk(checker, servers, tmp_path, capsys):
     plan = Plan(seconds=0, rounds=1)
     await judge(checker, servers, tmp_path, capsys, nodes=3, plan=plan)
