@@ -7,6 +7,9 @@ Invariants:
     * Entries come in order and without a gap. Of a ledger that is not closed none comes that is
       not acknowledged.
     * A read that is told where to end gives all of that, or raises.
+
+Copies move while a ledger is read, of a closed one too: what no node gives is looked for by the
+metadata as it is then, before it is an error.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -47,15 +50,24 @@ class LedgerReader:
 
     @property
     def closed(self) -> bool:
-        """Whether the ledger was closed at the last look; it then never changes again."""
+        """Whether the ledger was closed at the last look; its entries then never change again."""
         return self.metadata.state is LedgerState.CLOSED
 
     async def refresh(self) -> LedgerMetadata:
         """Look at the metadata again, unless the ledger is closed."""
         if not self.closed:
-            self.metadata = await self._parts.catalog.bare.get(self.ledger_id)
-            self._handle = self._made()
+            await self._look_again()
         return self.metadata
+
+    async def _look_again(self) -> None:
+        self.metadata = await self._parts.catalog.bare.get(self.ledger_id)
+        self._handle = self._made()
+
+    async def _has_moved(self) -> bool:
+        """Tell whether the ledger lies on other nodes than at the last look."""
+        before = self.metadata.segments
+        await self._look_again()
+        return self.metadata.segments != before
 
     async def last_add_confirmed(self) -> EntryId:
         """Return the last entry that may be read: of a closed ledger its last one; -1: none."""
@@ -81,6 +93,8 @@ class LedgerReader:
                         yield entry
                         position = EntryId(entry.entry_id + 1)
             except RetryableError as error:
+                if error.reason is Reason.UNKNOWN and await self._has_moved():
+                    continue
                 # NOT_YET: the nodes that were asked don't know yet what is acknowledged.
                 if error.reason is not Reason.NOT_YET or not (follow or last is None):
                     raise

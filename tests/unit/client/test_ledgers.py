@@ -28,7 +28,7 @@ from tierlog.model.errors import (
     RetryableError,
     TierlogError,
 )
-from tierlog.model.ids import LedgerId
+from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import DigestType, LedgerState
 from tierlog.wiring.ledgers import LedgerParts
 
@@ -376,6 +376,31 @@ def test_another_node_takes_the_place_of_a_failed_one():
             assert len(await read(others, ledger.ledger_id)) == 11
 
     run_virtual(main(), until_s=10_000)
+
+
+def test_a_reader_finds_a_closed_ledger_that_was_moved_to_another_node():
+    async def main():
+        cluster = SmallCluster(2)
+        catalog = await cluster.start()
+        async with using(cluster) as ledgers:
+            async with await ledgers.create(ONE) as ledger:
+                await ledger.append(b"one")
+            reader = await ledgers.open(ledger.ledger_id)
+            assert reader.closed
+            (old,) = reader.metadata.segments[0].ensemble
+            (new,) = set(cluster.names) - {old}
+            cluster.nodes[old].down = True
+            with pytest.raises(RetryableError):
+                [one.data async for one in reader.entries()]
+            for run in cluster.nodes[old].runs[ledger.ledger_id].values():
+                await cluster.nodes[new].add(run, recovery=True)
+            await catalog.underreplicated.replace_member(
+                ledger.ledger_id, first_entry_id=EntryId(0), leaving=old, joining=new
+            )
+            assert [one.data async for one in reader.entries()] == [b"one"]
+            assert reader.metadata.segments[0].ensemble == (new,)
+
+    run_virtual(main())
 
 
 @on_three_nodes
