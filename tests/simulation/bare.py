@@ -25,7 +25,7 @@ LIMITS = LedgersLimits(in_flight_bytes_max=64 * 1024, frame_bytes_max=256 * 1024
 SHAPES = (
     LedgerShape(ensemble_size=3, write_quorum=3, ack_quorum=2),
     LedgerShape(ensemble_size=3, write_quorum=3, ack_quorum=2),
-    LedgerShape(ensemble_size=3, write_quorum=2, ack_quorum=2),
+    LedgerShape(ensemble_size=3, write_quorum=2, ack_quorum=2, stripe_entries=1),
     LedgerShape(ensemble_size=4, write_quorum=3, ack_quorum=2, stripe_entries=2),
 )
 RECOVERY_S_MAX = 60.0

@@ -48,17 +48,14 @@ from tierlog.model.ledger import (
     LedgerState,
     Segment,
 )
+from tierlog.model.quorums import STRIPE_ENTRIES, quorums_of, stripe_of
 from tierlog.model.replication import CopyTrouble
 from tierlog.runtime.settings import Settings, load_settings
 from tierlog.wiring.ledgers import LedgerParts, open_ledger_parts
 
 log = structlog.get_logger()
 
-COPIES: Final = 3
-ACKNOWLEDGING: Final = 2
 OWN_PREFIX: Final = "tierlog/"
-STRIPE_WHOLE: Final = 2**40
-"""Where every node gets every entry there is nothing to stripe, and runs are never cut for it."""
 CONNECT_S_MAX: Final = 1.0
 """A node that can't be reached in that time counts as failed, and is replaced."""
 FRAME_BYTES_BESIDE_ENTRY: Final = 256
@@ -72,18 +69,14 @@ class LedgerShape:
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
-    stripe_entries: int = 1
+    stripe_entries: int = STRIPE_ENTRIES
     """So many entries go to the same nodes before the next stripe."""
 
     @classmethod
     def of_cluster(cls, node_count: int) -> "LedgerShape":
         """Return 3/3/2 where there are so many nodes; two nodes keep two copies, one keeps one."""
-        copies = max(1, min(node_count, COPIES))
-        return cls(
-            ensemble_size=copies,
-            write_quorum=copies,
-            ack_quorum=min(copies, ACKNOWLEDGING),
-        )
+        ensemble_size, write_quorum, ack_quorum = quorums_of(node_count)
+        return cls(ensemble_size=ensemble_size, write_quorum=write_quorum, ack_quorum=ack_quorum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +215,7 @@ class Ledgers:
             digest_type = DigestType.HMAC
         if writer is not None:
             noted[KEY_WRITER] = str(writer).encode()
-        whole = shape.write_quorum == shape.ensemble_size
-        stripe_entries = STRIPE_WHOLE if whole else shape.stripe_entries
+        stripe_entries = stripe_of(shape.ensemble_size, shape.write_quorum, shape.stripe_entries)
         noted[KEY_STRIPE_ENTRIES] = str(stripe_entries).encode()
         ledger_id = await catalog.ledgers.new_id()
         ensemble, clients = await self._ensembles.open(

@@ -14,7 +14,6 @@ from typing import Self
 
 from tierlog.embedded.endpoints import ExternalServers, ServerEndpoints
 from tierlog.embedded.nodes import (
-    ACKNOWLEDGING,
     KIND,
     NodePlace,
     give_number,
@@ -33,6 +32,7 @@ from tierlog.embedded.services import (
     service_spec,
 )
 from tierlog.embedded.supervisor import EmbeddedServers
+from tierlog.model.quorums import ACKNOWLEDGING
 from tierlog.ports.progress import Progress
 
 

@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from tierlog.model.errors import RefusedError
+from tierlog.model.quorums import quorums_of
 
 KIND: Final = "ingest"
 FILE_NAME: Final = "nodes.json"
 NODES_MAX: Final = 32
-COPIES: Final = 3
-"""An ensemble of this many nodes, each keeping every entry, where there are as many."""
-ACKNOWLEDGING: Final = 2
 OWNER: Final = "TIERLOG_INGEST__OWNER__"
 QUORUMS: Final = tuple(f"{OWNER}{name}" for name in ("ENSEMBLE_SIZE", "WRITE_QUORUM", "ACK_QUORUM"))
 
@@ -106,6 +104,4 @@ def quorum_environment(count: int, given: Mapping[str, str]) -> dict[str, str]:
     """
     if any(name in given for name in QUORUMS):
         return {}
-    copies = min(count, COPIES)
-    values = (copies, copies, min(copies, ACKNOWLEDGING))
-    return {name: str(value) for name, value in zip(QUORUMS, values, strict=True)}
+    return {name: str(value) for name, value in zip(QUORUMS, quorums_of(count), strict=True)}

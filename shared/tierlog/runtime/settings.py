@@ -34,6 +34,7 @@ from pydantic_settings import (
 from tierlog.format.authentication import SECRET_LEN_MIN
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX
+from tierlog.model.quorums import ACKNOWLEDGING, COPIES, STRIPE_ENTRIES
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -211,10 +212,10 @@ class OwnerSettings(_Section):
     The ledger key id names the key that signs the runs of new ones; none: a checksum alone.
     """
 
-    ensemble_size: int = Field(default=3, gt=0)
-    write_quorum: int = Field(default=3, gt=0)
-    ack_quorum: int = Field(default=2, gt=0)
-    stripe_entries: int = Field(default=256, gt=0)
+    ensemble_size: int = Field(default=COPIES, gt=0)
+    write_quorum: int = Field(default=COPIES, gt=0)
+    ack_quorum: int = Field(default=ACKNOWLEDGING, gt=0)
+    stripe_entries: int = Field(default=STRIPE_ENTRIES, gt=0)
     run_bytes_max: PositiveBytes = 64 * 1024
     in_flight_bytes_max: PositiveBytes = 32 * MIB
     append_timeout_s: Seconds = 10.0

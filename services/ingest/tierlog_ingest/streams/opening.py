@@ -12,7 +12,6 @@ Invariants:
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
@@ -34,14 +33,12 @@ from tierlog.model.ledger import (
     LedgerMetadata,
     Segment,
 )
+from tierlog.model.quorums import stripe_of
 from tierlog.model.stream import Stream
 from tierlog.ports.clock import Clock
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.runtime.settings import OwnerSettings
 from tierlog_ingest.streams.rollover import LedgerFill, LedgerLimits
-
-STRIPE_WHOLE: Final = 2**40
-"""Where every node gets every entry there is nothing to stripe, and runs are never cut for it."""
 
 
 @dataclass(slots=True)
@@ -96,8 +93,9 @@ class LedgerOpener:
 
     def _metadata(self, snapshot: StreamSnapshot, ensemble: tuple[NodeId, ...]) -> LedgerMetadata:
         settings, stream = self._settings, snapshot.stream
-        whole = settings.write_quorum == settings.ensemble_size
-        stripe_entries = STRIPE_WHOLE if whole else settings.stripe_entries
+        stripe_entries = stripe_of(
+            settings.ensemble_size, settings.write_quorum, settings.stripe_entries
+        )
         custom = {
             KEY_APPLICATION: b"tierlog",
             KEY_COMPONENT: b"stream",

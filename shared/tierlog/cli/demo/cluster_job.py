@@ -19,13 +19,13 @@ from tierlog.cli.demo.stage import Stage
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.policy import MIB, Policy
+from tierlog.model.quorums import COPIES
 from tierlog.model.spans import count, union, without
 
 if TYPE_CHECKING:
     from tierlog.client import PartitionedWriter, StreamWriter
 
 POLICY: Final = Policy(ledger_bytes_max=5 * MIB)
-COPIES: Final = 3
 AWAY_S: Final = 3.0
 REPLICATED_S_MAX: Final = 180.0
 

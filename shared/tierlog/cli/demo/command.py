@@ -12,8 +12,9 @@ import typer
 from tierlog.cli.demo.stage import Telling
 from tierlog.cli.output import Output, OutputOption, say
 from tierlog.cli.session import Quiet, command, load
-from tierlog.embedded.nodes import COPIES, NODES_MAX
+from tierlog.embedded.nodes import NODES_MAX
 from tierlog.model.errors import RefusedError
+from tierlog.model.quorums import COPIES
 
 if TYPE_CHECKING:
     from tierlog.cli.demo.records import Source
