@@ -83,12 +83,13 @@ async def test_it_waits_while_a_ledger_names_the_node_and_says_why():
         await decommission(cluster.catalog(), NodeId("n9"), tell=told.append)
 
 
+@pytest.mark.parametrize("late_s", [0.5, 5.0])
 @on_virtual_time
-async def test_a_ledger_that_comes_between_two_looks_is_waited_for():
+async def test_a_ledger_that_comes_between_two_looks_is_waited_for(late_s):
     cluster = Recovering()
     catalog = await cluster.begin()
     ending = asyncio.create_task(decommission(cluster.catalog(), N2, tell=lambda _: None))
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(late_s)
     await cluster.ledger(catalog)
     await asyncio.sleep(30)
     assert not ending.done()

@@ -23,7 +23,9 @@ from tierlog.model.replication import Draining
 from tierlog_ingest.replication.plan import named_nodes
 
 LOOKS: Final = 2
-SETTLE_S: Final = 1.0
+SETTLE_S: Final = 10.0
+"""Whoever chose the node before it was marked has its ledger in the metadata by the second look:
+reaching a silent node of the same ensemble, and a back-off after a lost answer, take seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
