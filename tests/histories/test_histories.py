@@ -39,6 +39,7 @@ async def test_one_node_that_fails_and_comes_back(checker, servers, tmp_path, ca
     await judge(checker, servers, tmp_path, capsys, nodes=1, plan=plan)
 
 
+@pytest.mark.timeout(300)  # seven faults, each with processes to start again
 @pytest.mark.covers("D02", "D03", "D09", "D17")
 async def test_three_nodes_of_which_one_fails_or_loses_its_disk(checker, servers, tmp_path, capsys):
     plan = Plan(seconds=0, rounds=1)
