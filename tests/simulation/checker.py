@@ -19,6 +19,7 @@ A rule that fails is noted with the time and does not disturb the run; whoever d
 ``violations`` after each step.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -64,6 +65,8 @@ class Checker:
         self.bare = Model("bare", self.complain)
         """The entries of all bare ledgers."""
         self.copies = Copies(self.complain)
+        self.told: asyncio.Future[int] | None = None
+        """Gets the ledger of the next acknowledgement that someone is told of."""
         self.deleted: set[int] = set()
         """Bare ledgers that someone set out to delete."""
         self.stream = stream
@@ -131,6 +134,10 @@ class Checker:
         """Return every ledger that has metadata, bare ones too."""
         found = {ledger_id: self.ledger(ledger_id) for ledger_id in sorted(self._made_by)}
         return {ledger_id: one for ledger_id, one in found.items() if one is not None}
+
+    def writer_of(self, ledger_id: int) -> str:
+        """Return the process that made a ledger, and writes it."""
+        return self._made_by[ledger_id]
 
     def model_of(self, metadata: LedgerMetadata) -> Model:
         """Return who knows a ledger's entries."""
@@ -293,6 +300,8 @@ class Checker:
         self._check_acknowledged(positions)
 
     def _check_acknowledged(self, positions: list[Position]) -> None:
+        if self.told is not None and not self.told.done() and positions:
+            self.told.set_result(positions[0][0])
         for ledger_id, entry_id in positions:
             metadata = self.ledger(ledger_id)
             if metadata is not None:

@@ -6,9 +6,10 @@ acknowledgements, and changes of ensembles, are held against.
 Invariant: whatever bytes an entry had on one node, it has on every other.
 """
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 from unittest.mock import patch
 
 from tests.simulation.trace import CURRENT
@@ -18,9 +19,6 @@ from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.ports.storage_node import StorageNodeControl
 from tierlog_ingest.storage.node import StorageNode
-
-if TYPE_CHECKING:
-    import asyncio
 
 Position = tuple[int, int]
 READ_BYTES_MAX = 1024 * 1024
@@ -33,6 +31,7 @@ class Copies:
         self._complain = complain
         self._holders: dict[Position, set[str]] = {}
         self._data: dict[Position, bytes] = {}
+        self._awaited: tuple[frozenset[str], asyncio.Future[str]] | None = None
 
     def __repr__(self) -> str:
         return f"<Copies of {len(self._holders)} entries>"
@@ -45,13 +44,29 @@ class Copies:
         """Take note that a node has made a run durable."""
         for step, entry in enumerate(run.entries()):
             position = (run.header.ledger_id, run.first_entry_id + step)
-            self._holders.setdefault(position, set()).add(node)
+            holders = self._holders.setdefault(position, set())
+            if not holders:
+                self._tell_first(node)
+            holders.add(node)
             if self._data.setdefault(position, bytes(entry)) != entry:
                 self._complain("d", f"{node} has other bytes at {position} than another node")
 
     def data(self, position: Position) -> bytes | None:
         """Return an entry's bytes."""
         return self._data.get(position)
+
+    def first_of(self, nodes: Collection[str]) -> "asyncio.Future[str]":
+        """Return who of ``nodes`` next has an entry that nobody else has; one asks at a time."""
+        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._awaited = frozenset(nodes), told
+        return told
+
+    def _tell_first(self, node: str) -> None:
+        if self._awaited is not None and node in self._awaited[0]:
+            _, told = self._awaited
+            self._awaited = None
+            if not told.done():
+                told.set_result(node)
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:

@@ -8,14 +8,16 @@ must have all its copies, byte for byte, and nobody may still complain about one
 """
 
 import asyncio
+import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.simulation.bare import LedgerMinding, LedgerWriting
 from tests.simulation.copies import lacking
 from tests.simulation.model import Model
-from tests.simulation.services import IngestProcess, Producer, ReaderProcess
+from tests.simulation.services import IngestProcess, Producer, ReaderProcess, Service
 from tests.simulation.steps import Kind, Plan, Result, Steps
-from tests.simulation.world import QUORUM_SIZE, STREAM, World
+from tests.simulation.world import QUORUM_SIZE, SHAKY, STREAM, World
 from tierlog.adapters.memory.faults import FaultRates
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
@@ -84,6 +86,8 @@ class _Losses(Steps):
             (2, self._expire_session),
             (1, self._fail_disk),
             (5, self._recover_written),
+            (3, self._die_at_ack),
+            (3, self._lose_first),
             (3, self._wipe),
             (1, self._decommission),
             (2, self._rest),
@@ -125,29 +129,45 @@ class _Losses(Steps):
         await world.check_readable()
 
     async def _slow_down(self) -> None:
-        """Let a node's disk stall, and perhaps its session be taken for dead."""
-        node, chance = self._node(), self._chance
-        slow = FaultRates(delay_s_max=chance.choice((0.3, 2.0, 8.0)))
-        self._world.trace.note("node.slow", process=node.name, delay_s_max=slow.delay_s_max)
-        rates = node.faults.rates_by_prefix
-        before, rates["files."] = rates["files."], slow
-        if chance.random() < 0.3 and node.store is not None:
-            node.store.expire_session()
-        await asyncio.sleep(chance.uniform(5, 40))
-        rates["files."] = before
+        """Let one disk stall, or all but two, and perhaps lose the node of another meanwhile."""
+        chance, nodes = self._chance, self._world.of(IngestProcess)
+        chance.shuffle(nodes)
+        slow = nodes[: chance.choice((1, 1, len(nodes) - 2))]
+        self._slow(slow, chance.choice((0.3, 2.0, 8.0)))
+        if chance.random() < 0.3 and slow[0].store is not None:
+            slow[0].store.expire_session()
+        for _ in range(chance.randint(0, 4)):
+            await asyncio.sleep(chance.uniform(0, 6))
+            self._world.servers.network.memory.cut(nodes[-1].name)
+        await asyncio.sleep(chance.uniform(5, 20))
+        self._go_on(slow)
+
+    def _slow(self, nodes: Sequence[Service], delay_s_max: float) -> None:
+        for node in nodes:
+            self._world.trace.note("node.slow", process=node.name, delay_s_max=delay_s_max)
+            node.faults.rates_by_prefix["files."] = FaultRates(delay_s_max=delay_s_max)
+
+    def _go_on(self, nodes: Sequence[Service]) -> None:
+        for node in nodes:
+            node.faults.rates_by_prefix["files."] = SHAKY["files."]
 
     async def _congest(self) -> None:
-        """Delay what travels, some of it by seconds; within a connection the order stays."""
+        """Delay what travels, some of it by seconds; within a connection the order stays.
+
+        In a storm frames are lost too.
+        """
         memory, chance = self._world.servers.network.memory, self._chance
         before, share = memory.latency_s, chance.choice((0.02, 0.2))
+        loses, lost = memory.loses, chance.choice((0.0, 0.05))
 
         def latency_s() -> float:
             return before() + (chance.uniform(0, 3.0) if chance.random() < share else 0.0)
 
-        self._world.trace.note("network.congested", share=share)
+        self._world.trace.note("network.congested", share=share, lost=lost)
+        memory.loses = lambda *_: chance.random() < lost
         memory.latency_s = latency_s
         await asyncio.sleep(chance.uniform(5, 30))
-        memory.latency_s = before
+        memory.latency_s, memory.loses = before, loses
 
     async def _lose_frames(self) -> None:
         """Lose frames now and then: each is the end of its connection."""
@@ -183,6 +203,52 @@ class _Losses(Steps):
             if not process.running:
                 await process.bury()
                 await world.restart(process)
+
+    async def _die_at_ack(self) -> None:
+        """Lose a writer as its client is told: what it confirmed, no node knows to be so.
+
+        One node lags behind meanwhile, so that it lacks what the others have.
+        """
+        world, chance = self._world, self._chance
+        laggard = self._node()
+        self._slow([laggard], 5.0)
+        await asyncio.sleep(chance.uniform(0, 6))
+        told = world.checker.told = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(60.0):
+                ledger_id = await told
+                writer = world.processes[world.checker.writer_of(ledger_id)]
+                writer.crash()
+                self.crashes += 1
+                await writer.bury()
+                for process in world.of(LedgerMinding):
+                    assert isinstance(process, LedgerMinding)
+                    if not isinstance(writer, IngestProcess):
+                        process.wanted.append(LedgerId(ledger_id))
+                await asyncio.sleep(chance.choice((0.0, 3.0, 10.0)))
+                await world.restart(writer)
+        world.checker.told = None
+        self._go_on([laggard])
+        await world.check_readable()
+
+    async def _lose_first(self) -> None:
+        """Lose the one node that has acknowledged an entry, while most others lag behind."""
+        world, chance, nodes = self._world, self._chance, self._world.of(IngestProcess)
+        chance.shuffle(nodes)
+        self._slow(nodes[2:], 3.0)
+        await asyncio.sleep(chance.uniform(0, 3))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(60.0):
+                name = await world.checker.copies.first_of([one.name for one in nodes[:2]])
+                await asyncio.sleep(0.02)
+                first = world.processes[name]
+                first.crash()
+                self.crashes += 1
+                await first.bury()
+                await asyncio.sleep(chance.choice((1.0, 5.0, 15.0)))
+                await world.restart(first)
+        self._go_on(nodes[2:])
+        await world.check_readable()
 
     async def _wipe(self) -> None:
         """Lose a machine with its disk, if that is no more than the replicas stand for."""

@@ -1,26 +1,33 @@
 """Defects put into the running code, each of a kind that the design forbids.
 
 A simulation is worth what it catches: ``test_mutants`` demands that each of these breaks a rule
-for some seed within a bound. ``python -m tests.simulation.mutants`` tells for each which seed did,
-and which rule.
+for some seed within a bound. ``python -m tests.simulation.mutants`` tells for each, or for those
+that are named, which seed did, and which rule.
 """
 
 import contextlib
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from tests.simulation.losses import LOSSES_SIZE
 from tests.simulation.scenarios import run
 from tests.simulation.steps import Plan
 from tests.simulation.trace import Trace
 from tests.simulation.world import ViolationError
 from tierlog.adapters.memory.files import MemoryFile
-from tierlog.catalog import ContextCatalog
+from tierlog.catalog import ContextCatalog, underreplication
 from tierlog.ledger.one_recovery import OneRecovery
+from tierlog.ledger.placement import choose_replacement
+from tierlog.ledger.writer import LedgerWriter
 from tierlog.model.errors import IndeterminateError
 from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog_ingest.replication.copying import Copier
+from tierlog_ingest.replication.worker import Worker
 from tierlog_ingest.storage.node import StorageNode
 from tierlog_offloader import worker
 from tierlog_offloader.worker import OffloadWorker
@@ -38,6 +45,15 @@ class Mutant:
     focus: str = ""
     likely_seed: int = 1
     """A seed that is known to catch it; the search begins there."""
+    losses: bool = False
+    """It is about ledgers whose nodes are lost; found by ``lose_nodes``."""
+
+    def plan(self, ledgers: int) -> Plan:
+        """Return what is to find it."""
+        plan = Plan(ledgers=ledgers, focus=self.focus)
+        if not self.losses:
+            return plan
+        return replace(plan, size=LOSSES_SIZE, scenario="lose_nodes")
 
 
 def _uuid_after_upload() -> contextlib.AbstractContextManager[Any]:
@@ -188,6 +204,123 @@ def _recover_without_fence() -> contextlib.AbstractContextManager[Any]:
     return patch.object(StorageNode, "fence", ask)
 
 
+@contextlib.contextmanager
+def _edited(owner: type, name: str, before: str, after: str) -> Iterator[None]:
+    """Have a method run with one passage of its text replaced."""
+    method = getattr(owner, name)
+    text = textwrap.dedent(inspect.getsource(method))
+    assert text.count(before) == 1, f"{name} is not what this defect was made for"
+    made: dict[str, Any] = {}
+    source = "from __future__ import annotations\n" + text.replace(before, after)
+    exec(compile(source, f"<{name} with a defect>", "exec"), method.__globals__, made)
+    with patch.object(owner, name, made[name]):
+        yield
+
+
+def _keep_late_acks() -> contextlib.AbstractContextManager[Any]:
+    """Let what a replaced node acknowledged count for the one in its place."""
+    return _edited(
+        LedgerWriter,
+        "_drop_acks",
+        "sent.acked.difference_update(gone)",
+        "pass",
+    )
+
+
+@contextlib.contextmanager
+def _confirm_during_change() -> Iterator[None]:
+    """Confirm by the old ensemble while the new one is on its way to the metadata."""
+    with (
+        _edited(LedgerWriter, "_advance", "self._changing or self.ended", "self.ended"),
+        # What would find it at once: an assertion of the writer's own.
+        _edited(
+            LedgerWriter,
+            "_take_over",
+            "metadata.segments[-1].first_entry_id == self.last_add_confirmed + 1",
+            "True",
+        ),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _read_without_fence() -> Iterator[None]:
+    """Look for the end of a ledger whose nodes take what its writer still sends.
+
+    One half of it alone does no harm: who recovers fences, and so does each of its reads.
+    """
+    with (
+        _edited(OneRecovery, "_fence_node", ".fence(", ".last_add_confirmed("),
+        _edited(StorageNode, "read", "await self.fence(ledger_id)", "pass"),
+    ):
+        yield
+
+
+def _absent_on_one_answer() -> contextlib.AbstractContextManager[Any]:
+    """Take an entry for absent as soon as one node does not have it."""
+    return _edited(
+        OneRecovery, "_read", "len(found.absent) >= self._enough", "len(found.absent) >= 1"
+    )
+
+
+@contextlib.contextmanager
+def _move_what_is_written() -> Iterator[None]:
+    """Have auto-recovery change the last ensemble of ledgers that are still written."""
+
+    async def mend_unclosed(self: Any, one: Any, metadata: Any, cluster: Any) -> str:
+        last = metadata.segments[-1]
+        for at, leaving in enumerate(last.ensemble):
+            if leaving in one.nodes:
+                joining = choose_replacement(
+                    cluster.live.values(),
+                    last.ensemble,
+                    at,
+                    write_quorum=metadata.write_quorum,
+                    seed=b"",
+                    excluded=cluster.draining,
+                )
+                if joining is not None:
+                    await self._catalog.underreplicated.replace_member(
+                        one.ledger_id,
+                        first_entry_id=last.first_entry_id,
+                        leaving=leaving,
+                        joining=joining,
+                    )
+        return "the ledger is not closed yet"
+
+    with (
+        patch.object(Worker, "_work_unclosed", mend_unclosed),
+        patch.object(underreplication, "with_member", _with_any_member),
+    ):
+        yield
+
+
+def _with_any_member(
+    ledger_id: Any, metadata: Any, *, first_entry_id: Any, leaving: Any, joining: Any
+) -> Any:
+    def moved(segment: Any) -> Any:
+        if segment.first_entry_id != first_entry_id:
+            return segment
+        ensemble = tuple(joining if one == leaving else one for one in segment.ensemble)
+        return replace(segment, ensemble=ensemble)
+
+    return replace(metadata, segments=tuple(moved(one) for one in metadata.segments))
+
+
+@contextlib.contextmanager
+def _name_before_copying() -> Iterator[None]:
+    """Give another node a place in an ensemble first, and its copies then."""
+
+    async def begin_only(self: Any, *what: Any, **how: Any) -> None:
+        """Leave the copying to who compares the copies the next time."""
+
+    with (
+        _edited(Worker, "_move", "if lacking:", "if False:"),
+        patch.object(Copier, "copy", begin_only),
+    ):
+        yield
+
+
 MUTANTS: dict[str, Mutant] = {
     "uuid after upload": Mutant(_uuid_after_upload, "c"),
     "complete whoever it is": Mutant(_complete_whoever_it_is, "ab", "stall", 2),
@@ -198,15 +331,21 @@ MUTANTS: dict[str, Mutant] = {
     "recover up to the LAC": Mutant(_recover_up_to_lac, "d"),
     "recover without a fence": Mutant(_recover_without_fence, "df", "usurp"),
     "ambiguous is failure": Mutant(_ambiguous_is_failure, "a", likely_seed=2),
+    "late acks count": Mutant(_keep_late_acks, "g", "lose_first", losses=True),
+    "confirm during a change": Mutant(_confirm_during_change, "gh", "congest", losses=True),
+    "read without a fence": Mutant(_read_without_fence, "df", "recover_written", losses=True),
+    "absent on one answer": Mutant(_absent_on_one_answer, "d", "die_at_ack", losses=True),
+    "move what is written": Mutant(_move_what_is_written, "h", "decommission", losses=True),
+    "name before copying": Mutant(_name_before_copying, "h", "decommission", losses=True),
 }
 
 
-def hunt(mutant: Mutant, *, seeds_max: int, plan: Plan) -> tuple[int, str] | None:
+def hunt(mutant: Mutant, *, seeds_max: int, ledgers: int) -> tuple[int, str] | None:
     """Return the first seed that breaks one of the mutant's rules, and how; None: none did."""
     for seed in range(mutant.likely_seed, mutant.likely_seed + seeds_max):
         with mutant.apply():
             try:
-                run(seed, replace(plan, focus=mutant.focus), Trace())
+                run(seed, mutant.plan(ledgers), Trace())
             except ViolationError as violation:
                 first = str(violation).splitlines()[0]
                 told = "!" if first.startswith("an error was logged") else first[len("rule ")]
@@ -220,4 +359,5 @@ def hunt(mutant: Mutant, *, seeds_max: int, plan: Plan) -> tuple[int, str] | Non
 
 if __name__ == "__main__":
     for name, one in MUTANTS.items():
-        print(name, "->", hunt(one, seeds_max=10, plan=Plan(ledgers=30)), flush=True)
+        if len(sys.argv) == 1 or name in sys.argv[1:]:
+            print(name, "->", hunt(one, seeds_max=10, ledgers=30), flush=True)

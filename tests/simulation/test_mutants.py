@@ -3,7 +3,6 @@
 import pytest
 
 from tests.simulation.mutants import MUTANTS, hunt
-from tests.simulation.steps import Plan
 
 SEEDS_MAX = 10
 
@@ -11,4 +10,4 @@ SEEDS_MAX = 10
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_a_defect_is_caught(name):
-    assert hunt(MUTANTS[name], seeds_max=SEEDS_MAX, plan=Plan(ledgers=30)) is not None
+    assert hunt(MUTANTS[name], seeds_max=SEEDS_MAX, ledgers=30) is not None
