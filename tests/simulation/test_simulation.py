@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.losses import LOSSES_SIZE
 from tests.simulation.run import replay_command
 from tests.simulation.scenarios import run
 from tests.simulation.steps import Plan, Result
@@ -58,6 +59,16 @@ def test_replicated_ledgers_with_an_ack_quorum(seed):
 def test_signed_ledgers_come_to_tier_2_through_crashes_too():
     result = run_seed(3, Plan(ledgers=15, size=SIGNED_SIZE))
     assert result.ledgers >= 15
+
+
+@pytest.mark.covers("D03", "D09", "D17", "D18")
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_nodes_are_lost_while_streams_and_bare_ledgers_are_written(seed):
+    plan = Plan(ledgers=20, size=LOSSES_SIZE, scenario="lose_nodes")
+    result = run_seed(seed, plan)
+    assert result.ledgers >= 20
+    assert result.appends["acknowledged"] > 100
 
 
 def test_one_crash_after_the_other():
