@@ -34,7 +34,12 @@ from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.one_recovery import End, OneRecovery
 from tierlog.ledger.rewriting import Rewriting
 from tierlog.ledger.shares import shares_of
-from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
+from tierlog.model.errors import (
+    CorruptError,
+    IndeterminateError,
+    RetryableError,
+    TierlogError,
+)
 from tierlog.model.ids import NO_ENTRY, LedgerId, NodeId
 from tierlog.model.ledger import KEY_LOSS_ACCEPTED, LedgerMetadata, LedgerState
 from tierlog.model.replication import CopyTrouble
@@ -83,6 +88,7 @@ class Recovery:
 
         Of a claimed stream: its place in the list; None: it had no entry and is gone. Raises
         FENCED when the claim is. Of a bare ledger: its metadata, or raises LEDGER_NOT_FOUND.
+        Metadata that can't be read, or contradicts itself, is CORRUPT.
         """
         try:
             if claimed is None:
@@ -106,9 +112,12 @@ class Recovery:
         one = OneRecovery(ledger_id, metadata, key, asking, rewriting)
         async with Helpers() as tasks:
             finding = tasks.spawn(one.find_end(tasks))
-            elsewhere = tasks.spawn(self._closed_elsewhere(ledger_id, one, asking))
+            elsewhere = tasks.spawn(self._ended_elsewhere(ledger_id, one, asking))
             await asyncio.wait({finding, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
             if not finding.done():
+                trouble = elsewhere.result()
+                if trouble is not None:
+                    raise trouble
                 return await self._outcome(claimed, ledger_id)
             end = finding.result()
             outcome = await self._close(claimed, ledger_id, end)
@@ -152,6 +161,16 @@ class Recovery:
         )
         return stream.listed(ledger_id)
 
+    async def _ended_elsewhere(
+        self, ledger_id: LedgerId, one: OneRecovery, asking: Asking
+    ) -> TierlogError | None:
+        """Wait until someone has closed or deleted the ledger; return why nobody can go on."""
+        try:
+            await self._closed_elsewhere(ledger_id, one, asking)
+        except TierlogError as error:
+            return error
+        return None
+
     async def _closed_elsewhere(
         self, ledger_id: LedgerId, one: OneRecovery, asking: Asking
     ) -> None:
@@ -177,7 +196,13 @@ class Recovery:
             ledger_id, lambda: self._catalog.streams.snapshot(claimed.name)
         )
         found = next((one for one in snapshot.ledgers if one.ledger_id == ledger_id), None)
-        assert found is None or found.closed
+        if found is not None and not found.closed:
+            raise CorruptError(
+                f"ledger {ledger_id} of stream {claimed.name} stands open in its list, and its own"
+                " metadata is gone or says otherwise",
+                remedy="Look into the metadata store: something else than Tierlog changed it",
+                details={"ledger_id": str(ledger_id)},
+            )
         return found
 
     async def _report_missing(self, ledger_id: LedgerId, one: OneRecovery, end: End) -> None:

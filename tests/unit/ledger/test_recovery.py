@@ -10,10 +10,11 @@ import pytest
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.ledger.small_cluster import STREAM, SmallCluster, draft, payloads
 from tierlog.adapters.memory.faults import Faults, Outcome
+from tierlog.format import paths
 from tierlog.format.run import cut_runs
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.ledger.writer import LedgerWriter, WriterLimits
-from tierlog.model.errors import Reason, RefusedError, TierlogError
+from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
 from tierlog.model.ledger import LedgerState
 
 LIMITS = WriterLimits(in_flight_bytes_max=1 << 20, append_timeout_s=5.0, run_bytes_max=64 * 1024)
@@ -263,5 +264,33 @@ def test_a_deposed_owner_confirms_nothing_and_closes_nothing_after_the_fence():
             writing.cancel()
         assert confirmed == [0]
         assert await read_all(cluster, catalog, ledger_id) == [b"a"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage", "garbage while it waits"])
+def test_metadata_that_something_else_has_changed_is_an_error_and_no_crash(damage):
+    async def main():
+        cluster = SmallCluster()
+        where = [((0, (b"a",), -1), ["n1"])]
+        catalog, claimed, ledger_id, _ = await left_behind(cluster, quorums=(1, 1, 1), where=where)
+        cluster.nodes["n1"].down = True
+        path = paths.ledger_path(ledger_id)
+
+        async def spoil():
+            if damage == "gone":
+                await catalog.store.delete(path, version=-1)
+            else:
+                await catalog.store.set(path, b"garbage", version=-1)
+
+        if "waits" not in damage:
+            await spoil()
+        async with asyncio.timeout(60):
+            recovering = asyncio.create_task(cluster.recovery(catalog).recover(claimed, ledger_id))
+            await asyncio.sleep(5)
+            if "waits" in damage:
+                await spoil()
+            with pytest.raises(CorruptError):
+                await recovering
 
     run_virtual(main())
