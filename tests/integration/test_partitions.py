@@ -46,10 +46,17 @@ async def test_the_command_line_routes_by_key_and_reads_all(cli, cluster):
     assert [one["stream"] for one in found["partition_streams"]] == partition_names(PARTS, 3)
     table = (await cli("stream", "show", "cli-parts", state_dir=state)).check(0).stdout
     assert b"cli-parts-partition-2" in table
+    ledgers = await shown(cli, "ledger", "ls", "cli-parts", state_dir=state)
+    assert {one["stream"] for one in ledgers} == {f"cli-parts-partition-{i}" for i in used}
+    table = (await cli("ledger", "ls", "cli-parts", state_dir=state)).check(0).stdout
+    rows = [line.split(b"|") for line in table.splitlines() if b"OPEN" in line]
+    assert len(rows) == len(used)
+    assert all(b"-partition-" in row[1] for row in rows)
+    assert all(row[4].strip() == row[5].strip() == b"-" for row in rows), "not known while open"
     sealed = await shown(cli, "stream", "seal", "cli-parts", state_dir=state)
     assert sum(one["sealed_ledger"] is not None for one in sealed) == len(used)
     wished = (await cli("offload", "run", "cli-parts", "--wait", state_dir=state)).check(0)
-    assert wished.stdout
+    assert b"ledgers (ids)" in wished.stdout
     found = await shown(cli, "stream", "show", "cli-parts", state_dir=state)
     assert sum(one["entries"] for one in found["partition_streams"]) > 0
     for one in found["partition_streams"]:

@@ -17,6 +17,7 @@ from tierlog.cli.inputs import EventParser, InputFormat
 from tierlog.cli.output import (
     Output,
     OutputOption,
+    Row,
     print_json,
     print_one,
     print_rows,
@@ -26,10 +27,10 @@ from tierlog.cli.output import (
 )
 from tierlog.cli.read import ReadOutput, print_payload, text_or_base64
 from tierlog.cli.session import command, load
-from tierlog.cli.stream import LEDGER_COLUMNS, with_client
+from tierlog.cli.stream import LEDGER_COLUMNS, counted, with_client
 
 if TYPE_CHECKING:
-    from tierlog.client import LedgerEntry, Ledgers, LedgerShape
+    from tierlog.client import Client, LedgerEntry, Ledgers, LedgerShape
     from tierlog.model.ledger import LedgerMetadata
 
 app = typer.Typer(no_args_is_help=True, help="Ledgers: parts of a stream, or on their own.")
@@ -71,12 +72,27 @@ def ls(
 ) -> None:
     """List the ledgers of a stream and where each lies, or the ledgers that have no stream."""
     if stream is not None:
-        found = with_client(lambda client: client.stream(stream))
-        print_rows(found.get("ledgers", []), LEDGER_COLUMNS, output)
+        found = with_client(lambda client: _of_stream(client, stream))
+        shown = [counted(one) for one in found] if output is Output.TABLE else found
+        partitioned = any("stream" in one for one in found)
+        columns = {"stream": None, **LEDGER_COLUMNS} if partitioned else LEDGER_COLUMNS
+        print_rows(shown, columns, output)
         return
     bare = with_ledgers(lambda ledgers: ledgers.ledgers())
     rows = [document_of(ledger_id, metadata) for ledger_id, metadata in bare.items()]
     print_rows(rows, BARE_COLUMNS, output)
+
+
+async def _of_stream(client: "Client", stream: str) -> list[Row]:
+    """Return the ledgers of a stream, or those of its partitions, each with the partition."""
+    found = await client.stream(stream)
+    if not found.get("partitions"):
+        return list(found.get("ledgers", []))
+    return [
+        {"stream": name, **ledger}
+        for name in await client.partitions(stream)
+        for ledger in (await client.stream(name))["ledgers"]
+    ]
 
 
 @app.command("show")

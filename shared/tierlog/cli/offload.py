@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Copying sealed ledgers to tier 2.")
 
 POLL_S: Final = 0.5
+LISTS: Final = ("ledgers", "requested")
 
 COLUMNS: Final = {
     "stream": None,
@@ -61,7 +62,10 @@ def run(
             asked["state"] = await _wait(client, stream, asked, timeout_s, quiet=quiet)
         return asked
 
-    print_one(with_client(ask), output)
+    asked = with_client(ask)
+    if output is Output.TABLE:
+        asked = {f"{name} (ids)" if name in LISTS else name: one for name, one in asked.items()}
+    print_one(asked, output)
 
 
 @app.command("status")

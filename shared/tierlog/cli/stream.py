@@ -10,6 +10,7 @@ from tierlog.cli.output import (
     Columns,
     Output,
     OutputOption,
+    Row,
     print_json,
     print_one,
     print_rows,
@@ -43,7 +44,7 @@ def with_client(work: "Callable[[Client], Awaitable[Result]]") -> Result:
 @app.command("ls")
 @command
 def ls(*, output: OutputOption = Output.TABLE) -> None:
-    """List all streams."""
+    """List all streams; entries and bytes are those of closed ledgers."""
     print_rows(with_client(lambda client: client.streams()), STREAM_COLUMNS, output)
 
 
@@ -60,7 +61,12 @@ def show(stream: Name, *, output: OutputOption = Output.TABLE) -> None:
     if found.get("partitions"):
         print_rows(found["partition_streams"], STREAM_COLUMNS, output)
     else:
-        print_rows(found.get("ledgers", []), LEDGER_COLUMNS, output)
+        print_rows([counted(one) for one in found.get("ledgers", [])], LEDGER_COLUMNS, output)
+
+
+def counted(ledger: Row) -> Row:
+    """Return a ledger for a table: what an open one holds is not known before it is closed."""
+    return {**ledger, "entries": None, "length": None} if ledger["state"] == "OPEN" else ledger
 
 
 @app.command("create")
