@@ -39,6 +39,7 @@ proto-check: venv ## fail when the committed generated code is not what `make pr
 	$(BIN)/python tools/generate_proto.py --check
 
 test: venv ## all tests, on real servers that are started and stopped
+	$(BIN)/python -m tools.setup_go
 	$(BIN)/pytest
 
 simulate: venv ## one run of the whole system on virtual time, with its trace: make simulate SEED=7

@@ -1,6 +1,6 @@
 """Sees to it that there is a Go for the judge of histories: the machine's own, else a package.
 
-Run by `make histories`. It does nothing where `go` is on the PATH or was installed before.
+Run by `make test` and `make histories`. It does nothing where `go` is on the PATH or was installed before.
 """
 
 from __future__ import annotations
