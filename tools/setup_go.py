@@ -1,6 +1,7 @@
 """Sees to it that there is a Go for the judge of histories: the machine's own, else a package.
 
-Run by `make test` and `make histories`. It does nothing where `go` is on the PATH or was installed before.
+Run by `make test` and `make histories`. It does nothing where `go` is on the PATH or was installed
+before.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from kazoo.client import KazooClient
 
 from tests.plugins.faulty_ingest import MODULE, Faults
 from tierlog.adapters.memory.clock import SimClock
@@ -278,22 +277,10 @@ class Writer:
 
 
 @pytest.fixture
-def faulty_hosts(servers):
-    """A corner of ZooKeeper of one's own."""
-    root = f"/faults-{uuid.uuid4()}"
-    client = KazooClient(servers.endpoints.zookeeper_hosts)
-    client.start()
-    client.ensure_path(root)
-    client.stop()
-    client.close()
-    return servers.endpoints.zookeeper_hosts + root
-
-
-@pytest.fixture
-async def faulty(faulty_hosts, tmp_path):
-    store = await ZooKeeperMetadata.connect(faulty_hosts)
+async def faulty(zookeeper_corner, tmp_path):
+    store = await ZooKeeperMetadata.connect(zookeeper_corner)
     catalog = Catalog.over(store, clock=SimClock(), ids=SystemIds())
-    made = Node(faulty_hosts, tmp_path, catalog, store)
+    made = Node(zookeeper_corner, tmp_path, catalog, store)
     yield made
     made.faults.set()
     await made.services.stop()
