@@ -100,6 +100,9 @@ class CourtesyLock:
             found = await self._store.get(self._path)
             if found is not None and found.data == self._holder.bytes:
                 await self._store.delete(self._path, version=-1)
+        except NoNodeError:
+            # It went with its session in between.
+            return True
         except (IndeterminateError, RetryableError):
             log.warning("lock.release_unknown", path=self._path)
             return False

@@ -191,6 +191,25 @@ async def test_a_lock_is_held_by_one_until_it_is_released_or_its_session_ends():
 
 
 @on_virtual_time
+async def test_a_lock_that_goes_with_its_session_just_as_it_is_released_is_released(monkeypatch):
+    world = World()
+    first, second = world.process(), world.process()
+    path = paths.ledger_lock_path(7)
+    mine = CourtesyLock(first.client, path, first.ids.uuid())
+    assert await mine.take()
+    get = first.client.get
+
+    async def get_and_expire(path):
+        found = await get(path)
+        first.client.expire_session()
+        return found
+
+    monkeypatch.setattr(first.client, "get", get_and_expire)
+    assert await mine.release()
+    assert await CourtesyLock(second.client, path, second.ids.uuid()).take()
+
+
+@on_virtual_time
 async def test_a_lock_whose_answer_was_lost_is_read_back():
     world = World()
     first, second = world.process(), world.process()
