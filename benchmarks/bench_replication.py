@@ -47,6 +47,7 @@ from tierlog.client import open_client
 from tierlog.client.ledger_writer import LedgerAppender
 from tierlog.client.ledgers import LedgerShape, open_ledgers
 from tierlog.model.policy import Policy
+from tierlog.model.quorums import STRIPE_ENTRIES
 from tierlog.runtime.settings import load_settings
 
 PRODUCERS: Final = 100
@@ -226,7 +227,7 @@ async def main() -> None:
     parser = arguments_parser("replicated appends beside BookKeeper's", size_mb=300)
     parser.add_argument("--shapes", default="3/2/2", help="ensemble/write/ack quorum, by commas")
     parser.add_argument("--sizes", default="1000,10000,100000", help="bytes of an entry")
-    parser.add_argument("--stripe-entries", type=int, default=64)
+    parser.add_argument("--stripe-entries", type=int, default=STRIPE_ENTRIES)
     parser.add_argument("--parts", default="half,stream,bookkeeper", help="beside the ledger")
     arguments = parse(parser, quick_mb=40)
     reason = bookie.missing() or await bookie.build() if "bookkeeper" in arguments.parts else None

@@ -49,6 +49,7 @@ class LackingCluster(SmallCluster):
         catalog: Catalog,
         *,
         entries: int = 6,
+        entry_bytes: int = 50,
         quorums: tuple[int, int, int] = (3, 3, 2),
         stripe_entries: int = 2**40,
         lacking: Collection[NodeId] = (),
@@ -64,10 +65,13 @@ class LackingCluster(SmallCluster):
         for entry in range(entries):
             for node_id in metadata.write_set(EntryId(entry)):
                 if node_id not in lacking:
-                    await self.nodes[node_id].add(make_run(ledger_id, entry))
+                    await self.nodes[node_id].add(make_run(ledger_id, entry, size=entry_bytes))
         if closed:
             await catalog.ledgers.close(
-                claimed, ledger_id, last_entry_id=EntryId(entries - 1), length=50 * entries
+                claimed,
+                ledger_id,
+                last_entry_id=EntryId(entries - 1),
+                length=entry_bytes * entries,
             )
         return ledger_id
 
@@ -81,7 +85,13 @@ class LackingCluster(SmallCluster):
         self.nodes[name].down = False
         await catalog.nodes.announce(self.info(name))
 
-    def worker(self, *, node_id: NodeId = N1, faults: Faults | None = None) -> Worker:
+    def worker(
+        self,
+        *,
+        node_id: NodeId = N1,
+        faults: Faults | None = None,
+        settings: ReplicationSettings = SETTINGS,
+    ) -> Worker:
         """Return the worker of one process."""
 
         async def seal(stream: str) -> None:
@@ -97,7 +107,7 @@ class LackingCluster(SmallCluster):
             Owning(node_id=node_id, seal=seal, recover_bare=recover_bare),
             clock=self.clock,
             ids=self.ids,
-            settings=SETTINGS,
+            settings=settings,
         )
 
     def auditor(self, faults: Faults | None = None) -> Auditor:

@@ -11,13 +11,14 @@ import random
 import pytest
 
 from tests.unit.catalog.world import on_virtual_time
-from tests.unit.ledger.small_cluster import STREAM
+from tests.unit.ledger.small_cluster import STREAM, now_s
 from tests.unit.replication.kit import N1, N2, N3, N4, SETTINGS, LackingCluster
 from tests.unit.storage.node_kit import make_run
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState, Segment
+from tierlog.model.policy import MIB
 from tierlog.model.replication import CopyTrouble
 from tierlog_ingest.metrics import replication_metrics
 
@@ -290,6 +291,20 @@ async def test_how_far_it_is_is_shown():
     assert shown["tierlog_replication_made_whole_total"] == 1
     assert shown["tierlog_replication_copied_runs_total"] == 6
     assert shown["tierlog_replication_copied_bytes_total"] > 300
+
+
+@on_virtual_time
+async def test_copies_take_no_more_of_disks_and_network_than_they_may():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, lacking={N2}, entry_bytes=2 * MIB)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.MISSING, nodes=[N2])
+    settings = SETTINGS.model_copy(update={"bytes_per_s": MIB})
+    begun_s = now_s()
+    await cluster.worker(settings=settings).round()
+    # 12 MiB at 1 MiB a second; the first 4 MiB are a burst.
+    assert now_s() - begun_s >= 8
+    assert await _whole(cluster, catalog, ledger_id)
 
 
 @on_virtual_time
