@@ -13,8 +13,11 @@ from tests.unit.catalog.world import on_virtual_time
 from tests.unit.ledger.small_cluster import STREAM
 from tests.unit.replication.kit import N1, N2, N3, SETTINGS, LackingCluster
 from tierlog.adapters.memory.faults import FaultRates, Faults
+from tierlog.format import paths
 from tierlog.model.ids import LedgerId, NodeId
+from tierlog.model.replication import CopyTrouble
 from tierlog_ingest.replication.checking import Checker
+from tierlog_ingest.replication.plan import named_nodes
 
 
 async def _queue(catalog):
@@ -176,6 +179,34 @@ async def test_a_node_that_can_not_be_asked_is_no_complaint():
 
 
 @on_virtual_time
+async def test_the_full_check_finds_what_lies_on_a_node_that_the_cluster_no_longer_knows():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog)
+    await catalog.store.delete(paths.cookie_path(N2), version=-1)
+    assert await _checker(cluster, catalog).check_all() == 0, "it still serves"
+    await cluster.lose(catalog, N2)
+    await _rounds(cluster, cluster.auditor(), 60)
+    assert await _queue(catalog) == {}, "who looks for lost nodes goes by their identities"
+    assert await _checker(cluster, catalog).check_all() == 1
+    (one,) = (await _queue(catalog)).values()
+    assert (one.ledger_id, one.nodes, one.reasons) == (ledger_id, (N2,), (CopyTrouble.LOST,))
+    await cluster.worker().round()
+    assert N2 not in named_nodes(await cluster.metadata_of(catalog, ledger_id))
+    assert not await cluster.lacks(catalog, ledger_id)
+
+
+@on_virtual_time
+async def test_a_ledger_that_can_not_be_read_keeps_no_other_from_being_checked():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    first, second = [await cluster.ledger(catalog, lacking={N1}) for _ in range(2)]
+    await catalog.store.set(paths.ledger_path(first), b"damaged", version=-1)
+    assert await _checker(cluster, catalog).check_all() == 1
+    assert sorted(await _queue(catalog)) == [second]
+
+
+@on_virtual_time
 async def test_the_full_check_comes_once_an_interval_whoever_is_auditor():
     cluster = LackingCluster()
     catalog = await cluster.begin()
@@ -203,8 +234,6 @@ async def test_a_ledger_that_can_not_be_read_keeps_no_other_from_being_found():
     cluster = LackingCluster()
     catalog = await cluster.begin()
     first, second = [await cluster.ledger(catalog) for _ in range(2)]
-    from tierlog.format import paths
-
     await catalog.store.set(paths.ledger_path(first), b"damaged", version=-1)
     await cluster.lose(catalog, NodeId("n2"))
     await _rounds(cluster, cluster.auditor(), 32)

@@ -6,10 +6,12 @@ read there: bytes are verified by whoever reads them.
 Invariants:
     * Its time is kept in the metadata: a new auditor goes on from the last whole check.
     * What can't be asked (a node that is away, or can't tell) is no complaint, and is looked at
-      again at the next check; lost nodes are the auditor's.
+      again at the next check; lost nodes are the auditor's. A node that has no identity in the
+      cluster is nobody's to wait for: it is lost.
 """
 
 import asyncio
+from collections.abc import Collection
 from typing import Final
 
 import structlog
@@ -17,7 +19,7 @@ import structlog
 from tierlog.catalog import Catalog
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.shares import share_of
-from tierlog.model.errors import Reason, TierlogError
+from tierlog.model.errors import CorruptError, Reason, TierlogError
 from tierlog.model.ids import LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.replication import CopyTrouble
@@ -25,6 +27,7 @@ from tierlog.model.spans import Spans, count, without
 from tierlog.ports.clock import Clock
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.runtime.settings import ReplicationSettings
+from tierlog_ingest.replication.plan import named_nodes
 
 log = structlog.get_logger()
 
@@ -76,14 +79,39 @@ class Checker:
     async def check_all(self) -> int:
         """Compare every copy; return how many were found to lack entries."""
         found = asked = 0
+        known = {*await self._catalog.draining.known_nodes(), *await self._catalog.nodes.live()}
         for ledger_id in await self._catalog.ledgers.list_ids():
-            metadata = await self._catalog.ledgers.get(ledger_id)
+            try:
+                metadata = await self._catalog.ledgers.get(ledger_id)
+            except CorruptError as error:
+                # One ledger that can't be read keeps no other from being checked.
+                log.warning("check.ledger_unreadable", ledger_id=ledger_id, cause=str(error))
+                continue
             if metadata is not None and metadata.state is LedgerState.CLOSED:
                 found += await self.check_ledger(ledger_id, metadata)
+                found += await self._check_identities(ledger_id, metadata, known)
                 asked += 1
         await self._catalog.draining.note_check(self._clock.wall_ms())
         log.info("check.finished", ledgers=asked, lacking=found)
         return found
+
+    async def _check_identities(
+        self, ledger_id: LedgerId, metadata: LedgerMetadata, known: Collection[NodeId]
+    ) -> int:
+        """Report nodes that are named and unknown; return how many of them there are."""
+        unknown = named_nodes(metadata).difference(known)
+        if not unknown:
+            return 0
+        # It came since the check began, maybe: a node is known before it is named.
+        now_known = await self._catalog.draining.known_nodes()
+        unknown = unknown.difference(now_known)
+        if not now_known:
+            return 0  # no identity at all proves nothing
+        if unknown:
+            await self._catalog.underreplicated.add(
+                ledger_id, reason=CopyTrouble.LOST, nodes=unknown
+            )
+        return len(unknown)
 
     async def check_ledger(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> int:
         """Compare the copies of a closed ledger; return how many lack entries."""
