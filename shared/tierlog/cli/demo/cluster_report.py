@@ -3,7 +3,8 @@
 from typing import Any
 
 from tierlog.cli.demo.cluster_job import ClusterOutcome
-from tierlog.cli.output import Output, print_json, print_rows, size_text, stdout_console
+from tierlog.cli.demo.report import print_summary
+from tierlog.cli.output import Output, print_json, print_rows, size_text
 
 
 def document_of(outcome: ClusterOutcome, *, elapsed_s: float) -> dict[str, Any]:
@@ -52,20 +53,9 @@ def show(outcome: ClusterOutcome, output: Output, *, elapsed_s: float) -> None:
 
 
 def _sum_up(document: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    appended, read = document["appended"], document["read"]
     lost, replication = document["lost_node"], document["replication"]
     instead = f", {lost['replaced_by']} came in its place" if lost["replaced_by"] else ""
     lines = [
-        (
-            f"appended {appended['events']} events, {appended['bytes'] / 1e6:.1f} MB "
-            f"in {appended['seconds']} s, SHA-256 {appended['sha256']}"
-        ),
-        (
-            f"read     {read['events']} events, {read['bytes'] / 1e6:.1f} MB "
-            f"in {read['seconds']} s, SHA-256 {read['sha256']}"
-        ),
         (
             f"{lost['node_id']}, the owner, lost for good with {lost['events_in_flight']} events "
             f"in flight{instead}; {document['killed_node']['node_id']} killed, and back: "
@@ -78,8 +68,5 @@ def _sum_up(document: dict[str, Any]) -> None:
             f"({replication['queued_max']} at most, whole again {replication['seconds']} s after "
             f"the last append); copies of entries lacking: {replication['copies_lacking']}"
         ),
-        f"all of it in {document['seconds']} s: the same, byte for byte",
     ]
-    console = stdout_console()
-    for line in lines:
-        console.print(Text(line))
+    print_summary(document, lines)

@@ -81,20 +81,8 @@ def _draw(outcome: Outcome) -> None:
 
 
 def _sum_up(document: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    appended, read = document["appended"], document["read"]
     crash, ingest = document["killed_offloader"], document["killed_ingest"]
-    tiers = ", ".join(f"{count} from {tier}" for tier, count in read["events_by_tier"].items())
     lines = [
-        (
-            f"appended {appended['events']} events, {appended['bytes'] / 1e6:.1f} MB "
-            f"in {appended['seconds']} s, SHA-256 {appended['sha256']}"
-        ),
-        (
-            f"read     {read['events']} events, {read['bytes'] / 1e6:.1f} MB "
-            f"in {read['seconds']} s, SHA-256 {read['sha256']} ({tiers})"
-        ),
         (
             f"offloader killed in the upload of ledger {crash['ledger_id']} "
             f"(attempt {crash['attempt']}): {len(crash['left_behind'])} leftovers"
@@ -104,8 +92,27 @@ def _sum_up(document: dict[str, Any]) -> None:
             f"{ingest['events_lost']} lost, {ingest['events_doubled']} doubled "
             f"(read back {ingest['resolved_by_reading_back']} times)"
         ),
-        f"all of it in {document['seconds']} s: the same, byte for byte",
     ]
+    print_summary(document, lines)
+
+
+def print_summary(document: dict[str, Any], lines: list[str]) -> None:
+    """Print what was appended and read, what a job says of it, and the time."""
+    from rich.text import Text
+
+    appended, read = document["appended"], document["read"]
+    by_tier = read.get("events_by_tier", {})
+    tiers = ", ".join(f"{count} from {tier}" for tier, count in by_tier.items())
     console = stdout_console()
-    for line in lines:
+    for line in (
+        f"appended {_volume(appended)}",
+        f"read     {_volume(read)}{f' ({tiers})' if tiers else ''}",
+        *lines,
+        f"all of it in {document['seconds']} s: the same, byte for byte",
+    ):
         console.print(Text(line))
+
+
+def _volume(found: dict[str, Any]) -> str:
+    size = f"{found['events']} events, {found['bytes'] / 1e6:.1f} MB"
+    return f"{size} in {found['seconds']} s, SHA-256 {found['sha256']}"
