@@ -383,6 +383,25 @@ async def test_the_writer_of_a_bare_ledger_has_the_grace_time_while_a_node_is_em
 
 
 @on_virtual_time
+async def test_a_draining_that_was_called_off_closes_nothing_when_the_node_is_away_for_a_while():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog, closed=False)
+    await catalog.draining.begin(N2)
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.DRAINING, nodes=[N2])
+    await catalog.draining.cancel(N2)
+    await cluster.lose(catalog, N2)
+    await cluster.worker().round()
+    assert cluster.recovered == []
+    (one,) = await catalog.underreplicated.list()
+    assert one.last_error == "the ledger is not closed yet"
+    await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    cluster.clock.advance(SETTINGS.backoff_s_max)
+    await cluster.worker().round()
+    assert cluster.recovered == [ledger_id], "it is lost, and its place is to be given away"
+
+
+@on_virtual_time
 async def test_a_copy_that_is_refused_keeps_no_other_from_being_made():
     cluster = LackingCluster()
     catalog = await cluster.begin()

@@ -342,9 +342,13 @@ class Worker:
         self, one: UnderReplicated, metadata: LedgerMetadata, cluster: _Cluster
     ) -> str:
         """Have a ledger closed that stands open on nodes which are gone, or are to go."""
-        gone = complained_nodes(one, CopyTrouble.LOST, CopyTrouble.DRAINING)
+        lost = complained_nodes(one, CopyTrouble.LOST)
+        # Once a draining is called off, its complaint says nothing: the node may be away for a
+        # restart, and the auditor complains anew when it is lost.
         gone = frozenset(
-            node for node in gone if node not in cluster.live or node in cluster.draining
+            node
+            for node in lost | complained_nodes(one, CopyTrouble.DRAINING)
+            if node in cluster.draining or (node in lost and node not in cluster.live)
         )
         if gone.isdisjoint(metadata.segments[-1].ensemble):
             return "the ledger is not closed yet"
