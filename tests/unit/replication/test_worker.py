@@ -402,6 +402,28 @@ async def test_a_draining_that_was_called_off_closes_nothing_when_the_node_is_aw
 
 
 @on_virtual_time
+async def test_a_node_that_is_being_emptied_since_the_round_began_takes_nobodys_place():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ids = [await cluster.ledger(catalog) for _ in range(3)]
+    await cluster.lose(catalog, N2)
+    for ledger_id in ids:
+        await catalog.underreplicated.add(ledger_id, reason=CopyTrouble.LOST, nodes=[N2])
+    cluster.nodes[N4].delay_s = 1.0
+    working = asyncio.create_task(cluster.worker().round())
+    await asyncio.sleep(1.5)
+    await catalog.draining.begin(N4)
+    await working
+    for ledger_id in ids:
+        (segment,) = (await cluster.metadata_of(catalog, ledger_id)).segments
+        assert N4 not in segment.ensemble
+    assert {one.last_error for one in await catalog.underreplicated.list()} == {
+        "node n4 is being emptied since it was chosen",
+        "no other node can take what n2 held",
+    }
+
+
+@on_virtual_time
 async def test_a_copy_that_is_refused_keeps_no_other_from_being_made():
     cluster = LackingCluster()
     catalog = await cluster.begin()

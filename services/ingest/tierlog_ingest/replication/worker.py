@@ -87,7 +87,6 @@ class _Mending:
     """One ledger's pass."""
 
     ledger_id: LedgerId
-    cluster: _Cluster
     damaged: set[tuple[NodeId, EntryId]] = field(default_factory=set)
     """Copies that turned out to be bad where they were to be read from."""
 
@@ -242,7 +241,7 @@ class Worker:
         self, begun: UnderReplicated, metadata: LedgerMetadata, cluster: _Cluster
     ) -> str:
         copies = copies_of(metadata, begun, live=cluster.live, draining=cluster.draining)
-        mending = _Mending(begun.ledger_id, cluster)
+        mending = _Mending(begun.ledger_id)
         troubles = [await self._mend(mending, copy) for copy in copies]
         for node_id, entry_id in sorted(mending.damaged):
             if not is_suspect(begun, node_id, entry_id):
@@ -292,7 +291,9 @@ class Worker:
 
     async def _move(self, mending: _Mending, metadata: LedgerMetadata, copy: Copy) -> str:
         """Give another node all of a share, then the place in the ensemble."""
-        ledger_id, cluster = mending.ledger_id, mending.cluster
+        ledger_id = mending.ledger_id
+        # A round may last hours, and nobody is to get what has begun to be emptied since.
+        cluster = await self._cluster()
         segment = metadata.segment_of(copy.first_entry_id)
         if segment.first_entry_id != copy.first_entry_id or copy.node_id not in segment.ensemble:
             return ""  # someone else gave the place away
@@ -314,6 +315,8 @@ class Worker:
         lacking = await self._lacking(ledger_id, copy, joining)
         if lacking:
             return lacking
+        if joining in await self._catalog.draining.list():
+            return f"node {joining} is being emptied since it was chosen"
         await self._catalog.underreplicated.replace_member(
             ledger_id,
             first_entry_id=copy.first_entry_id,
