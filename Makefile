@@ -52,8 +52,6 @@ soak: venv ## many runs with fresh seeds, or from a seed on: make soak SEEDS=200
 	  --seed $(or $(FROM),$(shell date +%s))
 	$(BIN)/python -m tests.simulation.run --quiet --losses --seeds $(or $(SEEDS),50) \
 	  --ledgers 60 --seed $(or $(FROM),$(shell date +%s))
-	$(BIN)/python -m tests.simulation.run --quiet --losses --seeds $(or $(SEEDS),50) \
-	  --seed $(or $(FROM),$(shell date +%s))
 
 histories: venv ## real nodes under faults, judged by porcupine: make histories HISTORIES=6 SECONDS=60 SEED=7
 	$(BIN)/python -m tools.setup_go

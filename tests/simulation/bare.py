@@ -29,6 +29,7 @@ SHAPES = (
     LedgerShape(ensemble_size=4, write_quorum=3, ack_quorum=2, stripe_entries=2),
 )
 RECOVERY_S_MAX = 60.0
+DELETED_SHARE = 0.2
 
 
 class _LedgerProcess(Service):
@@ -113,7 +114,7 @@ class LedgerWriting(_LedgerProcess):
 
 
 class LedgerMinding(_LedgerProcess):
-    """Recovers bare ledgers, also such as are being written, and reads them."""
+    """Recovers bare ledgers, also such as are being written, reads them, deletes a few."""
 
     def __init__(
         self, name: str, servers: Servers, *, written: Callable[[], Collection[LedgerId]]
@@ -149,6 +150,12 @@ class LedgerMinding(_LedgerProcess):
             await self._recover(ledgers, self.rng.choice(others))
         if found:
             await self._read(ledgers, self.rng.choice(sorted(found)))
+        closed = [one for one in sorted(found) if found[one].state is LedgerState.CLOSED]
+        if closed and self.rng.random() < DELETED_SHARE:
+            ledger_id = self.rng.choice(closed)
+            self.servers.checker.deleted.add(int(ledger_id))
+            self.trace.note("bare.deleted", ledger=ledger_id)
+            await ledgers.delete(ledger_id)
 
     async def _recover(self, ledgers: Ledgers, ledger_id: LedgerId) -> None:
         try:

@@ -130,6 +130,11 @@ class Checker:
         self._listed = found.version, [*listed, *stream.ledgers]
         return self._listed[1]
 
+    @property
+    def ledgers_made(self) -> int:
+        """How many there ever were, of streams and bare ones."""
+        return len(self._made_by)
+
     def all_ledgers(self) -> dict[int, LedgerMetadata]:
         """Return every ledger that has metadata, bare ones too."""
         found = {ledger_id: self.ledger(ledger_id) for ledger_id in sorted(self._made_by)}
