@@ -74,7 +74,7 @@ async def test_unreachable_is_unavailable_in_time_and_names_the_hosts(free_port)
     assert loop.time() - began < 5
     assert caught.value.reason is Reason.UNAVAILABLE
     assert f"127.0.0.1:{free_port}" in str(caught.value)
-    assert "zookeeper.hosts" in caught.value.remedy
+    assert "TIERLOG_ZOOKEEPER__HOSTS" in caught.value.remedy
 
 
 async def test_a_dropped_reply_of_a_change_is_indeterminate_and_was_done(connect, proxy, root):
