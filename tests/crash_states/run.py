@@ -7,6 +7,7 @@ first that lost, changed or invented something ends it, with exit code 1 and wha
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import logging
 import random
@@ -76,9 +77,9 @@ def look_at_damages(workers: Executor, seed: int) -> bool:
 
 def _states(plan: Plan) -> Tally | str:
     """Explore a plan; return what was found wrong instead."""
-    _be_quiet()
     try:
-        tally = explore(plan)
+        with _quiet():
+            tally = explore(plan)
     except CrashStateError as error:
         return str(error)
     tally.observations = dict.fromkeys(tally.observations, NOTHING)
@@ -112,8 +113,15 @@ def look_at_states(workers: Executor, states_max: int, seed: int) -> bool:
     return True
 
 
-def _be_quiet() -> None:
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the log silent; whoever looks at damages in the same process judges by what it says."""
+    before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def main(arguments: list[str] | None = None) -> int:
