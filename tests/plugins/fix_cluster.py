@@ -175,6 +175,11 @@ class ServiceCluster:
             pytest.fail(f"{what}: not within {timeout_s:.0f} s")
 
 
+def _fresh(name: str) -> str:
+    """Return a name of a cluster that no other had: its nodes are others than theirs."""
+    return f"{name}-{uuid.uuid4().hex[:12]}"
+
+
 def run_apart(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine on a loop of its own. (Plugins don't import each other.)"""
     loop = asyncio.new_event_loop()
@@ -202,7 +207,8 @@ def signed_cluster(
         "TIERLOG_KEYS__K1": base64.b64encode(bytes(range(32))).decode(),
         "TIERLOG_INGEST__OWNER__LEDGER_KEY_ID": "k1",
     }
-    running = ServiceCluster(servers, tmp_path_factory.mktemp("signed"), name="signed", env=env)
+    folder = tmp_path_factory.mktemp("signed")
+    running = ServiceCluster(servers, folder, name=_fresh("signed"), env=env)
     run_apart(running.start())
     yield running
     run_apart(running.stop())
@@ -215,7 +221,8 @@ StartNodes = Callable[..., Awaitable[ServiceCluster]]
 def three_nodes(
     servers: EmbeddedServers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServiceCluster]:
-    running = ServiceCluster(servers, tmp_path_factory.mktemp("three"), name="three", nodes=3)
+    folder = tmp_path_factory.mktemp("three")
+    running = ServiceCluster(servers, folder, name=_fresh("three"), nodes=3)
     run_apart(running.start())
     yield running
     run_apart(running.stop())
@@ -227,7 +234,7 @@ async def start_nodes(servers: EmbeddedServers, tmp_path: Path) -> AsyncIterator
     started: list[ServiceCluster] = []
 
     async def start(count: int = 3, **env: str) -> ServiceCluster:
-        name = f"nodes-{uuid.uuid4().hex[:12]}"
+        name = _fresh("nodes")
         made = ServiceCluster(servers, tmp_path / name, name=name, nodes=count, env=env)
         started.append(made)
         await made.start()
