@@ -413,17 +413,17 @@ def half_claims(case: Case, runs: Runs) -> list[Claim]:
     name = f"{case.name} half"
     claims = []
     for loop in ("loop", "lean"):
-        over = [
-            {"ms": node["p99_ms"] - (2 * bare["p99_ms"] + SLACK_MS)}
-            for node, bare in zip(runs[name], runs[f"{name} {loop}"], strict=True)
-        ]
-        target = 0.0 if loop == "loop" else None
-        claims.append(
-            median_claim(
-                f"{name} p99 - (2 x {loop} p99 + 2)", over, "ms", unit="ms", target=target,
-                at_most=True,
-            )
-        )  # fmt: skip
+        for key, which in (("by_itself_p99_ms", " by itself"), ("p99_ms", "")):
+            over = [
+                {"ms": node["p99_ms"] - (2 * bare[key] + SLACK_MS)}
+                for node, bare in zip(runs[name], runs[f"{name} {loop}"], strict=True)
+            ]
+            claims.append(
+                median_claim(
+                    f"{name} p99 - (2 x {loop} p99{which} + 2)", over, "ms", unit="ms",
+                    target=0.0 if loop == "loop" else None, at_most=True,
+                )
+            )  # fmt: skip
     return claims
 
 
