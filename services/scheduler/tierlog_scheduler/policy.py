@@ -83,6 +83,7 @@ class StreamView:
     asked: Mapping[LedgerId, Asked] = field(default_factory=dict)
     complete_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
     swept_seen_ms: Mapping[UUID, int] = field(default_factory=dict)
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,9 @@ Action = RequestOffload | DeleteTier1 | SweepAbandoned
 
 def decide(view: StreamView, now: Now, delays: Delays) -> list[Action]:
     """Return what is to be done for a stream now, oldest ledger first within each kind."""
+    if view.paused:
+        # What an attempt left is never read: sweeping it is all that an admin does not stop.
+        return list(_sweeps(view, now, delays))
     wanted = wanted_ledgers(view, now)
     actions: list[Action] = [
         RequestOffload(ledger_id=ledger_id, trigger=trigger, count=_count(view, ledger_id) + 1)

@@ -22,7 +22,7 @@ import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.election import Election
-from tierlog.catalog.streams import StreamSnapshot
+from tierlog.catalog.streams import StreamSnapshot, check_not_paused
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import OffloadContext, OffloadState, SchedulerProgress
@@ -232,6 +232,7 @@ class Scheduler:
             asked=self._asked,
             complete_seen_ms=self._complete_seen_ms,
             swept_seen_ms=self._swept_seen_ms,
+            paused=snapshot.stream.offload_pause is not None,
         )
 
     def _note(self, context: OffloadContext, now: Now, seen: set[LedgerId]) -> None:
@@ -335,6 +336,7 @@ class Scheduler:
         The wish is kept in the stream's metadata, so that any leader goes on asking.
         """
         snapshot = await self._catalog.streams.snapshot(name)
+        check_not_paused(snapshot.stream)
         selected = sealed_before(snapshot.ledgers, before)
         requested: list[LedgerId] = []
         if selected:

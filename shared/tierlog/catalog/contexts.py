@@ -7,7 +7,6 @@ Invariants:
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
@@ -71,8 +70,8 @@ class ContextCatalog:
         text, now_ms = error[:LAST_ERROR_LEN_MAX], self._clock.wall_ms()
         return await self.change(
             ledger_id,
-            lambda context: replace(context, last_error=text, last_error_ms=now_ms),
-            applied=lambda context: context.uuid != uuid or context.last_error == text,
+            lambda context: context.failed(uuid, error=text, now_ms=now_ms),
+            applied=lambda context: context.uuid != uuid or context.tells_failure(uuid, text),
         )
 
     async def mark_swept(self, ledger_id: LedgerId, uuid: UUID) -> OffloadContext:

@@ -7,6 +7,7 @@ Invariants:
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tierlog.catalog.change import MOVED, Moved, ensure_node, settle
 from tierlog.format import paths, records
@@ -14,10 +15,12 @@ from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
-from tierlog.model.stream import ListedLedger, Owner, Stream
+from tierlog.model.stream import ListedLedger, OffloadPause, Owner, Stream
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore, NodeExistsError
+
+PAUSE_CAUSE_LEN_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +172,23 @@ class StreamCatalog:
             ),
         )
 
+    async def pause_offload(self, name: StreamName, cause: str = "") -> Stream:
+        """Let no offload of the stream begin, and no copy be deleted; again: the first holds."""
+        pause = OffloadPause(since_ms=self._clock.wall_ms(), cause=cause[:PAUSE_CAUSE_LEN_MAX])
+        return await self.change(
+            name,
+            lambda stream: replace(stream, offload_pause=pause),
+            applied=lambda stream: stream.offload_pause is not None,
+        )
+
+    async def resume_offload(self, name: StreamName) -> Stream:
+        """Let it go on."""
+        return await self.change(
+            name,
+            lambda stream: replace(stream, offload_pause=None),
+            applied=lambda stream: stream.offload_pause is None,
+        )
+
     async def change(
         self,
         name: StreamName,
@@ -221,6 +241,18 @@ def stream_not_found(name: StreamName) -> RefusedError:
         remedy="Create it by appending to it, or list streams with: tierlog stream ls",
         details={"stream": name},
     )
+
+
+def check_not_paused(stream: Stream) -> None:
+    """Refuse an offload that an admin does not want for now."""
+    pause = stream.offload_pause
+    if pause is not None:
+        raise RefusedError(
+            f"offloading of stream {stream.name} is paused"
+            + (f": {pause.cause}" if pause.cause else ""),
+            remedy=f"Let it go on with: tierlog offload resume {stream.name}",
+            details={"stream": stream.name, "since_ms": str(pause.since_ms)},
+        )
 
 
 def check_owner(stream: Stream, claimed: Stream) -> None:

@@ -23,15 +23,24 @@ from tierlog.model.ids import EntryId, LedgerId, NodeId, node_id, stream_name
 from tierlog.model.node import Cluster, Cookie, NodeInfo
 from tierlog.model.offload import (
     AbandonedAttempt,
+    AttemptOutcome,
     OffloadContext,
     OffloadState,
+    PastAttempt,
     SchedulerProgress,
     Tier2Copy,
     Tier2Location,
 )
 from tierlog.model.policy import Policy
 from tierlog.model.replication import Complaint, Draining, UnderReplicated
-from tierlog.model.stream import LedgerPageRef, ListedLedger, Owner, Stream, StreamLifecycle
+from tierlog.model.stream import (
+    LedgerPageRef,
+    ListedLedger,
+    OffloadPause,
+    Owner,
+    Stream,
+    StreamLifecycle,
+)
 from tierlog.proto.v1 import metadata_pb2 as pb
 
 UUID_LEN: Final = 16
@@ -39,6 +48,7 @@ UUID_LEN: Final = 16
 _POLICY_FIELDS: Final = tuple(item.name for item in fields(Policy))
 assert set(_POLICY_FIELDS) == set(pb.PolicyRecord.DESCRIPTOR.fields_by_name)
 assert {state.value for state in OffloadState} == set(pb.OffloadState.values()) - {0}
+assert {one.value for one in AttemptOutcome} == set(pb.AttemptOutcome.values()) - {0}
 assert {one.value for one in StreamLifecycle} == set(pb.StreamLifecycle.values()) - {0}
 
 _Record = TypeVar("_Record", bound=Message)
@@ -79,6 +89,9 @@ def encode_stream(stream: Stream) -> bytes:
     )
     if stream.offload_through is not None:
         record.offload_through = stream.offload_through
+    if stream.offload_pause is not None:
+        record.offload_pause.since_ms = stream.offload_pause.since_ms
+        record.offload_pause.cause = stream.offload_pause.cause
     if stream.owner is not None:
         record.owner_claim = stream.owner.claim.bytes
         record.owner_node_id = stream.owner.node_id
@@ -123,6 +136,7 @@ def encode_context(context: OffloadContext) -> bytes:
         last_error=context.last_error,
         last_error_ms=context.last_error_ms,
         last_worker=context.last_worker,
+        history=[_past_to_record(one) for one in context.history],
     )
     if context.repair_source_uuid is not None:
         record.repair_source_uuid = context.repair_source_uuid.bytes
@@ -385,6 +399,11 @@ def _stream_of(record: pb.StreamRecord) -> Stream:
             LedgerId(record.offload_through) if record.HasField("offload_through") else None
         ),
         partitions=record.partitions,
+        offload_pause=(
+            OffloadPause(since_ms=record.offload_pause.since_ms, cause=record.offload_pause.cause)
+            if record.HasField("offload_pause")
+            else None
+        ),
     )
 
 
@@ -484,6 +503,29 @@ def _context_of(record: pb.OffloadContextRecord) -> OffloadContext:
         last_error_ms=record.last_error_ms,
         last_worker=record.last_worker,
         repair_source_uuid=_uuid_or_none(record.repair_source_uuid),
+        history=tuple(_past_of(one) for one in record.history),
+    )
+
+
+def _past_to_record(one: PastAttempt) -> pb.AttemptHistoryRecord:
+    return pb.AttemptHistoryRecord(
+        uuid=one.uuid.bytes,
+        worker=one.worker,
+        started_ms=one.started_ms,
+        ended_ms=one.ended_ms,
+        outcome=pb.AttemptOutcome.ValueType(one.outcome.value),
+        error=one.error,
+    )
+
+
+def _past_of(record: pb.AttemptHistoryRecord) -> PastAttempt:
+    return PastAttempt(
+        uuid=_uuid(record.uuid),
+        worker=record.worker,
+        started_ms=record.started_ms,
+        ended_ms=record.ended_ms,
+        outcome=AttemptOutcome(record.outcome),
+        error=record.error,
     )
 
 

@@ -47,6 +47,17 @@ READABLE_IN_TIER2: Final = frozenset(
 )
 GONE_FROM_TIER1: Final = frozenset({_S.TIER1_DELETING, _S.TIER1_DELETED})
 
+HISTORY_MAX: Final = 10
+
+
+class AttemptOutcome(Enum):
+    """What became of an attempt; RUNNING also says of one that its worker died with it."""
+
+    RUNNING = 1
+    COMPLETE = 2
+    FAILED = 3
+    ABANDONED = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier2Location:
@@ -68,6 +79,18 @@ class AbandonedAttempt:
     location: Tier2Location
     abandoned_ms: int
     swept_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastAttempt:
+    """What people may want to know of an attempt. ``ended_ms`` 0: not known to have ended."""
+
+    uuid: UUID
+    worker: str
+    started_ms: int
+    ended_ms: int = 0
+    outcome: AttemptOutcome = AttemptOutcome.RUNNING
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +141,8 @@ class OffloadContext:
     last_error_ms: int = 0
     last_worker: str = ""
     repair_source_uuid: UUID | None = None
+    history: tuple[PastAttempt, ...] = ()
+    """The newest ``HISTORY_MAX`` attempts, oldest first: for people, never for a decision."""
 
     def moved_to(self, state: OffloadState) -> Self:
         """Return the context in ``state``, or raise ``RefusedError`` on an illegal step."""
@@ -146,7 +171,34 @@ class OffloadContext:
             attempt_count=self.attempt_count + 1,
             attempt_started_ms=now_ms,
             last_worker=worker,
+            history=(
+                *self._ended(self.uuid, AttemptOutcome.ABANDONED, now_ms),
+                PastAttempt(uuid=uuid, worker=worker, started_ms=now_ms),
+            )[-HISTORY_MAX:],
         )
+
+    def _ended(
+        self, uuid: UUID | None, outcome: AttemptOutcome, now_ms: int, error: str = ""
+    ) -> tuple[PastAttempt, ...]:
+        """Return the history with that attempt ended, if it was running."""
+        return tuple(
+            replace(one, ended_ms=now_ms, outcome=outcome, error=error)
+            if one.uuid == uuid and one.outcome is AttemptOutcome.RUNNING
+            else one
+            for one in self.history
+        )
+
+    def failed(self, uuid: UUID, *, error: str, now_ms: int) -> Self:
+        """Return the context with what went wrong with that attempt."""
+        history = self._ended(uuid, AttemptOutcome.FAILED, now_ms, error)
+        return replace(self, last_error=error, last_error_ms=now_ms, history=history)
+
+    def tells_failure(self, uuid: UUID, error: str) -> bool:
+        """Tell whether ``failed`` with these would say nothing new."""
+        running = any(
+            one.uuid == uuid and one.outcome is AttemptOutcome.RUNNING for one in self.history
+        )
+        return self.last_error == error and not running
 
     def attempt_completed(self, *, uuid: UUID, copy: Tier2Copy, now_ms: int) -> Self:
         """Return the context complete; raises ``RefusedError`` when ``uuid`` was superseded."""
@@ -161,6 +213,7 @@ class OffloadContext:
             timestamp_ms=now_ms,
             copy=copy,
             last_error="",
+            history=self._ended(uuid, AttemptOutcome.COMPLETE, now_ms),
         )
 
     def swept_at(self, uuid: UUID) -> int | None:

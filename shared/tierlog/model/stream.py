@@ -58,6 +58,14 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadPause:
+    """An admin wants a stream left as it is: no offload begins, nothing of it is deleted."""
+
+    since_ms: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
     """A stream's znode as a value. ``ledgers`` is the tail of the list, behind ``pages``.
 
@@ -78,6 +86,7 @@ class Stream:
     deleting: tuple[LedgerId, ...] = ()
     offload_through: LedgerId | None = None
     partitions: int = 0
+    offload_pause: OffloadPause | None = None
 
     def __post_init__(self) -> None:
         ids = [ledger.ledger_id for ledger in self.ledgers]

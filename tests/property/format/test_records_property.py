@@ -14,14 +14,23 @@ from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.node import Cluster, Cookie, NodeInfo
 from tierlog.model.offload import (
     AbandonedAttempt,
+    AttemptOutcome,
     OffloadContext,
     OffloadState,
+    PastAttempt,
     Tier2Copy,
     Tier2Location,
 )
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
 from tierlog.model.replication import Complaint, Draining, UnderReplicated
-from tierlog.model.stream import LedgerPageRef, ListedLedger, Owner, Stream, StreamLifecycle
+from tierlog.model.stream import (
+    LedgerPageRef,
+    ListedLedger,
+    OffloadPause,
+    Owner,
+    Stream,
+    StreamLifecycle,
+)
 from tierlog.proto.v1 import metadata_pb2 as pb
 
 naturals = st.integers(0, 2**63 - 1)
@@ -91,6 +100,7 @@ def streams(draw) -> Stream:
         pages=tuple(draw(st.lists(pages, max_size=3))),
         deleting=tuple(map(LedgerId, draw(st.lists(naturals, max_size=3)))),
         partitions=0 if ledgers else draw(st.integers(0, 2**31 - 1)),
+        offload_pause=draw(st.none() | st.builds(OffloadPause, since_ms=numbers, cause=texts)),
     )
 
 
@@ -139,6 +149,18 @@ contexts = st.builds(
     last_error_ms=numbers,
     last_worker=texts,
     repair_source_uuid=st.none() | uuids,
+    history=st.lists(
+        st.builds(
+            PastAttempt,
+            uuid=uuids,
+            worker=texts,
+            started_ms=numbers,
+            ended_ms=numbers,
+            outcome=st.sampled_from(AttemptOutcome),
+            error=texts,
+        ),
+        max_size=3,
+    ).map(tuple),
 )
 clusters = st.builds(Cluster, cluster_id=uuids, created_ms=numbers, ledger_id_base=numbers)
 cookies = st.builds(Cookie, cluster_id=uuids, node_id=names.map(NodeId), instance_id=uuids)

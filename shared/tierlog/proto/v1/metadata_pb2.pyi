@@ -65,6 +65,31 @@ OFFLOAD_STATE_REPAIRING: OffloadState.ValueType  # 6
 OFFLOAD_STATE_TRIMMING: OffloadState.ValueType  # 7
 Global___OffloadState: _TypeAlias = OffloadState  # noqa: Y015
 
+class _AttemptOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AttemptOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttemptOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ATTEMPT_OUTCOME_UNSPECIFIED: _AttemptOutcome.ValueType  # 0
+    ATTEMPT_OUTCOME_RUNNING: _AttemptOutcome.ValueType  # 1
+    """Under way, or its worker died with it."""
+    ATTEMPT_OUTCOME_COMPLETE: _AttemptOutcome.ValueType  # 2
+    ATTEMPT_OUTCOME_FAILED: _AttemptOutcome.ValueType  # 3
+    ATTEMPT_OUTCOME_ABANDONED: _AttemptOutcome.ValueType  # 4
+    """Another attempt took its place."""
+
+class AttemptOutcome(_AttemptOutcome, metaclass=_AttemptOutcomeEnumTypeWrapper): ...
+
+ATTEMPT_OUTCOME_UNSPECIFIED: AttemptOutcome.ValueType  # 0
+ATTEMPT_OUTCOME_RUNNING: AttemptOutcome.ValueType  # 1
+"""Under way, or its worker died with it."""
+ATTEMPT_OUTCOME_COMPLETE: AttemptOutcome.ValueType  # 2
+ATTEMPT_OUTCOME_FAILED: AttemptOutcome.ValueType  # 3
+ATTEMPT_OUTCOME_ABANDONED: AttemptOutcome.ValueType  # 4
+"""Another attempt took its place."""
+Global___AttemptOutcome: _TypeAlias = AttemptOutcome  # noqa: Y015
+
 @_typing.final
 class PolicyRecord(_message.Message):
     """Unset fields fall back to the next level: stream, namespace, cluster."""
@@ -268,6 +293,7 @@ class StreamRecord(_message.Message):
     DELETING_FIELD_NUMBER: _builtins.int
     OFFLOAD_THROUGH_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    OFFLOAD_PAUSE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     name: _builtins.str
     incarnation: _builtins.bytes
@@ -296,6 +322,10 @@ class StreamRecord(_message.Message):
     def deleting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ledgers taken off the list by retention whose copies still exist somewhere."""
 
+    @_builtins.property
+    def offload_pause(self) -> Global___OffloadPause:
+        """An admin wants neither offloads nor deletions for now; absent: they go on."""
+
     def __init__(
         self,
         *,
@@ -314,16 +344,44 @@ class StreamRecord(_message.Message):
         deleting: _abc.Iterable[_builtins.int] | None = ...,
         offload_through: _builtins.int | None = ...,
         partitions: _builtins.int = ...,
+        offload_pause: Global___OffloadPause | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through", "offload_through", b"offload_through", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through", "created_ms", b"created_ms", "deleting", b"deleting", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "created_ms", b"created_ms", "deleting", b"deleting", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__offload_pause: _TypeAlias = _typing.Literal["offload_pause"]  # noqa: Y015
+    _WhichOneofArgType__offload_pause: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause"]  # noqa: Y015
     _WhichOneofReturnType__offload_through: _TypeAlias = _typing.Literal["offload_through"]  # noqa: Y015
     _WhichOneofArgType__offload_through: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_pause) -> _WhichOneofReturnType__offload_pause | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_through) -> _WhichOneofReturnType__offload_through | None: ...
 
 Global___StreamRecord: _TypeAlias = StreamRecord  # noqa: Y015
+
+@_typing.final
+class OffloadPause(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    since_ms: _builtins.int
+    cause: _builtins.str
+    def __init__(
+        self,
+        *,
+        since_ms: _builtins.int = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OffloadPause: _TypeAlias = OffloadPause  # noqa: Y015
 
 @_typing.final
 class Tier2Location(_message.Message):
@@ -390,6 +448,43 @@ class AbandonedAttempt(_message.Message):
 Global___AbandonedAttempt: _TypeAlias = AbandonedAttempt  # noqa: Y015
 
 @_typing.final
+class AttemptHistoryRecord(_message.Message):
+    """What became of one attempt, for people."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UUID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    STARTED_MS_FIELD_NUMBER: _builtins.int
+    ENDED_MS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    uuid: _builtins.bytes
+    worker: _builtins.str
+    started_ms: _builtins.int
+    ended_ms: _builtins.int
+    """0: not known to have ended."""
+    outcome: Global___AttemptOutcome.ValueType
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        uuid: _builtins.bytes = ...,
+        worker: _builtins.str = ...,
+        started_ms: _builtins.int = ...,
+        ended_ms: _builtins.int = ...,
+        outcome: Global___AttemptOutcome.ValueType = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_ms", b"ended_ms", "error", b"error", "outcome", b"outcome", "started_ms", b"started_ms", "uuid", b"uuid", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttemptHistoryRecord: _TypeAlias = AttemptHistoryRecord  # noqa: Y015
+
+@_typing.final
 class OffloadContextRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -419,6 +514,7 @@ class OffloadContextRecord(_message.Message):
     LAST_WORKER_FIELD_NUMBER: _builtins.int
     REPAIR_SOURCE_UUID_FIELD_NUMBER: _builtins.int
     ATTEMPT_STARTED_MS_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     stream: _builtins.str
     incarnation: _builtins.bytes
@@ -450,6 +546,10 @@ class OffloadContextRecord(_message.Message):
     def location(self) -> Global___Tier2Location: ...
     @_builtins.property
     def abandoned(self) -> _containers.RepeatedCompositeFieldContainer[Global___AbandonedAttempt]: ...
+    @_builtins.property
+    def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptHistoryRecord]:
+        """The newest attempts, oldest first; older ones are forgotten."""
+
     def __init__(
         self,
         *,
@@ -479,10 +579,11 @@ class OffloadContextRecord(_message.Message):
         last_worker: _builtins.str = ...,
         repair_source_uuid: _builtins.bytes = ...,
         attempt_started_ms: _builtins.int = ...,
+        history: _abc.Iterable[Global___AttemptHistoryRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "attempt_count", b"attempt_count", "attempt_started_ms", b"attempt_started_ms", "block_count", b"block_count", "bookkeeper_deleted", b"bookkeeper_deleted", "complete", b"complete", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "incarnation", b"incarnation", "index_len", b"index_len", "index_sha256", b"index_sha256", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "location", b"location", "repair_source_uuid", b"repair_source_uuid", "side_len", b"side_len", "side_sha256", b"side_sha256", "state", b"state", "stream", b"stream", "timestamp_ms", b"timestamp_ms", "uuid", b"uuid", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "attempt_count", b"attempt_count", "attempt_started_ms", b"attempt_started_ms", "block_count", b"block_count", "bookkeeper_deleted", b"bookkeeper_deleted", "complete", b"complete", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "history", b"history", "incarnation", b"incarnation", "index_len", b"index_len", "index_sha256", b"index_sha256", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "location", b"location", "repair_source_uuid", b"repair_source_uuid", "side_len", b"side_len", "side_sha256", b"side_sha256", "state", b"state", "stream", b"stream", "timestamp_ms", b"timestamp_ms", "uuid", b"uuid", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -731,11 +832,17 @@ class DrainingRecord(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     SINCE_MS_FIELD_NUMBER: _builtins.int
     DONE_MS_FIELD_NUMBER: _builtins.int
+    RETIRED_MS_FIELD_NUMBER: _builtins.int
+    SAID_EMPTY_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     node_id: _builtins.str
     since_ms: _builtins.int
     done_ms: _builtins.int
     """0: not yet."""
+    retired_ms: _builtins.int
+    """Since then no ledger names the node, and none can be made to. 0: not yet."""
+    said_empty: _builtins.bool
+    """The node itself said, in the end, that it holds nothing."""
     def __init__(
         self,
         *,
@@ -743,10 +850,12 @@ class DrainingRecord(_message.Message):
         node_id: _builtins.str = ...,
         since_ms: _builtins.int = ...,
         done_ms: _builtins.int = ...,
+        retired_ms: _builtins.int = ...,
+        said_empty: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_ms", b"done_ms", "node_id", b"node_id", "since_ms", b"since_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_ms", b"done_ms", "node_id", b"node_id", "retired_ms", b"retired_ms", "said_empty", b"said_empty", "since_ms", b"since_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
