@@ -59,8 +59,11 @@ class CountingFiles(DiskFiles):
         super().__init__(root)
         self.counts = DiskCounts()
 
-    async def open(self, path: str, *, create: bool = False) -> "CountingFile":  # type: ignore[override]
-        return CountingFile(await super().open(path, create=create), path, self.counts)
+    async def open(  # type: ignore[override]
+        self, path: str, *, create: bool = False, direct: bool = False
+    ) -> "CountingFile":
+        file = await super().open(path, create=create, direct=direct)
+        return CountingFile(file, path, self.counts)
 
 
 class CountingFile:

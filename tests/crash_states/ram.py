@@ -35,7 +35,7 @@ class RamFiles:
     def __repr__(self) -> str:
         return f"<RamFiles of {len(self.image)} files>"
 
-    async def open(self, path: str, *, create: bool = False) -> RamFile:
+    async def open(self, path: str, *, create: bool = False, direct: bool = False) -> RamFile:
         path = self._full(path)
         if path not in self.image:
             if not create or path.rpartition("/")[0] not in self.directories:

@@ -138,8 +138,8 @@ class RecordingFiles:
     def __repr__(self) -> str:
         return f"<RecordingFiles {self._root!r}>"
 
-    async def open(self, path: str, *, create: bool = False) -> RecordingFile:
-        file = await self._inner.open(path, create=create)
+    async def open(self, path: str, *, create: bool = False, direct: bool = False) -> RecordingFile:
+        file = await self._inner.open(path, create=create, direct=direct)
         full = self._full(path)
         inode = self._recorder.names.get(full)
         if inode is None:

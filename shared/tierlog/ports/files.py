@@ -62,8 +62,12 @@ class FileWrite(NamedTuple):
 class Files(Protocol):
     """A folder of the local disk and all below it."""
 
-    async def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing; ``create`` makes the file if there is none."""
+    async def open(self, path: str, *, create: bool = False, direct: bool = False) -> File:
+        """Open for reading and writing; ``create`` makes the file if there is none.
+
+        ``direct`` is a hint: large writes need not be kept in the system's cache. It changes
+        neither what they mean nor what is durable: ``sync`` is needed as ever.
+        """
         ...
 
     async def write_files(self, writes: Sequence[FileWrite], *, sync: bool) -> None:

@@ -92,6 +92,30 @@ class S3Settings(_Section):
     connect_timeout_s: Seconds = 5.0
     read_timeout_s: Seconds = 60.0
     attempts_max: int = Field(default=5, gt=0)
+    retry_s_max: Seconds = 60.0
+    retry_wait_s_first: Seconds = 0.2
+    retry_wait_s_max: Seconds = 10.0
+    """A request is sent again after a random wait up to the first, then up to twice that, and so
+    on up to the last; at most so often, and not later than so long after its first try."""
+    request_s_max: float = Field(default=60.0, gt=0)
+    bytes_per_s_min: PositiveBytes = 512 * 1024
+    """One try may take so long, and as much longer as its bytes take at this pace. Then it is
+    given up: nothing that the store does later is waited for. Waiting for ``bytes_per_s_max``
+    doesn't count."""
+    bytes_per_s_max: float = Field(default=0.0, ge=0)
+    """What a process sends into the store, at most; 0: as much as it can."""
+    requests_per_s_max: float = Field(default=0.0, ge=0)
+    """Requests that a process sends, tries that are repeated included; 0: as many as it likes."""
+
+    def longest_request_s(self, length: int) -> float:
+        """Return the longest that one request with so many bytes is on its way."""
+        return self.request_s_max + length / self.bytes_per_s_min
+
+    @model_validator(mode="after")
+    def _waits_grow(self) -> Self:
+        if self.retry_wait_s_first > self.retry_wait_s_max:
+            raise ValueError("retry_wait_s_first must not be above retry_wait_s_max")
+        return self
 
 
 class KafkaSettings(_Section):
@@ -106,6 +130,12 @@ class KafkaSettings(_Section):
     poll_interval_max_s: Seconds = 300.0
     deliveries_max: int = Field(default=5, gt=0)
     queued_messages_max: int = Field(default=10_000, gt=0)
+    retention_s: float = Field(default=7 * 86400.0, gt=0)
+    """How long requests and results are kept. What is lost of them is asked for again."""
+    dead_letter_retention_s: float = Field(default=30 * 86400.0, gt=0)
+    """How long people have to look at a request that kept failing."""
+    dead_letters_max: int = Field(default=10_000, gt=0)
+    """So many of the newest dead letters of each partition are looked through, and no more."""
 
 
 class ZooKeeperSettings(_Section):
@@ -172,6 +202,8 @@ class StorageSettings(_Section):
     journal_spares_max: int = Field(default=8, ge=0)
     """Zero-filled segments that are kept ready; more are removed."""
     entry_log_bytes_max: int = Field(default=GIB, gt=0, lt=2**32)
+    direct_writes: bool = True
+    """Entry logs are written round the system's page cache, where the file system allows it."""
     ledger_cache_bytes_max: PositiveBytes = 64 * MIB
     """Index pages in memory."""
     read_ahead_bytes_max: int = Field(default=16 * MIB, ge=0)
@@ -274,8 +306,18 @@ class OffloaderSettings(_Section):
     worker_name: str = ""
     listen: ListenSettings = ListenSettings()
     ledgers_in_flight_max: int = Field(default=1, gt=0)
-    parts_in_flight_max: int = Field(default=2, gt=0)
+    parts_in_flight_max: int = Field(default=4, gt=0)
+    """Parts of all ledgers that are on their way to the store at once."""
+    memory_bytes_max: PositiveBytes = 256 * MIB
+    """What blocks that are being filled or sent may take, of all ledgers at once."""
+    patience_s_max: Seconds = 300.0
+    """So long a request of an upload is tried again, beyond the object store's own tries."""
     drain_s_max: Seconds = 30.0
+    """After SIGTERM, so long may what was begun take; then it is given up, as by a crash."""
+    give_up_s_max: Seconds = 5.0
+    """And so long may giving up take: locks are released, leftovers are left to the next one."""
+    request_s_max: float = Field(default=4 * 3600.0, gt=0)
+    """A request that takes longer is given up, and tried again: nothing hangs for ever."""
     part_delay_s: Seconds = 0.0
     """Waits that long after each part: for people who watch, and for tests that interrupt."""
 

@@ -158,8 +158,8 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self._files, name)
 
-    async def open(self, path, *, create=False):
-        return WatchedFile(await self._files.open(path, create=create), self.written)
+    async def open(self, path, **how):
+        return WatchedFile(await self._files.open(path, **how), self.written)
 
 
 class WatchedFile:
@@ -352,8 +352,8 @@ class HalfTaking(Watched):
         super().__init__(files)
         self.room = room
 
-    async def open(self, path, *, create=False):
-        return HalfTakingFile(await self._files.open(path, create=create), self)
+    async def open(self, path, **how):
+        return HalfTakingFile(await self._files.open(path, **how), self)
 
 
 class HalfTakingFile:

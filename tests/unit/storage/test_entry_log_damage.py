@@ -359,8 +359,8 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self._files, name)
 
-    async def open(self, path, *, create=False):
-        return CountingFile(await self._files.open(path, create=create), self)
+    async def open(self, path, **how):
+        return CountingFile(await self._files.open(path, **how), self)
 
 
 class CountingFile:
@@ -414,8 +414,8 @@ class Unreadable(Counting):
         super().__init__(files)
         self.pages = pages
 
-    async def open(self, path, *, create=False):
-        return UnreadableFile(await self._files.open(path, create=create), self)
+    async def open(self, path, **how):
+        return UnreadableFile(await self._files.open(path, **how), self)
 
 
 class UnreadableFile(CountingFile):

@@ -24,6 +24,7 @@ def logs_and_cache(
         ids,
         log_bytes_max=settings.entry_log_bytes_max,
         open_files_max=open_files_max,
+        direct_writes=settings.direct_writes,
     )
     cache = LedgerCache(
         directories,

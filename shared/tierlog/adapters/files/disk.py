@@ -1,11 +1,11 @@
 """The files port over one folder of the local disk, by a small pool of threads.
 
-Owns: system calls, and what their errors mean. Does not own what is written, nor the order of
-writes to a file: whoever awaits them does.
+Owns: system calls, and what their errors mean. Does not own how a write is done (``writes``), what
+is written, nor the order of writes to a file: whoever awaits them does.
 
 Invariants:
     * No name reaches outside of the root; symbolic links are not followed.
-    * A file descriptor is closed only when no call uses it, whoever was cancelled meanwhile.
+    * A file's descriptors are closed only when no call uses them, whoever was cancelled meanwhile.
     * An error of a sync, and EIO of a write, is ``DiskFailedError``; a full disk READ_ONLY.
     * A folder that is locked has one process; the system gives the lock back when that ends.
 
@@ -24,12 +24,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
+from tierlog.adapters.files.writes import (
+    AlignedMemory,
+    DirectCalls,
+    DirectWriter,
+    open_direct,
+    write_all,
+)
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.ports.files import Buffer, DiskFailedError, FileWrite
 
 T = TypeVar("T")
 
-_IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NAME_LEN_MAX: Final = 255
 _NO_NAMES: Final = frozenset({"", ".", ".."})
@@ -46,11 +52,15 @@ LOCK_NAME: Final = "lock"
 class DiskFiles:
     """Everything below ``root``, which is made when it is missing."""
 
-    def __init__(self, root: Path, *, threads: int = 8) -> None:
+    def __init__(
+        self, root: Path, *, threads: int = 8, direct_calls: DirectCalls | None = None
+    ) -> None:
         self._root = root.resolve()
         self._root_name = str(self._root)
         _make_root(self._root)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
+        self._memory = AlignedMemory()
+        self._direct_calls = direct_calls or DirectCalls()
         self._open_count = 0
         self._lock_fd = -1
         # Open for good: it is told of all errors since it was opened, also of forgotten files.
@@ -61,13 +71,12 @@ class DiskFiles:
     def __repr__(self) -> str:
         return f"<DiskFiles {self._root}, open={self._open_count}>"
 
-    async def open(self, path: str, *, create: bool = False) -> "DiskFile":
-        full = self._full(path)
-        flags = _OPEN_FLAGS | (os.O_CREAT if create else 0)
+    async def open(self, path: str, *, create: bool = False, direct: bool = False) -> "DiskFile":
+        full = self._full_name(path)
         with _errors(path):
-            fd = await self._run(lambda: os.open(full, flags, 0o640))
+            fd, writer = await self._run(lambda: self._open(full, create=create, direct=direct))
         self._open_count += 1
-        return DiskFile(self, fd, path)
+        return DiskFile(self, fd, path, writer)
 
     async def write_files(self, writes: Sequence[FileWrite], *, sync: bool) -> None:
         fulls = [self._full_name(write.path) for write in writes]
@@ -182,6 +191,16 @@ class DiskFiles:
             return False  # each file by itself says what is wrong
         return self._is_local and devices <= {self._device}
 
+    def _open(self, full: str, *, create: bool, direct: bool) -> tuple[int, DirectWriter | None]:
+        fd = os.open(full, _OPEN_FLAGS | (os.O_CREAT if create else 0), 0o640)
+        if not direct:
+            return fd, None
+        try:
+            return fd, open_direct(full, _OPEN_FLAGS, fd, self._memory, self._direct_calls)
+        except BaseException:
+            os.close(fd)
+            raise
+
     def _make_directory(self, full: Path) -> None:
         below = full.relative_to(self._root).parts
         parent = self._root
@@ -194,11 +213,14 @@ class DiskFiles:
 
 
 class DiskFile:
-    """One open file."""
+    """One open file, of one descriptor or two."""
 
-    def __init__(self, files: DiskFiles, fd: int, path: str) -> None:
+    def __init__(
+        self, files: DiskFiles, fd: int, path: str, direct: DirectWriter | None = None
+    ) -> None:
         self._files = files
         self._fd = fd
+        self._direct = direct
         self._path = path
         self._lock = threading.Lock()
         self._users = 0
@@ -209,12 +231,12 @@ class DiskFile:
 
     async def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
         with _errors(self._path):
-            await self._call(lambda: _write_all(self._fd, offset, buffers))
+            await self._call(lambda: self._write(offset, buffers))
 
     async def write_and_sync(self, offset: int, buffers: Sequence[Buffer]) -> None:
         def write_and_sync() -> None:
             with _errors(self._path):
-                _write_all(self._fd, offset, buffers)
+                self._write(offset, buffers)
             with _errors(self._path, syncing=True):
                 os.fdatasync(self._fd)
 
@@ -242,7 +264,18 @@ class DiskFile:
             self._closing = True
             self._files._open_count -= 1  # noqa: SLF001 - the folder's own file
             if self._users == 0:
-                os.close(self._fd)
+                self._close()
+
+    def _write(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        if self._direct is None:
+            write_all(self._fd, offset, buffers)
+        else:
+            self._direct.write(self._fd, offset, buffers)
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        if self._direct is not None:
+            os.close(self._direct.fd)
 
     async def _call(self, call: Callable[[], T]) -> T:
         with self._lock:
@@ -257,7 +290,7 @@ class DiskFile:
                 with self._lock:
                     self._users -= 1
                     if self._closing and self._users == 0:
-                        os.close(self._fd)
+                        self._close()
 
         return await self._files._run(use)  # noqa: SLF001 - the folder's own file
 
@@ -310,35 +343,12 @@ def _write_file(full: str, write: FileWrite, *, sync: bool) -> None:
         fd = os.open(full, _OPEN_FLAGS | (os.O_CREAT if write.create else 0), 0o640)
         try:
             for offset, buffers in write.pieces:
-                _write_all(fd, offset, buffers)
+                write_all(fd, offset, buffers)
             if sync:
                 with _errors(write.path, syncing=True):
                     os.fdatasync(fd)
         finally:
             os.close(fd)
-
-
-def _write_all(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
-    for start in range(0, len(buffers), _IOV_MAX):
-        part = buffers[start : start + _IOV_MAX]
-        length = sum([one.nbytes if isinstance(one, memoryview) else len(one) for one in part])
-        written = os.pwritev(fd, part, offset) if length else 0
-        if written < length:
-            _write_rest(fd, offset, part, written)
-        offset += length
-
-
-def _write_rest(fd: int, offset: int, part: Sequence[Buffer], written: int) -> None:
-    """Go on where the system stopped early."""
-    views = [memoryview(one).cast("B") for one in part if len(one)]
-    offset += written
-    while views:
-        while views and written >= len(views[0]):
-            written -= len(views.pop(0))
-        if views:
-            views[0] = views[0][written:]
-            written = os.pwritev(fd, views, offset)
-            offset += written
 
 
 def _read_all(fd: int, offset: int, length: int) -> bytes:

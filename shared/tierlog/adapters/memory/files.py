@@ -230,7 +230,7 @@ class MemoryFiles:
     def __repr__(self) -> str:
         return f"<MemoryFiles on {self._disk!r}>"
 
-    async def open(self, path: str, *, create: bool = False) -> "MemoryFile":
+    async def open(self, path: str, *, create: bool = False, direct: bool = False) -> "MemoryFile":
         inode = await self.call("open", lambda: self._disk.open(_checked(path), create=create))
         return MemoryFile(self, self._disk, inode, path)
 

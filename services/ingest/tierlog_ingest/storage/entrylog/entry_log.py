@@ -81,13 +81,20 @@ class EntryLogs:
     """All entry logs of a node."""
 
     def __init__(
-        self, dirs: Sequence[Files], ids: Ids, *, log_bytes_max: int, open_files_max: int
+        self,
+        dirs: Sequence[Files],
+        ids: Ids,
+        *,
+        log_bytes_max: int,
+        open_files_max: int,
+        direct_writes: bool = True,
     ) -> None:
         assert dirs
         assert LOG_HEADER_LEN < log_bytes_max < 2**32
         self._dirs = list(dirs)
         self._ids = ids
         self._log_bytes_max = log_bytes_max
+        self._direct_writes = direct_writes
         self._logs: dict[int, Log] = {}
         self._removed: set[int] = set()
         self._next_id = 1
@@ -298,7 +305,9 @@ class EntryLogs:
         self._next_id += 1
         self._counts[directory] += 1
         header = LogHeader(log_id=log_id, generation=self._ids.uuid().int >> 65).pack()
-        file = await self._dirs[directory].open(log_path(log_id), create=True)
+        file = await self._dirs[directory].open(
+            log_path(log_id), create=True, direct=self._direct_writes
+        )
         return Log(log_id=log_id, directory=directory, file=file, header=header)
 
     async def _roomiest(self) -> int:
