@@ -16,6 +16,7 @@ from tierlog.catalog.contexts import ContextCatalog
 from tierlog.catalog.draining import DrainingCatalog
 from tierlog.catalog.ledgers import LedgerCatalog
 from tierlog.catalog.nodes import NodeCatalog
+from tierlog.catalog.policies import PolicyCatalog
 from tierlog.catalog.progress import ProgressCatalog
 from tierlog.catalog.streams import StreamCatalog
 from tierlog.catalog.underreplication import UnderReplicationCatalog
@@ -38,6 +39,7 @@ class Catalog:
     underreplicated: UnderReplicationCatalog
     draining: DrainingCatalog
     bare: BareLedgerCatalog
+    policies: PolicyCatalog
 
     @classmethod
     def over(cls, store: MetadataStore, *, clock: Clock, ids: Ids) -> "Catalog":
@@ -52,6 +54,7 @@ class Catalog:
             underreplicated=UnderReplicationCatalog(store, clock=clock, ids=ids),
             draining=DrainingCatalog(store, clock=clock, ids=ids),
             bare=BareLedgerCatalog(store, clock=clock, ids=ids),
+            policies=PolicyCatalog(store, ids=ids),
         )
 
     async def answers(self) -> bool:
@@ -70,6 +73,7 @@ __all__ = [
     "DrainingCatalog",
     "LedgerCatalog",
     "NodeCatalog",
+    "PolicyCatalog",
     "ProgressCatalog",
     "StreamCatalog",
     "UnderReplicationCatalog",

@@ -10,31 +10,36 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tierlog.catalog.change import MOVED, Moved, ensure_node, settle
+from tierlog.catalog.policies import in_step_with_levels, read_levels
 from tierlog.format import paths, records
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.partitions import is_partitioned, partition_names
-from tierlog.model.policy import CLUSTER_DEFAULT, Policy
+from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels
 from tierlog.model.stream import ListedLedger, OffloadPause, Owner, Stream
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
-from tierlog.ports.metadata import MetadataStore, NodeExistsError
+from tierlog.ports.metadata import Create, MetadataStore, NodeExistsError, Put
 
 PAUSE_CAUSE_LEN_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSnapshot:
-    """A stream as of one moment. ``ledgers`` is the whole list, pages included."""
+    """A stream as of one moment. ``ledgers`` is the whole list, pages included.
+
+    ``levels``: what is said above it about thresholds, as of a moment after.
+    """
 
     stream: Stream
     version: int
     ledgers: tuple[ListedLedger, ...]
+    levels: PolicyLevels = NO_LEVELS
 
     @property
     def policy(self) -> Policy:
-        """What holds for the stream, every value set."""
-        return self.stream.policy.over(CLUSTER_DEFAULT)
+        """What holds for the stream, every value set that has a default."""
+        return self.levels.effective(self.stream.name, self.stream.policy)
 
 
 class StreamCatalog:
@@ -67,8 +72,6 @@ class StreamCatalog:
             policy=policy or Policy(),
             partitions=partitions,
         )
-        # Thresholds must hold together with the levels above them too.
-        wanted.policy.over(CLUSTER_DEFAULT)
         path = paths.stream_path(name)
 
         async def one_round() -> tuple[Stream, bool]:
@@ -77,7 +80,11 @@ class StreamCatalog:
                 # A name that is taken is refused before anything is made.
                 for one in children:
                     await self.create(one, raw=raw, policy=policy)
-                await self._store.create(path, records.encode_stream(wanted))
+                # Thresholds must hold together with the levels above them too.
+                above = await in_step_with_levels(self._store, name, wanted.policy)
+                data = records.encode_stream(wanted)
+                await ensure_node(self._store, paths.STREAMS)
+                await self._store.transact([Create(path, data), *above])
                 return wanted, True
             stream = records.decode_stream(found.data)
             if stream.incarnation == wanted.incarnation:
@@ -113,7 +120,10 @@ class StreamCatalog:
                 if again is None or again.version != found.version:
                     return MOVED
             return StreamSnapshot(
-                stream=stream, version=found.version, ledgers=(*paged, *stream.ledgers)
+                stream=stream,
+                version=found.version,
+                ledgers=(*paged, *stream.ledgers),
+                levels=await read_levels(self._store),
             )
 
         return await settle(self._store, self._ids, path, one_round)
@@ -154,13 +164,23 @@ class StreamCatalog:
         )
 
     async def set_policy(self, name: StreamName, policy: Policy) -> Stream:
-        """Replace the stream's own thresholds."""
-        policy.over(CLUSTER_DEFAULT)
-        return await self.change(
-            name,
-            lambda stream: replace(stream, policy=policy),
-            applied=lambda stream: stream.policy == policy,
-        )
+        """Replace the stream's own thresholds; refused where they contradict those above."""
+        path = paths.stream_path(name)
+
+        async def one_round() -> Stream:
+            found = await self._store.get(path)
+            if found is None:
+                raise stream_not_found(name)
+            stream = records.decode_stream(found.data)
+            if stream.policy == policy:
+                return stream
+            planned = replace(stream, policy=policy)
+            above = await in_step_with_levels(self._store, name, policy)
+            put = Put(path, records.encode_stream(planned), found.version)
+            await self._store.transact([put, *above])
+            return planned
+
+        return await settle(self._store, self._ids, path, one_round)
 
     async def want_offloaded(self, name: StreamName, through: LedgerId) -> Stream:
         """Keep an admin's wish that every sealed ledger up to ``through`` be offloaded."""

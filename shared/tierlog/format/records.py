@@ -31,7 +31,7 @@ from tierlog.model.offload import (
     Tier2Copy,
     Tier2Location,
 )
-from tierlog.model.policy import Policy
+from tierlog.model.policy import Policy, PolicyLevels, check_namespace
 from tierlog.model.replication import Complaint, Draining, UnderReplicated
 from tierlog.model.stream import (
     LedgerPageRef,
@@ -69,6 +69,31 @@ def policy_from_record(record: pb.PolicyRecord) -> Policy:
     """Return the policy of a message, or raise ``RefusedError`` POLICY_INVALID."""
     present = (field.name for field, _ in record.ListFields())
     return Policy(**{name: getattr(record, name) for name in present if name in _POLICY_FIELDS})
+
+
+def encode_levels(levels: PolicyLevels) -> bytes:
+    """Return the data of what is said above streams."""
+    return pb.PolicyLevelsRecord(
+        version=current(Format.POLICIES_RECORD),
+        cluster=policy_to_record(levels.cluster),
+        namespaces={key: policy_to_record(one) for key, one in levels.namespaces.items()},
+    ).SerializeToString(deterministic=True)
+
+
+def decode_levels(data: Buffer) -> PolicyLevels:
+    """Read what is said above streams."""
+    return _decoded(
+        pb.PolicyLevelsRecord(),
+        data,
+        Format.POLICIES_RECORD,
+        lambda record: PolicyLevels(
+            cluster=policy_from_record(record.cluster),
+            namespaces={
+                check_namespace(key): policy_from_record(one)
+                for key, one in record.namespaces.items()
+            },
+        ),
+    )
 
 
 def encode_stream(stream: Stream) -> bytes:
@@ -301,6 +326,8 @@ def encode_draining(draining: Draining) -> bytes:
         node_id=draining.node_id,
         since_ms=draining.since_ms,
         done_ms=draining.done_ms,
+        retired_ms=draining.retired_ms,
+        said_empty=draining.said_empty,
     ).SerializeToString(deterministic=True)
 
 
@@ -314,6 +341,8 @@ def decode_draining(data: Buffer) -> Draining:
             node_id=node_id(record.node_id),
             since_ms=record.since_ms,
             done_ms=record.done_ms,
+            retired_ms=record.retired_ms,
+            said_empty=record.said_empty,
         ),
     )
 

@@ -43,6 +43,7 @@ class Format(IntEnum):
     UNDERREPLICATED_RECORD = 22
     DRAINING_RECORD = 23
     AUDIT_RECORD = 24
+    POLICIES_RECORD = 25
 
 
 class Versions(NamedTuple):
@@ -65,7 +66,8 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.CLUSTER_RECORD: _only(1),
     Format.NODE_RECORD: _only(1),
     Format.COOKIE: _only(1),
-    Format.WIRE: _only(1),
+    # 1 had one run a message.
+    Format.WIRE: _only(2),
     # Pulsar's number, in the objects' user metadata.
     Format.DATA_OBJECT: _only(1),
     Format.INDEX_OBJECT: _only(1),
@@ -86,6 +88,7 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.UNDERREPLICATED_RECORD: _only(1),
     Format.DRAINING_RECORD: _only(1),
     Format.AUDIT_RECORD: _only(1),
+    Format.POLICIES_RECORD: _only(1),
 }
 
 assert set(GATE) == set(Format)

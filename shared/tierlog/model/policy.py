@@ -1,13 +1,20 @@
 """Thresholds of a stream: when to roll, to offload, to delete locally, to trim (seeds/000).
 
+Levels: what a stream says itself, its namespace (the part of its name before the first dot), the
+cluster, the defaults; the first that says something wins, for each value alone (ADR-0021).
+
 Invariants (seeds/000, "Triggering offload"): ``offload_time < retention_time`` and
-``offload_size < retention_size``, else data would be trimmed before it was offloaded.
+``offload_size < retention_size``, else data would be trimmed before it was offloaded. They hold
+for what comes out of all levels together.
 """
 
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, Self
 
 from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.ids import INT64_MAX, StreamName, namespace_of
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
@@ -15,6 +22,7 @@ MIB: Final = 1024 * 1024
 
 DELETION_LAG_DEFAULT_MS: Final = 4 * HOUR_MS
 NEVER: Final = -1
+"""A threshold that is never reached, whatever the level above says."""
 
 BLOCK_SIZE_DEFAULT: Final = 64 * MIB
 # S3's smallest part, but for the last one.
@@ -26,7 +34,10 @@ READ_PRIORITIES: Final = ("tier2", "tier1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """One level of thresholds; ``None`` leaves the choice to the level above it."""
+    """One level of thresholds; ``None`` leaves the choice to the level above it.
+
+    -1 of an offload or retention threshold, or of the deletion lag: never.
+    """
 
     offload_time_ms: int | None = None
     offload_size_bytes: int | None = None
@@ -44,6 +55,8 @@ class Policy:
             value = getattr(self, name)
             if value is not None and value < low:
                 _refuse(name, f"{name} = {value} is below its lowest value {low}")
+            if value is not None and value > INT64_MAX:
+                _refuse(name, f"{name} = {value} is above {INT64_MAX}")
         if self.block_size is not None and self.block_size > BLOCK_SIZE_MAX:
             _refuse("block_size", f"block_size = {self.block_size} is above {BLOCK_SIZE_MAX}")
         priority = self.offloaded_read_priority
@@ -54,6 +67,8 @@ class Policy:
                 getattr(self, f"offload_{what}"),
                 getattr(self, f"retention_{what}"),
             )
+            if NEVER in {offload, retention}:
+                continue
             if offload is not None and retention is not None and offload >= retention:
                 _refuse(
                     f"offload_{what}",
@@ -68,18 +83,43 @@ class Policy:
             values[item.name] = own if own is not None else getattr(lower, item.name)
         return type(self)(**values)
 
+    @property
+    def has_bounds(self) -> bool:
+        """Whether a value of another level can contradict this one."""
+        return any(getattr(self, name) not in {None, NEVER} for name in BOUNDS)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether ledgers are offloaded without being asked for."""
+        return threshold(self.offload_time_ms) is not None or (
+            threshold(self.offload_size_bytes) is not None
+        )
+
 
 _LOWEST: Final = {
-    "offload_time_ms": 0,
-    "offload_size_bytes": 0,
-    "retention_time_ms": 0,
-    "retention_size_bytes": 0,
+    "offload_time_ms": NEVER,
+    "offload_size_bytes": NEVER,
+    "retention_time_ms": NEVER,
+    "retention_size_bytes": NEVER,
     "deletion_lag_ms": NEVER,
     "ledger_bytes_max": 1,
     "ledger_entries_max": 1,
     "ledger_age_ms_max": 1,
     "block_size": BLOCK_SIZE_MIN,
 }
+
+
+BOUNDS: Final = (
+    "offload_time_ms",
+    "offload_size_bytes",
+    "retention_time_ms",
+    "retention_size_bytes",
+)
+
+
+def threshold(value: int | None) -> int | None:
+    """Return a threshold, or None when it is never reached."""
+    return None if value == NEVER else value
 
 
 def _refuse(bound: str, message: str) -> None:
@@ -100,3 +140,90 @@ CLUSTER_DEFAULT: Final = Policy(
     offloaded_read_priority="tier2",
 )
 """What holds where no level says otherwise: nothing is offloaded and nothing is trimmed."""
+
+CLUSTER_LEVEL: Final = "cluster"
+NAMESPACE_LEVEL: Final = "namespace"
+STREAM_LEVEL: Final = "stream"
+DEFAULT_LEVEL: Final = "default"
+
+NAMESPACES_MAX: Final = 2000
+"""Namespaces with thresholds of their own: they share one node of the metadata store."""
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,126}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLevels:
+    """What is said above all streams."""
+
+    cluster: Policy = Policy()
+    namespaces: Mapping[str, Policy] = field(default_factory=dict)
+
+    def effective(self, name: StreamName, own: Policy) -> Policy:
+        """Return what holds for a stream that says ``own``, every value that has a default set.
+
+        Raises POLICY_INVALID when the levels contradict each other.
+        """
+        found = own
+        for _, policy in list(self.layers(name, own))[1:]:
+            found = found.over(policy)
+        return found
+
+    def layers(self, name: StreamName, own: Policy) -> Iterator[tuple[str, Policy]]:
+        """Iterate over the levels of a stream, the one that wins first, with their names."""
+        yield STREAM_LEVEL, own
+        namespace = namespace_of(name)
+        if namespace in self.namespaces:
+            yield f"{NAMESPACE_LEVEL} {namespace}", self.namespaces[namespace]
+        yield CLUSTER_LEVEL, self.cluster
+        yield DEFAULT_LEVEL, CLUSTER_DEFAULT
+
+    def sources(self, name: StreamName, own: Policy) -> dict[str, str | None]:
+        """Return which level gives each value; None: no level says anything."""
+        layers = list(self.layers(name, own))
+        return {
+            item.name: next(
+                (level for level, policy in layers if getattr(policy, item.name) is not None), None
+            )
+            for item in fields(Policy)
+        }
+
+    def with_level(self, namespace: str | None, policy: Policy) -> Self:
+        """Return the levels with one replaced (None: the cluster's); checks them by themselves."""
+        if namespace is None:
+            planned = replace(self, cluster=policy)
+        else:
+            others = {key: one for key, one in self.namespaces.items() if key != namespace}
+            kept = {} if policy == Policy() else {check_namespace(namespace): policy}
+            planned = replace(self, namespaces=others | kept)
+        if len(planned.namespaces) > NAMESPACES_MAX:
+            _refuse("namespaces", f"more than {NAMESPACES_MAX} namespaces have thresholds")
+        top = planned.cluster.over(CLUSTER_DEFAULT)
+        for key, one in planned.namespaces.items():
+            try:
+                one.over(top)
+            except RefusedError as error:
+                raise breaks_below(f"namespace {key}", error) from error
+        return planned
+
+
+NO_LEVELS: Final = PolicyLevels()
+
+
+def check_namespace(text: str) -> str:
+    """Check ``text`` as the name of a namespace, or raise ``RefusedError``."""
+    if _NAMESPACE.fullmatch(text) is None:
+        raise RefusedError(
+            f"namespace {text[:140]!r} is not allowed",
+            remedy="Give what stands before the first dot of a stream's name",
+        )
+    return text
+
+
+def breaks_below(what: str, error: RefusedError) -> RefusedError:
+    """Say that a change would contradict what a level below says."""
+    return RefusedError(
+        f"{what} would no longer hold together: {error.message}",
+        reason=Reason.POLICY_INVALID,
+        remedy=f"Change the thresholds of {what} first, or choose others here",
+        details={**error.details, "below": what},
+    )

@@ -122,7 +122,8 @@ def test_a_level_is_checked_together_with_the_levels_above_it():
 @pytest.mark.parametrize(
     "values",
     [
-        {"offload_time_ms": -1},
+        {"offload_time_ms": -2},
+        {"retention_size_bytes": 2**63},
         {"ledger_entries_max": 0},
         {"deletion_lag_ms": -2},
         {"block_size": BLOCK_SIZE_MIN - 1},

@@ -180,6 +180,58 @@ class PolicyRecord(_message.Message):
 Global___PolicyRecord: _TypeAlias = PolicyRecord  # noqa: Y015
 
 @_typing.final
+class PolicyLevelsRecord(_message.Message):
+    """Data of /tierlog/policies: what the levels above streams say. Its version also moves with every
+    change of a stream's own thresholds that another level could contradict.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class NamespacesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___PolicyRecord: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___PolicyRecord | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def cluster(self) -> Global___PolicyRecord: ...
+    @_builtins.property
+    def namespaces(self) -> _containers.MessageMap[_builtins.str, Global___PolicyRecord]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        cluster: Global___PolicyRecord | None = ...,
+        namespaces: _abc.Mapping[_builtins.str, Global___PolicyRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "namespaces", b"namespaces", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyLevelsRecord: _TypeAlias = PolicyLevelsRecord  # noqa: Y015
+
+@_typing.final
 class ListedLedger(_message.Message):
     """A ledger as the stream's list knows it. The ledger's own znode is the truth while it exists."""
 

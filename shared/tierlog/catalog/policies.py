@@ -1,0 +1,120 @@
+"""What the cluster and its namespaces say about thresholds, in one node (ADR-0021).
+
+Invariants:
+    * What holds for a stream never contradicts itself: a change at any level is refused that
+      would break the level's own values, or those of a stream below it, which is then named.
+    * A change of a level and one of a stream below it at the same time don't slip past each
+      other: both move the version of the one node.
+"""
+
+import asyncio
+from typing import Final
+
+from tierlog.catalog.change import ensure_node, settle
+from tierlog.format import paths, records
+from tierlog.model.errors import RefusedError, TierlogError
+from tierlog.model.ids import StreamName, namespace_of
+from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels, breaks_below
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import Create, MetadataStore, Operation, Put
+
+READS_IN_FLIGHT_MAX: Final = 32
+
+
+async def read_levels(store: MetadataStore) -> PolicyLevels:
+    """Return the levels as this client sees them; nothing is said in a new cluster."""
+    found = await store.get(paths.POLICIES)
+    return NO_LEVELS if found is None else records.decode_levels(found.data)
+
+
+async def in_step_with_levels(
+    store: MetadataStore, name: StreamName, own: Policy
+) -> list[Operation]:
+    """Check what a stream is to say against the levels above; return what the change goes with.
+
+    Raises POLICY_INVALID.
+    """
+    found = await store.get(paths.POLICIES)
+    levels = NO_LEVELS if found is None else records.decode_levels(found.data)
+    levels.effective(name, own)
+    if not own.has_bounds:
+        return []
+    if found is None:
+        await ensure_node(store, paths.ROOT)
+        return [Create(paths.POLICIES, records.encode_levels(levels))]
+    # The same again: whoever judged the streams by its version judges them anew.
+    return [Put(paths.POLICIES, found.data, found.version)]
+
+
+class PolicyCatalog:
+    """The levels above streams."""
+
+    def __init__(self, store: MetadataStore, *, ids: Ids) -> None:
+        self._store = store
+        self._ids = ids
+
+    async def levels(self) -> PolicyLevels:
+        """Return the levels as of now (after ``sync``)."""
+        await self._store.sync(paths.POLICIES)
+        return await read_levels(self._store)
+
+    async def watch(self) -> tuple[PolicyLevels, asyncio.Event]:
+        """Return the levels, and an event that is set once something may hold no more.
+
+        It is set too when a stream's own thresholds change that others could contradict.
+        """
+        found, changed = await self._store.watch(paths.POLICIES)
+        levels = NO_LEVELS if found is None else records.decode_levels(found.data)
+        return levels, changed
+
+    async def set_level(self, namespace: str | None, policy: Policy) -> PolicyLevels:
+        """Replace what a namespace says, or, for None, the cluster; POLICY_INVALID says why not."""
+
+        async def one_round() -> PolicyLevels:
+            found = await self._store.get(paths.POLICIES)
+            before = NO_LEVELS if found is None else records.decode_levels(found.data)
+            planned = before.with_level(namespace, policy)
+            if planned == before:
+                return before
+            await self._check_streams(planned, namespace)
+            data = records.encode_levels(planned)
+            if found is None:
+                await self._store.create(paths.POLICIES, data)
+            else:
+                await self._store.set(paths.POLICIES, data, version=found.version)
+            return planned
+
+        return await settle(self._store, self._ids, paths.POLICIES, one_round)
+
+    async def _check_streams(self, levels: PolicyLevels, namespace: str | None) -> None:
+        """Refuse levels that contradict what a stream says; the first by name is told."""
+        await self._store.sync(paths.STREAMS)
+        names = [StreamName(one) for one in await self._store.children(paths.STREAMS) or []]
+        below = [one for one in names if namespace is None or namespace_of(one) == namespace]
+        slots = asyncio.Semaphore(READS_IN_FLIGHT_MAX)
+        broken: dict[StreamName, RefusedError] = {}
+        troubles: list[TierlogError] = []
+
+        async def check(name: StreamName) -> None:
+            try:
+                async with slots:
+                    found = await self._store.get(paths.stream_path(name))
+                if found is None:
+                    return
+                own = records.decode_stream(found.data).policy
+            except TierlogError as error:
+                troubles.append(error)
+                return
+            try:
+                levels.effective(name, own)
+            except RefusedError as error:
+                broken[name] = error
+
+        async with asyncio.TaskGroup() as group:
+            for name in below:
+                group.create_task(check(name))
+        if troubles:
+            # A stream that can't be read may be one that breaks.
+            raise troubles[0]
+        for name in sorted(broken):
+            raise breaks_below(f"stream {name}", broken[name]) from broken[name]

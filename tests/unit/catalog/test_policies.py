@@ -1,0 +1,244 @@
+"""Levels of thresholds in the metadata: what wins, and that no change at any level slips through.
+
+seeds/000: "offloading can also be enabled to occur automatically for all topics within a
+namespace"; offload thresholds lie below those of retention, whichever level says either.
+"""
+
+import asyncio
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.world import World
+from tierlog.adapters.memory.faults import FaultRates, Faults
+from tierlog.catalog import Catalog
+from tierlog.format import paths, records
+from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.ids import StreamName
+from tierlog.model.policy import (
+    BOUNDS,
+    CLUSTER_DEFAULT,
+    NAMESPACES_MAX,
+    NEVER,
+    NO_LEVELS,
+    Policy,
+    PolicyLevels,
+)
+
+PAID = StreamName("shop.paid")
+SENT = StreamName("shop.sent")
+OTHER = StreamName("other")
+MINUTE = 60_000
+
+
+def said(name: str, value: int) -> Policy:
+    values: dict[str, Any] = {name: value}
+    return Policy(**values)
+
+
+def levels(cluster: Policy | None = None, **namespaces: Policy) -> PolicyLevels:
+    return PolicyLevels(cluster=cluster or Policy(), namespaces=namespaces)
+
+
+@pytest.mark.covers("A34")
+def test_for_each_value_alone_the_lowest_level_that_says_something_wins():
+    above = levels(
+        Policy(offload_time_ms=30 * MINUTE, deletion_lag_ms=7),
+        shop=Policy(offload_time_ms=20 * MINUTE, retention_time_ms=60 * MINUTE),
+    )
+    own = Policy(offload_time_ms=10 * MINUTE)
+    found = above.effective(PAID, own)
+    assert found.offload_time_ms == 10 * MINUTE
+    assert found.retention_time_ms == 60 * MINUTE
+    assert found.deletion_lag_ms == 7
+    assert found.block_size == CLUSTER_DEFAULT.block_size
+    sources = above.sources(PAID, own)
+    assert sources["offload_time_ms"] == "stream"
+    assert sources["retention_time_ms"] == "namespace shop"
+    assert sources["deletion_lag_ms"] == "cluster"
+    assert sources["block_size"] == "default"
+    assert sources["retention_size_bytes"] is None
+    assert above.effective(OTHER, Policy()).offload_time_ms == 30 * MINUTE
+    assert above.effective(OTHER, Policy()).retention_time_ms is None
+
+
+values = st.none() | st.integers(NEVER, 5)
+policies = st.builds(Policy, deletion_lag_ms=values, ledger_bytes_max=st.none() | st.integers(1, 5))
+
+
+@given(policies, policies, policies)
+def test_what_holds_is_what_the_named_source_says(own, namespace, cluster):
+    above = levels(cluster, shop=namespace)
+    layers = dict(above.layers(PAID, own))
+    found, sources = above.effective(PAID, own), above.sources(PAID, own)
+    for item in fields(Policy):
+        source = sources[item.name]
+        said = None if source is None else getattr(layers[source], item.name)
+        assert getattr(found, item.name) == said
+
+
+def test_never_is_a_value_and_contradicts_nothing():
+    above = levels(Policy(offload_time_ms=MINUTE, retention_time_ms=10 * MINUTE))
+    assert not above.effective(PAID, Policy(offload_time_ms=NEVER)).offloads
+    own = Policy(offload_time_ms=10 * MINUTE, retention_time_ms=NEVER)
+    assert above.effective(PAID, own).offloads
+    assert not Policy(offload_time_ms=NEVER, retention_size_bytes=NEVER).has_bounds
+    assert all(said(name, 1).has_bounds for name in BOUNDS)
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,9}", fullmatch=True), policies))
+def test_levels_are_read_back_as_written(namespaces):
+    found = PolicyLevels(cluster=Policy(block_size=2**23), namespaces=namespaces)
+    assert records.decode_levels(records.encode_levels(found)) == found
+
+
+async def opened(*names: StreamName) -> Catalog:
+    catalog = World().catalog()
+    for name in names:
+        await catalog.streams.create(name)
+    return catalog
+
+
+def test_a_snapshot_holds_the_levels_above_it():
+    async def main():
+        catalog = await opened(PAID, OTHER)
+        assert await catalog.policies.levels() == NO_LEVELS
+        await catalog.policies.set_level("shop", Policy(offload_time_ms=MINUTE))
+        await catalog.policies.set_level(None, Policy(offload_size_bytes=5))
+        paid = (await catalog.streams.snapshot(PAID)).policy
+        assert (paid.offload_time_ms, paid.offload_size_bytes) == (MINUTE, 5)
+        assert (await catalog.streams.snapshot(OTHER)).policy.offload_time_ms is None
+        assert (await catalog.policies.set_level("shop", Policy())).namespaces == {}
+        assert (await catalog.streams.snapshot(PAID)).policy.offload_time_ms is None
+
+    run_virtual(main())
+
+
+@pytest.mark.covers("A36", "A38")
+@pytest.mark.parametrize(
+    ("offload", "retention"),
+    [("offload_time_ms", "retention_time_ms"), ("offload_size_bytes", "retention_size_bytes")],
+)
+def test_a_change_above_that_breaks_a_stream_below_is_refused_and_names_it(offload, retention):
+    async def main():
+        catalog = await opened(PAID, SENT, OTHER)
+        policies = catalog.policies
+        await catalog.streams.set_policy(SENT, said(offload, 50))
+        for namespace in ("shop", None):
+            with pytest.raises(RefusedError) as caught:
+                await policies.set_level(namespace, said(retention, 50))
+            assert caught.value.reason is Reason.POLICY_INVALID
+            assert caught.value.details["below"] == f"stream {SENT}"
+            assert caught.value.details["bound"] == offload
+            await policies.set_level(namespace, said(retention, 51))
+            await policies.set_level(namespace, Policy())
+        await policies.set_level("other", said(offload, 40))
+        with pytest.raises(RefusedError) as caught:
+            await policies.set_level(None, said(retention, 40))
+        assert caught.value.details["below"] == "namespace other"
+        # OTHER is in no namespace, and says nothing: the cluster alone counts there.
+        await policies.set_level(None, said(retention, 51))
+
+    run_virtual(main())
+
+
+def test_what_a_stream_says_is_checked_against_all_levels_above():
+    async def main():
+        catalog = await opened(PAID)
+        await catalog.policies.set_level("shop", Policy(retention_time_ms=MINUTE))
+        for name in (PAID, SENT):
+            wrong = Policy(offload_time_ms=MINUTE)
+            streams = catalog.streams
+            change = (
+                streams.set_policy(name, wrong)
+                if name == PAID
+                else streams.create(name, policy=wrong)
+            )
+            with pytest.raises(RefusedError) as caught:
+                await change
+            assert caught.value.reason is Reason.POLICY_INVALID
+        assert await catalog.streams.names() == [PAID]
+        await catalog.streams.set_policy(PAID, Policy(offload_time_ms=MINUTE - 1))
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_changes_above_and_below_at_once_never_end_in_a_contradiction(seed):
+    async def main():
+        world = World(seed=seed)
+        catalog = world.catalog()
+        await catalog.streams.create(PAID)
+        rates = FaultRates(refused=0.02, request_lost=0.02, reply_lost=0.02, delay_s_max=0.05)
+        settled: list[str] = []
+
+        async def change(namespace: str | StreamName | None, policy: Policy) -> None:
+            own = world.catalog(Faults(world.rng, rates=rates))
+            try:
+                if namespace == PAID:
+                    await own.streams.set_policy(PAID, policy)
+                elif namespace == SENT:
+                    await own.streams.create(SENT, policy=policy)
+                else:
+                    await own.policies.set_level(namespace, policy)
+            except RefusedError as error:
+                settled.append(error.reason.value)
+            else:
+                settled.append("")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(change(PAID, Policy(offload_time_ms=10)))
+            group.create_task(change(SENT, Policy(offload_time_ms=9)))
+            group.create_task(change("shop", Policy(retention_time_ms=10)))
+            group.create_task(change(None, Policy(retention_time_ms=8)))
+        assert set(settled) <= {"", "POLICY_INVALID"}
+        assert settled.count("") >= 2
+        for name in await catalog.streams.names():
+            assert isinstance((await catalog.streams.snapshot(name)).policy, Policy)
+
+    run_virtual(main())
+
+
+def test_a_stream_that_cannot_be_read_is_not_taken_for_one_that_agrees():
+    async def main():
+        world = World()
+        await world.catalog().streams.create(PAID, policy=Policy(offload_time_ms=50))
+        given = Faults(world.rng)
+        cut_off = world.catalog(given)
+        given.outages = {"metadata.get"}
+        with pytest.raises(RetryableError):
+            await cut_off.policies.set_level(None, Policy(retention_time_ms=50))
+        assert await world.catalog().policies.levels() == NO_LEVELS
+
+    run_virtual(main())
+
+
+def test_bounds_of_the_levels_themselves():
+    with pytest.raises(RefusedError):
+        NO_LEVELS.with_level("a.b", Policy(offload_time_ms=1))
+    with pytest.raises(RefusedError):
+        NO_LEVELS.with_level(None, Policy(offload_time_ms=5, retention_time_ms=5))
+    full = PolicyLevels(namespaces={f"n{i}": Policy(block_size=2**23) for i in range(2000)})
+    assert len(full.namespaces) == NAMESPACES_MAX
+    assert len(records.encode_levels(full)) < 100_000
+    with pytest.raises(RefusedError):
+        full.with_level("one-more", Policy(block_size=2**23))
+    assert full.with_level("n7", Policy()).namespaces.keys() == full.namespaces.keys() - {"n7"}
+
+
+def test_whoever_follows_the_levels_is_told_of_changes_below_that_matter():
+    async def main():
+        catalog = await opened(PAID)
+        _, changed = await catalog.policies.watch()
+        await catalog.streams.set_policy(PAID, Policy(ledger_age_ms_max=5))
+        assert not changed.is_set()
+        await catalog.streams.set_policy(PAID, Policy(retention_time_ms=5))
+        assert changed.is_set()
+        found = await catalog.store.get(paths.POLICIES)
+        assert found is not None
+
+    run_virtual(main())
