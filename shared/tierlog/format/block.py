@@ -28,6 +28,7 @@ import numpy as np
 
 from tierlog.format.checksum import Buffer, crc32c
 from tierlog.format.frame import FRAME_HEADER_LEN, Offsets, entry_len_at, frames_end, walk_frames
+from tierlog.format.grains import GrainSums
 from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import INT64_MAX, EntryId
@@ -121,14 +122,22 @@ def bad_padding_at(buffer: Buffer) -> int | None:
 
 
 class BlockBuilder:
-    """Fills one block with slices of runs; ``finish`` gives the buffers to send."""
+    """Fills one block with slices of runs; ``finish`` gives the buffers to send.
 
-    def __init__(self, block_len: int, first_entry_id: int) -> None:
+    ``sums`` counts the bytes of a whole data object on their way through its blocks, and makes
+    the block's checksum out of what it counts.
+    """
+
+    def __init__(
+        self, block_len: int, first_entry_id: int, *, sums: GrainSums | None = None
+    ) -> None:
         header = BlockHeader(block_len=block_len, first_entry_id=EntryId(first_entry_id))
         self.block_len: Final = block_len
         self.first_entry_id: Final = header.first_entry_id
         self._buffers: list[Buffer] = [header.encode()]
-        self._crc = crc32c(self._buffers[0])
+        self._sums = sums
+        self._crc = 0
+        self._count(self._buffers[0])
         self._room = block_len - BLOCK_HEADER_LEN
         self._frames_len = 0
         self._next = first_entry_id
@@ -171,14 +180,20 @@ class BlockBuilder:
         frames_len = header.frames_len
         if header.first_entry_id != self._next or frames_len + FRAME_HEADER_LEN > self._room:
             return False
-        self._add(run.frames, frames_len)
+        self._add(run, run.frames, run.offsets, frames_len)
         self._next += header.count
         return True
 
-    def _add(self, frames: memoryview, frames_len: int) -> None:
+    def _add(self, run: Run, frames: memoryview, offsets: Offsets, frames_len: int) -> None:
         self._buffers.append(frames)
         # Now, while the frames that were just received are in the processor's caches.
-        self._crc = crc32c(frames, self._crc)
+        if self._sums is None:
+            self._crc = crc32c(frames, self._crc)
+        else:
+            header = run.header
+            self._sums.add_frames(
+                frames, offsets, self._next, header.publish_ms_min, header.publish_ms_max
+            )
         self._frames_len += frames_len
         self._room -= frames_len
 
@@ -197,7 +212,7 @@ class BlockBuilder:
             end = int(run.offsets[stop])
             self._full = True
         if end > begin:
-            self._add(run.frames[begin:end], end - begin)
+            self._add(run, run.frames[begin:end], run.offsets[start:stop], end - begin)
         elif self.entry_count == 0:
             raise RefusedError(
                 f"entry {from_entry_id} of ledger {run.header.ledger_id} is longer than "
@@ -211,8 +226,14 @@ class BlockBuilder:
 
     @property
     def crc32c(self) -> int:
-        """The checksum of all that was taken; once finished, of the block."""
+        """The block's checksum, once it is finished."""
         return self._crc
+
+    def _count(self, buffer: Buffer) -> None:
+        if self._sums is None:
+            self._crc = crc32c(buffer, self._crc)
+        else:
+            self._sums.add(buffer)
 
     def finish(self) -> list[Buffer]:
         """Return header, slices of runs and padding: exactly ``block_len`` bytes."""
@@ -220,7 +241,9 @@ class BlockBuilder:
         buffers = self._buffers
         if self._room:
             buffers = [*buffers, padding(self._room)]
-            self._crc = crc32c(buffers[-1], self._crc)
+            self._count(buffers[-1])
+        if self._sums is not None:
+            self._crc = self._sums.end_part()
         assert sum(map(len, buffers)) == self.block_len
         return buffers
 

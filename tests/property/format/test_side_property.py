@@ -1,0 +1,236 @@
+"""Side objects say of every grain what a naive look at the whole data object says.
+
+The grains are tiny, so that entries, headers and padding cross them in every way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.golden.objects import runs_of
+from tests.golden.oracle import naive_read, naive_write
+from tierlog.format.block import BlockBuilder, block_len_for_remaining
+from tierlog.format.checksum import CrcJoiner, crc32c, crc32c_joined
+from tierlog.format.grains import GrainColumns
+from tierlog.format.run import Run, build_run
+from tierlog.format.side import GRAIN_LEN_MAX, ROWS_A_PAGE, SideBuilder, SideObject, grain_len_for
+from tierlog.model.errors import CorruptError
+from tierlog.model.ids import LedgerId
+
+SIZE = 512
+ATTEMPT = UUID(int=5)
+
+ledgers = st.lists(
+    st.binary(max_size=40) | st.integers(0, SIZE - 140).map(bytes), min_size=1, max_size=60
+)
+grains = st.sampled_from([64, 128, 256, 512, 1024, 65536])
+
+
+class Built(NamedTuple):
+    """Blocks, checksums of the parts as the builder counted them, and the side object."""
+
+    blocks: list[bytes]
+    crcs: list[int]
+    side: SideObject
+
+
+def stamped(run: Run, low: int, high: int) -> Run:
+    """Return a run with these publish times."""
+    return build_run(
+        run.frames,
+        run.offsets,
+        ledger_id=7,
+        first_entry_id=run.first_entry_id,
+        publish_ms_min=low,
+        publish_ms_max=high,
+    )
+
+
+def built(
+    entries: Sequence[bytes],
+    *,
+    grain_len: int,
+    run_bytes_max: int = 100,
+    times: Sequence[tuple[int, int]] = (),
+    block_size: int = SIZE,
+) -> Built:
+    """Fill blocks as the offloader does, counting."""
+    runs = runs_of(entries, run_bytes_max=run_bytes_max)
+    runs = [stamped(one, *times[n % len(times)]) if times else one for n, one in enumerate(runs)]
+    builder = SideBuilder(LedgerId(7), ATTEMPT, grain_len=grain_len)
+    left, number, blocks, crcs = list(runs), 0, [], []
+    payload = sum(map(len, entries))
+    while number < len(entries):
+        length = block_len_for_remaining(
+            block_size, payload_left=payload, entries_left=len(entries) - number
+        )
+        block = BlockBuilder(length, number, sums=builder.sums)
+        while number < len(entries) and not block.full:
+            if block.take_whole(left[0]):
+                number = left.pop(0).last_entry_id + 1
+                continue
+            number = block.take(left[0], number)
+            if number > left[0].last_entry_id:
+                left.pop(0)
+        payload -= block.payload_len
+        blocks.append(b"".join(block.finish()))
+        crcs.append(block.crc32c)
+    return Built(blocks, crcs, builder.finish(len(entries)))
+
+
+@given(ledgers, grains, st.sampled_from([1, 30, 200, 65536]))
+def test_parts_and_grains_have_the_checksums_of_their_bytes(entries, grain_len, run_bytes_max):
+    found = built(entries, grain_len=grain_len, run_bytes_max=run_bytes_max)
+    assert found.blocks == naive_write(entries, SIZE)
+    assert found.crcs == [crc32c(block) for block in found.blocks]
+    data = b"".join(found.blocks)
+    assert found.side.header.data_len == len(data)
+    cut = [data[at : at + grain_len] for at in range(0, len(data), grain_len)]
+    assert found.side.columns.crcs.tolist() == [crc32c(grain) for grain in cut]
+
+
+def places_of(entries: Sequence[bytes], blocks: Sequence[bytes]) -> list[int]:
+    """Return where each entry's frame begins in the data object."""
+    places = []
+    for block in naive_read(b"".join(blocks)):
+        at = block.offset + 128
+        for _, entry in block.entries:
+            places.append(at)
+            at += 12 + len(entry)
+    assert len(places) == len(entries)
+    return places
+
+
+@given(ledgers, grains, st.sampled_from([1, 30, 200, 65536]))
+def test_every_grain_names_the_first_entry_that_begins_in_it_or_behind(
+    entries, grain_len, run_bytes_max
+):
+    found = built(entries, grain_len=grain_len, run_bytes_max=run_bytes_max)
+    data_len = found.side.header.data_len
+    places = [*places_of(entries, found.blocks), data_len]
+    ids, offsets = found.side.columns[:2]
+    for number, start in enumerate(range(0, data_len, grain_len)):
+        first = next(entry for entry, place in enumerate(places) if place >= start)
+        assert int(ids[number]) == first
+        assert start + int(offsets[number]) == places[first]
+
+
+times = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 50)).map(sorted).map(tuple), min_size=1, max_size=9
+)
+
+
+@given(ledgers, grains, times)
+def test_every_grain_has_the_times_of_the_runs_that_begin_in_it(entries, grain_len, spans):
+    found = built(entries, grain_len=grain_len, times=spans, run_bytes_max=60)
+    places = places_of(entries, found.blocks)
+    runs = runs_of(entries, run_bytes_max=60)
+    expected: dict[int, list[tuple[int, int]]] = {}
+    for number, run in enumerate(runs):
+        span = spans[number % len(spans)]
+        for entry_id in range(run.first_entry_id, run.last_entry_id + 1):
+            expected.setdefault(places[entry_id] // grain_len, []).append(span)
+    low, high = found.side.columns[3:]
+    for number in range(len(high)):
+        here = [span for span in expected.get(number, []) if span[1] > 0]
+        between = number not in expected  # inside an entry: what begins around it may count
+        if between:
+            continue
+        assert int(high[number]) == max((span[1] for span in here), default=0)
+        assert int(low[number]) == min((span[0] for span in here), default=0)
+
+
+@given(ledgers, grains, times)
+def test_what_was_written_is_read(entries, grain_len, spans):
+    side = built(entries, grain_len=grain_len, times=spans).side
+    raw = side.encode()
+    assert len(raw) == side.header.side_len
+    again = SideObject.decode(raw)
+    assert again.encode() == raw
+    for name in GrainColumns._fields:
+        assert np.array_equal(getattr(again.columns, name), getattr(side.columns, name))
+    header = again.header
+    assert (header.ledger_id, header.uuid, header.entry_count) == (7, ATTEMPT, len(entries))
+
+
+@given(ledgers, times, st.integers(0, 60))
+def test_binary_search_finds_the_grain_of_an_entry_and_of_a_time(entries, spans, wanted_ms):
+    grain_len = 64
+    found = built(entries * 8, grain_len=grain_len, times=spans)
+    header, columns = found.side.header, found.side.columns
+    for entry_id, place in enumerate(places_of(entries * 8, found.blocks)):
+        page = header.page_of_entry(entry_id)
+        assert page == place // grain_len // ROWS_A_PAGE
+    late = np.flatnonzero(columns.publish_ms_max >= wanted_ms)
+    expected = int(late[0]) // ROWS_A_PAGE if len(late) else None
+    assert header.page_of_time(wanted_ms) == expected
+
+
+GOLD = [bytes([65 + number]) * (number * 5 % 90) for number in range(40)]
+
+
+def sound() -> bytes:
+    return built(GOLD, grain_len=64, times=[(1, 5), (3, 9)]).side.encode()
+
+
+def test_every_flipped_bit_is_found():
+    raw = sound()
+    for at in range(len(raw)):
+        for bit in (1, 16, 128):
+            damaged = raw[:at] + bytes([raw[at] ^ bit]) + raw[at + 1 :]
+            with pytest.raises(CorruptError):
+                SideObject.decode(damaged)
+
+
+@given(st.data())
+def test_cuts_and_surplus_are_found(data):
+    raw = sound()
+    at = data.draw(st.integers(0, len(raw) - 1))
+    for damaged in (raw[:at], raw[:at] + raw[at + 1 :], raw + b"\0"):
+        with pytest.raises(CorruptError):
+            SideObject.decode(damaged)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=300), st.booleans())
+def test_any_bytes_are_refused_or_read_in_bounds(noise, headed):
+    raw = sound()
+    hostile = raw[:12] + noise if headed else noise
+    with pytest.raises(CorruptError):
+        SideObject.decode(hostile)
+
+
+def test_a_page_of_another_attempt_or_another_place_is_refused():
+    entries = [bytes(50)] * 400
+    mine = built(entries, grain_len=64).side
+    assert mine.header.page_count > 2
+    pages = [
+        mine.encode()[slice(*mine.header.page_place(number))]
+        for number in range(mine.header.page_count)
+    ]
+    with pytest.raises(CorruptError, match="place of page 1"):
+        mine.header.decode_page(pages[0], 1)
+    with pytest.raises(CorruptError, match="checksum differs"):
+        replace(mine.header, uuid=UUID(int=6)).decode_page(pages[0], 0)
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200))
+def test_joined_checksums_are_those_of_joined_bytes(left, right):
+    joined = crc32c_joined(crc32c(left), crc32c(right), len(right))
+    assert joined == crc32c(left + right)
+    assert CrcJoiner(len(right))(crc32c(left), crc32c(right)) == joined
+
+
+def test_grains_grow_with_the_object():
+    assert grain_len_for(0) == grain_len_for(2**35) == 64 * 1024
+    assert grain_len_for(2**35 + 1) == 128 * 1024
+    # The largest object there can be: 10,000 blocks of 2 GiB.
+    largest = 10_000 * 2**31
+    assert largest / grain_len_for(largest) < 2**20
+    assert grain_len_for(largest) <= GRAIN_LEN_MAX
