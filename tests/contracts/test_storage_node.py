@@ -168,6 +168,25 @@ async def test_a_node_says_which_entries_it_holds(open_node):
         assert await node.held_entries(LedgerId(3)) == []
 
 
+async def test_runs_that_are_added_together_are_judged_one_by_one(open_node):
+    async with open_node() as node:
+        await node.fence(L2)
+        runs = [
+            make_run(1, 0, count=3),
+            make_run(2, 0),  # fenced
+            make_run(1, 3),
+            make_run(3, 0),
+            make_run(1, 3),  # again
+        ]
+        outcomes = [await outcome(answer) for answer in [node.add(run) for run in runs]]
+        assert [one and one.reason for one in outcomes] == [
+            None, Reason.FENCED, None, None, None,
+        ]  # fmt: skip
+        assert await read_all(node, 1) == [runs[0], runs[2]]
+        assert await read_all(node, 3) == [runs[3]]
+        assert await node.held_entries(L2) == []
+
+
 @pytest.mark.covers("D18")
 async def test_a_fence_ends_ordinary_adds(open_node):
     async with open_node() as node:
@@ -195,6 +214,17 @@ async def test_a_reader_waits_for_the_lac(open_node):
 
 
 # What only distance brings
+
+
+async def test_of_runs_in_one_message_those_that_overlap_are_refused():
+    disk, spans = MemoryDisk(random.Random(1)), ((0, 3), (2, 3), (0, 2), (3, 2), (3, 2), (4, 1))
+    async with opened(disk) as node, served(node) as (info, _), remote(info) as client:
+        runs = [make_run(1, first, count=count) for first, count in spans]
+        outcomes = [await outcome(answer) for answer in [client.add(run) for run in runs]]
+        assert [one and one.reason for one in outcomes] == [
+            None, Reason.CORRUPT, Reason.CORRUPT, None, None, Reason.CORRUPT,
+        ]  # fmt: skip
+        assert await read_all(client, 1) == [runs[0], runs[3]]
 
 
 async def test_a_node_that_goes_leaves_adds_open_and_reads_unknown():

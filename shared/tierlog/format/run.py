@@ -301,10 +301,13 @@ class RunsTaken(NamedTuple):
     """What is wrong with what follows; None where more bytes may make it whole."""
 
 
-def take_runs(buffer: Buffer, *, len_max: int = RUN_LEN_MAX) -> RunsTaken:
+def take_runs(
+    buffer: Buffer, *, len_max: int = RUN_LEN_MAX, count_max: int | None = None
+) -> RunsTaken:
     """Read the runs that lie back to back at the start of ``buffer``, verified.
 
-    Ends before a run that the buffer cuts, and before what is bad; both are the caller's to judge.
+    Ends after ``count_max`` of them, before a run that the buffer cuts, and before what is bad;
+    what that means is the caller's to judge.
     """
     view, at = memoryview(buffer), 0
     last = len(view) - RUN_PREFIX_LEN
@@ -312,7 +315,7 @@ def take_runs(buffer: Buffer, *, len_max: int = RUN_LEN_MAX) -> RunsTaken:
     bounds = [0]
     error: CorruptError | None = None
     try:
-        while at <= last:
+        while at <= last and len(headers) != count_max:
             at += _encoded_len(view, at, len_max)
             if at > len(view):
                 break

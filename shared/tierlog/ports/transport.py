@@ -24,6 +24,11 @@ class Channel(Protocol):
         """The address of the other side, from the socket."""
         ...
 
+    @property
+    def frame_len_max(self) -> int:
+        """Bytes that a frame may have on this side, those of its first length field apart."""
+        ...
+
     def send(self, header: bytes, body: Sequence[Buffer] = ()) -> None:
         """Queue a frame; frames arrive in the order of the calls."""
         ...

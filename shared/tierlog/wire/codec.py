@@ -6,6 +6,14 @@
          8     …        header      header_len bytes: a WireFrame (proto/tierlog/v1/wire.proto)
          …     …        body        frame_len - 4 - header_len bytes
 
+The body of a WireAddRuns is ``count`` encoded runs back to back, and nothing else. The bytes of
+a run tell how long it is (``tierlog.format.run``); those of all end with the frame.
+
+    offset  size        field
+         0     n0       run         request ``request_id``
+        n0     n1       run         request ``request_id + 1``
+         …     …        …           up to ``request_id + count - 1``
+
 Integers are big-endian and unsigned.
 
 Owns: writing a frame's head, and finding frames in a stream of bytes. Does not own what a header

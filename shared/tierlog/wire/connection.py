@@ -4,8 +4,9 @@ Owns: HELLO and WELCOME, request ids, credit, which request an answer belongs to
 of requests when the connection goes. Does not own reconnecting: whoever holds a client does.
 
 Invariants:
-    * Requests leave in the order of the calls.
-    * ``in_flight_bytes <= credit_bytes``, or a single larger request is in flight.
+    * Requests leave in the order of the calls. Runs that wait at the same time share messages.
+    * ``in_flight_bytes <= credit_bytes``, or a single larger request is in flight. What counts
+      is bodies.
     * Every request ends: with its answer, with its deadline, or with the connection.
     * A request that was sent and has no answer ends as ``IndeterminateError``; one that was not
       sent ends as ``RetryableError``, or as the refusal of the whole connection.
@@ -37,8 +38,17 @@ from tierlog.model.position import AppendedRange
 from tierlog.ports.files import Buffer
 from tierlog.ports.transport import Channel, Frame, Transport
 from tierlog.proto.v1 import wire_pb2 as pb
-from tierlog.wire.codec import HEAD_LEN, frame_len
-from tierlog.wire.messages import Credentials, Welcome, error_of, parse_frame, ranges_of, uuid_of
+from tierlog.wire.codec import HEADER_LEN_LEN
+from tierlog.wire.messages import (
+    ADDS_HEADER_LEN_MAX,
+    RUNS_MAX,
+    Credentials,
+    Welcome,
+    error_of,
+    parse_frame,
+    ranges_of,
+    uuid_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +57,9 @@ class ClientLimits:
 
     hello_s_max: float = 5.0
     unsent_bytes_max: int = 64 * 1024 * 1024
+    message_bytes_max: int = 256 * 1024
+    """So many bytes of runs share a message, or it is a single larger one. More would save
+    little, and a node begins with a message when all of it is there."""
     silence_s_max: float = 60.0
     """A peer that owes answers and says nothing for so long is given up."""
 
@@ -66,11 +79,17 @@ class Hello:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    message: pb.WireFrame
-    body: Sequence[Buffer]
+    body: Buffer
     answer: asyncio.Future[Any]
+    append: pb.WireAppend | None
+    """None: the body is a run to be stored."""
+    recovery: bool
     cost: int
-    sent_s: float = field(default=0.0)
+    sent_s: float = 0.0
+
+    def may_share(self, other: "_Request") -> bool:
+        """Tell whether one message may carry both."""
+        return self.append is None and other.append is None and self.recovery == other.recovery
 
 
 class WireClient:
@@ -83,11 +102,17 @@ class WireClient:
         self._request_count = 0
         self._pending: dict[int, _Request] = {}  # in the order of request ids
         self._unsent: deque[_Request] = deque()
+        self._pump_planned = False
         self._in_flight_bytes = 0
         self._unsent_bytes = 0
         self._error: TierlogError | None = None
         self._ended = asyncio.Event()
         self._idle = asyncio.Event()
+        self._frame_len_max = min(welcome.frame_len_max, channel.frame_len_max)
+        self._runs_len_max = min(
+            limits.message_bytes_max,
+            self._frame_len_max - HEADER_LEN_LEN - ADDS_HEADER_LEN_MAX,
+        )
         self.welcome = welcome
 
     def __repr__(self) -> str:
@@ -135,7 +160,7 @@ class WireClient:
     ) -> list[AppendedRange]:
         """Append a draft run to a stream; return where its entries went."""
         append = pb.WireAppend(stream=stream, deadline_ms=max(1, int(deadline_s * 1000)))
-        request = self._submit(pb.WireFrame(append=append), (draft.encoded,))
+        request = self._submit(draft.encoded, append=append)
         try:
             async with asyncio.timeout(deadline_s):
                 ranges: list[AppendedRange] = await asyncio.shield(request.answer)
@@ -144,12 +169,15 @@ class WireClient:
         return ranges
 
     def add(self, run: Run, *, recovery: bool = False) -> "asyncio.Future[None]":
-        """Store a run on a node. Runs are taken in the order of the calls."""
-        add_run = pb.WireAddRun(ledger_id=run.header.ledger_id, recovery=recovery)
-        return self._submit(pb.WireFrame(add_run=add_run), (run.encoded,)).answer
+        """Store a run on a node. Runs are taken in the order of the calls.
+
+        It leaves when this step of the loop is over, with all that was added until then.
+        """
+        return self._submit(run.encoded, recovery=recovery).answer
 
     def confirm(self, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
         """Tell the node the LAC; there is no answer, and none is missed."""
+        self._pump()
         if self._error is None:
             lac = pb.WireLac(ledger_id=ledger_id, last_add_confirmed=last_add_confirmed)
             self._send(pb.WireFrame(lac=lac), ())
@@ -157,6 +185,7 @@ class WireClient:
     async def close(self, *, drain_s_max: float = 5.0) -> None:
         """Let what is in flight be answered, then hang up."""
         try:
+            self._pump()
             if self._error is None:
                 self._refuse_more(
                     RetryableError("the connection was closed here", remedy="Connect again")
@@ -173,28 +202,35 @@ class WireClient:
 
     # Sending
 
-    def _submit(self, message: pb.WireFrame, body: Sequence[Buffer]) -> _Request:
-        cost = HEAD_LEN + message.ByteSize() + sum(map(len, body))
-        request = _Request(message, body, self._loop.create_future(), cost)
-        refusal = self._refusal(cost)
+    def _submit(
+        self, body: Buffer, *, append: pb.WireAppend | None = None, recovery: bool = False
+    ) -> _Request:
+        cost = len(body)
+        request = _Request(body, self._loop.create_future(), append, recovery, cost)
+        refusal = self._refusal(request)
         if refusal is not None:
             _fail(request, refusal)
             return request
         self._unsent.append(request)
         self._unsent_bytes += cost
-        self._pump()
+        if not self._pump_planned:
+            self._pump_planned = True
+            self._loop.call_soon(self._pump)
         return request
 
-    def _refusal(self, cost: int) -> TierlogError | None:
+    def _refusal(self, request: _Request) -> TierlogError | None:
         if self._error is not None:
             return self._error
-        if cost > self.welcome.frame_len_max:
+        beside = ADDS_HEADER_LEN_MAX
+        if request.append is not None:
+            beside += request.append.ByteSize()
+        if HEADER_LEN_LEN + beside + request.cost > self._frame_len_max:
             return RefusedError(
-                f"a request of {cost} bytes is over the node's limit",
+                f"a request of {request.cost} bytes is over the limit of a frame",
                 reason=Reason.TOO_LARGE,
-                remedy=f"Send at most {self.welcome.frame_len_max} bytes at once",
+                remedy=f"Send at most {self._frame_len_max} bytes at once, header included",
             )
-        if self._unsent_bytes + cost > self._limits.unsent_bytes_max:
+        if self._unsent_bytes + request.cost > self._limits.unsent_bytes_max:
             return RetryableError(
                 f"{self._unsent_bytes} bytes already wait for {self._channel.peer}",
                 reason=Reason.RESOURCE_EXHAUSTED,
@@ -205,30 +241,53 @@ class WireClient:
 
     def _pump(self) -> None:
         """Send what the credit allows."""
-        credit = self.welcome.credit_bytes
+        self._pump_planned = False
         while self._unsent and self._error is None:
-            request = self._unsent[0]
-            if self._pending and self._in_flight_bytes + request.cost > credit:
+            requests = self._take_message()
+            if not requests:
                 return
-            self._unsent.popleft()
-            self._unsent_bytes -= request.cost
+            self._send_requests(requests)
+
+    def _take_message(self) -> list[_Request]:
+        """Take what goes as one message out of what waits; nothing: there is no credit."""
+        taken: list[_Request] = []
+        taken_bytes = 0
+        credit = self.welcome.credit_bytes
+        while self._unsent and len(taken) < RUNS_MAX:
+            request = self._unsent[0]
+            cost = request.cost
+            if (taken or self._pending) and self._in_flight_bytes + cost > credit:
+                break
+            if taken and not (
+                request.may_share(taken[0]) and taken_bytes + cost <= self._runs_len_max
+            ):
+                break
+            taken.append(self._unsent.popleft())
+            taken_bytes += cost
+            self._in_flight_bytes += cost
+        self._unsent_bytes -= taken_bytes
+        return taken
+
+    def _send_requests(self, requests: Sequence[_Request]) -> None:
+        """Send requests that share a message."""
+        first, now_s = requests[0], self._loop.time()
+        message = pb.WireFrame(request_id=self._request_count + 1)
+        if first.append is not None:
+            message.append.CopyFrom(first.append)
+        else:
+            message.add_runs.count = len(requests)
+            message.add_runs.recovery = first.recovery
+        bodies = []
+        for request in requests:
             self._request_count += 1
-            request.message.request_id = self._request_count
-            header = request.message.SerializeToString()
-            request.cost, waiting = frame_len(header, request.body), request.cost
-            request.sent_s = self._loop.time()
             self._pending[self._request_count] = request
-            self._in_flight_bytes += request.cost
-            assert request.cost >= waiting, "a request id only adds to a header"
-            self._send_bytes(header, request.body)
-            request.body = ()
+            bodies.append(request.body)
+            request.sent_s, request.body = now_s, b""
+        self._send(message, bodies)
 
     def _send(self, message: pb.WireFrame, body: Sequence[Buffer]) -> None:
-        self._send_bytes(message.SerializeToString(), body)
-
-    def _send_bytes(self, header: bytes, body: Sequence[Buffer]) -> None:
         try:
-            self._channel.send(header, body)
+            self._channel.send(message.SerializeToString(), body)
         except TierlogError as error:
             self._end(error)
 

@@ -1,7 +1,7 @@
 """What the headers of the wire say, between protobuf and the values of the model.
 
-Owns: HELLO and WELCOME as values, errors on their way, ranges. Does not own the order in which
-messages may come: ``connection`` and ``server`` do.
+Owns: HELLO and WELCOME as values, errors on their way, ranges, the runs of one message. Does not
+own the order in which messages may come: ``connection`` and ``server`` do.
 
 Invariant: whatever a peer sends, reading it ends in a value or in a ``CorruptError``.
 """
@@ -13,6 +13,7 @@ from uuid import UUID
 
 from google.protobuf.message import DecodeError
 
+from tierlog.format.run import Run, take_runs
 from tierlog.model.errors import (
     CorruptError,
     IndeterminateError,
@@ -31,6 +32,12 @@ ROLE_OWNER: Final = "owner"
 
 AUTH_NONE: Final = ""
 AUTH_TOKEN: Final = "token"  # noqa: S105 - the method's name
+
+RUNS_MAX: Final = 1024
+"""So many runs share a message at most."""
+ADDS_HEADER_LEN_MAX: Final = 18
+"""Bytes of the header of a message of runs: no id and no count need more. The header of an
+append is within the sum of this and of its ``WireAppend``."""
 
 _TEXT_LEN_MAX: Final = 8 * 1024
 _UUID_LEN: Final = 16
@@ -134,3 +141,26 @@ def appended_of(ranges: Sequence[AppendedRange]) -> pb.WireAppended:
             for one in ranges
         ]
     )
+
+
+def runs_of(body: Buffer, count: int) -> tuple[list[Run], CorruptError | None]:
+    """Return the runs of a message up to the first bad one, verified; and what is wrong with it.
+
+    Where there is more than the message speaks of, none is good: who wrote it counts otherwise.
+    """
+    if count == 1:  # quicker than below
+        try:
+            return [Run.decode(body)], None
+        except CorruptError as error:
+            return [], error
+    taken = take_runs(body, count_max=count)
+    found = len(taken.runs)
+    if found < count:
+        return taken.runs, taken.error or _miscounted(f"{found} whole runs, not {count}")
+    if taken.length < len(body):
+        return [], _miscounted(f"more than {count} runs")
+    return taken.runs, None
+
+
+def _miscounted(what: str) -> CorruptError:
+    return CorruptError(f"a message holds {what}", remedy="Send the runs again")

@@ -5,17 +5,20 @@ not own what requests do: a ``WireHandler`` does.
 
 Invariants, per connection:
     * Nothing is dispatched before a HELLO of this version, this cluster and good credentials.
-    * Requests are dispatched in the order of their ids, which count up from 1.
+    * Requests are dispatched in the order of their ids, which count up from 1. Of a message of
+      several runs each is a request: what becomes of one says nothing of the others, but that
+      behind a damaged one nothing is believed.
     * Bytes of requests without an answer stay within the credit (or it is a single request).
     * A cumulative answer covers only requests that succeeded or were answered before.
-    * While the peer does not read its answers, or the handler is full, nothing more is read.
+    * While the peer does not read its answers, nothing more is read; while the handler is full,
+      nor is a further run dispatched.
 
 Crash, Cancellation: what was dispatched goes on without its connection; its answer is dropped.
 """
 
 import asyncio
 import functools
-import itertools
+from collections import deque
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -26,7 +29,6 @@ import structlog
 from tierlog.format.run import Run
 from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import (
-    CorruptError,
     IndeterminateError,
     Reason,
     RefusedError,
@@ -46,13 +48,14 @@ from tierlog.model.position import AppendedRange
 from tierlog.ports.transport import Channel, Frame
 from tierlog.proto.v1 import wire_pb2 as pb
 from tierlog.wire.auth import Authenticator
-from tierlog.wire.codec import frame_len
 from tierlog.wire.messages import (
     ROLE_OWNER,
     ROLE_PRODUCER,
+    RUNS_MAX,
     Credentials,
     appended_of,
     parse_frame,
+    runs_of,
     uuid_of,
     wire_error,
 )
@@ -98,7 +101,7 @@ class ServerLimits:
 
 DEFAULT_SERVER_LIMITS: Final = ServerLimits()
 SENT_BETWEEN_DRAINS: Final = 64
-_MESSAGES_OF_ROLE: Final = {ROLE_PRODUCER: {"append"}, ROLE_OWNER: {"add_run", "lac"}}
+_MESSAGES_OF_ROLE: Final = {ROLE_PRODUCER: {"append"}, ROLE_OWNER: {"add_runs", "lac"}}
 
 
 class WireServer:
@@ -153,6 +156,17 @@ class WireServer:
             channel.close()
 
 
+@dataclass(slots=True, eq=False)
+class _Adds:
+    """Runs one after the other that one future answers, as a journal's group does."""
+
+    outcome: "asyncio.Future[None]"
+    first_id: int
+    last_id: int
+    cost: int
+    done: bool = False
+
+
 class _Connection:
     def __init__(self, server: WireServer, channel: Channel) -> None:
         self._server = server
@@ -160,8 +174,7 @@ class _Connection:
         self._loop = asyncio.get_running_loop()
         self._allowed: set[str] = set()
         self._request_count = 0
-        self._costs: dict[int, int] = {}  # of requests without an answer
-        self._adds: dict[int, bool] = {}  # in order; True: done, its answer not sent yet
+        self._adds: deque[_Adds] = deque()  # without an answer, in order
         self._flush_planned = False
         self._sent_since_drain = 0
         self.in_flight_bytes = 0
@@ -178,7 +191,7 @@ class _Connection:
             frame = await self._channel.receive()
             if frame is None:
                 return
-            self._dispatch(frame)
+            await self._dispatch(frame)
 
     def say_goodbye(self, error: TierlogError) -> None:
         """Tell the peer why this is the end, if it still listens."""
@@ -217,42 +230,45 @@ class _Connection:
         )
         self._send(pb.WireFrame(welcome=welcome))
 
-    def _dispatch(self, frame: Frame) -> None:
+    async def _dispatch(self, frame: Frame) -> None:
         message = parse_frame(frame.header)
         kind = message.WhichOneof("message") or "unknown"
-        if kind == "lac" and kind in self._allowed:
+        is_allowed = kind in self._allowed
+        if is_allowed and kind == "lac":
             self._take_lac(message.lac)
             return
-        self._take_request_id(message.request_id, frame)
-        try:
-            answer = self._call(kind, message, frame.body)
-        except TierlogError as error:
-            self._answer_error(message.request_id, error)
+        if is_allowed and kind == "add_runs":
+            await self._take_adds(message.request_id, message.add_runs, frame.body)
             return
-        if kind == "add_run":
-            self._adds[message.request_id] = False
-        answer.add_done_callback(functools.partial(self._finished, message.request_id))
+        cost = len(frame.body)
+        self._take_request_ids(message.request_id, 1, cost)
+        try:
+            answer = self._append(kind, message.append, frame.body)
+        except TierlogError as error:
+            self._answer_error(message.request_id, error, cost)
+        else:
+            answer.add_done_callback(functools.partial(self._appended, message.request_id, cost))
 
-    def _take_request_id(self, request_id: int, frame: Frame) -> None:
-        if request_id != self._request_count + 1:
+    def _take_request_ids(self, first_id: int, count: int, cost: int) -> None:
+        if first_id != self._request_count + 1:
             raise RefusedError(
-                f"request {request_id} came after request {self._request_count}",
+                f"request {first_id} came after request {self._request_count}",
                 remedy="Count requests up from 1",
             )
-        cost = frame_len(frame.header, (frame.body,))
-        limits = self._server.limits
-        if self._costs and self.in_flight_bytes + cost > limits.credit_bytes:
+        limits, is_single = self._server.limits, count == 1 and not self.in_flight_bytes
+        if self.in_flight_bytes + cost > limits.credit_bytes and not is_single:
             raise RetryableError(
                 f"the caller has {self.in_flight_bytes} bytes in flight and sent {cost} more",
                 reason=Reason.RESOURCE_EXHAUSTED,
                 remedy=f"Keep within the credit of {limits.credit_bytes} bytes",
                 details={"budget": "wire.credit"},
             )
-        self._request_count = request_id
-        self._costs[request_id] = cost
+        self._request_count += count
         self.in_flight_bytes += cost
 
-    def _call(self, kind: str, message: pb.WireFrame, body: memoryview) -> "asyncio.Future[Any]":
+    def _append(
+        self, kind: str, append: pb.WireAppend, body: memoryview
+    ) -> "asyncio.Future[list[AppendedRange]]":
         if kind not in self._allowed:
             raise RefusedError(
                 f"the message {kind!r} is not for this connection",
@@ -260,22 +276,54 @@ class _Connection:
                 remedy=f"Its role may send {', '.join(sorted(self._allowed))}",
             )
         run = Run.decode(body)
-        handler = self._server.handler
-        if kind == "append":
-            _check_draft(run)
-            deadline_ms = message.append.deadline_ms
-            return handler.append(
-                stream_name(message.append.stream),
-                run,
-                deadline_s=deadline_ms / 1000 if deadline_ms > 0 else None,
+        _check_draft(run)
+        return self._server.handler.append(
+            stream_name(append.stream),
+            run,
+            deadline_s=append.deadline_ms / 1000 if append.deadline_ms > 0 else None,
+        )
+
+    async def _take_adds(self, first_id: int, adds: pb.WireAddRuns, body: memoryview) -> None:
+        """Hand the runs of a message on, each as soon as the handler takes more."""
+        if not 1 <= adds.count <= RUNS_MAX:
+            raise RefusedError(
+                f"a message speaks of {adds.count} runs",
+                remedy=f"Send 1 to {RUNS_MAX} runs at once",
             )
-        if run.header.ledger_id != message.add_run.ledger_id:
-            raise CorruptError(
-                f"the header names ledger {message.add_run.ledger_id},"
-                f" its run ledger {run.header.ledger_id}",
-                remedy="Send the run again",
-            )
-        return handler.add_run(run, recovery=message.add_run.recovery)
+        self._take_request_ids(first_id, adds.count, len(body))
+        runs, error = runs_of(body, adds.count)
+        handler, rest = self._server.handler, len(body)
+        for request_id, run in enumerate(runs, first_id):
+            if request_id > first_id:
+                await handler.ready()
+            cost = len(run.encoded)
+            rest -= cost
+            try:
+                outcome = handler.add_run(run, recovery=adds.recovery)
+            except TierlogError as refusal:
+                self._answer_error(request_id, refusal, cost)
+            else:
+                self._expect(request_id, outcome, cost)
+        if error is not None:
+            for request_id in range(first_id + len(runs), first_id + adds.count):
+                self._answer_error(request_id, error, rest)
+                rest = 0
+
+    def _expect(self, request_id: int, outcome: "asyncio.Future[None]", cost: int) -> None:
+        """Answer a run when ``outcome`` is there."""
+        newest = self._adds[-1] if self._adds else None
+        if (
+            newest is not None
+            and newest.outcome is outcome
+            and newest.last_id == request_id - 1
+            and not newest.done
+        ):
+            newest.last_id = request_id
+            newest.cost += cost
+            return
+        adds = _Adds(outcome, request_id, request_id, cost)
+        self._adds.append(adds)
+        outcome.add_done_callback(functools.partial(self._added, adds))
 
     def _take_lac(self, lac: pb.WireLac) -> None:
         if lac.ledger_id < 0 or not NO_ENTRY <= lac.last_add_confirmed <= INT64_MAX:
@@ -287,40 +335,57 @@ class _Connection:
 
     # Answers
 
-    def _finished(self, request_id: int, answer: "asyncio.Future[Any]") -> None:
-        error = None if answer.cancelled() else answer.exception()
+    def _appended(
+        self, request_id: int, cost: int, answer: "asyncio.Future[list[AppendedRange]]"
+    ) -> None:
+        error = self._error_of(answer)
         if self.closed:
             return
-        if answer.cancelled() or error is not None:
-            self._adds.pop(request_id, None)
-            self._answer_error(request_id, _as_tierlog_error(error, peer=self._channel.peer))
-        elif request_id in self._adds:
-            self._adds[request_id] = True
+        if error is not None:
+            self._answer_error(request_id, error, cost)
         else:
             appended = appended_of(answer.result())
-            self._answer(request_id, pb.WireFrame(request_id=request_id, appended=appended))
+            self._release(cost)
+            self._send(pb.WireFrame(request_id=request_id, appended=appended))
+
+    def _added(self, adds: _Adds, outcome: "asyncio.Future[None]") -> None:
+        error = self._error_of(outcome)
+        if self.closed:
+            return
+        adds.done = True
+        if error is not None:
+            self._adds.remove(adds)
+            for request_id in range(adds.first_id, adds.last_id + 1):
+                self._answer_error(request_id, error, 0)
+            self._release(adds.cost)
         if self._adds and not self._flush_planned:
             self._flush_planned = True
             self._loop.call_soon(self._flush_adds)
 
+    def _error_of(self, answer: "asyncio.Future[Any]") -> TierlogError | None:
+        is_cancelled = answer.cancelled()
+        error = None if is_cancelled else answer.exception()
+        if (error is None and not is_cancelled) or self.closed:
+            return None
+        return _as_tierlog_error(error, peer=self._channel.peer)
+
     def _flush_adds(self) -> None:
         """Answer all adds at the front that are done, with one frame."""
         self._flush_planned = False
-        finished = list(itertools.takewhile(self._adds.__getitem__, self._adds))
-        for request_id in finished:
-            del self._adds[request_id]
-            self.in_flight_bytes -= self._costs.pop(request_id)
-        if finished and not self.closed:
-            added = pb.WireFrame(request_id=finished[-1], cumulative=True, added=pb.WireAdded())
-            self._send(added)
+        last: _Adds | None = None
+        while self._adds and self._adds[0].done:
+            last = self._adds.popleft()
+            self._release(last.cost)
+        if last is not None and not self.closed:
+            self._send(pb.WireFrame(request_id=last.last_id, cumulative=True, added=pb.WireAdded()))
 
-    def _answer(self, request_id: int, message: pb.WireFrame) -> None:
-        self.in_flight_bytes -= self._costs.pop(request_id)
+    def _answer_error(self, request_id: int, error: TierlogError, cost: int) -> None:
+        self._release(cost)
+        self._send(pb.WireFrame(request_id=request_id, error=wire_error(error)))
+
+    def _release(self, cost: int) -> None:
+        self.in_flight_bytes -= cost
         assert self.in_flight_bytes >= 0
-        self._send(message)
-
-    def _answer_error(self, request_id: int, error: TierlogError) -> None:
-        self._answer(request_id, pb.WireFrame(request_id=request_id, error=wire_error(error)))
 
     def _send(self, message: pb.WireFrame) -> None:
         self._sent_since_drain += 1

@@ -31,6 +31,7 @@ from tierlog.ports.events import Event
 from tierlog.proto.v1 import events_pb2 as pb
 from tierlog.proto.v1 import wire_pb2
 from tierlog.wire.codec import HEAD_LEN
+from tierlog.wire.messages import ADDS_HEADER_LEN_MAX, RUNS_MAX
 from tierlog_ingest.app import FRAME_BYTES_BESIDE_ENTRY
 from tierlog_ingest.streams.appends import QueueBudget
 from tierlog_ingest.streams.owner import OwnerParts
@@ -294,8 +295,9 @@ def test_keys_may_change_from_ledger_to_ledger():
 
 def test_what_lies_beside_an_entry_in_a_frame_to_a_node_is_within_what_is_kept_for_it():
     add = wire_pb2.WireFrame(
-        request_id=2**64 - 1, add_run=wire_pb2.WireAddRun(ledger_id=2**63 - 1, recovery=True)
+        request_id=2**64 - 1, add_runs=wire_pb2.WireAddRuns(count=RUNS_MAX, recovery=True)
     )
+    assert add.ByteSize() == ADDS_HEADER_LEN_MAX
     run = build_run(*pack_entries([b"x" * 1000]), key=KEYS.named("k1"))
     beside = HEAD_LEN + add.ByteSize() + len(run.encoded) - 1000
     assert 0 < beside <= FRAME_BYTES_BESIDE_ENTRY

@@ -26,8 +26,16 @@ from tierlog.model.errors import (
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.position import AppendedRange
 from tierlog.wire.auth import OpenAuthenticator, TokenAuthenticator
+from tierlog.wire.codec import HEADER_LEN_LEN, FrameLimits
 from tierlog.wire.connection import ClientLimits, Hello, WireClient
-from tierlog.wire.messages import AUTH_TOKEN, ROLE_OWNER, ROLE_PRODUCER, Credentials
+from tierlog.wire.messages import (
+    ADDS_HEADER_LEN_MAX,
+    AUTH_TOKEN,
+    ROLE_OWNER,
+    ROLE_PRODUCER,
+    RUNS_MAX,
+    Credentials,
+)
 from tierlog.wire.server import DEFAULT_SERVER_LIMITS, ServerLimits, WireServer
 
 CLUSTER = UUID(int=7)
@@ -51,11 +59,13 @@ class Handler:
 
     def __init__(self, *, at_once=True):
         self.at_once = at_once
+        self.group = None
         self.seen = []
         self.answers = []
         self.lacs = []
         self.open = asyncio.Event()
         self.open.set()
+        self.on_run = lambda: None
 
     async def ready(self):
         await self.open.wait()
@@ -75,6 +85,7 @@ class Handler:
     def add_run(self, run, *, recovery):
         if run.header.ledger_id == 404:
             raise RefusedError("fenced", reason=Reason.FENCED, remedy="Stop")
+        self.on_run()
         self.seen.append((run.first_entry_id, recovery))
         return self._answer(None)
 
@@ -82,6 +93,8 @@ class Handler:
         self.lacs.append((ledger_id, last_add_confirmed))
 
     def _answer(self, result):
+        if self.group is not None:
+            return self.group
         answer = asyncio.get_running_loop().create_future()
         self.answers.append((answer, result))
         if self.at_once:
@@ -158,6 +171,165 @@ async def test_adds_arrive_in_order_and_are_answered():
         assert client.closed
         with pytest.raises(RetryableError):
             await client.add(make_run())
+
+
+class Frames:
+    """Counts what travels between the two ends of a network."""
+
+    def __init__(self, network):
+        self.count = {"client": 0, "node": 0}
+        network.loses = self._note
+
+    def _note(self, source, _target):
+        self.count[source] += 1
+        return False
+
+    def take(self, name):
+        count, self.count[name] = self.count[name], 0
+        return count
+
+
+@virtual
+async def test_one_message_carries_whatever_waits():
+    handler = Handler()
+    async with served(handler) as connect:
+        client = await connect(limits=ClientLimits(message_bytes_max=2000))
+        frames = Frames(connect.network)
+        adds = [client.add(make_run(n, ledger_id=n % 3)) for n in range(15)]
+        assert frames.take("client") == 0, "more may come before the loop's step is over"
+        for add in adds:
+            await add
+        assert [first for first, _ in handler.seen] == list(range(15))
+        assert frames.take("client") == frames.take("node") == 1
+        # A message ends where the flag changes, and where the next run would be too much.
+        for n in range(6):
+            client.add(make_run(20 + n), recovery=2 <= n < 4)
+        adds = [client.add(make_run(30 + n, size=700)) for n in range(4)]
+        adds.append(client.add(make_run(40, size=5000)))
+        adds.append(client.add(make_run(41)))
+        for add in adds:
+            await add
+        assert handler.seen[15:21] == [(20 + n, 2 <= n < 4) for n in range(6)]
+        assert [first for first, _ in handler.seen[21:]] == [30, 31, 32, 33, 40, 41]
+        # 20 21 | 22 23 | 24 25 30 31 | 32 33 | 40 | 41
+        assert frames.take("client") == 6
+        await client.close()
+
+
+@virtual
+async def test_so_many_runs_share_a_message_and_no_more():
+    handler = Handler()
+    async with served(handler) as connect:
+        client = await connect()
+        frames = Frames(connect.network)
+        adds = [client.add(make_run(n)) for n in range(RUNS_MAX + 1)]
+        for add in adds:
+            await add
+        assert frames.take("client") == 2
+        assert [first for first, _ in handler.seen] == list(range(RUNS_MAX + 1))
+        await client.close()
+
+
+@virtual
+async def test_messages_keep_to_the_frames_of_both_sides():
+    runs = [make_run(n, size=400) for n in range(4)]
+    length = sum(len(run.encoded) for run in runs)
+    exact = length + HEADER_LEN_LEN + ADDS_HEADER_LEN_MAX
+    for ours, theirs, messages in (
+        (exact, 10**6, 1),
+        (exact - 1, 10**6, 2),
+        (10**6, exact, 1),
+        (10**6, exact - 1, 2),
+    ):
+        handler = Handler()
+        async with served(handler, limits=ServerLimits(frame_len_max=theirs)) as connect:
+            connect.network.limits = FrameLimits(frame_len_max=ours, header_len_max=1000)
+            client = await connect()
+            frames = Frames(connect.network)
+            adds = [client.add(run) for run in runs]
+            for add in adds:
+                await add
+            assert frames.take("client") == messages
+            with pytest.raises(RefusedError) as caught:
+                await client.add(make_run(size=2500))
+            assert caught.value.reason is Reason.TOO_LARGE
+            assert not client.closed
+            await client.close()
+
+
+@virtual
+async def test_a_message_is_no_transaction():
+    handler = Handler(at_once=False)
+    async with served(handler) as connect:
+        client = await connect()
+        frames = Frames(connect.network)
+        ledgers = [1, 1, 404, 1, 1, 404, 1]
+        adds = [client.add(make_run(n, ledger_id=one)) for n, one in enumerate(ledgers)]
+        await asyncio.sleep(1)
+        assert frames.take("client") == 1
+        assert [first for first, _ in handler.seen] == [0, 1, 3, 4, 6]
+        assert [add.done() for add in adds] == [one == 404 for one in ledgers]
+        frames.take("node")
+        for number in range(4):
+            handler.finish(number)
+        await asyncio.sleep(1)
+        assert frames.take("node") == 1, "an answer covers all before it"
+        assert [add.done() for add in adds] == [True] * 6 + [False]
+        handler.answers[4][0].set_exception(
+            RetryableError("full", reason=Reason.READ_ONLY, remedy="Free some space")
+        )
+        outcomes = [await _outcome_of(add) for add in adds]
+        assert [getattr(one, "reason", None) for one in outcomes] == [
+            None, None, Reason.FENCED, None, None, Reason.FENCED, Reason.READ_ONLY,
+        ]  # fmt: skip
+        assert connect.server.statistics()["in_flight_bytes"] == 0
+        await client.close()
+
+
+async def _outcome_of(add):
+    try:
+        return await add
+    except (RefusedError, RetryableError) as error:
+        return error
+
+
+@virtual
+async def test_runs_of_one_group_are_answered_and_refused_together():
+    handler = Handler(at_once=False)
+    group = handler.group = asyncio.get_running_loop().create_future()
+    async with served(handler) as connect:
+        client = await connect()
+        frames = Frames(connect.network)
+        adds = [client.add(make_run(n)) for n in range(3)]
+        await asyncio.sleep(1)
+        adds += [client.add(make_run(n, ledger_id=404 if n == 4 else 1)) for n in range(3, 6)]
+        await asyncio.sleep(1)
+        assert frames.take("client") == 2
+        assert len(group._callbacks) == 2, "a run costs no call of its own"
+        assert frames.take("node") == 1
+        group.set_exception(RetryableError("full", reason=Reason.READ_ONLY, remedy="Free some"))
+        outcomes = [await _outcome_of(add) for add in adds]
+        assert [one.reason for one in outcomes] == [
+            Reason.FENCED if n == 4 else Reason.READ_ONLY for n in range(6)
+        ]
+        assert connect.server.statistics()["in_flight_bytes"] == 0
+        await client.close()
+
+
+@virtual
+async def test_a_lac_comes_behind_what_was_added_before():
+    handler = Handler()
+    lacs_at_run = []
+    handler.on_run = lambda: lacs_at_run.append(len(handler.lacs))
+    async with served(handler) as connect:
+        client = await connect()
+        client.add(make_run(0))
+        client.confirm(LedgerId(1), EntryId(0))
+        await client.add(make_run(1))
+        assert lacs_at_run == [0, 1]
+        last = client.add(make_run(2))
+        await client.close()
+        await last
 
 
 @virtual
@@ -336,6 +508,14 @@ async def test_a_node_that_is_full_is_not_read_from():
         await asyncio.sleep(1)
         assert len(handler.seen) <= 1
         handler.open.set()
+        for add in adds:
+            await add
+        handler.on_run = handler.open.clear
+        adds = [client.add(make_run(n)) for n in range(4, 8)]
+        for count in range(5, 9):
+            await asyncio.sleep(1)
+            assert len(handler.seen) == count, "not even the rest of a message"
+            handler.open.set()
         for add in adds:
             await add
         await client.close()

@@ -23,7 +23,7 @@ from tierlog.proto.v1 import wire_pb2 as pb
 from tierlog.wire.auth import OpenAuthenticator
 from tierlog.wire.codec import FrameDecoder, FrameLimits, encode_head
 from tierlog.wire.connection import Hello, WireClient
-from tierlog.wire.messages import ROLE_OWNER
+from tierlog.wire.messages import ROLE_OWNER, RUNS_MAX
 from tierlog.wire.server import ServerLimits, WireServer
 
 LIMITS = ServerLimits(hello_s_max=0.3, credit_bytes=100_000, stall_s_max=0.5)
@@ -108,11 +108,21 @@ def hello(**changes):
 
 
 def add(request_id=1, body=None, **changes):
-    message = pb.WireAddRun(**{"ledger_id": 1, **changes})
+    message = pb.WireAddRuns(**{"count": 1, **changes})
     return encode(
-        pb.WireFrame(request_id=request_id, add_run=message),
+        pb.WireFrame(request_id=request_id, add_runs=message),
         bytes(make_run().encoded) if body is None else body,
     )
+
+
+def adds(request_id, *runs, count=None):
+    """Return a message of several runs, or of what is to be taken for them."""
+    message = pb.WireAddRuns(count=len(runs) if count is None else count)
+    return encode(pb.WireFrame(request_id=request_id, add_runs=message), b"".join(runs))
+
+
+RUN = bytes(make_run().encoded)
+LARGE = bytes(make_run(size=90_000).encoded)
 
 
 def reasons(answers):
@@ -137,20 +147,25 @@ HOSTILE = {
     "request id 0": [hello(), add(0)],
     "request id that jumps": [hello(), add(1), add(3)],
     "request id again": [hello(), add(1), add(1)],
+    "request id again, of a message's second run": [hello(), adds(1, RUN, RUN), add(2)],
+    "request id behind fewer runs than said": [hello(), adds(1, RUN, count=3), add(2)],
+    "no runs": [hello(), adds(1, count=0)],
+    "no runs, and one": [hello(), adds(1, RUN, count=0)],
+    "too many runs": [hello(), adds(1, *[RUN] * (RUNS_MAX + 1))],
+    "a huge count": [hello(), adds(1, RUN, count=2**32 - 1)],
     "lac out of bounds": [
         hello(),
         encode(pb.WireFrame(lac=pb.WireLac(ledger_id=1, last_add_confirmed=-7))),
     ],
     "garbage after hello": [hello(), b"\x00\x01\x02\x03garbage-garbage"],
-    "over the credit": [hello(), add(1, bytes(90_000)), add(2, bytes(90_000))],
+    "over the credit": [hello(), add(1, LARGE), add(2, LARGE)],
+    "over the credit in one message": [hello(), adds(1, LARGE, LARGE)],
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_what_is_not_the_protocol_is_told_and_hung_up_on(name):
     handler = Handler(at_once=name != "over the credit")
-    if name == "over the credit":
-        HOSTILE[name] = [hello(), *_two_large_adds()]
     async with attacked(handler) as (attack, _server):
         answers = await attack.send(*HOSTILE[name], eof=False)
     assert answers[-1].HasField("error"), answers
@@ -159,9 +174,52 @@ async def test_what_is_not_the_protocol_is_told_and_hung_up_on(name):
     assert "Traceback" not in answers[-1].error.message
 
 
-def _two_large_adds():
-    body = bytes(make_run(size=90_000).encoded)
-    return [add(1, body), add(2, body)]
+def resized(run, change):
+    """Let a run claim other frames than it has."""
+    changed = bytearray(run)
+    at = slice(12, 16)
+    changed[at] = (int.from_bytes(changed[at], "big") + change).to_bytes(4, "big")
+    return bytes(changed)
+
+
+def bit_flipped(run):
+    return bytes(run[:-1]) + bytes([run[-1] ^ 1])
+
+
+# What of a message of three runs is taken, and how many of its answers are CORRUPT.
+BAD_MESSAGES = {
+    "cut in its last run": ((RUN, RUN, RUN[:-1]), 2),
+    "cut in the prefix of its last run": ((RUN, RUN, RUN[:7]), 2),
+    "cut behind its second run": ((RUN, RUN), 2),
+    "nothing": ((), 0),
+    "a fourth run": ((RUN, RUN, RUN, RUN), 0),
+    "the beginning of a fourth run": ((RUN, RUN, RUN, RUN[:3]), 0),
+    "a damaged first run": ((bit_flipped(RUN), RUN, RUN), 0),
+    "a damaged second run": ((RUN, bit_flipped(RUN), RUN), 1),
+    "a damaged last run": ((RUN, RUN, bit_flipped(RUN)), 2),
+    "a length that ends in the next run": ((RUN, resized(RUN, 50), RUN), 1),
+    "a length that ends in itself": ((RUN, resized(RUN, -5), RUN), 1),
+    "a length beyond the frame": ((RUN, resized(RUN, 2 * len(RUN)), RUN), 1),
+    "a length beyond all memory": ((RUN, RUN[:8] + b"\xff" * 8 + RUN[16:], RUN), 1),
+    "frames without a run": ((RUN, RUN[80:], RUN), 1),
+    "zeros": ((RUN, bytes(len(RUN)), RUN), 1),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MESSAGES)
+async def test_of_a_bad_message_nothing_is_taken_that_is_bad_or_behind_it(name):
+    pieces, taken = BAD_MESSAGES[name]
+    handler = Handler()
+    async with attacked(handler) as (attack, server):
+        answers = await attack.send(
+            hello(), adds(1, *pieces, count=3), add(4), b"\xff" * 8, eof=False, pause_s=0.01
+        )
+        assert len(handler.seen) == taken + 1, "the run behind the message is taken"
+        assert server.statistics()["in_flight_bytes"] == 0
+    by_id = {one.request_id: one for one in answers[1:]}
+    refused = [number for number in by_id if by_id[number].error.reason == "CORRUPT" and number]
+    assert refused == list(range(taken + 1, 4))
+    assert by_id[4].HasField("added")
 
 
 async def test_refused_requests_leave_the_connection_open():
@@ -175,7 +233,7 @@ async def test_refused_requests_leave_the_connection_open():
         add(2, b"junk"),
         add(3, bytes(flipped)),
         add(4, bytes(run[:-1])),
-        add(5, ledger_id=2),
+        add(5, bytes(run) * 2),
         encode(pb.WireFrame(request_id=6)),
         encode(pb.WireFrame(request_id=7, append=pb.WireAppend(stream="s")), draft),
         encode(pb.WireFrame(request_id=8, error=pb.WireError(reason="X"))),
@@ -236,11 +294,11 @@ async def test_a_peer_that_never_reads_is_hung_up_on():
     async with attacked(handler) as (attack, server):
         reader, writer = await asyncio.open_connection(attack.host, int(attack.port), limit=1)
         writer.write(hello())
-        message = pb.WireAddRun(ledger_id=1)
+        message = pb.WireAddRuns(count=1)
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(20):
                 for request_id in range(1, 10**9):
-                    frame = pb.WireFrame(request_id=request_id, add_run=message)
+                    frame = pb.WireFrame(request_id=request_id, add_runs=message)
                     writer.write(encode(frame, b"x" * 50))
                     if request_id % 1000 == 0:
                         await writer.drain()
@@ -261,6 +319,12 @@ async def test_a_peer_that_never_reads_is_hung_up_on():
             st.builds(lambda body: encode(pb.WireFrame(), body), st.binary(max_size=50)),
             st.builds(add, st.integers(0, 3), st.binary(max_size=150)),
             st.builds(
+                lambda n, runs, count: adds(n, *runs, count=count),
+                st.integers(0, 3),
+                st.lists(st.sampled_from([RUN, RUN[:50], RUN[7:], bit_flipped(RUN)]), max_size=4),
+                st.integers(0, 5),
+            ),
+            st.builds(
                 lambda n, at, mask: add(n, _flipped(at, mask)),
                 st.integers(0, 3),
                 st.integers(0, 10**6),
@@ -277,9 +341,9 @@ def test_fuzz(pieces, polite):
         handler = Handler()
         async with attacked(handler) as (attack, server):
             answers = await attack.send(*([hello()] if polite else []), *pieces)
-            assert len(answers) <= len(pieces) + 2
+            assert len(answers) <= 5 * len(pieces) + 2
             assert server.statistics()["in_flight_bytes"] == 0
-        assert len(handler.seen) <= len(pieces) + 1
+        assert len(handler.seen) <= 4 * len(pieces) + 1
 
     asyncio.run(run())
 

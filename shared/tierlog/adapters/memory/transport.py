@@ -173,6 +173,10 @@ class MemoryChannel:
     def peer(self) -> str:
         return self._peer
 
+    @property
+    def frame_len_max(self) -> int:
+        return self._network.limits.frame_len_max
+
     def send(self, header: bytes, body: Sequence[Buffer] = ()) -> None:
         self._check_open()
         copied = bytearray(b"").join(body)

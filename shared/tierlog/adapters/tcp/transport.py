@@ -182,6 +182,10 @@ class TcpChannel(asyncio.BufferedProtocol):
     def peer(self) -> str:
         return self._peer
 
+    @property
+    def frame_len_max(self) -> int:
+        return self._limits.frames.frame_len_max
+
     def send(self, header: bytes, body: Sequence[Buffer] = ()) -> None:
         self._check_open()
         body_len = sum(map(len, body))

@@ -111,29 +111,32 @@ class WireAppend(_message.Message):
 Global___WireAppend: _TypeAlias = WireAppend  # noqa: Y015
 
 @_typing.final
-class WireAddRun(_message.Message):
-    """Body: one encoded run."""
+class WireAddRuns(_message.Message):
+    """Body: `count` encoded runs back to back, of one ledger or of several. Each is a request of its
+    own: the first has the frame's request id, each next one the id after.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
     RECOVERY_FIELD_NUMBER: _builtins.int
-    ledger_id: _builtins.int
+    count: _builtins.int
+    """At least 1."""
     recovery: _builtins.bool
-    """Accepted although the ledger is fenced."""
+    """Accepted although their ledgers are fenced."""
     def __init__(
         self,
         *,
-        ledger_id: _builtins.int = ...,
+        count: _builtins.int = ...,
         recovery: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledger_id", b"ledger_id", "recovery", b"recovery"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "recovery", b"recovery"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WireAddRun: _TypeAlias = WireAddRun  # noqa: Y015
+Global___WireAddRuns: _TypeAlias = WireAddRuns  # noqa: Y015
 
 @_typing.final
 class WireLac(_message.Message):
@@ -283,13 +286,13 @@ class WireFrame(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     APPEND_FIELD_NUMBER: _builtins.int
     APPENDED_FIELD_NUMBER: _builtins.int
-    ADD_RUN_FIELD_NUMBER: _builtins.int
+    ADD_RUNS_FIELD_NUMBER: _builtins.int
     LAC_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     ADDED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
-    """Counted up from 1 by the caller; answers carry it back. 0 is HELLO, WELCOME, LAC, and an
-    error that ends the connection.
+    """Counted up from 1 by the caller, by as many as there are runs; answers carry it back. 0 is
+    HELLO, WELCOME, LAC, and an error that ends the connection.
     """
     cumulative: _builtins.bool
     """With WireAdded: this request, and all before it that have no answer yet, succeeded."""
@@ -302,7 +305,7 @@ class WireFrame(_message.Message):
     @_builtins.property
     def appended(self) -> Global___WireAppended: ...
     @_builtins.property
-    def add_run(self) -> Global___WireAddRun: ...
+    def add_runs(self) -> Global___WireAddRuns: ...
     @_builtins.property
     def lac(self) -> Global___WireLac: ...
     @_builtins.property
@@ -318,16 +321,16 @@ class WireFrame(_message.Message):
         welcome: Global___WireWelcome | None = ...,
         append: Global___WireAppend | None = ...,
         appended: Global___WireAppended | None = ...,
-        add_run: Global___WireAddRun | None = ...,
+        add_runs: Global___WireAddRuns | None = ...,
         lac: Global___WireLac | None = ...,
         error: Global___WireError | None = ...,
         added: Global___WireAdded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_run", b"add_run", "added", b"added", "append", b"append", "appended", b"appended", "error", b"error", "hello", b"hello", "lac", b"lac", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_runs", b"add_runs", "added", b"added", "append", b"append", "appended", b"appended", "error", b"error", "hello", b"hello", "lac", b"lac", "message", b"message", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_run", b"add_run", "added", b"added", "append", b"append", "appended", b"appended", "cumulative", b"cumulative", "error", b"error", "hello", b"hello", "lac", b"lac", "message", b"message", "request_id", b"request_id", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_runs", b"add_runs", "added", b"added", "append", b"append", "appended", b"appended", "cumulative", b"cumulative", "error", b"error", "hello", b"hello", "lac", b"lac", "message", b"message", "request_id", b"request_id", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "welcome", "append", "appended", "add_run", "lac", "error", "added"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "welcome", "append", "appended", "add_runs", "lac", "error", "added"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
