@@ -121,6 +121,7 @@ class ManifestHead(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     TRIMMED_THROUGH_FIELD_NUMBER: _builtins.int
     LEDGER_ID_MAX_FIELD_NUMBER: _builtins.int
+    OFFLOAD_PAUSE_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
     incarnation: _builtins.bytes
     lifecycle: _metadata_pb2.StreamLifecycle.ValueType
@@ -134,6 +135,10 @@ class ManifestHead(_message.Message):
     """The largest id that ever stood in the list. -1: none."""
     @_builtins.property
     def policy(self) -> _metadata_pb2.PolicyRecord: ...
+    @_builtins.property
+    def offload_pause(self) -> _metadata_pb2.OffloadPause:
+        """Absent: offloads and deletions go on."""
+
     def __init__(
         self,
         *,
@@ -147,12 +152,15 @@ class ManifestHead(_message.Message):
         policy: _metadata_pb2.PolicyRecord | None = ...,
         trimmed_through: _builtins.int = ...,
         ledger_id_max: _builtins.int = ...,
+        offload_pause: _metadata_pb2.OffloadPause | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "offload_pause", b"offload_pause", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "incarnation", b"incarnation", "ledger_id_max", b"ledger_id_max", "lifecycle", b"lifecycle", "owner_epoch", b"owner_epoch", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "stream", b"stream", "trimmed_through", b"trimmed_through"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "created_ms", b"created_ms", "incarnation", b"incarnation", "ledger_id_max", b"ledger_id_max", "lifecycle", b"lifecycle", "offload_pause", b"offload_pause", "owner_epoch", b"owner_epoch", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "stream", b"stream", "trimmed_through", b"trimmed_through"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__offload_pause: _TypeAlias = _typing.Literal["offload_pause"]  # noqa: Y015
+    _WhichOneofArgType__offload_pause: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_pause) -> _WhichOneofReturnType__offload_pause | None: ...
 
 Global___ManifestHead: _TypeAlias = ManifestHead  # noqa: Y015
 
@@ -267,36 +275,6 @@ class ManifestPartRecord(_message.Message):
 Global___ManifestPartRecord: _TypeAlias = ManifestPartRecord  # noqa: Y015
 
 @_typing.final
-class LevelPolicy(_message.Message):
-    """A policy above those of streams."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEVEL_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
-    POLICY_FIELD_NUMBER: _builtins.int
-    level: _builtins.str
-    """"cluster" or "namespace"."""
-    name: _builtins.str
-    """The namespace; empty for the cluster."""
-    @_builtins.property
-    def policy(self) -> _metadata_pb2.PolicyRecord: ...
-    def __init__(
-        self,
-        *,
-        level: _builtins.str = ...,
-        name: _builtins.str = ...,
-        policy: _metadata_pb2.PolicyRecord | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "name", b"name", "policy", b"policy"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LevelPolicy: _TypeAlias = LevelPolicy  # noqa: Y015
-
-@_typing.final
 class ClusterManifestRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -304,13 +282,13 @@ class ClusterManifestRecord(_message.Message):
     WRITTEN_MS_FIELD_NUMBER: _builtins.int
     CREATED_MS_FIELD_NUMBER: _builtins.int
     LEDGER_ID_BASE_FIELD_NUMBER: _builtins.int
-    POLICIES_FIELD_NUMBER: _builtins.int
+    POLICY_LEVELS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.bytes
     written_ms: _builtins.int
     created_ms: _builtins.int
     ledger_id_base: _builtins.int
-    @_builtins.property
-    def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LevelPolicy]: ...
+    policy_levels: _builtins.bytes
+    """PolicyLevelsRecord: what is said above all streams."""
     def __init__(
         self,
         *,
@@ -318,11 +296,11 @@ class ClusterManifestRecord(_message.Message):
         written_ms: _builtins.int = ...,
         created_ms: _builtins.int = ...,
         ledger_id_base: _builtins.int = ...,
-        policies: _abc.Iterable[Global___LevelPolicy] | None = ...,
+        policy_levels: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "created_ms", b"created_ms", "ledger_id_base", b"ledger_id_base", "policies", b"policies", "written_ms", b"written_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "created_ms", b"created_ms", "ledger_id_base", b"ledger_id_base", "policy_levels", b"policy_levels", "written_ms", b"written_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,180 @@
+"""A stream as the bucket describes it, and what follows when the metadata say otherwise.
+
+Owns the values and the pure decisions: what the next generation holds, whether one is called for,
+whether the metadata are older than the bucket. Does not own bytes nor where they lie.
+
+Invariants (protocols.md section 3):
+    * A generation is made of metadata read after the generation before it was known.
+    * ``trimmed_through`` never goes back: what retention took stays taken.
+    * A copy is named only when its attempt is complete.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.node import Cluster
+from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy, Tier2Location
+from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels
+from tierlog.model.stream import ListedLedger, OffloadPause, Stream, StreamLifecycle
+
+NO_LEDGER: Final = LedgerId(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestCopy:
+    """A complete copy: where it lies and what it must be."""
+
+    uuid: UUID
+    location: Tier2Location
+    complete_ms: int
+    copy: Tier2Copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestLedger:
+    """A closed ledger; without a copy it is lost when the local disks are."""
+
+    listed: ListedLedger
+    copy: ManifestCopy | None = None
+
+
+class KeptLedger(NamedTuple):
+    """A ledger of a manifest as it is kept in memory: what decisions ask, and the bytes."""
+
+    uuid: UUID | None
+    last_entry_id: EntryId
+    packed: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestHead:
+    """A stream but for its ledgers."""
+
+    stream: StreamName
+    incarnation: UUID
+    created_ms: int
+    lifecycle: StreamLifecycle = StreamLifecycle.ACTIVE
+    raw: bool = False
+    partitions: int = 0
+    owner_epoch: int = 0
+    policy: Policy = Policy()
+    offload_pause: OffloadPause | None = None
+    trimmed_through: LedgerId = NO_LEDGER
+    ledger_id_max: LedgerId = NO_LEDGER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterManifest:
+    """What a cluster is besides its streams."""
+
+    cluster: Cluster
+    levels: PolicyLevels = NO_LEVELS
+
+
+def copy_of(context: OffloadContext) -> ManifestCopy | None:
+    """Return the complete copy that a context names; None when there is none."""
+    if not context.complete or context.state is OffloadState.TRIMMING:
+        return None
+    if context.uuid is None or context.location is None or context.copy is None:
+        return None
+    return ManifestCopy(
+        uuid=context.uuid,
+        location=context.location,
+        complete_ms=context.timestamp_ms,
+        copy=context.copy,
+    )
+
+
+def head_of(
+    stream: Stream, ledgers: Iterable[ListedLedger], before: ManifestHead | None
+) -> ManifestHead:
+    """Return the head of the next generation."""
+    trimmed = before.trimmed_through if before is not None else NO_LEDGER
+    highest = before.ledger_id_max if before is not None else NO_LEDGER
+    return ManifestHead(
+        stream=stream.name,
+        incarnation=stream.incarnation,
+        created_ms=stream.created_ms,
+        lifecycle=stream.lifecycle,
+        raw=stream.raw,
+        partitions=stream.partitions,
+        owner_epoch=stream.owner_epoch,
+        policy=stream.policy,
+        offload_pause=stream.offload_pause,
+        trimmed_through=max(trimmed, *stream.deleting, NO_LEDGER),
+        ledger_id_max=max(
+            highest, *stream.deleting, *(one.ledger_id for one in ledgers), NO_LEDGER
+        ),
+    )
+
+
+def head_calls_for_write(before: ManifestHead | None, after: ManifestHead) -> bool:
+    """Tell whether a changed head is worth a generation of its own; who owns it now is not."""
+    if before is None:
+        return True
+    return before != replace(
+        after, owner_epoch=before.owner_epoch, ledger_id_max=before.ledger_id_max
+    )
+
+
+def older_than_manifest(
+    head: ManifestHead,
+    kept: Mapping[LedgerId, KeptLedger],
+    stream: Stream,
+    ledgers: Iterable[ListedLedger],
+    contexts: Mapping[LedgerId, OffloadContext],
+) -> str | None:
+    """Say in what the metadata, read after the manifest, are older than it; None: in nothing.
+
+    That happens only when the metadata came back from a backup. Contexts that are not given are
+    not judged.
+    """
+    listed = {one.ledger_id: one for one in ledgers}
+    found = chain(_head_newer(head, stream), _ledgers_newer(head, kept, stream, listed))
+    return next(chain(found, _attempts_newer(kept, contexts)), None)
+
+
+def _head_newer(head: ManifestHead, stream: Stream) -> Iterator[str]:
+    if head.owner_epoch > stream.owner_epoch:
+        yield f"owner epoch {stream.owner_epoch} where the manifest has {head.owner_epoch}"
+    if head.lifecycle is StreamLifecycle.DELETING and stream.lifecycle is StreamLifecycle.ACTIVE:
+        yield "the stream lives, and the manifest says that it is being deleted"
+
+
+def _ledgers_newer(
+    head: ManifestHead,
+    kept: Mapping[LedgerId, KeptLedger],
+    stream: Stream,
+    listed: Mapping[LedgerId, ListedLedger],
+) -> Iterator[str]:
+    for ledger_id in listed:
+        if ledger_id <= head.trimmed_through:
+            yield f"ledger {ledger_id} is listed, and the manifest says that it was trimmed"
+    deleting = frozenset(stream.deleting)
+    for ledger_id, one in kept.items():
+        found = listed.get(ledger_id)
+        if found is None:
+            if ledger_id not in deleting:
+                yield f"ledger {ledger_id} is named by the manifest and unknown to the metadata"
+        elif not found.closed or found.last_entry_id != one.last_entry_id:
+            yield f"ledger {ledger_id} has another end than the manifest says"
+
+
+def _attempts_newer(
+    kept: Mapping[LedgerId, KeptLedger], contexts: Mapping[LedgerId, OffloadContext]
+) -> Iterator[str]:
+    for ledger_id, context in contexts.items():
+        named = kept.get(ledger_id)
+        if named is not None and named.uuid is not None and not _as_new(context, named.uuid):
+            yield f"ledger {ledger_id} has a newer attempt in the manifest, {named.uuid}"
+
+
+def _as_new(context: OffloadContext, uuid: UUID) -> bool:
+    """Tell whether a context is at least as new as the completion of that attempt."""
+    if context.state is OffloadState.TRIMMING:
+        return True
+    return context.complete and context.names(uuid)
