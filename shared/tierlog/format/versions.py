@@ -71,7 +71,6 @@ GATE: Final[Mapping[Format, Versions]] = {
     # Pulsar's number, in the objects' user metadata.
     Format.DATA_OBJECT: _only(1),
     Format.INDEX_OBJECT: _only(1),
-    # Reserved: side objects are not written yet.
     Format.SIDE_OBJECT: _only(1),
     Format.JOURNAL: _only(1),
     # Reserved: a file per ledger was what a storage node had before its entry logs.
