@@ -24,6 +24,7 @@ from tierlog.model.node import Cluster, Cookie, NodeInfo
 from tierlog.model.offload import (
     AbandonedAttempt,
     AttemptOutcome,
+    ClockSample,
     OffloadContext,
     OffloadState,
     PastAttempt,
@@ -186,6 +187,8 @@ def encode_progress(progress: SchedulerProgress) -> bytes:
         progress_ms=progress.progress_ms,
         ledger_id=list(progress.complete_seen_ms),
         complete_seen_ms=list(progress.complete_seen_ms.values()),
+        sample_wall_ms=[one.wall_ms for one in progress.samples],
+        sample_progress_ms=[one.progress_ms for one in progress.samples],
     ).SerializeToString(deterministic=True)
 
 
@@ -203,6 +206,12 @@ def decode_progress(data: Buffer) -> SchedulerProgress:
                     record.ledger_id, record.complete_seen_ms, strict=True
                 )
             },
+            samples=tuple(
+                ClockSample(wall_ms, progress_ms)
+                for wall_ms, progress_ms in zip(
+                    record.sample_wall_ms, record.sample_progress_ms, strict=True
+                )
+            ),
         ),
     )
 
@@ -568,6 +577,7 @@ def _copy_of(record: pb.OffloadContextRecord) -> Tier2Copy:
         block_count=record.block_count,
         side_len=record.side_len,
         side_sha256=record.side_sha256,
+        side_header_sha256=record.side_header_sha256,
         data_sha256=record.data_sha256,
     )
 

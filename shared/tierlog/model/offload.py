@@ -11,7 +11,7 @@ Invariants (protocols.md section 3):
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 from uuid import UUID
 
 from tierlog.model.errors import RefusedError
@@ -105,7 +105,15 @@ class Tier2Copy:
     block_count: int
     side_len: int = 0
     side_sha256: bytes = b""
+    side_header_sha256: bytes = b""
     data_sha256: bytes = b""
+
+
+class ClockSample(NamedTuple):
+    """What the wall clock showed when leaders had been at work for so long."""
+
+    wall_ms: int
+    progress_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +121,13 @@ class SchedulerProgress:
     """How long leaders were at work in all, on clocks that never jump.
 
     ``complete_seen_ms``: when on that clock a ledger was first seen complete, while its local
-    copy stands. Time during which no leader was at work does not count.
+    copy stands. Time during which no leader was at work does not count. ``samples``, oldest
+    first: what the wall clock showed meanwhile.
     """
 
     progress_ms: int = 0
     complete_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
+    samples: tuple[ClockSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +257,30 @@ class OffloadContext:
                 remedy="Read the ledger's context again and decide anew",
             )
         return self.moved_to(OffloadState.TIER1_DELETING)
+
+    def trimming_begun(self, *, now_ms: int) -> Self:
+        """Return the context as retention leaves it: every attempt is to be deleted."""
+        trimming = self.moved_to(OffloadState.TRIMMING)
+        if self.state is OffloadState.TRIMMING:
+            return trimming
+        abandoned = self.abandoned
+        if self.uuid is not None:
+            assert self.location is not None
+            last = AbandonedAttempt(uuid=self.uuid, location=self.location, abandoned_ms=now_ms)
+            abandoned = (*abandoned, last)
+        return replace(
+            trimming, uuid=None, location=None, copy=None, complete=False, abandoned=abandoned
+        )
+
+    def trimmed_locally(self) -> Self:
+        """Return the context of a trimmed ledger whose copy in tier 1 is gone."""
+        return replace(self.moved_to(OffloadState.TRIMMING), bookkeeper_deleted=True)
+
+    @property
+    def is_trimmed(self) -> bool:
+        """Whether nothing of a ledger is left but this context."""
+        trimming = self.state is OffloadState.TRIMMING
+        return trimming and self.bookkeeper_deleted and not self.abandoned
 
     def tier1_deleted(self) -> Self:
         """Return the context after the local copy's metadata is gone."""

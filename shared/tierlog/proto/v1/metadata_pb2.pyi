@@ -567,6 +567,7 @@ class OffloadContextRecord(_message.Message):
     REPAIR_SOURCE_UUID_FIELD_NUMBER: _builtins.int
     ATTEMPT_STARTED_MS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    SIDE_HEADER_SHA256_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     stream: _builtins.str
     incarnation: _builtins.bytes
@@ -594,6 +595,8 @@ class OffloadContextRecord(_message.Message):
     repair_source_uuid: _builtins.bytes
     """While repairing: the damaged attempt, still readable in part."""
     attempt_started_ms: _builtins.int
+    side_header_sha256: _builtins.bytes
+    """Of the side object's header alone, which readers fetch and share without the rest."""
     @_builtins.property
     def location(self) -> Global___Tier2Location: ...
     @_builtins.property
@@ -632,10 +635,11 @@ class OffloadContextRecord(_message.Message):
         repair_source_uuid: _builtins.bytes = ...,
         attempt_started_ms: _builtins.int = ...,
         history: _abc.Iterable[Global___AttemptHistoryRecord] | None = ...,
+        side_header_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "attempt_count", b"attempt_count", "attempt_started_ms", b"attempt_started_ms", "block_count", b"block_count", "bookkeeper_deleted", b"bookkeeper_deleted", "complete", b"complete", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "history", b"history", "incarnation", b"incarnation", "index_len", b"index_len", "index_sha256", b"index_sha256", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "location", b"location", "repair_source_uuid", b"repair_source_uuid", "side_len", b"side_len", "side_sha256", b"side_sha256", "state", b"state", "stream", b"stream", "timestamp_ms", b"timestamp_ms", "uuid", b"uuid", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "attempt_count", b"attempt_count", "attempt_started_ms", b"attempt_started_ms", "block_count", b"block_count", "bookkeeper_deleted", b"bookkeeper_deleted", "complete", b"complete", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "history", b"history", "incarnation", b"incarnation", "index_len", b"index_len", "index_sha256", b"index_sha256", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "location", b"location", "repair_source_uuid", b"repair_source_uuid", "side_header_sha256", b"side_header_sha256", "side_len", b"side_len", "side_sha256", b"side_sha256", "state", b"state", "stream", b"stream", "timestamp_ms", b"timestamp_ms", "uuid", b"uuid", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -682,6 +686,8 @@ class SchedulerProgressRecord(_message.Message):
     PROGRESS_MS_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     COMPLETE_SEEN_MS_FIELD_NUMBER: _builtins.int
+    SAMPLE_WALL_MS_FIELD_NUMBER: _builtins.int
+    SAMPLE_PROGRESS_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     progress_ms: _builtins.int
     @_builtins.property
@@ -690,6 +696,12 @@ class SchedulerProgressRecord(_message.Message):
 
     @_builtins.property
     def complete_seen_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def sample_wall_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Parallel lists, oldest first: what the wall clock showed at which progress."""
+
+    @_builtins.property
+    def sample_progress_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -697,10 +709,12 @@ class SchedulerProgressRecord(_message.Message):
         progress_ms: _builtins.int = ...,
         ledger_id: _abc.Iterable[_builtins.int] | None = ...,
         complete_seen_ms: _abc.Iterable[_builtins.int] | None = ...,
+        sample_wall_ms: _abc.Iterable[_builtins.int] | None = ...,
+        sample_progress_ms: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete_seen_ms", b"complete_seen_ms", "ledger_id", b"ledger_id", "progress_ms", b"progress_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete_seen_ms", b"complete_seen_ms", "ledger_id", b"ledger_id", "progress_ms", b"progress_ms", "sample_progress_ms", b"sample_progress_ms", "sample_wall_ms", b"sample_wall_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
