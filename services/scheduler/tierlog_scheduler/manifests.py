@@ -1,20 +1,57 @@
 """What the bucket says of its own streams, and which deletions wait for it (protocols.md 3).
 
-Owns the interface between the leader's loop and the manifests. Does not own their bytes
-(``tierlog.format.manifest``) nor reading and writing them (``tierlog.offload.manifests``).
+Owns when a manifest is written, and the questions between the leader's loop and the manifests.
+Does not own their bytes (``tierlog.format.manifest``), reading and writing them
+(``tierlog.offload.manifests``), nor what they hold (``tierlog.model.manifest``).
 
 A pass over a stream: ``look`` before its metadata is read, ``record`` with what was read, then
 the deletions, each after the question that belongs to it. None of it raises what the bucket
 does: a manifest that can't be read or written stops deletions, and nothing else.
+
+Invariants:
+    * The next generation is written behind the one known before the metadata was read, with
+      If-None-Match: a later generation never holds older metadata.
+    * A deletion is allowed only by the newest generation, looked for at that very moment.
+    * Metadata that are older than the manifest, since they came back from a backup, stop every
+      deletion of the stream, until they are as new again. No manifest is written of them.
 """
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 from uuid import UUID
 
+import structlog
+from prometheus_client import Counter, Gauge
+
+from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
+from tierlog.format.manifest import keep, unkeep
+from tierlog.model.errors import TierlogError
 from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.manifest import (
+    ClusterManifest,
+    KeptLedger,
+    ManifestLedger,
+    copy_of,
+    head_calls_for_write,
+    head_of,
+    older_than_manifest,
+)
 from tierlog.model.offload import OffloadContext
+from tierlog.model.stream import ListedLedger
+from tierlog.offload.manifests import KnownManifest, ManifestStore
+from tierlog.ports.objects import ObjectExistsError
+
+log = structlog.get_logger()
+
+WRITTEN: Final = Counter("tierlog_scheduler_manifests_written_total", "Manifests that were written")
+STOPPED: Final = Gauge(
+    "tierlog_scheduler_deletions_stopped_streams",
+    "Streams of which nothing is deleted, since a manifest is missing, or newer than the metadata",
+    ["cause"],
+)
+RESTORED: Final = "metadata older than the manifest"
+UNREAD: Final = "manifest not read or not written"
 
 
 class ManifestGate(Protocol):
@@ -57,6 +94,218 @@ class ManifestGate(Protocol):
         """
         ...
 
+    async def record_cluster(self) -> None:
+        """Write the cluster's own manifest, if its identity or its policies have changed."""
+        ...
+
     def stopped(self, name: StreamName) -> str | None:
         """Return why nothing of a stream is deleted now; None: nothing stops it."""
         ...
+
+
+class BucketManifests:
+    """``ManifestGate`` over manifests in a bucket."""
+
+    def __init__(self, store: ManifestStore, catalog: Catalog) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._cluster: tuple[int, ClusterManifest | None] | None = None
+        self._known: dict[StreamName, KnownManifest] = {}
+        self._stopped: dict[StreamName, tuple[str, str]] = {}
+        # Copies of which the manifest has other digests than the metadata.
+        self._differing: set[LedgerId] = set()
+
+    def __repr__(self) -> str:
+        return f"<BucketManifests known={len(self._known)} stopped={len(self._stopped)}>"
+
+    def begin_term(self) -> None:
+        self._cluster = None
+        self._known.clear()
+        self._stopped.clear()
+        self._differing.clear()
+        for kind in (RESTORED, UNREAD):
+            STOPPED.labels(kind).set(0)
+
+    async def look(self, name: StreamName) -> bool:
+        if name in self._known:
+            return False
+        try:
+            incarnation = (await self._catalog.streams.get(name)).incarnation
+            self._known[name] = await self._store.newest(name, incarnation)
+        except TierlogError as error:
+            self._stop(name, UNREAD, str(error))
+        return True
+
+    async def record(
+        self, snapshot: StreamSnapshot, contexts: Mapping[LedgerId, OffloadContext]
+    ) -> None:
+        name = snapshot.stream.name
+        known = self._known.get(name)
+        if known is None:
+            return
+        try:
+            await self._record(snapshot, contexts, known)
+        except ObjectExistsError as error:
+            self._forget(name, "another leader wrote a manifest meanwhile", error)
+        except TierlogError as error:
+            # Also a put whose answer was lost: the next look finds what became of it.
+            self._forget(name, "the manifest could not be written", error)
+
+    async def _record(
+        self,
+        snapshot: StreamSnapshot,
+        contexts: Mapping[LedgerId, OffloadContext],
+        known: KnownManifest,
+    ) -> None:
+        stream, name = snapshot.stream, snapshot.stream.name
+        if stream.incarnation != known.incarnation:
+            self._forget(name, "the stream was made anew")
+            return
+        if known.head is not None:
+            older = older_than_manifest(
+                known.head, known.ledgers, stream, snapshot.ledgers, contexts
+            )
+            if older is not None:
+                await self._say_older(name, known, older)
+                return
+        closed = [one for one in snapshot.ledgers if one.closed]
+        changed = await self._changed(closed, contexts, known)
+        listed = {one.ledger_id for one in closed}
+        removed = [one for one in known.ledgers if one not in listed]
+        head = head_of(stream, snapshot.ledgers, known.head)
+        copied = any(one.uuid is not None for one in changed.values())
+        if copied or removed or head_calls_for_write(known.head, head):
+            self._known[name] = await self._store.write(known, head, put=changed, removed=removed)
+            self._differing -= changed.keys()
+            WRITTEN.inc()
+        self._go_on(name)
+
+    async def _say_older(self, name: StreamName, known: KnownManifest, older: str) -> None:
+        """Stop the stream, unless it is this leader that lags behind another."""
+        if self._stopped.get(name) == (RESTORED, older):
+            return
+        if await self._store.newest_generation(name, known.incarnation) != known.generation:
+            self._forget(name, "another leader wrote a manifest meanwhile")
+            return
+        self._stop(name, RESTORED, older)
+
+    async def _changed(
+        self,
+        closed: Sequence[ListedLedger],
+        contexts: Mapping[LedgerId, OffloadContext],
+        known: KnownManifest,
+    ) -> dict[LedgerId, KeptLedger]:
+        """Return the ledgers that the manifest has not, or has without the copy of now."""
+        changed: dict[LedgerId, KeptLedger] = {}
+        for listed in closed:
+            ledger_id = listed.ledger_id
+            kept, context = known.ledgers.get(ledger_id), contexts.get(ledger_id)
+            if context is None and kept is None:
+                context = await self._catalog.contexts.peek(ledger_id)
+            elif context is None:
+                continue
+            copy = copy_of(context) if context is not None else None
+            uuid = copy.uuid if copy is not None else None
+            if kept is None or kept.uuid != uuid or ledger_id in self._differing:
+                changed[ledger_id] = keep(ManifestLedger(listed=listed, copy=copy))
+        return changed
+
+    async def may_delete_local(self, context: OffloadContext) -> bool:
+        known = await self._newest(context.stream, context.incarnation)
+        return known is not None and self._has_copy(known, context)
+
+    async def may_sweep(self, context: OffloadContext, uuid: UUID) -> bool:
+        known = await self._newest(context.stream, context.incarnation)
+        if known is None or known.names(context.ledger_id, uuid):
+            return False
+        # Of a ledger with a complete copy, the attempt may be the one that was complete before:
+        # a manifest that is just being written could name it, unless this one names the new one.
+        return not context.complete or self._has_copy(known, context)
+
+    async def let_go(self, name: StreamName, incarnation: UUID, ledger_id: LedgerId) -> bool:
+        known = await self._newest(name, incarnation)
+        if known is None or known.head is None:
+            return False
+        return ledger_id <= known.head.trimmed_through and ledger_id not in known.ledgers
+
+    def _has_copy(self, known: KnownManifest, context: OffloadContext) -> bool:
+        kept = known.ledgers.get(context.ledger_id)
+        if kept is None or kept.uuid is None or kept.uuid != context.uuid:
+            return False
+        if unkeep(kept.packed).copy == copy_of(context):
+            return True
+        log.error("manifest.differs", stream=context.stream, ledger_id=context.ledger_id)
+        self._differing.add(context.ledger_id)
+        return False
+
+    async def _newest(self, name: StreamName, incarnation: UUID) -> KnownManifest | None:
+        """Return the manifest, if it is the newest at this moment and nothing is stopped."""
+        known = self._known.get(name)
+        if known is None or known.incarnation != incarnation or name in self._stopped:
+            return None
+        try:
+            newest = await self._store.newest_generation(name, incarnation)
+        except TierlogError as error:
+            log.warning("manifest.unread", stream=name, cause=str(error))
+            return None
+        if newest == known.generation:
+            return known
+        self._forget(name, "another leader wrote a manifest meanwhile")
+        return None
+
+    async def record_cluster(self) -> None:
+        try:
+            await self._record_cluster()
+        except TierlogError as error:
+            self._cluster = None
+            log.warning("manifest.cluster_failed", cause=str(error))
+
+    async def _record_cluster(self) -> None:
+        known = self._cluster
+        cluster = await self._catalog.nodes.cluster()
+        if cluster is None:
+            return
+        if known is None:
+            known = await self._store.cluster(cluster.cluster_id)
+            # Read after the manifest, as with streams.
+            cluster = await self._catalog.nodes.cluster() or cluster
+        levels = await self._catalog.policies.levels()
+        manifest = ClusterManifest(cluster=cluster, levels=levels)
+        generation, written = known
+        if manifest != written:
+            generation += 1
+            await self._store.write_cluster(generation, manifest)
+        self._cluster = (generation, manifest)
+
+    def stopped(self, name: StreamName) -> str | None:
+        found = self._stopped.get(name)
+        return None if found is None else f"{found[0]}: {found[1]}"
+
+    def _forget(self, name: StreamName, cause: str, error: TierlogError | None = None) -> None:
+        """Look anew at the next pass; until then nothing of the stream is deleted."""
+        self._known.pop(name, None)
+        self._stop(name, UNREAD, f"{cause} ({error.message})" if error is not None else cause)
+
+    def _stop(self, name: StreamName, kind: str, cause: str) -> None:
+        before = self._stopped.get(name)
+        if before == (kind, cause):
+            return
+        if before is not None:
+            STOPPED.labels(before[0]).dec()
+        self._stopped[name] = (kind, cause)
+        STOPPED.labels(kind).inc()
+        if kind == RESTORED:
+            log.error(
+                "deletions.stopped",
+                stream=name,
+                cause=f"{kind}: {cause}",
+                remedy="Restore newer metadata; see the how-to restore-from-a-bucket",
+            )
+        else:
+            log.warning("deletions.wait", stream=name, cause=cause)
+
+    def _go_on(self, name: StreamName) -> None:
+        before = self._stopped.pop(name, None)
+        if before is not None:
+            STOPPED.labels(before[0]).dec()
+            log.info("deletions.go_on", stream=name)

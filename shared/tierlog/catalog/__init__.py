@@ -18,6 +18,7 @@ from tierlog.catalog.ledgers import LedgerCatalog
 from tierlog.catalog.nodes import NodeCatalog
 from tierlog.catalog.policies import PolicyCatalog
 from tierlog.catalog.progress import ProgressCatalog
+from tierlog.catalog.restore import RestoreCatalog
 from tierlog.catalog.streams import StreamCatalog
 from tierlog.catalog.underreplication import UnderReplicationCatalog
 from tierlog.model.errors import TierlogError
@@ -40,6 +41,7 @@ class Catalog:
     draining: DrainingCatalog
     bare: BareLedgerCatalog
     policies: PolicyCatalog
+    restore: RestoreCatalog
 
     @classmethod
     def over(cls, store: MetadataStore, *, clock: Clock, ids: Ids) -> "Catalog":
@@ -55,6 +57,7 @@ class Catalog:
             draining=DrainingCatalog(store, clock=clock, ids=ids),
             bare=BareLedgerCatalog(store, clock=clock, ids=ids),
             policies=PolicyCatalog(store, ids=ids),
+            restore=RestoreCatalog(store, ids=ids),
         )
 
     async def answers(self) -> bool:

@@ -39,6 +39,11 @@ class NodeCatalog:
 
         async def one_round() -> Cluster:
             await self._refuse_flat_layout()
+            if await self._store.get(paths.RESTORING) is not None:
+                raise RefusedError(
+                    "the cluster is being restored from its bucket, or that was interrupted",
+                    remedy="Run the same tierlog restore again until it ends, then start services",
+                )
             found = await self._store.get(paths.CLUSTER)
             if found is not None:
                 cluster = records.decode_cluster(found.data)

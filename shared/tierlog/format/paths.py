@@ -7,6 +7,7 @@
     /ledgers/available/readonly/<node>   the same, of a node that takes no entries now
     /ledgers/cookies/<node>              a storage node's identity
     /tierlog/cluster                     the cluster's identity
+    /tierlog/restoring                   it is being made anew from its bucket: nobody starts
     /tierlog/policies                    thresholds of the cluster and of namespaces
     /tierlog/streams/<name>              a stream: epoch, policy, tail of its list of ledgers
     /tierlog/streams/<name>/pages/{10}   older ledgers of the list
@@ -45,6 +46,7 @@ IDGEN: Final = f"{LEDGERS_ROOT}/idgen"
 IDGEN_PREFIX: Final = f"{IDGEN}/ID-"
 
 CLUSTER: Final = f"{ROOT}/cluster"
+RESTORING: Final = f"{ROOT}/restoring"
 POLICIES: Final = f"{ROOT}/policies"
 STREAMS: Final = f"{ROOT}/streams"
 CONTEXTS: Final = f"{ROOT}/contexts"
