@@ -123,6 +123,7 @@ copies = st.builds(
     block_count=int32s,
     side_len=numbers,
     side_sha256=st.just(b"") | st.binary(min_size=32, max_size=32),
+    side_header_sha256=st.just(b"") | st.binary(min_size=32, max_size=32),
     data_sha256=st.just(b"") | st.binary(min_size=32, max_size=32),
 )
 contexts = st.builds(

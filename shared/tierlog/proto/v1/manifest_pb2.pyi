@@ -39,6 +39,7 @@ class ManifestCopy(_message.Message):
     DATA_SHA256_FIELD_NUMBER: _builtins.int
     ENTRY_COUNT_FIELD_NUMBER: _builtins.int
     BLOCK_COUNT_FIELD_NUMBER: _builtins.int
+    SIDE_HEADER_SHA256_FIELD_NUMBER: _builtins.int
     uuid: _builtins.bytes
     complete_ms: _builtins.int
     """When the offload succeeded."""
@@ -51,6 +52,7 @@ class ManifestCopy(_message.Message):
     data_sha256: _builtins.bytes
     entry_count: _builtins.int
     block_count: _builtins.int
+    side_header_sha256: _builtins.bytes
     @_builtins.property
     def location(self) -> _metadata_pb2.Tier2Location: ...
     def __init__(
@@ -68,10 +70,11 @@ class ManifestCopy(_message.Message):
         data_sha256: _builtins.bytes = ...,
         entry_count: _builtins.int = ...,
         block_count: _builtins.int = ...,
+        side_header_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "complete_ms", b"complete_ms", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "index_len", b"index_len", "index_sha256", b"index_sha256", "location", b"location", "side_len", b"side_len", "side_sha256", b"side_sha256", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "complete_ms", b"complete_ms", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "index_len", b"index_len", "index_sha256", b"index_sha256", "location", b"location", "side_header_sha256", b"side_header_sha256", "side_len", b"side_len", "side_sha256", b"side_sha256", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
