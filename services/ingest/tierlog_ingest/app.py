@@ -47,6 +47,7 @@ from tierlog_ingest.presence import Presence
 from tierlog_ingest.replication.service import Replication
 from tierlog_ingest.replication.worker import Owning
 from tierlog_ingest.storage.cookies import check_cookie
+from tierlog_ingest.storage.emptying import Emptying
 from tierlog_ingest.storage.gc import CatalogLedgers, GarbageCollector
 from tierlog_ingest.storage.node import StorageNode
 from tierlog_ingest.streams.appends import QueueBudget
@@ -184,10 +185,12 @@ class IngestNode:
             self._owners = Owners(self._parts(directory, recovery, reach))
             self._replication = self._auto_recovery(directory, recovery)
             collecting = tasks.create_task(self._collect_garbage(storage), name="gc")
+            emptying = tasks.create_task(self._empty_when_retired(storage), name="emptying")
             try:
                 await self._serve(stop, tasks)
             finally:
                 collecting.cancel()
+                emptying.cancel()
                 self.ready.clear()
                 await directory.close()
             storage_stop.set()
@@ -248,6 +251,11 @@ class IngestNode:
             quarantine_s=settings.gc_quarantine_s,
         )
         await self._garbage.run(interval_s=settings.gc_interval_s)
+
+    async def _empty_when_retired(self, storage: StorageNode) -> None:
+        """Free what lies elsewhere once this node is to go."""
+        want = storage.compactor.want
+        await Emptying(storage, self.catalog, self.node_id, on_freed=want).run()
 
     async def _replicate(self, presence: Presence) -> None:
         """Keep ledgers whole, and tell others while this node is being emptied."""

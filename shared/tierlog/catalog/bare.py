@@ -21,6 +21,7 @@ from uuid import UUID
 
 from tierlog.catalog.change import ensure_node, settle
 from tierlog.catalog.ledgers import LedgerCatalog, context_not_found
+from tierlog.catalog.naming import naming, newly_named
 from tierlog.format import ledger_metadata, paths
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId
@@ -35,7 +36,14 @@ from tierlog.model.ledger import (
 from tierlog.model.replication import EntryRange
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
-from tierlog.ports.metadata import Create, Delete, MetadataStore, NoNodeError, VersionConflictError
+from tierlog.ports.metadata import (
+    Create,
+    Delete,
+    MetadataStore,
+    NoNodeError,
+    Put,
+    VersionConflictError,
+)
 
 
 class BareLedgerCatalog:
@@ -50,16 +58,21 @@ class BareLedgerCatalog:
     async def create(
         self, metadata: LedgerMetadata, *, ledger_id: LedgerId | None = None
     ) -> LedgerId:
-        """Make a ledger under an id that ``LedgerCatalog.new_id`` gave, or gives now."""
+        """Make a ledger under an id that ``LedgerCatalog.new_id`` gave, or gives now.
+
+        Raises ``NodeRetiredError`` when one of its nodes was retired since it was chosen.
+        """
         assert metadata.is_bare
         assert metadata.state is LedgerState.OPEN
         taken = await self._ledgers.new_id() if ledger_id is None else ledger_id
         path, data = paths.ledger_path(taken), ledger_metadata.encode_znode(metadata)
+        await ensure_node(self._store, path.rpartition("/")[0])
 
         async def one_round() -> LedgerId:
             found = await self._store.get(path)
             if found is None:
-                await self._store.create(path, data)
+                checks = await naming(self._store, newly_named(metadata))
+                await self._store.transact([*checks, Create(path, data)])
             elif found.data != data:
                 # The id is this process's alone, so this is a counter that went back.
                 raise RefusedError(
@@ -110,6 +123,7 @@ class BareLedgerCatalog:
             metadata, version = await self._read(ledger_id)
             if metadata.state is LedgerState.CLOSED:
                 return metadata
+            before = metadata
             if segments is not None:
                 metadata = metadata.with_tail(segments)
             if lost:
@@ -117,7 +131,9 @@ class BareLedgerCatalog:
             closed = metadata.moved_to(
                 LedgerState.CLOSED, last_entry_id=last_entry_id, length=length
             )
-            await self._store.set(path, ledger_metadata.encode_znode(closed), version=version)
+            checks = await naming(self._store, newly_named(closed, before))
+            put = Put(path, ledger_metadata.encode_znode(closed), version)
+            await self._store.transact([*checks, put])
             return closed
 
         return await settle(self._store, self._ids, path, one_round)

@@ -1,8 +1,10 @@
 """Storage nodes that are being emptied, and when all copies were last looked at (ADR-0016).
 
 Invariants:
+    * A node is retired for good: from then on no change of metadata makes a ledger name it
+      (``tierlog.catalog.naming``). What named it before then still does.
     * A node's identity is removed only once no ledger names it; its id then stays barred.
-    * A mark is removed only while the node's identity still stands.
+    * A mark is removed only before the node is retired.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from tierlog.model.ids import NodeId, node_id
 from tierlog.model.replication import Draining
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
-from tierlog.ports.metadata import MetadataStore, NoNodeError
+from tierlog.ports.metadata import MetadataStore, NoNodeError, Operation, Put
 
 
 class DrainingCatalog:
@@ -47,6 +49,15 @@ class DrainingCatalog:
         found = await self._store.get(paths.draining_path(node))
         return None if found is None else records.decode_draining(found.data)
 
+    async def is_retired(self, node: NodeId) -> bool:
+        """Tell whether no ledger can be made to name a node any more, as of now (after ``sync``).
+
+        Once it is so it stays so.
+        """
+        await self._store.sync(paths.draining_path(node))
+        found = await self.get(node)
+        return found is not None and found.is_retired
+
     async def watch(self, node: NodeId) -> tuple[Draining | None, asyncio.Event]:
         """Return what stands of a node, and an event that is set once that changes."""
         found, changed = await self._store.watch(paths.draining_path(node))
@@ -67,8 +78,32 @@ class DrainingCatalog:
 
         return await settle(self._store, self._ids, path, one_round)
 
+    async def retire(self, node: NodeId) -> Draining:
+        """Let no ledger be made to name a node that is being emptied; there is no way back."""
+        path, now_ms = paths.draining_path(node), self._clock.wall_ms()
+
+        async def one_round() -> Draining:
+            found = await self._store.get(path)
+            if found is None:
+                raise _not_emptied(node)
+            draining = records.decode_draining(found.data)
+            if draining.is_retired:
+                return draining
+            draining = replace(draining, retired_ms=now_ms)
+            operations: list[Operation] = [
+                Put(path, records.encode_draining(draining), found.version)
+            ]
+            cookie = await self._store.get(paths.cookie_path(node))
+            if cookie is not None:
+                # The same again: its version is what who chose the node before now checks.
+                operations.append(Put(paths.cookie_path(node), cookie.data, cookie.version))
+            await self._store.transact(operations)
+            return draining
+
+        return await settle(self._store, self._ids, path, one_round)
+
     async def cancel(self, node: NodeId) -> None:
-        """Let a node serve on; refused once its identity is removed."""
+        """Let a node serve on; refused once it is retired: it frees what it holds."""
         path = paths.draining_path(node)
 
         async def one_round() -> None:
@@ -76,16 +111,23 @@ class DrainingCatalog:
             if found is None:
                 await self._check_known(node)
                 return
-            if records.decode_draining(found.data).done_ms:
+            draining = records.decode_draining(found.data)
+            if draining.done_ms:
                 raise RefusedError(
                     f"storage node {node} was decommissioned",
                     remedy="Format its directories and start it with a new node id",
+                )
+            if draining.is_retired:
+                raise RefusedError(
+                    f"no ledger names storage node {node} any more, and it frees what it holds",
+                    remedy="End it with: tierlog node decommission; then format its directories "
+                    "and start it with a new node id",
                 )
             await self._store.delete(path, version=found.version)
 
         await settle(self._store, self._ids, path, one_round)
 
-    async def finish(self, node: NodeId) -> Draining:
+    async def finish(self, node: NodeId, *, said_empty: bool = False) -> Draining:
         """Bar the node's id and remove its identity. The caller knows that no ledger names it."""
         path = paths.draining_path(node)
         now_ms = self._clock.wall_ms()
@@ -93,13 +135,10 @@ class DrainingCatalog:
         async def one_round() -> Draining:
             found = await self._store.get(path)
             if found is None:
-                raise RefusedError(
-                    f"storage node {node} is not being emptied",
-                    remedy="Begin with: tierlog node decommission",
-                )
+                raise _not_emptied(node)
             draining = records.decode_draining(found.data)
             if not draining.done_ms:
-                draining = replace(draining, done_ms=now_ms)
+                draining = replace(draining, done_ms=now_ms, said_empty=said_empty)
                 data = records.encode_draining(draining)
                 await self._store.set(path, data, version=found.version)
             # Barred first: a node that starts in between is refused either way.
@@ -136,3 +175,10 @@ class DrainingCatalog:
                 await self._store.set(paths.AUDIT, data, version=found.version)
 
         await settle(self._store, self._ids, paths.AUDIT, one_round)
+
+
+def _not_emptied(node: NodeId) -> RefusedError:
+    return RefusedError(
+        f"storage node {node} is not being emptied",
+        remedy="Begin with: tierlog node decommission",
+    )

@@ -5,6 +5,8 @@ Invariants:
       which checks the owner's epoch and claim.
     * A closed ledger stands in the list with the same end as in its own znode; one without
       entries stands nowhere.
+    * No ledger is made to name a node that was retired: whoever chose it before then is refused
+      with ``NodeRetiredError``, for certain, and chooses anew (``naming``).
     * The tail of the list is bounded: older ledgers move to pages in the same transaction.
 """
 
@@ -14,6 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from tierlog.catalog.change import MOVED, Moved, ensure_node, settle
+from tierlog.catalog.naming import naming, newly_named
 from tierlog.catalog.streams import check_owner, stream_not_found
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError
@@ -86,7 +89,8 @@ class LedgerCatalog:
     ) -> Stream:
         """Make a ledger, its context and its place in the list, in one transaction.
 
-        Raises FENCED when the stream has another owner than ``claimed``.
+        Raises FENCED when the stream has another owner than ``claimed``, ``NodeRetiredError`` when
+        one of the nodes was retired since it was chosen.
         """
         name = claimed.name
         stream_path = paths.stream_path(name)
@@ -109,6 +113,7 @@ class LedgerCatalog:
                 return stream
             paged, page = _paged(replace(stream, ledgers=(*stream.ledgers, listed)))
             operations: list[Operation] = [
+                *await naming(self._store, newly_named(metadata)),
                 Put(stream_path, records.encode_stream(paged), version),
                 Create(ledger_path, ledger_metadata.encode_znode(metadata)),
                 Create(context_path, records.encode_context(context)),
@@ -151,8 +156,9 @@ class LedgerCatalog:
 
         Raises FENCED when someone recovers or closed the ledger, when it has another last ensemble
         than ``metadata_before``, or when the stream has another owner than ``claimed`` (None: the
-        ledger belongs to no stream). Earlier segments stay as they are found: auto-recovery may
-        have moved copies of what is confirmed.
+        ledger belongs to no stream); ``NodeRetiredError`` when a node was retired since it was
+        chosen. Earlier segments stay as they are found: auto-recovery may have moved copies of
+        what is confirmed.
         """
         path = paths.ledger_path(ledger_id)
         before, after = metadata_before.segments, metadata_after.segments
@@ -177,6 +183,7 @@ class LedgerCatalog:
                 return metadata
             kept = metadata.segments[:-1] if replaced else metadata.segments
             changed = replace(metadata, segments=(*kept, after[-1]))
+            operations += await naming(self._store, newly_named(changed, metadata))
             put = Put(path, ledger_metadata.encode_znode(changed), found.version)
             await self._store.transact([*operations, put])
             return changed
@@ -243,7 +250,7 @@ class LedgerCatalog:
             found = await self._store.get(ledger_path)
             if found is None:
                 return MOVED
-            metadata = ledger_metadata.decode_znode(found.data)
+            before = metadata = ledger_metadata.decode_znode(found.data)
             if segments is not None:
                 metadata = metadata.with_tail(segments)
             if lost:
@@ -264,7 +271,8 @@ class LedgerCatalog:
                 )
                 ledgers = tuple(closed if one is listed else one for one in stream.ledgers)
                 data = ledger_metadata.encode_znode(metadata)
-                operations = [Put(ledger_path, data, found.version)]
+                operations = await naming(self._store, newly_named(metadata, before))
+                operations.append(Put(ledger_path, data, found.version))
             planned = replace(stream, ledgers=ledgers)
             put = Put(stream_path, records.encode_stream(planned), version)
             await self._store.transact([put, *operations])

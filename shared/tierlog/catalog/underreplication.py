@@ -20,6 +20,7 @@ import structlog
 
 from tierlog.catalog.change import settle
 from tierlog.catalog.election import CourtesyLock
+from tierlog.catalog.naming import naming, newly_named
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, NodeId
@@ -27,7 +28,7 @@ from tierlog.model.ledger import LedgerMetadata, LedgerState, Segment
 from tierlog.model.replication import EntryRange, UnderReplicated
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
-from tierlog.ports.metadata import MetadataStore
+from tierlog.ports.metadata import MetadataStore, Put
 
 log = structlog.get_logger()
 
@@ -165,7 +166,8 @@ class UnderReplicationCatalog:
         """Put ``joining``, which holds all that ``leaving`` should, into its place in a segment.
 
         The segment is the one that begins with ``first_entry_id``. None: the ledger is gone.
-        Raises INVALID_ARGUMENT when it is the last of an unclosed ledger, or has no such place.
+        Raises INVALID_ARGUMENT when it is the last of an unclosed ledger, or has no such place, or
+        when ``joining`` was retired since it was chosen.
         """
         path = paths.ledger_path(ledger_id)
 
@@ -182,8 +184,9 @@ class UnderReplicationCatalog:
                 joining=joining,
             )
             if changed != metadata:
-                data = ledger_metadata.encode_znode(changed)
-                await self._store.set(path, data, version=found.version)
+                checks = await naming(self._store, newly_named(changed, metadata))
+                put = Put(path, ledger_metadata.encode_znode(changed), found.version)
+                await self._store.transact([*checks, put])
             return changed
 
         return await settle(self._store, self._ids, path, one_round)

@@ -60,6 +60,7 @@ async def node_documents(catalog: Catalog) -> list[Document]:
                 "http": info.http_address if info is not None else None,
                 "free_bytes": info.free_bytes if info is not None else None,
                 "draining_since_ms": mark.since_ms if mark is not None else None,
+                "retired_ms": (mark.retired_ms or None) if mark is not None else None,
                 "decommissioned_ms": (mark.done_ms or None) if mark is not None else None,
             }
         )

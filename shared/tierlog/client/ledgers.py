@@ -28,6 +28,7 @@ from uuid import UUID
 
 import structlog
 
+from tierlog.catalog.naming import NodeRetiredError
 from tierlog.client.endpoints import with_zookeeper
 from tierlog.client.ledger_reader import LedgerEntry, LedgerReader
 from tierlog.client.ledger_writer import AppenderLimits, LedgerAppender
@@ -218,23 +219,30 @@ class Ledgers:
         stripe_entries = stripe_of(shape.ensemble_size, shape.write_quorum, shape.stripe_entries)
         noted[KEY_STRIPE_ENTRIES] = str(stripe_entries).encode()
         ledger_id = await catalog.ledgers.new_id()
-        ensemble, clients = await self._ensembles.open(
-            ensemble_size=shape.ensemble_size,
-            write_quorum=shape.write_quorum,
-            ack_quorum=shape.ack_quorum,
-            seed=f"{ledger_id}".encode(),
-        )
-        metadata = LedgerMetadata(
-            ensemble_size=shape.ensemble_size,
-            write_quorum=shape.write_quorum,
-            ack_quorum=shape.ack_quorum,
-            segments=(Segment(first_entry_id=EntryId(0), ensemble=ensemble),),
-            digest_type=digest_type,
-            ctime_ms=self._parts.clock.wall_ms(),
-            custom={KEY_COMPONENT: COMPONENT_BARE, **noted},
-        )
-        await catalog.bare.create(metadata, ledger_id=ledger_id)
-        return ledger_id, metadata, clients
+        retired: set[NodeId] = set()
+        while True:
+            ensemble, clients = await self._ensembles.open(
+                ensemble_size=shape.ensemble_size,
+                write_quorum=shape.write_quorum,
+                ack_quorum=shape.ack_quorum,
+                seed=f"{ledger_id}".encode(),
+                retired=retired,
+            )
+            metadata = LedgerMetadata(
+                ensemble_size=shape.ensemble_size,
+                write_quorum=shape.write_quorum,
+                ack_quorum=shape.ack_quorum,
+                segments=(Segment(first_entry_id=EntryId(0), ensemble=ensemble),),
+                digest_type=digest_type,
+                ctime_ms=self._parts.clock.wall_ms(),
+                custom={KEY_COMPONENT: COMPONENT_BARE, **noted},
+            )
+            try:
+                await catalog.bare.create(metadata, ledger_id=ledger_id)
+            except NodeRetiredError as error:
+                retired.add(error.node_id)  # and nothing was made
+            else:
+                return ledger_id, metadata, clients
 
     async def _reach(self, metadata: LedgerMetadata) -> Clients:
         """Return clients of those of the ledger's nodes that are there, side by side."""

@@ -23,6 +23,7 @@ from typing import Final
 import structlog
 
 from tierlog.catalog import Catalog
+from tierlog.catalog.naming import NodeRetiredError
 from tierlog.ledger.directory import LiveNodes, NodeDirectory
 from tierlog.ledger.placement import choose_ensemble, choose_replacement
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
@@ -89,16 +90,24 @@ class Ensembles:
         return f"<Ensembles over {self._nodes!r}>"
 
     async def open(
-        self, *, ensemble_size: int, write_quorum: int, ack_quorum: int, seed: bytes
+        self,
+        *,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        seed: bytes,
+        retired: Collection[NodeId] = (),
     ) -> tuple[tuple[NodeId, ...], Clients]:
         """Choose an ensemble and reach its nodes; placeholders have no client.
 
+        ``retired``: nodes that the caller knows to be so; they are not even placeholders.
         Raises UNAVAILABLE or READ_ONLY, as ``choose_ensemble`` does.
         """
-        live = await self._catalog.nodes.live()
+        found = await self._catalog.nodes.live()
+        live = {node_id: info for node_id, info in found.items() if node_id not in retired}
         known: Collection[NodeId] = ()
         if sum(_serves(info) for info in live.values()) < ensemble_size:
-            known = await self._known()
+            known = await self._known(retired)
         failed: set[NodeId] = set()
         while True:
             ensemble = choose_ensemble(
@@ -115,12 +124,16 @@ class Ensembles:
             if len(clients) == len(wanted):
                 return ensemble, clients
             failed.update(one for one in wanted if one not in clients)
-            known = known or await self._known()
+            known = known or await self._known(retired)
 
-    async def _known(self) -> Collection[NodeId]:
+    async def _known(self, retired: Collection[NodeId]) -> Collection[NodeId]:
         """Return the nodes that may stand in; those that are being emptied if no other is left."""
-        known = await self._catalog.draining.known_nodes()
         draining = await self._catalog.draining.list()
+        known = [
+            one
+            for one in await self._catalog.draining.known_nodes()
+            if one not in retired and not (one in draining and draining[one].is_retired)
+        ]
         return [one for one in known if one not in draining] or known
 
     async def _reach_all(self, wanted: Sequence[NodeId]) -> Clients:
@@ -227,7 +240,7 @@ class EnsembleChanger:
         if changed != metadata:
             try:
                 changed = await self._publish(metadata, changed)
-            except RetryableError as error:
+            except (RetryableError, NodeRetiredError) as error:
                 # Nothing was published, and confirmations may go on as before.
                 log.warning("ensemble.not_changed", ledger_id=self._ledger_id, cause=str(error))
                 return None

@@ -28,6 +28,7 @@ from typing import TypeVar, overload
 import structlog
 
 from tierlog.catalog import Catalog
+from tierlog.catalog.naming import NodeRetiredError
 from tierlog.ledger.asking import Asking, RecoveryLimits
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
@@ -94,7 +95,13 @@ class Recovery:
             if claimed is None:
                 # A stream's ledger would be fenced by it, and is not this caller's to close.
                 await self._insist(ledger_id, lambda: self._catalog.bare.get(ledger_id))
-            return await self._recover(claimed, ledger_id)
+            while True:
+                try:
+                    return await self._recover(claimed, ledger_id)
+                except NodeRetiredError as error:
+                    # Nothing was closed: the same again, over other nodes.
+                    log.warning("recovery.again", ledger_id=ledger_id, cause=str(error))
+                    await asyncio.sleep(self._limits.backoff_s_max)
         finally:
             self.waiting.pop(ledger_id, None)
 

@@ -109,6 +109,11 @@ class LedgerMetadata:
         """Entries that go to the same nodes before the next stripe; 1 is BookKeeper's striping."""
         return int(self.custom.get(KEY_STRIPE_ENTRIES, b"1"))
 
+    @property
+    def named_nodes(self) -> frozenset[NodeId]:
+        """Every node that an ensemble of the ledger names."""
+        return frozenset(node for segment in self.segments for node in segment.ensemble)
+
     def write_set(self, entry_id: EntryId) -> tuple[NodeId, ...]:
         """Return the nodes that hold ``entry_id``, in order of preference."""
         segment = self.segment_of(entry_id)

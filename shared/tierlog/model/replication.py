@@ -94,8 +94,17 @@ class Draining:
 
     node_id: NodeId
     since_ms: int
+    retired_ms: int = 0
+    """Since when no ledger names it, and none can be made to; 0: not yet. There is no way back."""
     done_ms: int = 0
     """When it held nothing any more and its identity was removed; 0: not yet."""
+    said_empty: bool = False
+    """The node itself said so; False: it could not be asked, or nobody did yet."""
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether no ledger may be made to name the node."""
+        return bool(self.retired_ms or self.done_ms)
 
 
 def merge_complaints(complaints: Iterable[Complaint]) -> tuple[Complaint, ...]:

@@ -197,7 +197,9 @@ drainings = st.builds(
     Draining,
     node_id=names.map(NodeId),
     since_ms=numbers,
+    retired_ms=numbers,
     done_ms=numbers,
+    said_empty=st.booleans(),
 )
 
 CODECS: dict[

@@ -20,7 +20,7 @@ def decommission(
     node: Annotated[str, typer.Argument(help="The storage node's id.")],
     *,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Until no ledger is on it any more.")
+        bool, typer.Option("--wait/--no-wait", help="Until it holds nothing any more.")
     ] = True,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 3600.0,
     cancel: Annotated[
@@ -31,8 +31,10 @@ def decommission(
 ) -> None:
     """Move all that a storage node holds to others, then remove its identity.
 
-    The node may be live or gone for good. Its id is never used again. Without --wait it is
-    emptied all the same; the command again, once it is empty, removes the identity.
+    A live node is waited for until it says that it holds nothing. One that is gone for good can't
+    be asked: it ends when no ledger names it, and what its disk holds is not known. Its id is
+    never used again. Without --wait what it holds moves all the same; the command again ends it.
+    It can be called off until no ledger names the node.
     """
     from tierlog.model.ids import node_id
 
@@ -52,6 +54,7 @@ def decommission(
 
 async def _wait(catalog: "Catalog", node: str, timeout_s: float, *, quiet: bool) -> dict[str, Any]:
     from tierlog.model.ids import NodeId
+    from tierlog.wiring.tier1 import open_storage_controls
     from tierlog_ingest.replication.decommission import decommission as empty
 
     last: list[Progress] = []
@@ -59,19 +62,32 @@ async def _wait(catalog: "Catalog", node: str, timeout_s: float, *, quiet: bool)
     def tell(progress: "Progress") -> None:
         if [progress] != last:
             last[:] = [progress]
-            trouble = f": {progress.trouble}" if progress.trouble else ""
-            say(
-                f"{progress.ledgers_left} ledgers left, the first {progress.first_left}{trouble}",
-                quiet=quiet,
-            )
+            say(_text(progress), quiet=quiet)
 
     try:
-        async with asyncio.timeout(timeout_s):
-            done = await empty(catalog, NodeId(node), tell=tell)
+        async with asyncio.timeout(timeout_s), open_storage_controls(catalog) as nodes:
+            done = await empty(catalog, nodes, NodeId(node), tell=tell)
     except TimeoutError:
         raise RetryableError(
             f"node {node} is not empty after {timeout_s:g} s: "
-            f"{last[0].ledgers_left if last else 'some'} ledgers are left",
+            f"{_text(last[0]) if last else 'some ledgers are left'}",
             remedy="It goes on; look at: tierlog cluster underreplicated; then the same again",
         ) from None
-    return {"node_id": node, "state": "decommissioned", "decommissioned_ms": done.done_ms}
+    if not done.said_empty:
+        say("The node is gone and was not asked: what its disk holds is not known.", quiet=quiet)
+    return {
+        "node_id": node,
+        "state": "decommissioned",
+        "decommissioned_ms": done.done_ms,
+        "holds": "nothing" if done.said_empty else "unknown",
+    }
+
+
+def _text(progress: "Progress") -> str:
+    trouble = f": {progress.trouble}" if progress.trouble else ""
+    if not progress.ledgers_left:
+        return f"no ledger names it{trouble}"
+    left = f"{progress.ledgers_left} ledgers are left, the first {progress.first_left}"
+    if progress.retired:
+        return f"{left}; their copies were moved, and the node frees its own{trouble}"
+    return f"{left}{trouble}"

@@ -113,7 +113,7 @@ def complained_nodes(queued: UnderReplicated, *reasons: str) -> frozenset[NodeId
 
 def named_nodes(metadata: LedgerMetadata) -> frozenset[NodeId]:
     """Return every node that a ledger's ensembles name."""
-    return frozenset(node for segment in metadata.segments for node in segment.ensemble)
+    return metadata.named_nodes
 
 
 class Absences:

@@ -10,7 +10,7 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from tierlog.catalog import Catalog
@@ -79,15 +79,19 @@ class LedgerOpener:
         self._settings = settings
 
     async def choose(
-        self, snapshot: StreamSnapshot, ledger_id: LedgerId
+        self, snapshot: StreamSnapshot, ledger_id: LedgerId, *, retired: Collection[NodeId]
     ) -> tuple[LedgerMetadata, Clients]:
-        """Choose and reach the nodes of a new ledger. Raises UNAVAILABLE or READ_ONLY."""
+        """Choose and reach the nodes of a new ledger, none that is known to be ``retired``.
+
+        Raises UNAVAILABLE or READ_ONLY.
+        """
         settings = self._settings
         ensemble, clients = await self._ensembles.open(
             ensemble_size=settings.ensemble_size,
             write_quorum=settings.write_quorum,
             ack_quorum=settings.ack_quorum,
             seed=f"{ledger_id}".encode(),
+            retired=retired,
         )
         return self._metadata(snapshot, ensemble), clients
 

@@ -19,16 +19,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Final, TypeVar
 
 import structlog
 
 from tierlog.catalog import Catalog
+from tierlog.catalog.naming import NodeRetiredError
 from tierlog.catalog.streams import StreamSnapshot, check_owner
 from tierlog.format.block import entry_len_max
 from tierlog.format.run import RUN_FRAMES_LEN_MAX, Run
 from tierlog.ledger.directory import NodeDirectory
-from tierlog.ledger.ensemble_change import Ensembles
+from tierlog.ledger.ensemble_change import Clients, Ensembles
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.recovery import Recovery
 from tierlog.ledger.writer import LedgerWriter
@@ -40,6 +42,7 @@ from tierlog.model.errors import (
     TierlogError,
 )
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId, StreamName
+from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.node import NodeInfo
 from tierlog.model.replication import CopyTrouble
 from tierlog.model.stream import Stream
@@ -336,13 +339,7 @@ class StreamOwner:
         ledger_id = await self._insist("taking a ledger id from the metadata", ledgers.new_id)
         snapshot = await self._own_snapshot()
         block_size = self._block_size = block_size_of(snapshot)
-        metadata, clients = await self._insist(
-            "choosing storage nodes", lambda: self._opener.choose(snapshot, ledger_id)
-        )
-        await self._insist(
-            "opening a ledger in the metadata",
-            lambda: ledgers.open(snapshot.stream, ledger_id, metadata, block_size=block_size),
-        )
+        metadata, clients = await self._choose_and_open(snapshot, ledger_id, block_size)
         writer = self._opener.writer(
             snapshot.stream, ledger_id, metadata, clients, on_confirmed=self._queue.confirm
         )
@@ -362,6 +359,26 @@ class StreamOwner:
             block_size,
             asyncio.get_running_loop().time(),
         )
+
+    async def _choose_and_open(
+        self, snapshot: StreamSnapshot, ledger_id: LedgerId, block_size: int
+    ) -> tuple[LedgerMetadata, Clients]:
+        ledgers = self._parts.catalog.ledgers
+        retired: set[NodeId] = set()
+        while True:
+            metadata, clients = await self._insist(
+                "choosing storage nodes",
+                lambda: self._opener.choose(snapshot, ledger_id, retired=retired),
+            )
+            opening = partial(
+                ledgers.open, snapshot.stream, ledger_id, metadata, block_size=block_size
+            )
+            try:
+                await self._insist("opening a ledger in the metadata", opening)
+            except NodeRetiredError as error:
+                retired.add(error.node_id)  # and nothing was opened
+            else:
+                return metadata, clients
 
     async def _run_writer(self, writer: LedgerWriter) -> None:
         try:

@@ -30,6 +30,7 @@ class MemoryStorageNode:
         self.node_id = node_id
         self.runs: dict[LedgerId, dict[EntryId, Run]] = {}
         self.fenced: set[LedgerId] = set()
+        self.freed: set[LedgerId] = set()
         self.lacs: dict[LedgerId, EntryId] = {}
         self.down = False
         """Nothing reaches it: every call is UNAVAILABLE."""
@@ -79,7 +80,7 @@ class MemoryStorageNode:
                 reason=Reason.READ_ONLY,
                 remedy="Free disk",
             )
-        if ledger_id in self.fenced and not recovery:
+        if ledger_id in self.freed or (ledger_id in self.fenced and not recovery):
             return RefusedError(
                 f"ledger {ledger_id} is fenced",
                 reason=Reason.FENCED,
@@ -205,10 +206,22 @@ class MemoryStorageNode:
         self._check_up()
         return sorted(self.runs)
 
+    async def free(self, ledger_id: LedgerId) -> None:
+        """Forget a ledger; its id is refused for ever."""
+        self._check_up()
+        self.freed.add(ledger_id)
+        self.runs.pop(ledger_id, None)
+
     async def held_entries(self, ledger_id: LedgerId) -> Spans:
         """See ``StorageNodeControl``."""
         await asyncio.sleep(self.delay_s)
         await self._check_answers()
+        if ledger_id in self.freed:
+            raise RefusedError(
+                f"node {self.node_id} freed ledger {ledger_id}",
+                reason=Reason.LEDGER_NOT_FOUND,
+                remedy="Read the ledger's metadata again",
+            )
         held = self.runs.get(ledger_id, {})
         return union((run.first_entry_id, run.last_entry_id) for run in held.values())
 
