@@ -9,7 +9,19 @@ from typing import Annotated, Final
 
 import typer
 
-from tierlog.cli import append, cluster, demo, ledger, objects, offload, policy, read, stream, up
+from tierlog.cli import (
+    append,
+    cluster,
+    demo,
+    ledger,
+    objects,
+    offload,
+    policy,
+    read,
+    restore,
+    stream,
+    up,
+)
 from tierlog.cli.session import SESSION
 
 GROUP: Final = "tierlog.commands"
@@ -52,6 +64,7 @@ app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("append")(append.append)
 app.command("read")(read.read)
+app.command("restore")(restore.restore)
 app.add_typer(stream.app, name="stream")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(cluster.app, name="cluster")
@@ -61,7 +74,19 @@ app.add_typer(objects.app, name="object")
 
 
 OWN: Final = frozenset(
-    {"up", "demo", "append", "read", "stream", "ledger", "cluster", "offload", "policy", "object"}
+    {
+        "up",
+        "demo",
+        "append",
+        "read",
+        "restore",
+        "stream",
+        "ledger",
+        "cluster",
+        "offload",
+        "policy",
+        "object",
+    }
 )
 
 

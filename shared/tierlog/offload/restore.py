@@ -1,0 +1,381 @@
+"""A cluster's metadata from its bucket alone, when ZooKeeper and all disks are gone.
+
+Owns the plan, made of the newest manifests and checked against the objects, and its application
+to an empty metadata store. Does not own the records (``tierlog.catalog.restore``).
+
+Invariants:
+    * Nothing in the bucket is changed.
+    * What can't be read now ends the plan with an error: unknown is not lost.
+    * Lost and damaged ledgers are named, and a plan with damage, or with losses in the middle of a
+      stream, is applied only when somebody said so.
+    * Ledger ids go on above every id that the bucket shows, and a margin above that, since ledgers
+      that never came to the bucket had ids too.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.catalog.restore import RestoredStream
+from tierlog.format.keys import key_prefix, object_keys, parse_key
+from tierlog.format.manifest import unkeep
+from tierlog.model.errors import CorruptError, Reason, RefusedError
+from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, StreamName
+from tierlog.model.manifest import NO_LEDGER, ManifestCopy, ManifestHead, ManifestLedger
+from tierlog.model.node import Cluster
+from tierlog.model.offload import OffloadContext, OffloadState, Tier2Location
+from tierlog.model.policy import NO_LEVELS, PolicyLevels
+from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle
+from tierlog.offload.groups import plain_errors
+from tierlog.offload.manifests import KnownManifest, ManifestStore
+from tierlog.offload.verify import verify_copy
+from tierlog.ports.objects import ObjectStore
+
+log = structlog.get_logger()
+
+LEDGER_ID_MARGIN: Final = 1_000_000
+CHECKS_IN_FLIGHT_MAX: Final = 32
+STREAMS_IN_FLIGHT_MAX: Final = 8
+
+
+class Verdict(StrEnum):
+    """What becomes of a ledger, or of a stream, that is not simply restored."""
+
+    LOST = "lost"
+    """It was not in the bucket, and went with the disks."""
+    DAMAGED = "damaged"
+    """Its objects are missing, or not what the manifest says."""
+    SKIPPED = "skipped"
+    """A stream that was being deleted, or an older incarnation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something to know of a restore; without a ledger it is of the whole stream."""
+
+    verdict: Verdict
+    stream: StreamName
+    ledger_id: LedgerId | None = None
+    entries: int = 0
+    in_the_middle: bool = False
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlan:
+    """A stream as it will be: its head, and every ledger that the bucket has, whole or not.
+
+    A damaged one comes back too, when that is accepted: readers are told what is damaged of it,
+    where it is, and nothing is skipped in silence.
+    """
+
+    head: ManifestHead
+    written_ms: int
+    ledgers: tuple[ManifestLedger, ...]
+
+    @property
+    def entries(self) -> int:
+        """How many entries come back."""
+        return sum(one.listed.entry_count for one in self.ledgers)
+
+    @property
+    def length(self) -> int:
+        """How many bytes of payload come back."""
+        return sum(one.listed.length for one in self.ledgers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePlan:
+    """Everything that a restore will make, and what it can't."""
+
+    cluster: Cluster
+    levels: PolicyLevels
+    streams: tuple[StreamPlan, ...]
+    findings: tuple[Finding, ...]
+    ledger_id_seen: LedgerId
+
+    def check(self, *, accept_loss: bool, accept_damage: bool) -> None:
+        """Refuse what nobody has accepted."""
+        damaged = [one for one in self.findings if one.verdict is Verdict.DAMAGED]
+        if damaged and not accept_damage:
+            raise CorruptError(
+                f"{len(damaged)} ledgers or streams in the bucket are damaged, the first: "
+                f"{_name(damaged[0])}: {damaged[0].cause}",
+                remedy="Bring the objects back, or restore without them: --accept-damage",
+            )
+        holes = [one for one in self.findings if one.in_the_middle]
+        if holes and not accept_loss:
+            raise RefusedError(
+                f"{len(holes)} ledgers in the middle of streams were never offloaded, the first: "
+                f"{_name(holes[0])}",
+                remedy="Bring storage nodes and ZooKeeper back if you can, or go on without "
+                "those ledgers: --accept-loss",
+            )
+
+
+class Restorer:
+    """Plans, and applies, the restore of one cluster from one place in a bucket."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        manifests: ManifestStore,
+        *,
+        bucket: str,
+        endpoint_name: str,
+        key_prefix: str = "",
+        ledger_id_margin: int = LEDGER_ID_MARGIN,
+    ) -> None:
+        self._objects = objects
+        self._manifests = manifests
+        self._bucket = bucket
+        self._endpoint_name = endpoint_name
+        self._prefix = key_prefix
+        self._margin = ledger_id_margin
+        self._checks = asyncio.Semaphore(CHECKS_IN_FLIGHT_MAX)
+        self._loads = asyncio.Semaphore(STREAMS_IN_FLIGHT_MAX)
+
+    async def plan(self, cluster_id: UUID | None = None) -> RestorePlan:
+        """Read and check everything; nothing is changed anywhere."""
+        found, findings = await self._read_streams()
+        cluster, levels = await self._cluster(cluster_id, found)
+        own = [one for one in found if one.cluster_id == cluster.cluster_id]
+        chosen, skipped = _choose(own)
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._plan_stream(one)) for one in chosen]
+        plans = [task.result() for task in tasks]
+        findings = [*findings, *skipped, *(one for _, some in plans for one in some)]
+        highest = max(await self._highest_id(), *(_highest_of(one) for one in own), NO_LEDGER)
+        base = max(cluster.ledger_id_base, highest + 1 + self._margin)
+        if base > LEDGER_ID_MAX:
+            raise RefusedError(
+                f"ledger ids would begin at {base}, and end at {LEDGER_ID_MAX}",
+                remedy="Give a smaller --ledger-id-margin",
+            )
+        return RestorePlan(
+            cluster=replace(cluster, ledger_id_base=base),
+            levels=levels,
+            streams=tuple(plan for plan, _ in plans),
+            findings=tuple(findings),
+            ledger_id_seen=LedgerId(highest),
+        )
+
+    async def _read_streams(self) -> tuple[list[KnownManifest], list[Finding]]:
+        """Return the newest manifest of each incarnation, and those that can't be read."""
+        names = sorted(await self._manifests.streams())
+        findings: list[Finding] = []
+
+        async def one(stream: StreamName, incarnation: UUID) -> KnownManifest | None:
+            async with self._loads:
+                try:
+                    return await self._manifests.newest(stream, incarnation)
+                except CorruptError as error:
+                    findings.append(
+                        Finding(verdict=Verdict.DAMAGED, stream=stream, cause=error.message)
+                    )
+                    return None
+
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(*name)) for name in names]
+        found = [known for task in tasks if (known := task.result()) is not None]
+        return found, sorted(findings, key=lambda one: one.stream)
+
+    async def _cluster(
+        self, cluster_id: UUID | None, found: Sequence[KnownManifest]
+    ) -> tuple[Cluster, PolicyLevels]:
+        ids = set(await self._manifests.clusters())
+        ids |= {one.cluster_id for one in found if one.cluster_id is not None}
+        if cluster_id is None and len(ids) == 1:
+            (cluster_id,) = ids
+        if cluster_id is None or cluster_id not in ids:
+            named = ", ".join(sorted(map(str, ids)))
+            raise RefusedError(
+                f"there are {len(ids)} clusters below {self._bucket}/{self._prefix}: {named}"
+                if ids
+                else f"there are no manifests below {self._bucket}/{self._prefix}",
+                reason=Reason.INVALID_ARGUMENT if ids else Reason.STREAM_NOT_FOUND,
+                remedy="Name one of them with --cluster" if ids else "Correct --from",
+            )
+        _, manifest = await self._manifests.cluster(cluster_id)
+        if manifest is not None:
+            return manifest.cluster, manifest.levels
+        # Lost between the first stream's manifest and the cluster's own.
+        heads = [one.head for one in found if one.cluster_id == cluster_id and one.head]
+        created_ms = min((head.created_ms for head in heads), default=0)
+        log.warning("restore.no_cluster_manifest", cluster_id=str(cluster_id))
+        return Cluster(cluster_id=cluster_id, created_ms=created_ms), NO_LEVELS
+
+    async def _highest_id(self) -> int:
+        """Return the largest ledger id that any key shows, of open uploads too."""
+        highest = int(NO_LEDGER)
+        folder = key_prefix(self._prefix)
+        async for info in self._objects.list(folder):
+            key = parse_key(self._prefix, info.key)
+            if key is not None:
+                highest = max(highest, key.ledger_id)
+        for upload in await self._objects.list_uploads(folder):
+            key = parse_key(self._prefix, upload.key)
+            if key is not None:
+                highest = max(highest, key.ledger_id)
+        return highest
+
+    async def _plan_stream(self, known: KnownManifest) -> tuple[StreamPlan, list[Finding]]:
+        head = known.head
+        assert head is not None, "there is a generation"
+        name = head.stream
+        ledgers = [
+            self._moved_here(ledger_id, unkeep(kept.packed))
+            for ledger_id, kept in known.ledgers.items()
+        ]
+        causes = await self._check_all(ledgers)
+        copied = tuple(one for one in ledgers if one.copy is not None)
+        last_copied = copied[-1].listed.ledger_id if copied else NO_LEDGER
+        findings: list[Finding] = []
+        for one, cause in zip(ledgers, causes, strict=True):
+            ledger_id = one.listed.ledger_id
+            if one.copy is not None and cause is None:
+                continue
+            lost = one.copy is None
+            findings.append(
+                Finding(
+                    verdict=Verdict.LOST if lost else Verdict.DAMAGED,
+                    stream=name,
+                    ledger_id=ledger_id,
+                    entries=one.listed.entry_count,
+                    in_the_middle=lost and ledger_id < last_copied,
+                    cause=cause or "it was not offloaded when the last manifest was written",
+                )
+            )
+        return StreamPlan(head=head, written_ms=known.written_ms, ledgers=copied), findings
+
+    async def _check_all(self, ledgers: Sequence[ManifestLedger]) -> list[str | None]:
+        async def one(ledger: ManifestLedger) -> str | None:
+            if ledger.copy is None:
+                return None
+            async with self._checks:
+                try:
+                    await verify_copy(self._objects, ledger.copy.location, ledger.copy.copy)
+                except CorruptError as error:
+                    return error.message
+            return None
+
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(ledger)) for ledger in ledgers]
+        return [task.result() for task in tasks]
+
+    def _moved_here(self, ledger_id: LedgerId, ledger: ManifestLedger) -> ManifestLedger:
+        """Return the ledger with its copy where the bucket is now, under whatever name."""
+        copy = ledger.copy
+        if copy is None:
+            return ledger
+        return replace(ledger, copy=replace(copy, location=self._location(ledger_id, copy)))
+
+    def _location(self, ledger_id: LedgerId, copy: ManifestCopy) -> Tier2Location:
+        location = copy.location
+        bare = object_keys("", copy.uuid, ledger_id).data
+        here = replace(location, bucket=self._bucket, endpoint_name=self._endpoint_name)
+        if not location.data_key.endswith(bare):
+            return here
+        before = location.data_key.removesuffix(bare)
+        after = object_keys(self._prefix, copy.uuid, ledger_id).data.removesuffix(bare)
+        return replace(
+            here,
+            data_key=after + location.data_key.removeprefix(before),
+            index_key=after + location.index_key.removeprefix(before),
+            side_key=after + location.side_key.removeprefix(before) if location.side_key else "",
+        )
+
+    async def apply(self, plan: RestorePlan, catalog: Catalog) -> Cluster:
+        """Make the records in an empty metadata store; again after a crash, until it returns."""
+        restore = catalog.restore
+        with plain_errors():
+            anew = await restore.begin(plan.cluster)
+            await restore.check_only([one.head.stream for one in plan.streams])
+            await restore.put_levels(plan.levels)
+            for one in plan.streams:
+                await restore.put_stream(restored_stream(one))
+            cluster = await restore.end(plan.cluster)
+        log.info("restore.done", cluster_id=str(cluster.cluster_id), made=anew)
+        return cluster
+
+
+def restored_stream(plan: StreamPlan) -> RestoredStream:
+    """Return the records of a stream: nobody owns it, and all of it is in tier 2 alone."""
+    head = plan.head
+    stream = Stream(
+        name=head.stream,
+        incarnation=head.incarnation,
+        created_ms=head.created_ms,
+        raw=head.raw,
+        owner_epoch=head.owner_epoch,
+        policy=head.policy,
+        partitions=head.partitions,
+        offload_pause=head.offload_pause,
+    )
+    return RestoredStream(
+        stream=stream,
+        ledgers=tuple(one.listed for one in plan.ledgers),
+        contexts=tuple(_context_of(head, one.listed, one.copy) for one in plan.ledgers),
+    )
+
+
+def _context_of(
+    head: ManifestHead, listed: ListedLedger, copy: ManifestCopy | None
+) -> OffloadContext:
+    assert copy is not None, "only ledgers in the bucket come back"
+    return OffloadContext(
+        stream=head.stream,
+        incarnation=head.incarnation,
+        ledger_id=listed.ledger_id,
+        state=OffloadState.TIER1_DELETED,
+        uuid=copy.uuid,
+        complete=True,
+        bookkeeper_deleted=True,
+        timestamp_ms=copy.complete_ms,
+        location=copy.location,
+        copy=copy.copy,
+        attempt_count=1,
+    )
+
+
+def _choose(found: Sequence[KnownManifest]) -> tuple[list[KnownManifest], list[Finding]]:
+    """Return one incarnation of each stream, the newest that lives, and what is left out."""
+    chosen: dict[StreamName, KnownManifest] = {}
+    skipped: list[Finding] = []
+    for one in sorted(found, key=lambda one: one.head.created_ms if one.head else 0):
+        head = one.head
+        assert head is not None, "there is a generation"
+        if head.lifecycle is StreamLifecycle.DELETING:
+            skipped.append(_skipped(one, "it was being deleted"))
+            continue
+        older = chosen.pop(head.stream, None)
+        if older is not None:
+            skipped.append(_skipped(older, f"incarnation {older.incarnation} is not the newest"))
+        chosen[head.stream] = one
+    return [chosen[name] for name in sorted(chosen)], skipped
+
+
+def _skipped(known: KnownManifest, cause: str) -> Finding:
+    entries = sum(one.last_entry_id + 1 for one in known.ledgers.values())
+    return Finding(verdict=Verdict.SKIPPED, stream=known.stream, entries=entries, cause=cause)
+
+
+def _highest_of(known: KnownManifest) -> int:
+    head = known.head
+    marked = head.ledger_id_max if head is not None else NO_LEDGER
+    return max(marked, *known.ledgers, NO_LEDGER)
+
+
+def _name(finding: Finding) -> str:
+    if finding.ledger_id is None:
+        return f"stream {finding.stream}"
+    return f"ledger {finding.ledger_id} of {finding.stream}"
