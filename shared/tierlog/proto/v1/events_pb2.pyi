@@ -71,6 +71,8 @@ class OffloadResult(_message.Message):
         OUTCOME_SUPERSEDED: OffloadResult._Outcome.ValueType  # 3
         OUTCOME_REFUSED: OffloadResult._Outcome.ValueType  # 4
         OUTCOME_FAILED: OffloadResult._Outcome.ValueType  # 5
+        OUTCOME_PAUSED: OffloadResult._Outcome.ValueType  # 6
+        """An admin paused the stream."""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
     OUTCOME_UNSPECIFIED: OffloadResult.Outcome.ValueType  # 0
@@ -79,6 +81,8 @@ class OffloadResult(_message.Message):
     OUTCOME_SUPERSEDED: OffloadResult.Outcome.ValueType  # 3
     OUTCOME_REFUSED: OffloadResult.Outcome.ValueType  # 4
     OUTCOME_FAILED: OffloadResult.Outcome.ValueType  # 5
+    OUTCOME_PAUSED: OffloadResult.Outcome.ValueType  # 6
+    """An admin paused the stream."""
 
     STREAM_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
