@@ -1,4 +1,4 @@
-"""Generates what docs/reference says of formats, settings, errors and commands, from the code.
+"""Generates what docs/reference says of formats, settings, errors, commands and HTTP, from code.
 
 With --check nothing is written, and the exit code says whether the committed files are what would
 be written. What is not generated there is written by hand: protocols.md, events.md, http.md.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -23,6 +24,7 @@ from tierlog.cli.session import EXIT_CODES
 from tierlog.format.versions import GATE
 from tierlog.model.errors import KINDS, SURFACES
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
+from tierlog.runtime.http import build_http_app
 from tierlog.runtime.settings import Settings
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -38,6 +40,7 @@ FORMATS: Final = (
     ("Entry data: append header and events", "shared/tierlog/format/entry.py"),
     ("Data object", "shared/tierlog/format/block.py"),
     ("Index object", "shared/tierlog/format/index.py"),
+    ("Side object", "shared/tierlog/format/side.py"),
     ("Names and user metadata of objects", "shared/tierlog/format/keys.py"),
     ("Metadata of a ledger", "shared/tierlog/format/ledger_metadata.py"),
     ("Paths in ZooKeeper", "shared/tierlog/format/paths.py"),
@@ -229,6 +232,21 @@ def _options(command: Any) -> str:  # noqa: ANN401
     return f"| option | default | |\n|---|---|---|\n{rows}" if rows else ""
 
 
+def openapi(service: str) -> str:
+    """Return what a service's HTTP API says of itself, as OpenAPI in JSON."""
+    nothing: Any = None  # the handlers are described, and never called
+    if service == "scheduler":
+        from tierlog_scheduler.app import build_app  # noqa: PLC0415 - the rest needs no service
+
+        app = build_app(nothing, nothing, nothing, checks={})
+    else:
+        from tierlog_reader.http import add_routes  # noqa: PLC0415
+
+        app = build_http_app("Tierlog reader", checks={})
+        add_routes(app, nothing, nothing)
+    return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
+
+
 def main() -> None:
     """Write, or compare."""
     made = {
@@ -236,6 +254,8 @@ def main() -> None:
         "configuration.md": configuration(),
         "errors.md": errors(),
         "cli.md": commands(),
+        "openapi-scheduler.json": openapi("scheduler"),
+        "openapi-reader.json": openapi("reader"),
     }
     if "--check" not in sys.argv[1:]:
         for name, text in made.items():

@@ -1,8 +1,9 @@
 """What lies in an object of tier 2, byte for byte, whatever state it is in.
 
 Owns the description that ``tierlog object inspect`` prints: fields with offsets, names and
-values, a table of blocks, and every problem found. Does not own fetching: the inspection is a
-generator that asks for ranges and is sent their bytes; ``inspect_object`` and
+values, a table of blocks, and every problem found. Of a side object's rows it shows all where one
+page holds them, and else what each column of a page spans. Does not own fetching: the inspection
+is a generator that asks for ranges and is sent their bytes; ``inspect_object`` and
 ``inspect_object_async`` feed it from a function.
 
 Invariants:
@@ -17,7 +18,9 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from tierlog.format.block import (
     BLOCK_HEADER_LEN,
@@ -33,6 +36,7 @@ from tierlog.format.block import (
 )
 from tierlog.format.checksum import Buffer
 from tierlog.format.frame import FRAME_HEADER_LEN, entry_len_at, frames_end, walk_frames
+from tierlog.format.grains import GrainColumns
 from tierlog.format.index import (
     BLOCK_COUNT_MAX,
     COUNT_OFFSET,
@@ -48,6 +52,24 @@ from tierlog.format.index import (
     ObjectIndex,
 )
 from tierlog.format.ledger_metadata import decode_bare
+from tierlog.format.side import (
+    DATA_LEN_OFFSET as SIDE_DATA_LEN_OFFSET,
+)
+from tierlog.format.side import (
+    ENTRY_COUNT_OFFSET,
+    GRAIN_COUNT_OFFSET,
+    GRAIN_LEN_OFFSET,
+    LEDGER_ID_OFFSET,
+    PAGE_COUNT_OFFSET,
+    PAGE_HEADER_LEN,
+    ROWS_A_PAGE,
+    SIDE_FIXED_LEN,
+    SIDE_HEADER_LEN_MAX,
+    SIDE_LEN_OFFSET,
+    SIDE_MAGIC,
+    UUID_OFFSET,
+    SideHeader,
+)
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError
 from tierlog.model.ids import EntryId
 from tierlog.model.ledger import LedgerMetadata
@@ -77,6 +99,7 @@ class ObjectKind(Enum):
 
     DATA = "data"
     INDEX = "index"
+    SIDE = "side"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +213,16 @@ def inspection_of(size: int) -> Inspection:
     magic = int.from_bytes(head[:4], "big") if len(head) >= 4 else -1
     if magic == INDEX_MAGIC:
         return (yield from _inspect_index(size))
+    if bytes(head[:4]) == SIDE_MAGIC:
+        return (yield from _inspect_side(size))
     # A data object whose first bytes are damaged still has its header length at 4.
     if magic == BLOCK_MAGIC or bytes(head[4:12]) == BLOCK_HEADER_LEN.to_bytes(8, "big"):
         return (yield from _inspect_data(size))
     raise RefusedError(
-        f"object of {size} bytes is neither a data nor an index object: it begins with "
-        f"{bytes(head[:4]).hex() or 'nothing'}",
-        remedy=f"Data objects begin with {BLOCK_MAGIC:08x}, index objects with {INDEX_MAGIC:08x}",
+        f"object of {size} bytes is neither a data, nor an index, nor a side object: it begins "
+        f"with {bytes(head[:4]).hex() or 'nothing'}",
+        remedy=f"Data objects begin with {BLOCK_MAGIC:08x}, index objects with {INDEX_MAGIC:08x}, "
+        f"side objects with {SIDE_MAGIC.hex()}",
     )
 
 
@@ -456,3 +482,78 @@ def _inspect_mappings(report: Report, raw: bytes, metadata_len: int, count: int)
             IndexEntry(first_entry_id=EntryId(first), part_number=part, offset=offset)
         )
         at += MAPPING_LEN
+
+
+# --- side objects ---------------------------------------------------------------------------------
+
+
+def _inspect_side(size: int) -> Inspection:
+    report = Report(kind=ObjectKind.SIDE, size=size)
+    raw = bytes((yield Range(0, min(size, SIDE_HEADER_LEN_MAX))))
+    try:
+        header = SideHeader.decode(raw)
+    except (CorruptError, RefusedError) as error:
+        report.note(int(error.details.get("offset", "0")), error.message)
+        return report
+    _note_side_header(report, header)
+    if header.side_len != size:
+        report.note(min(size, header.side_len), f"object of {header.side_len} bytes has {size}")
+    for number in range(header.page_count):
+        start, end = header.page_place(number)
+        if end > size:
+            report.note(size, f"object is cut in page {number} of {header.page_count}")
+            break
+        page = yield Range(start, end - start)
+        try:
+            rows = header.decode_page(page, number)
+        except CorruptError as error:
+            report.note(int(error.details["offset"]), error.message)
+            continue
+        _note_side_page(report, number, start, rows)
+        if header.page_count == 1:
+            _note_side_rows(report, start, rows)
+    return report
+
+
+def _note_side_header(report: Report, header: SideHeader) -> None:
+    pages, at = header.page_count, SIDE_FIXED_LEN
+    report.fields += (
+        Field(0, 4, "magic", SIDE_MAGIC.decode()),
+        Field(SIDE_LEN_OFFSET, 8, "side_len", str(header.side_len)),
+        Field(SIDE_DATA_LEN_OFFSET, 8, "data_len", str(header.data_len)),
+        Field(ENTRY_COUNT_OFFSET, 8, "entry_count", str(header.entry_count)),
+        Field(LEDGER_ID_OFFSET, 8, "ledger_id", str(header.ledger_id)),
+        Field(UUID_OFFSET, 16, "uuid", str(header.uuid)),
+        Field(GRAIN_LEN_OFFSET, 4, "grain_len", str(header.grain_len)),
+        Field(GRAIN_COUNT_OFFSET, 4, "grain_count", str(header.grain_count)),
+        Field(PAGE_COUNT_OFFSET, 4, "page_count", str(pages)),
+        Field(at, 8 * pages, "directory.first_entry_id", _span(header.first_entry_ids)),
+        Field(at + 8 * pages, 8 * pages, "directory.publish_ms_max", _span(header.publish_ms_max)),
+    )
+
+
+def _note_side_page(report: Report, number: int, start: int, rows: GrainColumns) -> None:
+    name, at = f"page[{number}]", start + PAGE_HEADER_LEN
+    grain, count = ROWS_A_PAGE * number, len(rows.crcs)
+    report.fields.append(
+        Field(start, PAGE_HEADER_LEN, name, f"grains {grain} to {grain + count - 1}")
+    )
+    for column, values in zip(GrainColumns._fields, rows, strict=True):
+        length = values.itemsize * count
+        report.fields.append(Field(at, length, f"{name}.{column}", _span(values)))
+        at += length
+
+
+def _note_side_rows(report: Report, start: int, rows: GrainColumns) -> None:
+    count, at = len(rows.crcs), start + PAGE_HEADER_LEN
+    for column, values in zip(GrainColumns._fields, rows, strict=True):
+        width, shown = values.itemsize, "08x" if column == "crcs" else "d"
+        report.fields += (
+            Field(at + width * number, width, f"grain[{number}].{column}", f"{value:{shown}}")
+            for number, value in enumerate(values.tolist())
+        )
+        at += width * count
+
+
+def _span(values: "np.ndarray[Any, Any]") -> str:
+    return f"{values[0]} to {values[-1]}"

@@ -2,7 +2,7 @@
 
     [prefix/]<uuid>-ledger-<ledger id>          the data object
     [prefix/]<uuid>-ledger-<ledger id>-index    the index object
-    [prefix/]<uuid>-ledger-<ledger id>-side     the side object (reserved)
+    [prefix/]<uuid>-ledger-<ledger id>-side     the side object (tierlog.format.side)
 
 User metadata, lower-case as S3 hands it back: Pulsar's, and the cluster's id.
 

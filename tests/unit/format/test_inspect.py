@@ -1,6 +1,7 @@
 """The inspector tells what lies in an object, and where it is wrong; it never fails on damage."""
 
 from collections.abc import Callable
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from tests.golden.objects import offload
 from tierlog.format import inspect
+from tierlog.format.block import BlockBuilder
 from tierlog.format.checksum import Buffer
+from tierlog.format.frame import pack_entries
 from tierlog.format.inspect import (
     ObjectKind,
     Report,
@@ -16,7 +19,10 @@ from tierlog.format.inspect import (
     inspect_object,
     inspect_object_async,
 )
+from tierlog.format.run import build_run
+from tierlog.format.side import SideBuilder, SideHeader
 from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.model.ids import LedgerId
 
 SIZE = 256
 OBJECTS = offload([bytes([65 + i]) * (20 + 7 * i) for i in range(12)], SIZE)
@@ -190,3 +196,52 @@ def test_a_flood_of_tiny_blocks_is_bounded() -> None:
 def test_an_object_that_changes_meanwhile_is_retryable() -> None:
     with pytest.raises(RetryableError, match="where the object has"):
         inspect_object(lambda offset, length: DATA[offset : offset + length - 1], len(DATA))
+
+
+# --- side objects ---------------------------------------------------------------------------------
+
+
+def side_of(entries: int, grain_len: int) -> bytes:
+    frames, offsets = pack_entries([b"x" * 50] * entries)
+    run = build_run(frames, offsets, ledger_id=7, publish_ms_min=5, publish_ms_max=9)
+    builder = SideBuilder(LedgerId(7), UUID(int=5), grain_len=grain_len)
+    block = BlockBuilder(128 + len(frames), 0, sums=builder.sums)
+    block.take(run, 0)
+    block.finish()
+    return builder.finish(entries).encode()
+
+
+def test_a_sound_side_object_of_many_pages() -> None:
+    raw = side_of(400, 64)
+    report = look(raw)
+    assert report.sound
+    assert report.kind is ObjectKind.SIDE
+    shown = {one.name: one.value for one in report.fields}
+    assert shown["page_count"] == "4"
+    assert shown["page[1]"] == "grains 127 to 253"
+    assert shown["page[3].publish_ms_max"] == "9 to 9"
+    assert not [name for name in shown if name.startswith("grain[")]
+
+
+def test_damage_of_a_side_object_is_told_with_its_page() -> None:
+    raw = bytearray(side_of(400, 64))
+    header = SideHeader.decode(raw)
+    start, end = header.page_place(2)
+    raw[start + 100] ^= 1
+    report = look(raw)
+    assert [(one.offset, "page 2" in one.message) for one in report.problems] == [(start, True)]
+    # The pages behind it are shown all the same.
+    assert "page[3]" in {one.name for one in report.fields}
+    cut = look(raw[: end - 1])
+    assert [one.message for one in cut.problems] == [
+        f"object of {len(raw)} bytes has {end - 1}",
+        "object is cut in page 2 of 4",
+    ]
+
+
+def test_a_side_object_without_its_header_says_so() -> None:
+    raw = side_of(3, 64)
+    for damaged in (raw[:50], raw[:20] + b"\xff" + raw[21:], raw[:100]):
+        report = look(damaged)
+        assert not report.sound
+        assert report.fields == []
