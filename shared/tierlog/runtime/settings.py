@@ -10,7 +10,7 @@ import base64
 import binascii
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -106,6 +106,11 @@ class S3Settings(_Section):
     """What a process sends into the store, at most; 0: as much as it can."""
     requests_per_s_max: float = Field(default=0.0, ge=0)
     """Requests that a process sends, tries that are repeated included; 0: as many as it likes."""
+    data_sha256: bool = False
+    """Keeps a SHA-256 of each data object too, which costs three times an upload's CPU."""
+    read_back: Literal["none", "sample", "full"] = "sample"
+    """How much of a copy in S3 is read and compared before the local one is deleted: none of it,
+    eight grains of 64 KiB, or all."""
 
     def longest_request_s(self, length: int) -> float:
         """Return the longest that one request with so many bytes is on its way."""
@@ -329,6 +334,8 @@ class SchedulerSettings(_Section):
     interval_s: Seconds = 10.0
     request_again_s: Seconds = 60.0
     sweep_again_s: Seconds = 300.0
+    checkpoint_s: Seconds = 60.0
+    reread_s: Seconds = 3600.0
     streams_in_flight_max: int = Field(default=16, gt=0)
 
 
