@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import structlog
 
 from tierlog.catalog import Catalog
-from tierlog.model.errors import TierlogError
+from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import LedgerId, NodeId
 from tierlog.ports.waiting import first_of
 
@@ -77,12 +77,17 @@ class Emptying:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def collect(self) -> list[LedgerId]:
-        """Free every ledger that lies elsewhere; return those. Any failure raises."""
+        """Free every ledger that lies elsewhere; return those. What can't be asked raises."""
         if not await self._catalog.draining.is_retired(self._node_id):
             return []
         freed: list[LedgerId] = []
         for ledger_id in await self._node.list_ledgers():
-            metadata = await self._catalog.ledgers.get(ledger_id)
+            try:
+                metadata = await self._catalog.ledgers.get(ledger_id)
+            except CorruptError as error:
+                # One ledger that can't be read is kept, and keeps no other from being freed.
+                log.warning("emptying.ledger_unreadable", ledger_id=ledger_id, cause=str(error))
+                continue
             if metadata is not None and self._node_id not in metadata.named_nodes:
                 await self._node.free(ledger_id)
                 freed.append(ledger_id)

@@ -5,7 +5,9 @@ Owns which frames arrive, and when. Does not own faults: the network asks its ho
 Invariants:
     * Frames of one connection arrive in order, at most once; a lost frame cuts the connection
       (as TCP would: bytes behind a gap are never handed out).
-    * After ``cut``, both sides find out; what was on its way is lost.
+    * After ``cut``, both sides find out. What was on its way is lost; or, where a hook says so,
+      what the caller sent arrives late: the caller knows nothing of that, and may have sent the
+      same again by another connection meanwhile (as the kernel's retransmissions would).
     * Bodies are copied once, into buffers of their own, as they would be by a socket.
 """
 
@@ -38,6 +40,10 @@ class MemoryNetwork:
         self.limits = limits
         self.loses: Callable[[str, str], bool] = lambda _source, _target: False
         """Asked for each frame, with the names of both ends: whether it is lost."""
+        self.lingers: Callable[[str, str], float | None] = lambda _caller, _called: None
+        """Asked at a cut: in how many seconds what the caller sent arrives; None: it is lost."""
+        self.lingered = 0
+        """How many frames arrived late."""
         self.unreachable: set[tuple[str, str]] = set()
         """Pairs (source, target) of names that can't connect nor send."""
         self.listeners: dict[str, MemoryListener] = {}
@@ -64,7 +70,12 @@ class MemoryNetwork:
 
     def crash(self, name: str) -> None:
         """End the process ``name``: its connections and its listeners are gone."""
-        self.cut(name)
+        for channel in list(self.channels):
+            if channel.name == name:
+                if channel.is_caller:
+                    channel.cut()
+                else:
+                    channel.lose_all()
         for address, listener in list(self.listeners.items()):
             if listener.name == name:
                 del self.listeners[address]
@@ -83,7 +94,7 @@ class MemoryTransport:
         listener = network.listeners.get(address)
         if listener is None or (self._name, listener.name) in network.unreachable:
             raise RetryableError(f"can't connect to {address}", remedy="Check that the node runs")
-        ours = MemoryChannel(network, self._name, peer=address)
+        ours = MemoryChannel(network, self._name, peer=address, is_caller=True)
         theirs = MemoryChannel(network, listener.name, peer=self._name)
         ours.other, theirs.other = theirs, ours
         network.channels.update({ours: None, theirs: None})
@@ -151,7 +162,9 @@ class MemoryListener:
 class MemoryChannel:
     """One end of a connection."""
 
-    def __init__(self, network: MemoryNetwork, name: str, *, peer: str) -> None:
+    def __init__(
+        self, network: MemoryNetwork, name: str, *, peer: str, is_caller: bool = False
+    ) -> None:
         self._network = network
         self._peer = peer
         self._loop = asyncio.get_running_loop()
@@ -163,7 +176,10 @@ class MemoryChannel:
         self._end_of_stream = False
         self._closed = False
         self._last_arrival_s = 0.0
+        self.is_unheard = False
+        """The other end is gone, and this one doesn't know yet."""
         self.other: MemoryChannel = self
+        self.is_caller = is_caller
         self.name = name
 
     def __repr__(self) -> str:
@@ -181,11 +197,12 @@ class MemoryChannel:
         self._check_open()
         copied = bytearray(b"").join(body)
         encode_head(header_len=len(header), body_len=len(copied), limits=self._network.limits)
+        if self.is_unheard:
+            return
+        self._pass_on(Frame(bytes(header), memoryview(copied)))
         blocked = (self.name, self.other.name) in self._network.unreachable
         if blocked or self._network.loses(self.name, self.other.name):
             self.cut()
-            return
-        self._pass_on(Frame(bytes(header), memoryview(copied)))
 
     async def drain(self) -> None:
         self._check_open()
@@ -216,20 +233,53 @@ class MemoryChannel:
             self._changed.set()
 
     def cut(self) -> None:
+        """Lose the connection; what the caller sent may still arrive."""
+        caller, called = (self, self.other) if self.is_caller else (self.other, self)
+        if called.is_unheard:
+            return
+        sent = caller.on_its_way()
+        late_s = self._network.lingers(caller.name, called.name) if sent else None
+        if late_s is None:
+            self.lose_all()
+            return
+        caller.lose()
+        called.await_late(late_s, sent)
+
+    def lose_all(self) -> None:
         """Lose the connection and all that is on its way, in both directions."""
         for end in (self, self.other):
             end.lose()
+
+    def on_its_way(self) -> list[Frame]:
+        """Return what this end sent and the other one has not got."""
+        return [frame for _, frame in self._under_way if frame is not None]
+
+    def await_late(self, late_s: float, frames: Sequence[Frame]) -> None:
+        """Get these frames after a time, and learn then that the other end is gone."""
+        self.is_unheard = True
+        self._under_way.clear()
+        self._loop.call_later(late_s, self._take_late, frames)
+
+    def _take_late(self, frames: Sequence[Frame]) -> None:
+        if self._closed:
+            return  # the process died meanwhile, or hung up
+        self._network.lingered += len(frames)
+        for frame in frames:
+            self.take(frame)
+        # Whoever reads finds the end behind these; what it answers meanwhile goes nowhere.
+        self._error = self._lost()
 
     def lose(self) -> None:
         """Take note that the connection is lost."""
         self._network.channels.pop(self, None)
         self._under_way.clear()
         if not self._closed or self._error is None:
-            self._error = RetryableError(
-                f"the connection to {self._peer} is lost", remedy="Connect again"
-            )
+            self._error = self._lost()
         self._closed = True
         self._changed.set()
+
+    def _lost(self) -> RetryableError:
+        return RetryableError(f"the connection to {self._peer} is lost", remedy="Connect again")
 
     def arrived_at_peer(self, frame: Frame) -> None:
         """Take note that the peer took a frame."""
