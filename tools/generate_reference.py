@@ -42,6 +42,7 @@ FORMATS: Final = (
     ("Index object", "shared/tierlog/format/index.py"),
     ("Side object", "shared/tierlog/format/side.py"),
     ("Names and user metadata of objects", "shared/tierlog/format/keys.py"),
+    ("Manifests", "shared/tierlog/format/manifest.py"),
     ("Metadata of a ledger", "shared/tierlog/format/ledger_metadata.py"),
     ("Paths in ZooKeeper", "shared/tierlog/format/paths.py"),
     ("Frame of the wire", "shared/tierlog/wire/codec.py"),
