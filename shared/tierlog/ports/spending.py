@@ -1,0 +1,116 @@
+"""What requests to the object store are for: who spends, on which stream, through which operation.
+
+Owns the purpose that a task carries, and the counts of one process. Does not own prices
+(``tierlog.model.prices``), nor who sends requests: adapters call ``count`` for each of them, tries
+that are repeated included, since a store charges those too.
+
+Invariants:
+    * A task's purpose is that of the innermost ``spending`` around it; tasks that it begins have
+      it too. Without any it is OTHER, of no stream.
+    * Counts only grow, and at most ``STREAMS_MAX`` streams are told apart; later ones are counted
+      together under ``OTHER_STREAMS``, so that memory is bounded.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+STREAMS_MAX: Final = 10_000
+NO_STREAM: Final = ""
+OTHER_STREAMS: Final = "*"
+
+
+class Cause(StrEnum):
+    """Why a request is sent."""
+
+    OFFLOAD = "offload"
+    VERIFY = "verify"
+    READ = "read"
+    SWEEP = "sweep"
+    SCRUB = "scrub"
+    MANIFEST = "manifest"
+    RESTORE = "restore"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a task spends for."""
+
+    cause: Cause = Cause.OTHER
+    stream: str = NO_STREAM
+
+
+_NONE: Final = Purpose()
+_purpose: ContextVar[Purpose] = ContextVar("purpose", default=_NONE)
+
+
+def purpose() -> Purpose:
+    """Return what this task spends for."""
+    return _purpose.get()
+
+
+@contextlib.contextmanager
+def spending(cause: Cause, stream: str | None = None) -> Iterator[None]:
+    """Spend for ``cause`` within the context; None: on the stream of the context around it."""
+    around = _purpose.get()
+    token = _purpose.set(Purpose(cause, around.stream if stream is None else stream))
+    try:
+        yield
+    finally:
+        _purpose.reset(token)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Spent:
+    """What requests are told apart by."""
+
+    stream: str
+    cause: Cause
+    operation: str
+
+
+@dataclass(slots=True)
+class Amount:
+    """How many requests, and bytes of their bodies to and from the store."""
+
+    requests: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class CostMeter:
+    """The counts of one process."""
+
+    def __init__(self, *, streams_max: int = STREAMS_MAX) -> None:
+        self._streams_max = streams_max
+        self._streams: set[str] = set()
+        self._amounts: dict[Spent, Amount] = {}
+
+    def __repr__(self) -> str:
+        return f"<CostMeter {sum(one.requests for one in self._amounts.values())} requests>"
+
+    @property
+    def amounts(self) -> Mapping[Spent, Amount]:
+        """All counts since the process began."""
+        return self._amounts
+
+    def count(self, operation: str, *, requests: int = 1, sent: int = 0, received: int = 0) -> None:
+        """Count what the running task has just sent, or received."""
+        now = _purpose.get()
+        amount = self._amounts.setdefault(
+            Spent(self._told_apart(now.stream), now.cause, operation), Amount()
+        )
+        amount.requests += requests
+        amount.bytes_sent += sent
+        amount.bytes_received += received
+
+    def _told_apart(self, stream: str) -> str:
+        if stream not in self._streams:
+            if len(self._streams) >= self._streams_max:
+                return OTHER_STREAMS
+            self._streams.add(stream)
+        return stream

@@ -1,0 +1,104 @@
+"""The counts of a process's requests to the object store, for /metrics and for ``tierlog cost``.
+
+Metrics leave streams out, which may be many; ``/v1/costs`` names them.
+"""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+
+from fastapi import FastAPI
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+from pydantic import BaseModel
+
+from tierlog.ports.spending import Amount, CostMeter
+
+
+class Cost(BaseModel):
+    """What was sent to the store for one purpose through one operation."""
+
+    stream: str
+    cause: str
+    operation: str
+    requests: int
+    bytes_sent: int
+    bytes_received: int
+
+
+class Costs(BaseModel):
+    """All of it, since the process began."""
+
+    service: str
+    costs: list[Cost]
+
+
+class CostCollector(Collector):
+    """The counts as Prometheus reads them."""
+
+    def __init__(self, meter: CostMeter) -> None:
+        self._meter = meter
+
+    def collect(self) -> Iterator[Metric]:
+        """Give each cause and operation its counts."""
+        labels = ["cause", "operation"]
+        requests = CounterMetricFamily(
+            "tierlog_s3_requests", "Requests to the object store, repeated ones too", labels=labels
+        )
+        sent = CounterMetricFamily(
+            "tierlog_s3_sent_bytes", "Bytes of bodies sent to the object store", labels=labels
+        )
+        received = CounterMetricFamily(
+            "tierlog_s3_received_bytes", "Bytes of bodies from the object store", labels=labels
+        )
+        sums: defaultdict[tuple[str, str], Amount] = defaultdict(Amount)
+        for spent, amount in self._meter.amounts.items():
+            total = sums[spent.cause.value, spent.operation]
+            total.requests += amount.requests
+            total.bytes_sent += amount.bytes_sent
+            total.bytes_received += amount.bytes_received
+        for of, total in sorted(sums.items()):
+            requests.add_metric(list(of), total.requests)
+            sent.add_metric(list(of), total.bytes_sent)
+            received.add_metric(list(of), total.bytes_received)
+        return iter((requests, sent, received))
+
+
+def costs_of(service: str, meter: CostMeter) -> Costs:
+    """Return the counts as they are now."""
+    return Costs(
+        service=service,
+        costs=[
+            Cost(
+                stream=spent.stream,
+                cause=spent.cause.value,
+                operation=spent.operation,
+                requests=amount.requests,
+                bytes_sent=amount.bytes_sent,
+                bytes_received=amount.bytes_received,
+            )
+            for spent, amount in sorted(meter.amounts.items(), key=lambda item: item[0])
+        ],
+    )
+
+
+@contextlib.asynccontextmanager
+async def serve_costs(app: FastAPI, service: str, meter: CostMeter) -> AsyncIterator[None]:
+    """Let ``app`` show the counts of this process for the length of the context."""
+
+    async def costs() -> Costs:
+        return costs_of(service, meter)
+
+    app.add_api_route(
+        "/v1/costs",
+        costs,
+        methods=["GET"],
+        summary="Requests to the object store so far, by stream, cause and operation",
+    )
+    collector = CostCollector(meter)
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)

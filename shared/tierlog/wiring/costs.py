@@ -1,0 +1,23 @@
+"""Asking services for their counts of requests to the object store."""
+
+from pydantic import ValidationError
+
+from tierlog.adapters.rpc.rest import RestService
+from tierlog.model.errors import RefusedError
+from tierlog.runtime.costs import Costs
+
+
+async def fetch_costs(address: str, *, timeout_s: float) -> Costs:
+    """Return what the service at ``host:port`` counted since it began."""
+    service = RestService(address, name=f"service at {address}", timeout_s=timeout_s)
+    try:
+        answer = await service.call("GET", "/v1/costs")
+    finally:
+        await service.close()
+    try:
+        return Costs.model_validate_json(answer.body)
+    except ValidationError as error:
+        raise RefusedError(
+            f"what {address} answers are no counts of requests",
+            remedy="Give the HTTP address of an offloader, a scheduler or a reader",
+        ) from error
