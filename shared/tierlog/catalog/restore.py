@@ -165,7 +165,10 @@ class RestoreCatalog:
                     await self._store.create(path, data)
                 except NodeExistsError:
                     found = await self._store.get(path)
-            if found is not None and found.data != data:
+            if found is not None and not found.data:
+                # Made empty, as the parent of its pages.
+                await self._store.set(path, data, version=found.version)
+            elif found is not None and found.data != data:
                 raise _not_empty(f"{path} is there, and is not what the bucket says")
 
         await settle(self._store, self._ids, path, one_round)

@@ -51,7 +51,10 @@ from tierlog.format.index import (
     IndexEntry,
     ObjectIndex,
 )
+from tierlog.format.inspect_manifest import manifest_fields
 from tierlog.format.ledger_metadata import decode_bare
+from tierlog.format.manifest import MAGIC as MANIFEST_MAGIC
+from tierlog.format.manifest import MANIFEST_LEN_MAX
 from tierlog.format.side import (
     DATA_LEN_OFFSET as SIDE_DATA_LEN_OFFSET,
 )
@@ -100,6 +103,7 @@ class ObjectKind(Enum):
     DATA = "data"
     INDEX = "index"
     SIDE = "side"
+    MANIFEST = "manifest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +219,16 @@ def inspection_of(size: int) -> Inspection:
         return (yield from _inspect_index(size))
     if bytes(head[:4]) == SIDE_MAGIC:
         return (yield from _inspect_side(size))
+    if bytes(head[:4]) == MANIFEST_MAGIC:
+        return (yield from _inspect_manifest(size))
     # A data object whose first bytes are damaged still has its header length at 4.
     if magic == BLOCK_MAGIC or bytes(head[4:12]) == BLOCK_HEADER_LEN.to_bytes(8, "big"):
         return (yield from _inspect_data(size))
     raise RefusedError(
-        f"object of {size} bytes is neither a data, nor an index, nor a side object: it begins "
-        f"with {bytes(head[:4]).hex() or 'nothing'}",
+        f"object of {size} bytes is neither a data, nor an index, nor a side object, nor a "
+        f"manifest: it begins with {bytes(head[:4]).hex() or 'nothing'}",
         remedy=f"Data objects begin with {BLOCK_MAGIC:08x}, index objects with {INDEX_MAGIC:08x}, "
-        f"side objects with {SIDE_MAGIC.hex()}",
+        f"side objects with {SIDE_MAGIC.hex()}, manifests with {MANIFEST_MAGIC.hex()}",
     )
 
 
@@ -557,3 +563,13 @@ def _note_side_rows(report: Report, start: int, rows: GrainColumns) -> None:
 
 def _span(values: "np.ndarray[Any, Any]") -> str:
     return f"{values[0]} to {values[-1]}"
+
+
+def _inspect_manifest(size: int) -> Inspection:
+    report = Report(kind=ObjectKind.MANIFEST, size=size)
+    raw = bytes((yield Range(0, min(size, MANIFEST_LEN_MAX))))
+    try:
+        report.fields += (Field(*one) for one in manifest_fields(raw))
+    except (CorruptError, RefusedError) as error:
+        report.note(int(error.details.get("offset", "0")), error.message)
+    return report

@@ -77,7 +77,6 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.LEDGER_FILE: _only(1),
     # BookKeeper's number; its versions 1 and 2 are texts that Tierlog never wrote.
     Format.LEDGER_METADATA: _only(3),
-    # Reserved: manifests are not written yet.
     Format.MANIFEST: _only(1),
     Format.FENCE_FILE: _only(2),
     Format.CLOUD_EVENT: _only(1),

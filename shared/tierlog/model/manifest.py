@@ -158,7 +158,8 @@ def _ledgers_newer(
     for ledger_id, one in kept.items():
         found = listed.get(ledger_id)
         if found is None:
-            if ledger_id not in deleting:
+            # One without a copy is not missed: after a restore it is lost.
+            if one.uuid is not None and ledger_id not in deleting:
                 yield f"ledger {ledger_id} is named by the manifest and unknown to the metadata"
         elif not found.closed or found.last_entry_id != one.last_entry_id:
             yield f"ledger {ledger_id} has another end than the manifest says"

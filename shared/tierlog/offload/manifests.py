@@ -35,6 +35,7 @@ from tierlog.offload.groups import plain_errors
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.objects import ObjectExistsError, ObjectInfo, ObjectStore
+from tierlog.ports.spending import Cause, spending
 
 log = structlog.get_logger()
 
@@ -116,10 +117,16 @@ class ManifestStore:
 
     async def newest_generation(self, stream: StreamName, incarnation: UUID) -> int:
         """Return the number of the newest generation, asked for now; 0: there is none."""
-        return max((one.generation for one in await self._listed(stream, incarnation)), default=0)
+        with spending(Cause.MANIFEST, stream):
+            listed = await self._listed(stream, incarnation)
+        return max((one.generation for one in listed), default=0)
 
     async def newest(self, stream: StreamName, incarnation: UUID) -> KnownManifest:
         """Return the newest manifest of a stream, checked; CORRUPT when that can't be."""
+        with spending(Cause.MANIFEST, stream):
+            return await self._newest(stream, incarnation)
+
+    async def _newest(self, stream: StreamName, incarnation: UUID) -> KnownManifest:
         for tries_left in reversed(range(LOAD_TRIES_MAX)):
             listed = await self._listed(stream, incarnation)
             newest = max((one.generation for one in listed), default=0)
@@ -160,6 +167,16 @@ class ManifestStore:
 
         Raises ``ObjectExistsError`` when someone else did: then what was read is too old.
         """
+        with spending(Cause.MANIFEST, head.stream):
+            return await self._write(known, head, put, removed)
+
+    async def _write(
+        self,
+        known: KnownManifest,
+        head: ManifestHead,
+        put: Mapping[LedgerId, KeptLedger],
+        removed: Sequence[LedgerId],
+    ) -> KnownManifest:
         gone = frozenset(removed)
         kept = {number: one for number, one in known.ledgers.items() if number not in gone}
         ledgers = dict(sorted({**kept, **put}.items()))
@@ -342,11 +359,12 @@ class ManifestStore:
 
     async def cluster(self, cluster_id: UUID) -> tuple[int, ClusterManifest | None]:
         """Return the newest generation of a cluster's manifest, and it; 0, None: there is none."""
-        newest = (await self.clusters()).get(cluster_id, 0)
-        if not newest:
-            return 0, None
-        key = fmt.cluster_key(self._prefix, cluster_id, newest)
-        return newest, fmt.decode_cluster_manifest(await self._get(key), key=key)
+        with spending(Cause.MANIFEST):
+            newest = (await self.clusters()).get(cluster_id, 0)
+            if not newest:
+                return 0, None
+            key = fmt.cluster_key(self._prefix, cluster_id, newest)
+            return newest, fmt.decode_cluster_manifest(await self._get(key), key=key)
 
     async def clusters(self) -> dict[UUID, int]:
         """Return the clusters that have manifests here, and the newest generation of each."""
@@ -363,7 +381,8 @@ class ManifestStore:
             manifest, generation=generation, now_ms=self._clock.wall_ms()
         )
         key = fmt.cluster_key(self._prefix, manifest.cluster.cluster_id, generation)
-        await self._put(key, raw, if_none_match=True)
+        with spending(Cause.MANIFEST):
+            await self._put(key, raw, if_none_match=True)
         log.info("manifest.cluster_written", generation=generation)
 
 

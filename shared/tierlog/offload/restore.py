@@ -36,6 +36,7 @@ from tierlog.offload.groups import plain_errors
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.verify import verify_copy
 from tierlog.ports.objects import ObjectStore
+from tierlog.ports.spending import Cause, spending
 
 log = structlog.get_logger()
 
@@ -143,6 +144,10 @@ class Restorer:
 
     async def plan(self, cluster_id: UUID | None = None) -> RestorePlan:
         """Read and check everything; nothing is changed anywhere."""
+        with spending(Cause.RESTORE):
+            return await self._plan(cluster_id)
+
+    async def _plan(self, cluster_id: UUID | None) -> RestorePlan:
         found, findings = await self._read_streams()
         cluster, levels = await self._cluster(cluster_id, found)
         own = [one for one in found if one.cluster_id == cluster.cluster_id]

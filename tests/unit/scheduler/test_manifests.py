@@ -1,0 +1,514 @@
+"""The gate: manifests follow the metadata, deletions wait for them; old metadata delete nothing.
+
+Must hold (protocols.md section 3): a later generation never holds older metadata; a local copy
+is deleted only when the newest manifest names the other one; metadata that came back from a
+backup stop every deletion of the stream.
+"""
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.world import CLUSTER, STREAM, World
+from tierlog.adapters.memory.faults import Faults, Outcome, no_faults
+from tierlog.adapters.memory.metadata import MemoryMetadata
+from tierlog.catalog import Catalog
+from tierlog.catalog.streams import StreamSnapshot
+from tierlog.format import paths
+from tierlog.format.manifest import parse_manifest_key, unkeep
+from tierlog.model.errors import RefusedError
+from tierlog.model.ids import LedgerId, NodeId, StreamName
+from tierlog.model.manifest import copy_of
+from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.policy import Policy
+from tierlog.model.stream import Stream
+from tierlog.offload.manifests import BucketGuard, KnownManifest, ManifestStore
+from tierlog_scheduler.manifests import RESTORED, BucketManifests
+
+ENTRIES = [bytes([number]) * (number * 37 % 200) for number in range(10)]
+
+
+def store_of(world: World, faults: Faults | None = None) -> ManifestStore:
+    return ManifestStore(
+        world.bucket.connect(faults or no_faults()),
+        cluster_id=CLUSTER,
+        clock=world.clock,
+        ids=world.ids,
+    )
+
+
+class Leader:
+    """What a pass of the scheduler does about manifests."""
+
+    def __init__(self, world: World, faults: Faults | None = None) -> None:
+        self.world = world
+        self.catalog: Catalog = world.catalog(faults)
+        self.gate = BucketManifests(store_of(world, faults), self.catalog)
+
+    async def read(
+        self, name: StreamName = STREAM
+    ) -> tuple[StreamSnapshot, dict[LedgerId, OffloadContext]]:
+        snapshot = await self.catalog.streams.snapshot(name)
+        contexts = {}
+        for listed in snapshot.ledgers:
+            context = await self.catalog.contexts.peek(listed.ledger_id)
+            if context is not None:
+                contexts[listed.ledger_id] = context
+        return snapshot, contexts
+
+    async def visit(self, name: StreamName = STREAM) -> None:
+        await self.gate.look(name)
+        await self.gate.record(*await self.read(name))
+
+
+async def offloaded(world: World, claimed: Stream) -> LedgerId:
+    """Seal a ledger and copy it."""
+    ledger_id = await world.seal(claimed, ENTRIES)
+    await world.worker().handle(world.request(claimed, ledger_id))
+    assert (await world.context(ledger_id)).complete
+    return ledger_id
+
+
+async def newest(world: World, name: StreamName = STREAM) -> KnownManifest:
+    stream = await world.catalog().streams.get(name)
+    return await store_of(world).newest(name, stream.incarnation)
+
+
+def manifests_of(world: World) -> list[str]:
+    return [key for key in sorted(world.bucket.objects) if parse_manifest_key("", key)]
+
+
+def backup(metadata: MemoryMetadata) -> dict[str, Any]:
+    nodes = metadata._nodes
+    return {path: replace(node, children=set(node.children)) for path, node in nodes.items()}
+
+
+def restore(metadata: MemoryMetadata, nodes: dict[str, Any]) -> None:
+    metadata._nodes.clear()
+    metadata._nodes.update(nodes)
+
+
+def test_a_manifest_names_what_is_complete_and_only_then_the_local_copy_may_go() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream(policy=Policy(offload_time_ms=5))
+        leader = Leader(world)
+        await leader.visit()
+        head = (await newest(world)).head
+        assert head is not None
+        assert (head.stream, head.policy) == (STREAM, Policy(offload_time_ms=5))
+        ledger_id = await offloaded(world, claimed)
+        context = await world.context(ledger_id)
+        assert not await leader.gate.may_delete_local(context)
+        await leader.visit()
+        assert await leader.gate.may_delete_local(context)
+        known = await newest(world)
+        assert unkeep(known.ledgers[ledger_id].packed).copy == copy_of(context)
+        assert context.copy is not None
+        other = replace(context, copy=replace(context.copy, index_sha256=b"x" * 32))
+        assert not await leader.gate.may_delete_local(other)
+        assert not await leader.gate.may_delete_local(replace(context, uuid=UUID(int=1)))
+
+    run_virtual(main())
+
+
+def test_digests_that_differ_are_written_anew() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        ledger_id = await offloaded(world, claimed)
+        leader = Leader(world)
+        await leader.visit()
+        catalog = world.catalog()
+        found = await catalog.contexts.get(ledger_id)
+        assert found is not None
+        assert found.copy is not None
+        changed = replace(found, copy=replace(found.copy, data_sha256=b"y" * 32))
+        await catalog.contexts.change(
+            ledger_id, lambda _: changed, applied=lambda one: one == changed
+        )
+        assert not await leader.gate.may_delete_local(changed)
+        await leader.visit()
+        assert await leader.gate.may_delete_local(changed)
+
+    run_virtual(main())
+
+
+def test_nothing_is_written_and_nothing_asked_of_the_bucket_while_nothing_changes() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        await offloaded(world, claimed)
+        counted = no_faults()
+        leader = Leader(world, counted)
+        await leader.visit()
+        written = manifests_of(world)
+        counted.calls = []
+        for _ in range(10):
+            await leader.visit()
+        # An owner that comes and goes is no reason to write, and neither is a ledger not copied.
+        await world.seal(await world.catalog().streams.claim(STREAM, NodeId("n2")), [b"more"])
+        await leader.visit()
+        assert not [name for name in counted.calls if name.startswith("objects.")]
+        assert manifests_of(world) == written
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("other_writes_first", [True, False])
+def test_a_later_generation_never_holds_older_metadata(*, other_writes_first: bool) -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        first = await offloaded(world, claimed)
+        slow, quick = Leader(world), Leader(world)
+        await slow.visit()
+        await slow.gate.look(STREAM)
+        read = await slow.read()
+        second = await offloaded(world, claimed)
+        if other_writes_first:
+            await quick.visit()
+        # What is recorded was read before the second ledger was complete.
+        read = (read[0], {first: replace(read[1][first], timestamp_ms=1)})
+        await slow.catalog.streams.set_policy(STREAM, Policy(offload_time_ms=1))
+        changed = replace(read[0].stream, policy=Policy(offload_time_ms=1))
+        await slow.gate.record(replace(read[0], stream=changed), read[1])
+        known = await newest(world)
+        if other_writes_first:
+            assert second in known.ledgers
+            assert slow.gate.stopped(STREAM) is not None
+        else:
+            assert second not in known.ledgers
+        # Whoever it was, the next look is at the newest, and ends the same.
+        for leader in (slow, quick):
+            for _ in range(2):
+                await leader.visit()
+            known = await newest(world)
+            assert list(known.ledgers) == [first, second]
+            assert known.head is not None
+            assert known.head.policy == Policy(offload_time_ms=1)
+            assert leader.gate.stopped(STREAM) is None
+
+    run_virtual(main())
+
+
+def test_a_deletion_asks_for_the_newest_at_that_very_moment() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        ledger_id = await offloaded(world, claimed)
+        first, second = Leader(world), Leader(world)
+        await first.visit()
+        context = await world.context(ledger_id)
+        assert await first.gate.may_delete_local(context)
+        await offloaded(world, claimed)
+        await second.visit()
+        # Somebody else wrote: what this one knows may be too old.
+        assert not await first.gate.may_delete_local(context)
+        await first.visit()
+        assert await first.gate.may_delete_local(context)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("verb", ["list", "get", "put"])
+def test_a_bucket_that_does_not_answer_stops_deletions_and_nothing_else(verb: str) -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        given = no_faults()
+        given.outages = {f"objects.{verb}"}
+        leader = Leader(world, given)
+        ledger_id = await offloaded(world, claimed)
+        if verb == "get":
+            await Leader(world).visit()
+        await leader.visit()
+        context = await world.context(ledger_id)
+        assert not await leader.gate.may_delete_local(context)
+        assert leader.gate.stopped(STREAM) is not None
+        given.outages = set()
+        await leader.visit()
+        assert await leader.gate.may_delete_local(context)
+        assert leader.gate.stopped(STREAM) is None
+
+    run_virtual(main())
+
+
+def test_a_put_whose_answer_was_lost_is_found_by_looking() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        ledger_id = await offloaded(world, claimed)
+        given = no_faults()
+        given.next("objects.put", Outcome.REPLY_LOST)
+        leader = Leader(world, given)
+        await leader.visit()
+        assert leader.gate.stopped(STREAM) is not None
+        assert len(manifests_of(world)) == 1
+        await leader.visit()
+        assert leader.gate.stopped(STREAM) is None
+        assert len(manifests_of(world)) == 1
+        assert await leader.gate.may_delete_local(await world.context(ledger_id))
+
+    run_virtual(main())
+
+
+def test_a_damaged_manifest_stops_deletions_until_it_is_taken_away() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        ledger_id = await offloaded(world, claimed)
+        await Leader(world).visit()
+        (key,) = manifests_of(world)
+        world.bucket.damage(key, 30)
+        leader = Leader(world)
+        context = await world.context(ledger_id)
+        for _ in range(3):
+            await leader.visit()
+            assert not await leader.gate.may_delete_local(context)
+            assert manifests_of(world) == [key]
+        assert "digest" in (leader.gate.stopped(STREAM) or "")
+        del world.bucket.objects[key]
+        await leader.visit()
+        assert await leader.gate.may_delete_local(context)
+
+    run_virtual(main())
+
+
+class TestOlderMetadata:
+    """ZooKeeper came back from a backup."""
+
+    async def _told(self, world: World) -> str | None:
+        leader = Leader(world)
+        before = dict(world.bucket.objects)
+        for _ in range(3):
+            await leader.visit()
+        assert world.bucket.objects == before
+        return leader.gate.stopped(STREAM)
+
+    def test_a_ledger_that_they_do_not_know(self) -> None:
+        async def main() -> None:
+            world = World()
+            claimed = await world.stream()
+            first = await offloaded(world, claimed)
+            kept = backup(world.metadata)
+            second = await offloaded(world, claimed)
+            await Leader(world).visit()
+            now = backup(world.metadata)
+            restore(world.metadata, kept)
+            why = await self._told(world)
+            assert why == (
+                f"{RESTORED}: ledger {second} is named by the manifest and unknown to the metadata"
+            )
+            leader = Leader(world)
+            await leader.visit()
+            context = await world.context(first)
+            assert not await leader.gate.may_delete_local(context)
+            assert not await leader.gate.may_sweep(context, UUID(int=1))
+            assert not await leader.gate.let_go(STREAM, claimed.incarnation, first)
+            # Newer metadata are there: it goes on by itself.
+            restore(world.metadata, now)
+            await leader.visit()
+            assert leader.gate.stopped(STREAM) is None
+            assert await leader.gate.may_delete_local(context)
+
+        run_virtual(main())
+
+    def test_an_attempt_that_they_do_not_know(self) -> None:
+        async def main() -> None:
+            world = World()
+            claimed = await world.stream()
+            ledger_id = await world.seal(claimed, ENTRIES)
+            kept = backup(world.metadata)
+            await world.worker().handle(world.request(claimed, ledger_id))
+            done = await world.context(ledger_id)
+            assert done.uuid is not None
+            await Leader(world).visit()
+            restore(world.metadata, kept)
+            assert f"newer attempt in the manifest, {done.uuid}" in (await self._told(world) or "")
+            # A worker that comes now abandons what it does not know, and cleans nothing.
+            await world.worker(name="w2").handle(world.request(claimed, ledger_id))
+            context = await world.context(ledger_id)
+            assert context.uuid != done.uuid
+            assert (await self._told(world) or "").startswith(RESTORED)
+
+        run_virtual(main())
+
+    def test_the_attempt_that_was_under_way_in_them_is_kept_by_workers(self) -> None:
+        async def main() -> None:
+            world = World()
+            claimed = await world.stream()
+            ledger_id = await world.seal(claimed, ENTRIES)
+            attempt = await world.catalog().contexts.begin_attempt(
+                ledger_id,
+                uuid=UUID(int=9),
+                location=world.offloader().location(ledger_id, UUID(int=9)),
+                worker="w",
+            )
+            kept = backup(world.metadata)
+            handle = world.open_ledger(
+                ledger_id,
+                await world.catalog().ledgers.get(ledger_id),  # type: ignore[arg-type]
+            )
+            copy = await world.offloader().offload(handle, UUID(int=9), {})
+            await world.catalog().contexts.complete_attempt(ledger_id, uuid=UUID(int=9), copy=copy)
+            await Leader(world).visit()
+            guard = BucketGuard(store_of(world))
+            restore(world.metadata, kept)
+            assert not await guard.may_clean(attempt, UUID(int=9))
+            assert await guard.may_clean(attempt, UUID(int=10))
+            assert attempt.location is not None
+            assert attempt.location.data_key in world.bucket.objects
+
+        run_virtual(main())
+
+    def test_what_was_trimmed_and_stands_in_the_list_again(self) -> None:
+        async def main() -> None:
+            world = World()
+            claimed = await world.stream()
+            first = await offloaded(world, claimed)
+            await offloaded(world, claimed)
+            await Leader(world).visit()
+            kept = backup(world.metadata)
+            await self._trim(world, first)
+            leader = Leader(world)
+            await leader.visit()
+            assert await leader.gate.let_go(STREAM, claimed.incarnation, first)
+            restore(world.metadata, kept)
+            assert f"ledger {first} is listed" in (await self._told(world) or "")
+
+        run_virtual(main())
+
+    async def _trim(self, world: World, ledger_id: LedgerId) -> None:
+        """What retention's transaction does to the list."""
+        catalog = world.catalog()
+        await catalog.contexts.change(
+            ledger_id,
+            lambda one: one.moved_to(OffloadState.TRIMMING),
+            applied=lambda one: one.state is OffloadState.TRIMMING,
+        )
+
+        def plan(stream: Stream) -> Stream:
+            left = tuple(one for one in stream.ledgers if one.ledger_id != ledger_id)
+            return replace(stream, ledgers=left, deleting=(*stream.deleting, ledger_id))
+
+        await catalog.streams.change(
+            STREAM, plan, applied=lambda one: one.listed(ledger_id) is None
+        )
+
+    def test_an_owner_epoch_that_they_do_not_know(self) -> None:
+        async def main() -> None:
+            world = World()
+            await world.stream()
+            kept = backup(world.metadata)
+            claimed = await world.catalog().streams.claim(STREAM, NodeId("n2"))
+            await offloaded(world, claimed)
+            await Leader(world).visit()
+            restore(world.metadata, kept)
+            assert "owner epoch 1 where the manifest has 2" in (await self._told(world) or "")
+
+        run_virtual(main())
+
+
+def test_a_trimmed_ledger_is_let_go_only_by_a_manifest_that_says_so() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        first, second = await offloaded(world, claimed), await offloaded(world, claimed)
+        leader = Leader(world)
+        await leader.visit()
+        assert not await leader.gate.let_go(STREAM, claimed.incarnation, first)
+        await TestOlderMetadata()._trim(world, first)
+        # A leader that lags behind, and knows the ledger not at all, is not asked.
+        assert not await Leader(world).gate.let_go(STREAM, claimed.incarnation, first)
+        assert not await leader.gate.let_go(STREAM, claimed.incarnation, first)
+        await leader.visit()
+        assert await leader.gate.let_go(STREAM, claimed.incarnation, first)
+        assert not await leader.gate.let_go(STREAM, claimed.incarnation, second)
+        assert not await leader.gate.let_go(STREAM, UUID(int=3), first)
+        assert list((await newest(world)).ledgers) == [second]
+
+    run_virtual(main())
+
+
+def test_an_abandoned_attempt_is_swept_unless_a_manifest_could_name_it() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        ledger_id = await offloaded(world, claimed)
+        leader = Leader(world)
+        context = await world.context(ledger_id)
+        await leader.gate.look(STREAM)
+        await leader.gate.record((await leader.read())[0], {})
+        assert context.uuid is not None
+        assert not await leader.gate.may_sweep(context, context.uuid)
+        # Before a manifest names the new copy, one that is being written could name the old one.
+        repaired = replace(context, uuid=UUID(int=5))
+        assert not await leader.gate.may_sweep(repaired, UUID(int=6))
+        assert await leader.gate.may_sweep(context, UUID(int=6))
+        trying = replace(context, complete=False, state=OffloadState.OFFLOADING)
+        assert await leader.gate.may_sweep(trying, UUID(int=6))
+
+    run_virtual(main())
+
+
+def test_a_stream_made_anew_has_manifests_of_its_own() -> None:
+    async def main() -> None:
+        world = World()
+        await world.stream()
+        leader = Leader(world)
+        await leader.visit()
+        store = world.catalog().store
+        await store.delete(paths.stream_path(STREAM), version=-1)
+        anew, _ = await world.catalog().streams.create(STREAM)
+        await leader.visit()
+        assert "made anew" in (leader.gate.stopped(STREAM) or "")
+        await leader.visit()
+        assert leader.gate.stopped(STREAM) is None
+        assert len({key.split("/")[2] for key in manifests_of(world)}) == 2
+        assert (await newest(world)).incarnation == anew.incarnation
+
+    run_virtual(main())
+
+
+def test_the_cluster_s_identity_and_policies_are_there_too() -> None:
+    async def main() -> None:
+        world = World()
+        await world.stream()
+        catalog = world.catalog()
+        cluster = await catalog.nodes.ensure_cluster(ledger_id_base=50)
+        store = store_of(world)
+        leader = Leader(world)
+        for _ in range(3):
+            await leader.gate.record_cluster()
+        generation, manifest = await store.cluster(cluster.cluster_id)
+        assert manifest is not None
+        assert (generation, manifest.cluster) == (1, cluster)
+        await catalog.policies.set_level("ns", Policy(offload_time_ms=3))
+        other = Leader(world)
+        for one in (leader, other, leader):
+            await one.gate.record_cluster()
+        generation, manifest = await store.cluster(cluster.cluster_id)
+        assert manifest is not None
+        assert (generation, dict(manifest.levels.namespaces)) == (
+            2,
+            {"ns": Policy(offload_time_ms=3)},
+        )
+
+    run_virtual(main())
+
+
+def test_a_stream_that_is_not_there_is_not_asked_for() -> None:
+    async def main() -> None:
+        world = World()
+        await world.stream()
+        leader = Leader(world)
+        assert await leader.gate.look(StreamName("other"))
+        assert leader.gate.stopped(StreamName("other")) is not None
+        with pytest.raises(RefusedError):
+            await leader.catalog.streams.get(StreamName("other"))
+
+    run_virtual(main())
