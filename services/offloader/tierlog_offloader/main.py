@@ -38,7 +38,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                 worker.handle,
                 stop=stop,
                 limits=WorkerLimits(
-                    in_flight_max=own.ledgers_in_flight_max, drain_s_max=own.drain_s_max
+                    in_flight_max=own.ledgers_in_flight_max,
+                    drain_s_max=own.drain_s_max,
+                    give_up_s_max=own.give_up_s_max,
+                    handle_s_max=own.request_s_max,
                 ),
             )
 

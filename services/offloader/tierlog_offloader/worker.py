@@ -9,11 +9,13 @@ Invariants:
     * Abandoned attempts are cleaned only after that, since only then they can't complete.
     * An attempt becomes complete only by a compare-and-set on its own UUID, after verification.
     * ``handle`` returns only when the request needs no second delivery.
+    * A stream whose offloads are paused gets no attempt; the scheduler asks again afterwards.
 
 Crash: at any step, another delivery begins a new attempt and abandons this one.
 Retries: what may succeed later is raised for redelivery, ``deliveries_max`` times in a row; then,
 and at once for what is refused, the event goes to the dead-letter topic and the scheduler, which
-looks at the metadata alone, asks again in its own time.
+looks at the metadata alone, asks again in its own time. What can't even be put aside is raised
+for redelivery without an end: an event is never dropped unseen.
 """
 
 import asyncio
@@ -27,6 +29,7 @@ import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.election import CourtesyLock
+from tierlog.catalog.streams import check_not_paused
 from tierlog.format import paths
 from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import (
@@ -40,12 +43,20 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy, Tier2Location
 from tierlog.offload.interface import LedgerOffloader
-from tierlog.offload.messages import OffloadRequest, Outgoing, Stationery, parse_request
+from tierlog.offload.messages import (
+    ERROR_LEN_MAX,
+    OffloadRequest,
+    Outgoing,
+    Stationery,
+    parse_request,
+    trace_of,
+)
 from tierlog.ports.clock import Clock
 from tierlog.ports.events import Event, EventPublisher
 from tierlog.ports.ids import Ids
 from tierlog.ports.objects import NoSuchUploadError
 from tierlog.proto.v1 import events_pb2 as pb
+from tierlog_offloader import metrics
 
 log = structlog.get_logger()
 
@@ -60,6 +71,7 @@ _ALREADY_COMPLETE: Final = pb.OffloadResult.OUTCOME_ALREADY_COMPLETE
 _SUPERSEDED: Final = pb.OffloadResult.OUTCOME_SUPERSEDED
 _REFUSED: Final = pb.OffloadResult.OUTCOME_REFUSED
 _FAILED: Final = pb.OffloadResult.OUTCOME_FAILED
+_PAUSED: Final = pb.OffloadResult.OUTCOME_PAUSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +93,10 @@ class _Done:
 
 class _LockedError(RetryableError):
     """Another worker is at it."""
+
+
+class _PausedError(RefusedError):
+    """An admin wants no offload now."""
 
 
 class OffloadWorker:
@@ -118,6 +134,16 @@ class OffloadWorker:
 
     async def handle(self, event: Event) -> None:
         """Do what an event asks for; returning means that it may be acknowledged."""
+        trace = trace_of(event)
+        with (
+            structlog.contextvars.bound_contextvars(
+                trace_id=trace.trace_id.hex() if trace is not None else None
+            ),
+            metrics.IN_HAND.track_inprogress(),
+        ):
+            await self._handle(event)
+
+    async def _handle(self, event: Event) -> None:
         try:
             request = parse_request(event)
         except TierlogError as error:
@@ -131,6 +157,10 @@ class OffloadWorker:
             if event.attempt < self._settings.deliveries_max:
                 raise
             told.info("request.dropped", cause="another worker is at it")
+            return
+        except _PausedError as error:
+            await self._tell(event, request, _Done(outcome=_PAUSED), began_s, error)
+            told.info("request.dropped", cause=str(error))
             return
         except TierlogError as error:
             refused = isinstance(error, RefusedError)
@@ -149,6 +179,7 @@ class OffloadWorker:
         ended = _ended(await self._checked_context(request))
         if ended is not None:
             return ended
+        await self._check_not_paused(request)
         await self._checked_metadata(request.ledger_id)
         async with self._lock(request.ledger_id):
             return await self._attempt(request)
@@ -208,6 +239,13 @@ class OffloadWorker:
                 details={"ledger_id": str(request.ledger_id)},
             )
         return context
+
+    async def _check_not_paused(self, request: OffloadRequest) -> None:
+        stream = await self._catalog.streams.get(request.stream)
+        try:
+            check_not_paused(stream)
+        except RefusedError as error:
+            raise _PausedError(error.message, remedy=error.remedy, details=error.details) from error
 
     async def _checked_metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
         metadata = await self._catalog.ledgers.get(ledger_id)
@@ -338,19 +376,24 @@ class OffloadWorker:
         error: TierlogError | None = None,
     ) -> None:
         """Step 8: publish how it ended."""
+        took_s = self._clock.monotonic_s() - began_s
         result = pb.OffloadResult(
             stream=request.stream,
             ledger_id=request.ledger_id,
             uuid=done.uuid.bytes if done.uuid is not None else b"",
             outcome=done.outcome,
             error_reason=error.reason.value if error is not None else "",
-            error_message=str(error) if error is not None else "",
+            error_message=str(error)[:ERROR_LEN_MAX] if error is not None else "",
             data_len=done.copy.data_len if done.copy is not None else 0,
             entry_count=done.copy.entry_count if done.copy is not None else 0,
-            duration_ms=round((self._clock.monotonic_s() - began_s) * 1000),
+            duration_ms=round(took_s * 1000),
             worker=self._settings.name,
         )
         await self._publish(self._stationery.result(result, cause=event))
+        name = pb.OffloadResult.Outcome.Name(done.outcome).removeprefix("OUTCOME_").lower()
+        metrics.REQUESTS.labels(name).inc()
+        if done.outcome == _COMPLETED:
+            metrics.SECONDS.observe(took_s)
 
     async def _put_aside(self, event: Event, error: TierlogError) -> None:
         log.warning(
@@ -362,10 +405,15 @@ class OffloadWorker:
         )
         await self._publish(self._stationery.dead_letter(event, error))
         self.dead_lettered += 1
+        metrics.DEAD_LETTERS.labels(error.reason.value).inc()
 
     async def _publish(self, outgoing: Outgoing) -> None:
         topic, key, value, headers = outgoing
-        await self._publisher.publish(topic, key=key, value=value, headers=headers)
+        try:
+            await self._publisher.publish(topic, key=key, value=value, headers=headers)
+        except RefusedError as error:
+            log.error("event.refused", topic=topic, cause=str(error))  # noqa: TRY400 - not ours
+            raise _again(error) from error
 
 
 def _locked(ledger_id: LedgerId) -> _LockedError:

@@ -4,12 +4,12 @@ import asyncio
 import sys
 
 from tierlog.offload.messages import Stationery, Topics
-from tierlog.runtime.http import build_http_app, serve_http
+from tierlog.runtime.http import serve_http
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
-from tierlog.wiring.build import system_clock, system_ids
+from tierlog.wiring.build import open_dead_letters, system_clock, system_ids
 from tierlog.wiring.offload import open_offload_parts
-from tierlog_scheduler.api import AdminApi
+from tierlog_scheduler.app import build_app
 from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
 
 
@@ -17,14 +17,14 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Lead when elected, and serve the admin API, until ``stop``."""
     own, listen = settings.scheduler, settings.scheduler.listen
     clock, ids = system_clock(), system_ids()
+    topics = Topics.of(settings.kafka.topic_prefix)
+    stationery = Stationery(topics, source="scheduler", clock=clock, ids=ids)
     async with open_offload_parts(settings) as parts:
         scheduler = Scheduler(
             catalog=parts.catalog,
             offloader=parts.offloader,
             publisher=parts.publisher,
-            stationery=Stationery(
-                Topics.of(settings.kafka.topic_prefix), source="scheduler", clock=clock, ids=ids
-            ),
+            stationery=stationery,
             clock=clock,
             ids=ids,
             limits=SchedulerLimits(
@@ -35,8 +35,9 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             ),
         )
 
-        app = build_http_app("Tierlog scheduler", checks={"metadata": parts.catalog.answers})
-        AdminApi(parts.catalog, scheduler).add_routes(app)
+        letters = open_dead_letters(settings, parts.publisher, stationery)
+        checks = {"metadata": parts.catalog.answers}
+        app = build_app(parts.catalog, scheduler, letters, checks=checks)
         async with serve_http(app, host=listen.host, port=listen.http_port) as http_port:
             announce_ready(
                 service="scheduler", http=f"{listen.advertise_host or listen.host}:{http_port}"

@@ -13,6 +13,7 @@ from tierlog.cli import (
     append,
     cluster,
     demo,
+    dlq,
     ledger,
     objects,
     offload,
@@ -20,6 +21,7 @@ from tierlog.cli import (
     read,
     restore,
     stream,
+    topics,
     up,
 )
 from tierlog.cli.session import SESSION
@@ -71,6 +73,8 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(offload.app, name="offload")
 app.add_typer(policy.app, name="policy")
 app.add_typer(objects.app, name="object")
+app.add_typer(topics.app, name="topics")
+app.add_typer(dlq.app, name="dlq")
 
 
 OWN: Final = frozenset(
@@ -86,6 +90,8 @@ OWN: Final = frozenset(
         "offload",
         "policy",
         "object",
+        "topics",
+        "dlq",
     }
 )
 

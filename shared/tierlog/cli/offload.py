@@ -1,6 +1,7 @@
 """``tierlog offload …``: ask for an offload, and see what became of it."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -16,7 +17,7 @@ from tierlog.cli.output import (
 )
 from tierlog.cli.session import Quiet, command
 from tierlog.cli.stream import Name, with_client
-from tierlog.model.errors import RetryableError
+from tierlog.model.errors import RefusedError, RetryableError
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -37,6 +38,37 @@ COLUMNS: Final = {
     "last_error": None,
 }
 
+STATUS_COLUMNS: Final = {
+    "stream": None,
+    "position": None,
+    "pause": None,
+    "wanted": None,
+    "states": None,
+    "waiting_bytes": size_text,
+    "oldest_waiting_ms": time_text,
+    "failing": None,
+}
+
+ATTEMPT_COLUMNS: Final = {
+    "stream": None,
+    "ledger_id": None,
+    "uuid": None,
+    "worker": None,
+    "outcome": None,
+    "started_ms": time_text,
+    "duration_ms": None,
+    "error": None,
+}
+
+LEFTOVER_COLUMNS: Final = {
+    "stream": None,
+    "ledger_id": None,
+    "uuid": None,
+    "data_key": None,
+    "abandoned_ms": time_text,
+    "swept_ms": time_text,
+}
+
 
 @app.command("run")
 @command
@@ -46,7 +78,9 @@ def run(
     before: Annotated[
         str | None, typer.Option(help="Only ledgers that end before this LEDGER:ENTRY.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until all of them are in tier 2.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Until all of them are in tier 2.")
+    ] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 600.0,
     output: OutputOption = Output.TABLE,
     quiet: Quiet = False,
@@ -73,13 +107,29 @@ def run(
 def status(
     stream: Annotated[str | None, typer.Argument(help="Only of this stream.")] = None,
     *,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Until what was asked for is in tier 2.")
+    ] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 600.0,
     output: OutputOption = Output.TABLE,
+    quiet: Quiet = False,
 ) -> None:
-    """Show which ledgers are on their way to tier 2, or there, with the last error of each."""
+    """Show which ledgers are on their way to tier 2, or there, with the last error of each.
+
+    With --wait: how far a stream's offload has come, once all that was asked for is there.
+    """
     from tierlog.model.ids import stream_name
 
     if stream is not None:
         stream_name(stream)
+    if wait:
+        if stream is None:
+            raise RefusedError(
+                "--wait is for one stream", remedy="Write: tierlog offload status STREAM -w"
+            )
+        found = with_client(lambda client: _until_wanted(client, stream, timeout_s, quiet=quiet))
+        print_rows(found, STATUS_COLUMNS, output)
+        return
 
     async def ask(client: "Client") -> list[Any]:
         # Says so when there is no such stream.
@@ -88,6 +138,118 @@ def status(
         return [one for one in found if names is None or one.get("stream") in names]
 
     print_rows(with_client(ask), COLUMNS, output)
+
+
+@app.command("attempts")
+@command
+def attempts(
+    stream: Name,
+    *,
+    ledger: Annotated[int | None, typer.Option(help="Only at this ledger.")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show every attempt at a stream's ledgers: worker, times, how it ended, and its error."""
+    ledgers = with_client(lambda client: client.attempts(stream))
+    rows = [
+        {"stream": one["stream"], "ledger_id": one["ledger_id"], **attempt}
+        for one in ledgers
+        if ledger in (None, one["ledger_id"])
+        for attempt in one["attempts"]
+    ]
+    print_rows(rows, ATTEMPT_COLUMNS, output)
+
+
+@app.command("gc")
+@command
+def gc(
+    stream: Name,
+    *,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Until nothing is left.")] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 600.0,
+    output: OutputOption = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Show what attempts left in the bucket that the scheduler still has to delete.
+
+    It does so by itself, twice: at once, and when no late request of a worker can land any more.
+    """
+
+    async def look(client: "Client") -> Sequence[Any]:
+        if not wait:
+            return await client.leftovers(stream)
+        return await _poll(
+            lambda: client.leftovers(stream),
+            lambda left: f"{len(left)} attempts to clean" if left else None,
+            f"what attempts at {stream} left is not deleted yet",
+            timeout_s,
+            quiet=quiet,
+        )
+
+    print_rows(with_client(look), LEFTOVER_COLUMNS, output)
+
+
+@app.command("pause")
+@command
+def pause(
+    stream: Name,
+    *,
+    cause: Annotated[str, typer.Option(help="For whoever finds it paused.")] = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Begin no offload of a stream, and delete none of its copies, until it is resumed."""
+    found = with_client(lambda client: client.pause_offload(stream, cause))
+    print_rows(found, STATUS_COLUMNS, output)
+
+
+@app.command("resume")
+@command
+def resume(stream: Name, *, output: OutputOption = Output.TABLE) -> None:
+    """Let a paused stream go on."""
+    print_rows(with_client(lambda client: client.resume_offload(stream)), STATUS_COLUMNS, output)
+
+
+async def _until_wanted(
+    client: "Client", stream: str, timeout_s: float, *, quiet: bool
+) -> Sequence[Any]:
+    def left(found: Sequence[Any]) -> str | None:
+        count = sum(one["wanted"] for one in found)
+        return f"{count} ledgers not in tier 2 yet" if count else None
+
+    return await _poll(
+        lambda: client.offload_status(stream),
+        left,
+        f"not all of {stream} that was asked for is in tier 2",
+        timeout_s,
+        quiet=quiet,
+    )
+
+
+async def _poll(
+    look: Callable[[], Awaitable[Sequence[Any]]],
+    left: Callable[[Sequence[Any]], str | None],
+    late: str,
+    timeout_s: float,
+    *,
+    quiet: bool,
+) -> Sequence[Any]:
+    """Look until nothing is ``left``, saying what is whenever that changes."""
+    said: str | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                found = await look()
+                now = left(found)
+                if now is None:
+                    return found
+                if now != said:
+                    said = now
+                    say(now, quiet=quiet)
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise RetryableError(
+            f"{late} after {timeout_s:g} s",
+            remedy="It goes on; look at: tierlog offload status, and tierlog offload attempts",
+        ) from None
 
 
 async def _with_ledgers(client: "Client", stream: str) -> list[str]:

@@ -93,6 +93,18 @@ def with_zookeeper(settings: Settings) -> Settings:
     return settings.model_copy(update={"zookeeper": zookeeper})
 
 
+def with_kafka(settings: Settings) -> Settings:
+    """Return the settings with the broker that ``tierlog up`` wrote, where none is given."""
+    if "bootstrap_servers" in settings.kafka.model_fields_set:
+        return settings
+    written = read_endpoints_file(settings.state_dir / FILE_NAME)
+    bootstrap = written.servers.get("kafka") if written is not None else None
+    if not bootstrap:
+        return settings
+    kafka = settings.kafka.model_copy(update={"bootstrap_servers": bootstrap})
+    return settings.model_copy(update={"kafka": kafka})
+
+
 def read_endpoints_file(path: Path) -> EndpointsFile | None:
     """Return what the file says; None when there is none."""
     try:

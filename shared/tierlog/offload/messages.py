@@ -25,7 +25,24 @@ from tierlog.ports.ids import Ids
 from tierlog.proto.v1 import events_pb2 as pb
 
 VALUE_LEN_MAX: Final = 64 * 1024
+KEY_LEN_MAX: Final = 1024
 ERROR_LEN_MAX: Final = 2000
+HEADERS_MAX: Final = 32
+HEADER_NAME_LEN_MAX: Final = 100
+HEADER_LEN_MAX: Final = 4096
+
+# Headers of dead letters, which are not taken from requests, but for the first.
+OWN: Final = "tierlog_"
+REPLAY_OF: Final = "tierlog_replay_of"
+ERROR_REASON: Final = "tierlog_error_reason"
+ERROR_MESSAGE: Final = "tierlog_error_message"
+ERROR_TIME_MS: Final = "tierlog_error_time_ms"
+ATTEMPTS: Final = "tierlog_attempts"
+FROM_TOPIC: Final = "tierlog_topic"
+CUT: Final = "tierlog_cut_from_bytes"
+MARK: Final = "tierlog_dead_letter"
+MARK_OF: Final = "tierlog_dead_letter_of"
+MARK_TIME_MS: Final = "tierlog_dead_letter_time_ms"
 
 
 class Trigger(StrEnum):
@@ -99,24 +116,52 @@ class Stationery:
 
     def result(self, result: pb.OffloadResult, *, cause: Event) -> Outgoing:
         """Return the event of a result, in the trace of the request that caused it."""
-        trace = None
-        if "traceparent" in cause.headers:
-            trace = Traceparent.parse(cause.headers["traceparent"].decode("ascii", "replace"))
+        trace = trace_of(cause)
         child = trace.child(self._ids.uuid().bytes[:8]) if trace is not None else None
         key = _key(result.stream, result.ledger_id)
         return self._event(self.topics.completed, key, result, child)
 
     def dead_letter(self, event: Event, error: TierlogError) -> Outgoing:
-        """Return ``event`` as it came, with what was wrong beside it."""
+        """Return ``event`` as it came, with what was wrong beside it.
+
+        Of what is too large to be a request only the beginning is kept: Kafka would not take it
+        back with our headers added, and whoever can't put it aside meets it for ever.
+        """
+        kept = [
+            (name, value)
+            for name, value in event.headers.items()
+            if len(name) <= HEADER_NAME_LEN_MAX
+            and len(value) <= HEADER_LEN_MAX
+            and (not name.startswith(OWN) or name == REPLAY_OF)
+        ]
         headers = {
-            **event.headers,
-            "tierlog_error_reason": error.reason.value.encode(),
-            "tierlog_error_message": str(error)[:ERROR_LEN_MAX].encode(),
-            "tierlog_error_time_ms": str(self._clock.wall_ms()).encode(),
-            "tierlog_attempts": str(event.attempt).encode(),
-            "tierlog_topic": event.topic.encode(),
+            **dict(kept[:HEADERS_MAX]),
+            ERROR_REASON: error.reason.value.encode(),
+            ERROR_MESSAGE: str(error)[:ERROR_LEN_MAX].encode(errors="replace"),
+            ERROR_TIME_MS: str(self._clock.wall_ms()).encode(),
+            ATTEMPTS: str(event.attempt).encode(),
+            FROM_TOPIC: event.topic.encode(),
         }
-        return Outgoing(self.topics.dead_letter, event.key, event.value, headers)
+        if len(event.value) > VALUE_LEN_MAX or len(event.key) > KEY_LEN_MAX:
+            headers[CUT] = str(len(event.value)).encode()
+        return Outgoing(
+            self.topics.dead_letter, event.key[:KEY_LEN_MAX], event.value[:VALUE_LEN_MAX], headers
+        )
+
+    def replay(self, letter: Event, place: str) -> Outgoing:
+        """Return the request that a dead letter was, as a new event."""
+        headers = {name: v for name, v in letter.headers.items() if not name.startswith(OWN)}
+        headers[REPLAY_OF] = place.encode()
+        return Outgoing(self.topics.requested, letter.key, letter.value, headers)
+
+    def mark(self, letter: Event, place: str, mark: str) -> Outgoing:
+        """Return the event that says what became of the dead letter at ``place``."""
+        headers = {
+            MARK: mark.encode(),
+            MARK_OF: place.encode(),
+            MARK_TIME_MS: str(self._clock.wall_ms()).encode(),
+        }
+        return Outgoing(self.topics.dead_letter, letter.key, b"", headers)
 
     def _event(
         self, topic: str, key: bytes, message: Message, trace: Traceparent | None
@@ -131,6 +176,12 @@ class Stationery:
             traceparent=trace,
         )
         return Outgoing(topic, key, message.SerializeToString(), build_headers(envelope))
+
+
+def trace_of(event: Event) -> Traceparent | None:
+    """Return the trace that an event is in; None when it names none that can be followed."""
+    text = event.headers.get("traceparent")
+    return Traceparent.parse(text.decode("ascii", "replace")) if text is not None else None
 
 
 def _key(stream: str, ledger_id: int) -> bytes:

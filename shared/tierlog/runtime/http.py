@@ -25,6 +25,7 @@ from tierlog.model.errors import (
     TierlogError,
 )
 from tierlog.runtime.errors import PROBLEM_TYPE, problem_of
+from tierlog.runtime.openapi import describe_api
 
 Checks = Mapping[str, Callable[[], Awaitable[bool]]]
 
@@ -63,6 +64,7 @@ def build_http_app(title: str, *, checks: Checks) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)
+    describe_api(app)
     return app
 
 

@@ -3,14 +3,17 @@
 import contextlib
 from collections.abc import AsyncIterator
 
+from tierlog.adapters.kafka.event_log import KafkaEventLog
 from tierlog.adapters.kafka.publisher import KafkaPublisher
 from tierlog.adapters.kafka.source import KafkaEventSource
-from tierlog.adapters.kafka.topics import ensure_topics, topic_specs
+from tierlog.adapters.kafka.topics import TopicReport, apply_topics, ensure_topics
 from tierlog.adapters.s3 import open_s3
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
 from tierlog.catalog import Catalog
-from tierlog.offload.messages import Topics
+from tierlog.offload.dead_letters import DeadLetters
+from tierlog.offload.messages import Stationery, Topics
+from tierlog.offload.topics import TopicSpec, queue_specs
 from tierlog.ports.clock import Clock
 from tierlog.ports.events import EventPublisher, EventSource
 from tierlog.ports.ids import Ids
@@ -60,15 +63,30 @@ async def open_objects(settings: Settings) -> AsyncIterator[ObjectStore]:
         yield store
 
 
+def topic_specs(settings: Settings) -> list[TopicSpec]:
+    """Return the queue's topics as they should be."""
+    kafka = settings.kafka
+    return queue_specs(
+        Topics.of(kafka.topic_prefix),
+        partitions=kafka.partitions,
+        replication_factor=kafka.replication_factor,
+        retention_s=kafka.retention_s,
+        dead_letter_retention_s=kafka.dead_letter_retention_s,
+    )
+
+
+async def apply_queue_topics(settings: Settings, *, dry_run: bool) -> list[TopicReport]:
+    """Make the queue's topics what they should be, as far as that loses nothing."""
+    return await apply_topics(
+        settings.kafka.bootstrap_servers, topic_specs(settings), dry_run=dry_run
+    )
+
+
 @contextlib.asynccontextmanager
 async def open_publisher(settings: Settings) -> AsyncIterator[EventPublisher]:
     """Make the topics that are missing, and publish to them for the length of the context."""
     kafka = settings.kafka
-    specs = topic_specs(
-        Topics.of(kafka.topic_prefix),
-        partitions=kafka.partitions,
-        replication_factor=kafka.replication_factor,
-    )
+    specs = topic_specs(settings)
     await ensure_topics(kafka.bootstrap_servers, specs)
     publisher = KafkaPublisher(
         kafka.bootstrap_servers,
@@ -80,6 +98,15 @@ async def open_publisher(settings: Settings) -> AsyncIterator[EventPublisher]:
         yield publisher
     finally:
         await publisher.close()
+
+
+def open_dead_letters(
+    settings: Settings, publisher: EventPublisher, stationery: Stationery
+) -> DeadLetters:
+    """Give the dead letters of this deployment; they hold no connection of their own."""
+    kafka = settings.kafka
+    event_log = KafkaEventLog(kafka.bootstrap_servers, timeout_s=kafka.publish_timeout_s)
+    return DeadLetters(event_log, publisher, stationery, newest_max=kafka.dead_letters_max)
 
 
 @contextlib.asynccontextmanager

@@ -26,8 +26,9 @@ from tierlog.adapters.kafka.common import (
     from_thread,
     log,
 )
-from tierlog.adapters.kafka.topics import TopicSpec, ensure_topics
+from tierlog.adapters.kafka.topics import ensure_topics
 from tierlog.model.errors import Reason, RetryableError
+from tierlog.offload.topics import TopicSpec
 
 POLL_S = 0.2
 CLOSE_FLUSH_S_MAX = 5.0

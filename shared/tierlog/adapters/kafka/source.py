@@ -36,6 +36,7 @@ from tierlog.adapters.kafka.common import (
     from_thread,
     log,
 )
+from tierlog.adapters.kafka.records import event_of, number
 from tierlog.adapters.offsets import Backoff, PartitionProgress
 from tierlog.model.errors import RetryableError
 from tierlog.ports.events import Event
@@ -229,8 +230,8 @@ class KafkaEventSource:
             else:
                 log.warning("source.poll_failed", group=self._group, cause=error.str())
             return
-        place = _Place(str(message.topic()), _int(message.partition()))
-        offset = _int(message.offset())
+        place = _Place(str(message.topic()), number(message.partition()))
+        offset = number(message.offset())
         with self._lock:
             holding = self._holdings.get(place)
             if holding is None:
@@ -243,15 +244,7 @@ class KafkaEventSource:
                 holding.sent = holding.committed = offset  # there is nothing to commit yet
             holding.progress.deliver(offset)
             receipt = _Receipt(place, offset, holding.number)
-        self._ready.append(
-            Event(
-                topic=place.topic,
-                key=_bytes(message.key()),
-                value=_bytes(message.value()),
-                headers={name: _bytes(value) for name, value in _headers(message)},
-                receipt=receipt,
-            )
-        )
+        self._ready.append(event_of(message, receipt=receipt))
         from_thread(self._loop, self._woken.set)
 
     def _pause_or_resume(self, consumer: Consumer) -> None:
@@ -344,19 +337,3 @@ class KafkaEventSource:
     def _drop_all(self) -> None:
         with self._lock:
             self._holdings.clear()
-
-
-def _bytes(value: Any) -> bytes:  # noqa: ANN401 - str, bytes or None, says the library
-    if isinstance(value, str):
-        return value.encode()
-    return b"" if value is None else bytes(value)
-
-
-def _headers(message: Message) -> Sequence[tuple[str, Any]]:
-    headers: Any = message.headers()
-    return headers or ()
-
-
-def _int(value: int | None) -> int:
-    assert value is not None, "a delivered message has a place"
-    return value

@@ -1,32 +1,38 @@
-"""Topics are created explicitly, from specifications; never by use."""
+"""Topics are created explicitly, from specifications; never by use.
+
+``ensure_topics`` is what services do when they start: what is missing is made, nothing that is
+there is changed. ``apply_topics`` is what an operator does: it also brings partitions and settings
+to what they should be. What would lose events is told and left alone.
+"""
 
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from tierlog.adapters.kafka.common import ClientErrors, as_error, client_log, log
+from tierlog.offload.topics import Difference, Remedy, TopicSpec, TopicState, differences
 
 VISIBLE_POLL_S = 0.1
+TOPICS_S_MAX: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicSpec:
-    """A topic as it is to be."""
+class TopicReport:
+    """A topic: what it was, what was done about it, and what still differs."""
 
-    name: str
-    partitions: int
-    replication_factor: int
-    config: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        assert self.partitions > 0, "a topic has partitions"
-        assert self.replication_factor > 0, "a partition has a replica"
+    spec: TopicSpec
+    found: TopicState | None
+    done: Sequence[Difference]
+    left: Sequence[Difference]
 
 
 def topic_specs(
@@ -40,7 +46,7 @@ def topic_specs(
 
 
 async def ensure_topics(
-    bootstrap: str, specs: Sequence[TopicSpec], *, timeout_s: float = 15.0
+    bootstrap: str, specs: Sequence[TopicSpec], *, timeout_s: float = TOPICS_S_MAX
 ) -> list[str]:
     """Create those that are missing, and return their names once brokers lead them.
 
@@ -49,10 +55,109 @@ async def ensure_topics(
     return await asyncio.to_thread(_ensure_topics, bootstrap, list(specs), timeout_s)
 
 
+async def apply_topics(
+    bootstrap: str,
+    specs: Sequence[TopicSpec],
+    *,
+    dry_run: bool = False,
+    timeout_s: float = TOPICS_S_MAX,
+) -> list[TopicReport]:
+    """Make the topics what they should be, as far as that loses nothing, and tell what is left.
+
+    With ``dry_run`` nothing is changed: all that differs is left.
+    """
+    return await asyncio.to_thread(
+        _apply_topics, bootstrap, list(specs), timeout_s, dry_run=dry_run
+    )
+
+
+def _admin(bootstrap: str) -> AdminClient:
+    config: dict[str, Any] = {"bootstrap.servers": bootstrap, "error_cb": ClientErrors("topics")}
+    return AdminClient(config, logger=client_log)
+
+
 def _ensure_topics(bootstrap: str, specs: list[TopicSpec], timeout_s: float) -> list[str]:
     deadline_s = time.monotonic() + timeout_s
-    config: dict[str, Any] = {"bootstrap.servers": bootstrap, "error_cb": ClientErrors("topics")}
-    admin = AdminClient(config, logger=client_log)
+    admin = _admin(bootstrap)
+    # Where topics are an operator's, a service may not be allowed to create any.
+    there = _listed(admin, bootstrap, timeout_s)
+    missing = [spec for spec in specs if spec.name not in there]
+    created = _create(admin, bootstrap, missing, timeout_s) if missing else []
+    wanted = {spec.name: spec for spec in specs}
+    _wait_until_led(admin, bootstrap, wanted, deadline_s)
+    if created:
+        log.info("topics.created", names=created)
+    return created
+
+
+def _apply_topics(
+    bootstrap: str, specs: list[TopicSpec], timeout_s: float, *, dry_run: bool
+) -> list[TopicReport]:
+    admin = _admin(bootstrap)
+    before = _describe(admin, bootstrap, specs, timeout_s)
+    told = {spec.name: differences(spec, before.get(spec.name)) for spec in specs}
+    if not dry_run:
+        for spec in specs:
+            _do(admin, bootstrap, spec, told[spec.name], timeout_s)
+        _wait_until_led(
+            admin, bootstrap, {spec.name: spec for spec in specs}, time.monotonic() + timeout_s
+        )
+    after = before if dry_run else _settled(admin, bootstrap, specs, timeout_s)
+    reports = []
+    for spec in specs:
+        left = differences(spec, after.get(spec.name))
+        done = [one for one in told[spec.name] if one.what not in {other.what for other in left}]
+        found = before.get(spec.name)
+        reports.append(TopicReport(spec=spec, found=found, done=done, left=left))
+    return reports
+
+
+def _do(
+    admin: AdminClient,
+    bootstrap: str,
+    spec: TopicSpec,
+    told: Sequence[Difference],
+    timeout_s: float,
+) -> None:
+    """Do what can be done about these differences of one topic."""
+    remedies = {one.remedy for one in told}
+    if Remedy.CREATE in remedies:
+        _create(admin, bootstrap, [spec], timeout_s)
+    if Remedy.ADD_PARTITIONS in remedies:
+        futures = admin.create_partitions(
+            [NewPartitions(spec.name, spec.partitions)], request_timeout=timeout_s
+        )
+        _result(futures[spec.name], f"adding partitions to {spec.name}", bootstrap, timeout_s)
+    values = [one for one in told if one.remedy is Remedy.SET]
+    if values:
+        resource = ConfigResource(
+            ResourceType.TOPIC,
+            spec.name,
+            incremental_configs=[
+                ConfigEntry(one.what, one.wanted, incremental_operation=AlterConfigOpType.SET)
+                for one in values
+            ],
+        )
+        (altered,) = admin.incremental_alter_configs([resource], request_timeout=timeout_s).values()
+        _result(altered, f"setting topic {spec.name}", bootstrap, timeout_s)
+
+
+def _settled(
+    admin: AdminClient, bootstrap: str, specs: Sequence[TopicSpec], timeout_s: float
+) -> Mapping[str, TopicState]:
+    """Describe again, until brokers tell of what was changed, or time is up."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        after = _describe(admin, bootstrap, specs, timeout_s)
+        left = [one for spec in specs for one in differences(spec, after.get(spec.name))]
+        if all(one.remedy is Remedy.BY_HAND for one in left) or time.monotonic() >= deadline_s:
+            return after
+        time.sleep(VISIBLE_POLL_S)
+
+
+def _create(
+    admin: AdminClient, bootstrap: str, specs: Sequence[TopicSpec], timeout_s: float
+) -> list[str]:
     futures = admin.create_topics(
         [
             NewTopic(
@@ -68,21 +173,68 @@ def _ensure_topics(bootstrap: str, specs: list[TopicSpec], timeout_s: float) -> 
     )
     created = []
     for name, future in futures.items():
-        try:
-            future.result(timeout_s + 1.0)  # Kafka's own answer comes first
+        there = _result(
+            future,
+            f"creating topic {name}",
+            bootstrap,
+            timeout_s,
+            but=KafkaError.TOPIC_ALREADY_EXISTS,
+        )
+        if not there:
             created.append(name)
-        except TimeoutError as error:
-            late = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 - librdkafka's own code
-            raise as_error(late, f"creating topic {name}", bootstrap) from error
-        except KafkaException as error:
-            cause: KafkaError = error.args[0]
-            if cause.code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise as_error(cause, f"creating topic {name}", bootstrap) from error
-    wanted = {spec.name: spec for spec in specs}
-    _wait_until_led(admin, bootstrap, wanted, deadline_s)
-    if created:
-        log.info("topics.created", names=created)
     return created
+
+
+def _result(
+    future: "Future[Any]", what: str, bootstrap: str, timeout_s: float, *, but: int | None = None
+) -> bool:
+    """Wait for an answer; True when it is the refusal ``but``. Raises any other."""
+    try:
+        future.result(timeout_s + 1.0)  # Kafka's own answer comes first
+    except TimeoutError as error:
+        late = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 - librdkafka's own code
+        raise as_error(late, what, bootstrap) from error
+    except KafkaException as error:
+        cause: KafkaError = error.args[0]
+        if cause.code() != but:
+            raise as_error(cause, what, bootstrap) from error
+        return True
+    return False
+
+
+def _listed(admin: AdminClient, bootstrap: str, timeout_s: float) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = admin.list_topics(timeout=timeout_s).topics
+    except KafkaException as error:
+        raise as_error(error.args[0], "listing topics", bootstrap) from error
+    return found
+
+
+def _describe(
+    admin: AdminClient, bootstrap: str, specs: Sequence[TopicSpec], timeout_s: float
+) -> Mapping[str, TopicState]:
+    """Return those of the topics that are there, as they are."""
+    listed = _listed(admin, bootstrap, timeout_s)
+    resources = [
+        ConfigResource(ResourceType.TOPIC, spec.name) for spec in specs if spec.name in listed
+    ]
+    if not resources:
+        return {}
+    found = {}
+    for resource, future in admin.describe_configs(resources, request_timeout=timeout_s).items():
+        _result(future, f"describing topic {resource.name}", bootstrap, timeout_s)
+        parts = listed[resource.name].partitions.values()
+        found[resource.name] = TopicState(
+            partitions=len(parts),
+            replication_factor=min((len(part.replicas) for part in parts), default=0),
+            config={
+                name: entry.value
+                for name, entry in future.result().items()
+                if entry.value is not None
+            },
+            leaderless=sum(part.leader < 0 for part in parts),
+        )
+    return found
 
 
 def _wait_until_led(
@@ -90,10 +242,7 @@ def _wait_until_led(
 ) -> None:
     while True:
         left_s = max(deadline_s - time.monotonic(), 0.1)
-        try:
-            found = admin.list_topics(timeout=left_s).topics
-        except KafkaException as error:
-            raise as_error(error.args[0], "listing topics", bootstrap) from error
+        found = _listed(admin, bootstrap, left_s)
         partitions = {
             name: sum(part.leader >= 0 for part in found[name].partitions.values())
             for name in wanted

@@ -13,14 +13,15 @@ Invariants:
 import asyncio
 import random
 import zlib
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tierlog.adapters.memory.faults import Faults, no_faults
 from tierlog.adapters.offsets import Backoff, PartitionProgress
 from tierlog.model.errors import IndeterminateError, RetryableError
+from tierlog.ports.event_log import EventPlace, StoredEvent
 from tierlog.ports.events import Event
 
 DEFAULT_BACKOFF = Backoff(first_s=1.0, max_s=30.0)
@@ -114,6 +115,19 @@ class MemoryEvents:
             for place, log in sorted(self._logs.items())
             if place.topic == topic
             for record in log
+        ]
+
+    def stored(self, topic: str) -> list[StoredEvent]:
+        """Return all that is in a topic, with its places."""
+        return [
+            StoredEvent(
+                place=EventPlace(place.partition, offset),
+                stored_ms=round(record.visible_at_s * 1000),
+                event=record.event,
+            )
+            for place, log in sorted(self._logs.items())
+            if place.topic == topic
+            for offset, record in enumerate(log)
         ]
 
     def lag(self, topic: str, group: str) -> int:
@@ -299,3 +313,23 @@ class MemoryEventSource:
                 held.position += 1
                 return replace(event_or_none, receipt=receipt)
         return None
+
+
+class MemoryEventLog:
+    """The port that reads a topic from end to end."""
+
+    def __init__(self, broker: MemoryEvents, faults: Faults | None = None) -> None:
+        self._broker = broker
+        self._faults = faults or no_faults()
+
+    async def scan(self, topic: str, *, newest_max: int) -> AsyncIterator[StoredEvent]:
+        await self._faults.step("events.scan")
+        found = self._broker.stored(topic)
+        counts = Counter(one.place.partition for one in found)
+        for one in found:
+            if one.place.offset >= counts[one.place.partition] - newest_max:
+                yield one
+
+    async def get(self, topic: str, place: EventPlace) -> StoredEvent | None:
+        await self._faults.step("events.get")
+        return next((one for one in self._broker.stored(topic) if one.place == place), None)

@@ -1,0 +1,22 @@
+"""The scheduler's whole HTTP API in one place, for the process and for what describes it."""
+
+from fastapi import FastAPI
+
+from tierlog.catalog import Catalog
+from tierlog.offload.dead_letters import DeadLetters
+from tierlog.runtime.http import Checks, build_http_app
+from tierlog_scheduler.api import AdminApi
+from tierlog_scheduler.attempts_api import AttemptsApi
+from tierlog_scheduler.dead_letters_api import DeadLettersApi
+from tierlog_scheduler.scheduler import Scheduler
+
+
+def build_app(
+    catalog: Catalog, scheduler: Scheduler, letters: DeadLetters, *, checks: Checks
+) -> FastAPI:
+    """Return the application with every route."""
+    app = build_http_app("Tierlog scheduler", checks=checks)
+    AdminApi(catalog, scheduler).add_routes(app)
+    AttemptsApi(catalog).add_routes(app)
+    DeadLettersApi(letters).add_routes(app)
+    return app
