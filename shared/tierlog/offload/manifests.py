@@ -54,7 +54,7 @@ class ManifestLimits:
     """
 
     changes_min: int = 32
-    changes_max: int = 256
+    changes_max: int = 128
     reads_in_flight_max: int = 16
 
     def __post_init__(self) -> None:

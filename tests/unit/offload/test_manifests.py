@@ -123,12 +123,16 @@ def test_snapshots_before_the_last_but_one_are_pruned() -> None:
         bucket = Bucket()
         store = bucket.store()
         known = await store.newest(STREAM, INCARNATION)
-        counts = set()
+        counts, snapshots = set(), [1]
         for upto in range(1, 100):
             known = await grown(store, known, upto)
             generations = bucket.generations()
             assert generations == list(range(generations[0], upto + 1))
             counts.add(len(generations))
+            if known.snapshot_generation != snapshots[-1]:
+                snapshots.append(known.snapshot_generation)
+            # Whoever reads from the snapshot before the newest is not disturbed.
+            assert generations[0] <= snapshots[max(0, len(snapshots) - 2)]
             assert same(await bucket.store().newest(STREAM, INCARNATION), known)
         assert max(counts) <= 2 * (QUICK.changes_max + 1)
 

@@ -418,7 +418,7 @@ def test_a_trimmed_ledger_is_let_go_only_by_a_manifest_that_says_so() -> None:
         world = World()
         claimed = await world.stream()
         first, second = await offloaded(world, claimed), await offloaded(world, claimed)
-        leader = Leader(world)
+        leader, early = Leader(world), Leader(world)
         await leader.visit()
         assert not await leader.gate.let_go(STREAM, claimed.incarnation, first)
         await TestOlderMetadata()._trim(world, first)
@@ -430,6 +430,16 @@ def test_a_trimmed_ledger_is_let_go_only_by_a_manifest_that_says_so() -> None:
         assert not await leader.gate.let_go(STREAM, claimed.incarnation, second)
         assert not await leader.gate.let_go(STREAM, UUID(int=3), first)
         assert list((await newest(world)).ledgers) == [second]
+
+        # What a manifest never named may be about to be named by one that is being written.
+        third = await world.seal(claimed, ENTRIES)
+        await early.visit()
+        await TestOlderMetadata()._trim(world, second)
+        await TestOlderMetadata()._trim(world, third)
+        assert third not in (await newest(world)).ledgers
+        assert not await early.gate.let_go(STREAM, claimed.incarnation, third)
+        await early.visit()
+        assert await early.gate.let_go(STREAM, claimed.incarnation, third)
 
     run_virtual(main())
 
