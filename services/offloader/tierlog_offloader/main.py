@@ -8,13 +8,16 @@ import asyncio
 import sys
 
 from tierlog.ledger.reader import Tier1ReadHandle
+from tierlog.offload.manifests import BucketGuard
 from tierlog.offload.messages import Stationery, Topics
+from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
 from tierlog.runtime.worker import WorkerLimits, run_worker
 from tierlog.wiring.build import open_offload_requests, system_clock, system_ids
 from tierlog.wiring.keys import ledger_keys
+from tierlog.wiring.manifests import manifest_store
 from tierlog.wiring.offload import OffloadParts, open_offload_parts
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
 
@@ -28,6 +31,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         app = build_http_app("Tierlog offloader", checks={"metadata": parts.catalog.answers})
         async with (
             open_offload_requests(settings) as source,
+            serve_costs(app, "offloader", parts.meter),
             serve_http(app, host=listen.host, port=listen.http_port) as http_port,
         ):
             announce_ready(
@@ -57,6 +61,7 @@ def _worker(parts: OffloadParts, settings: Settings) -> OffloadWorker:
             ledger_id, metadata, parts.nodes, keys=keys, on_damage=parts.damage
         ),
         offloader=parts.offloader,
+        guard=BucketGuard(manifest_store(settings, parts.objects, parts.cluster)),
         publisher=parts.publisher,
         stationery=Stationery(
             Topics.of(settings.kafka.topic_prefix), source=name, clock=clock, ids=ids

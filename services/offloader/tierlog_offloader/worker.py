@@ -6,7 +6,8 @@ Owns the order of the steps. Does not own what each does: the catalog changes me
 Invariants:
     * The attempt's UUID and place are in the metadata before its first byte is uploaded.
     * An attempt is begun only by a worker that has the ledger's key, if it has one.
-    * Abandoned attempts are cleaned only after that, since only then they can't complete.
+    * Abandoned attempts are cleaned only after that, since only then they can't complete, and
+      only when no manifest names them: metadata that came back from a backup may not know.
     * An attempt becomes complete only by a compare-and-set on its own UUID, after verification.
     * ``handle`` returns only when the request needs no second delivery.
     * A stream whose offloads are paused gets no attempt; the scheduler asks again afterwards.
@@ -43,6 +44,7 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy, Tier2Location
 from tierlog.offload.interface import LedgerOffloader
+from tierlog.offload.manifests import AttemptGuard
 from tierlog.offload.messages import (
     ERROR_LEN_MAX,
     OffloadRequest,
@@ -108,6 +110,7 @@ class OffloadWorker:
         catalog: Catalog,
         open_ledger: OpenLedger,
         offloader: LedgerOffloader,
+        guard: AttemptGuard,
         publisher: EventPublisher,
         stationery: Stationery,
         clock: Clock,
@@ -117,6 +120,7 @@ class OffloadWorker:
         self._catalog = catalog
         self._open_ledger = open_ledger
         self._offloader = offloader
+        self._guard = guard
         self._publisher = publisher
         self._stationery = stationery
         self._clock = clock
@@ -329,7 +333,7 @@ class OffloadWorker:
     async def _clean_abandoned(self, context: OffloadContext) -> None:
         """Delete what attempts before this one left. Failing is legal: the scheduler sweeps."""
         for attempt in context.abandoned:
-            if attempt.swept_ms:
+            if attempt.swept_ms or not await self._guard.may_clean(context, attempt.uuid):
                 continue
             try:
                 await self._offloader.delete_offloaded(

@@ -25,6 +25,7 @@ from tierlog.model.ledger import DigestType
 from tierlog.model.offload import OffloadState
 from tierlog.model.position import Edge
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
+from tierlog.offload.manifests import BucketGuard, ManifestStore
 from tierlog.offload.messages import OffloadRequest, Stationery, Topics, Trigger, parse_result
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.ports.events import Event
@@ -98,6 +99,14 @@ class World(SmallCluster):
             open_ledger=lambda one, metadata: Tier1ReadHandle(one, metadata, nodes, keys=keys),
             offloader=BlockOffloader(
                 self.bucket.connect(), Tier2Settings(bucket="b", cluster_id=UUID(int=7))
+            ),
+            guard=BucketGuard(
+                ManifestStore(
+                    self.bucket.connect(),
+                    cluster_id=UUID(int=7),
+                    clock=self.clock,
+                    ids=self.ids,
+                )
             ),
             publisher=self.queue.publisher(),
             stationery=self.stationery,
