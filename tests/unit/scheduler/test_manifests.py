@@ -360,8 +360,14 @@ class TestOlderMetadata:
             restore(world.metadata, kept)
             assert not await guard.may_clean(attempt, UUID(int=9))
             assert await guard.may_clean(attempt, UUID(int=10))
+            await world.worker(name="w2").handle(world.request(claimed, ledger_id))
+            context = await world.context(ledger_id)
+            assert context.complete
+            assert context.swept_at(UUID(int=9)) == 0
             assert attempt.location is not None
-            assert attempt.location.data_key in world.bucket.objects
+            assert {attempt.location.data_key, attempt.location.index_key} <= set(
+                world.bucket.objects
+            )
 
         run_virtual(main())
 
