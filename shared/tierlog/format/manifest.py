@@ -207,6 +207,12 @@ def parse_cluster_key(prefix: str, key: str) -> ClusterKey | None:
         return None
 
 
+def is_manifest_key(prefix: str, key: str) -> bool:
+    """Tell whether a key is a manifest's, or that of a part of one."""
+    of_stream = parse_manifest_key(prefix, key) is not None
+    return of_stream or parse_cluster_key(prefix, key) is not None
+
+
 def _match(pattern: re.Pattern[str], prefix: str, key: str) -> re.Match[str] | None:
     start = key_prefix(prefix)
     return pattern.fullmatch(key.removeprefix(start)) if key.startswith(start) else None
