@@ -27,6 +27,7 @@ from tierlog.format.run import Run, build_run
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.ports.files import Buffer, File
 from tierlog.runtime.settings import StorageSettings
+from tierlog_ingest.interpreter import set_up_interpreter
 from tierlog_ingest.storage.node import StorageNode
 
 JOURNAL_PREFIX: Final = "journal/"
@@ -107,6 +108,7 @@ async def running_node(
 
     Setting the event stops it before.
     """
+    set_up_interpreter()
     node = await StorageNode.open(files, SystemIds(), settings, clock=SystemClock())
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:

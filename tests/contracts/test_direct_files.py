@@ -26,6 +26,7 @@ from tierlog.ports.files import DiskFailedError
 
 PAGE = 4096
 LARGE = 64 * 1024
+LEAST = 16 * 1024
 BLOB = random.Random(7).randbytes(5_000_000)
 
 
@@ -134,7 +135,7 @@ WRITES = st.lists(
         st.one_of(st.none(), st.integers(0, 9 * LARGE), st.integers(0, 100).map(PAGE.__mul__)),
         st.one_of(
             st.integers(0, 3 * PAGE),
-            st.integers(LARGE - PAGE, 6 * LARGE),
+            st.integers(LEAST - PAGE, LEAST + 2 * PAGE) | st.integers(LARGE, 6 * LARGE),
             st.integers(1, 64).map(PAGE.__mul__),
         ),
         st.lists(st.integers(1, 2 * LARGE), min_size=1, max_size=3),
@@ -191,8 +192,8 @@ async def test_whole_pages_go_round_the_cache_and_the_rest_does_not(tmp_path):
     system = System()
     disk = DiskFiles(tmp_path, direct_calls=system.calls())
     file = await disk.open("f", create=True, direct=True)
-    await file.write(0, [BLOB[: LARGE - 1]])
-    await file.write(1, [BLOB[: LARGE + PAGE - 2]])
+    await file.write(0, [BLOB[: LEAST - 1]])
+    await file.write(1, [BLOB[: LEAST + PAGE - 2]])
     assert system.written == [], "too little"
     await file.write(100, [BLOB[: LARGE + PAGE]])
     assert system.written == [(PAGE, LARGE)]

@@ -7,7 +7,6 @@ recover.
 
 import asyncio
 import contextlib
-import gc
 import sys
 from collections.abc import AsyncIterator
 from typing import Final
@@ -25,6 +24,7 @@ from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.nodes import open_all_files, open_files, open_transport, wire_connector
 from tierlog_ingest import http_runs, http_status, rpc_ingest, rpc_storage
 from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
+from tierlog_ingest.interpreter import set_up_interpreter
 from tierlog_ingest.metrics import NodeCollector
 
 _SERVICES: Final = [one.full_name for one in ingest_pb2.DESCRIPTOR.services_by_name.values()]
@@ -115,9 +115,7 @@ async def _front(node: IngestNode, listen: ListenSettings) -> AsyncIterator[Fron
 
 def main() -> int:
     """Run the service; the process's exit code."""
-    # Runs are many small objects in no cycles: by default, looking for cycles among them takes
-    # a third of a replay's time.
-    gc.set_threshold(50_000, 20, 100)
+    set_up_interpreter()
     return run_service("ingest", serve)
 
 

@@ -31,8 +31,8 @@ from tierlog.ports.files import Buffer
 _IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
 _PAGE_LEN: Final = 4096
 """Every logical block is as long, or shorter; where one is not, the system refuses."""
-_DIRECT_LEN_MIN: Final = 64 * 1024
-"""A shorter middle is not worth a wait for the disk."""
+_DIRECT_LEN_MIN: Final = 16 * 1024
+"""A shorter middle gains nothing."""
 _PIECE_LEN_MAX: Final = 2 * 1024 * 1024
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 _NO_DIRECT: Final = _REFUSED | {errno.ENOENT}

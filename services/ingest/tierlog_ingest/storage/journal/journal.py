@@ -112,6 +112,7 @@ class Journal:
             segment_bytes=settings.journal_segment_bytes,
             spares_max=settings.journal_spares_max,
             free_bytes_min=settings.free_bytes_min,
+            direct_writes=settings.direct_writes,
         )
         self._queue: deque[_Group] = deque()
         self._last_seq = 0

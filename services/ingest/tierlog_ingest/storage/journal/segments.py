@@ -41,9 +41,16 @@ class Segments:
     """The folder of one journal. ``open`` it, then keep ``run`` going."""
 
     def __init__(
-        self, files: Files, *, segment_bytes: int, spares_max: int, free_bytes_min: int
+        self,
+        files: Files,
+        *,
+        segment_bytes: int,
+        spares_max: int,
+        free_bytes_min: int,
+        direct_writes: bool,
     ) -> None:
         self._files = files
+        self._direct_writes = direct_writes
         self._segment_bytes = -(-segment_bytes // ALIGNMENT) * ALIGNMENT
         self._spares_max = spares_max
         self._free_bytes_min = free_bytes_min
@@ -95,7 +102,7 @@ class Segments:
         is_filled = bool(self._ready)
         spare = self._ready.pop(0) if is_filled else self._new_spare()
         try:
-            file = await self._files.open(spare, create=True)
+            file = await self._files.open(spare, create=True, direct=self._direct_writes)
             try:
                 if is_filled:
                     header = replace(header, filled_len=self._segment_bytes)
@@ -173,7 +180,7 @@ class Segments:
         return filled
 
     async def _fill(self, spare: str) -> bool:
-        file = await self._files.open(spare, create=True)
+        file = await self._files.open(spare, create=True, direct=self._direct_writes)
         try:
             size = await file.size()
             if size > self._segment_bytes:
