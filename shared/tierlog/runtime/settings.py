@@ -208,7 +208,7 @@ class StorageSettings(_Section):
     """Zero-filled segments that are kept ready; more are removed."""
     entry_log_bytes_max: int = Field(default=GIB, gt=0, lt=2**32)
     direct_writes: bool = True
-    """Entry logs are written round the system's page cache, where the file system allows it."""
+    """Journal and entry logs are written round the system's page cache, where that is possible."""
     ledger_cache_bytes_max: PositiveBytes = 64 * MIB
     """Index pages in memory."""
     read_ahead_bytes_max: int = Field(default=16 * MIB, ge=0)
