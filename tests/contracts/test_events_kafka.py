@@ -9,12 +9,15 @@ import uuid
 
 import pytest
 
+from tests.contracts.event_log_suite import EventLogContract
 from tests.contracts.events_suite import QUICK, EventsContract
+from tierlog.adapters.kafka.event_log import KafkaEventLog
 from tierlog.adapters.kafka.publisher import KafkaPublisher
 from tierlog.adapters.kafka.source import KafkaEventSource
-from tierlog.adapters.kafka.topics import TopicSpec, ensure_topics, topic_specs
+from tierlog.adapters.kafka.topics import ensure_topics, topic_specs
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.offload.messages import Topics
+from tierlog.offload.topics import TopicSpec
 
 pytestmark = pytest.mark.integration
 
@@ -42,6 +45,9 @@ class KafkaQueue:
         self.given.append(publisher)
         return publisher
 
+    def log(self) -> KafkaEventLog:
+        return KafkaEventLog(self.bootstrap, timeout_s=10)
+
     def source(self, topic, *, group, **options) -> KafkaEventSource:
         source = KafkaEventSource(
             self.bootstrap, [topic], group=f"{self.prefix}-{group}", **options
@@ -63,6 +69,10 @@ async def queue(servers):
 
 
 class TestKafkaEvents(EventsContract):
+    pass
+
+
+class TestKafkaEventLog(EventLogContract):
     pass
 
 

@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
+from tests.contracts.event_log_suite import EventLogContract
 from tests.contracts.events_suite import EventsContract
 from tests.simulation.virtual_loop import run_virtual
-from tierlog.adapters.memory.events import MemoryEvents, QueueRates
+from tierlog.adapters.memory.events import MemoryEventLog, MemoryEvents, QueueRates
 from tierlog.adapters.memory.faults import Faults, Outcome
 from tierlog.model.errors import RetryableError
 
@@ -23,6 +24,9 @@ class MemoryQueue:
     def publisher(self):
         return self.broker.publisher()
 
+    def log(self):
+        return MemoryEventLog(self.broker)
+
     def source(self, topic, *, group, **options):
         return self.broker.source([topic], group=group, **options)
 
@@ -33,6 +37,10 @@ def queue():
 
 
 class TestMemoryEvents(EventsContract):
+    pass
+
+
+class TestMemoryEventLog(EventLogContract):
     pass
 
 

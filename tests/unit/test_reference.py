@@ -1,5 +1,7 @@
 """docs/reference says what the code does: the generated pages are up to date and whole."""
 
+import functools
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +17,8 @@ PAGES = {
     "configuration.md": reference.configuration,
     "errors.md": reference.errors,
     "cli.md": reference.commands,
+    "openapi-scheduler.json": functools.partial(reference.openapi, "scheduler"),
+    "openapi-reader.json": functools.partial(reference.openapi, "reader"),
 }
 
 
@@ -60,6 +64,36 @@ def test_each_command_is_there():
         "entrylog dump", "doctor",
     ):  # fmt: skip
         assert f"## `tierlog {name}" in commands, name
+
+
+@pytest.mark.parametrize("service", ["scheduler", "reader"])
+def test_an_api_tells_of_its_errors_as_they_are(service):
+    document = json.loads(reference.openapi(service))
+    assert document["openapi"].startswith("3.1")
+    operations = [one for path in document["paths"].values() for one in path.values()]
+    assert operations
+    ids = [one["operationId"] for one in operations]
+    assert len(ids) == len(set(ids))
+    for one in operations:
+        assert "422" not in one["responses"]
+        assert set(one["responses"]["default"]["content"]) == {"application/problem+json"}
+        assert one["summary"]
+    problem = document["components"]["schemas"]["Problem"]
+    assert problem["properties"]["reason"]["enum"] == [reason.value for reason in Reason]
+    named = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert named <= set(document["components"]["schemas"])
+
+
+def test_the_api_of_the_scheduler_has_what_the_commands_need():
+    paths = json.loads(reference.openapi("scheduler"))["paths"]
+    stream = "/v1/streams/{name}"
+    for path, method in (
+        (f"{stream}/offload", "post"), (f"{stream}/offload", "get"),
+        (f"{stream}/offload/pause", "post"), (f"{stream}/offload/resume", "post"),
+        (f"{stream}/attempts", "get"), (f"{stream}/leftovers", "get"),
+        ("/v1/dead-letters", "get"), ("/v1/dead-letters/{place}/replay", "post"),
+    ):  # fmt: skip
+        assert method in paths[path], path
 
 
 def test_each_exit_code_of_an_error_is_told():

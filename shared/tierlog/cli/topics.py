@@ -67,10 +67,10 @@ def _rows(*, dry_run: bool) -> list[dict[str, Any]]:
 def _row(report: "TopicReport") -> dict[str, Any]:
     from tierlog.offload.topics import RETENTION
 
-    found, spec = report.found, report.spec
+    found, spec = report.now, report.spec
     return {
         "topic": spec.name,
-        "there": found is not None or bool(report.done),
+        "there": found is not None,
         "partitions": found.partitions if found is not None else None,
         "replication_factor": found.replication_factor if found is not None else None,
         "retention_ms": found.config.get(RETENTION) if found is not None else None,

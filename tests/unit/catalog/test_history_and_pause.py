@@ -54,11 +54,14 @@ async def test_each_attempt_is_told_with_its_worker_its_times_and_its_end():
 @on_virtual_time
 async def test_the_same_error_twice_is_told_of_both_attempts():
     owner, ledger_id = await _ledger(World())
+    contexts = owner.catalog.contexts
     for _ in range(2):
         uuid = await _begin(owner, ledger_id)
         owner.clock.advance(5)
         owner.faults.next("metadata.set", Outcome.REPLY_LOST)
-        context = await owner.catalog.contexts.record_error(ledger_id, uuid=uuid, error="same")
+        await contexts.record_error(ledger_id, uuid=uuid, error="same")
+    context = await contexts.get(ledger_id)
+    assert context is not None
     assert [one.outcome for one in context.history] == [AttemptOutcome.FAILED] * 2
     assert context.last_error_ms == context.history[-1].ended_ms
 

@@ -37,12 +37,12 @@ class Source:
         self.later.append(event.value)
 
 
-def _run(source: Source, handle, *, stop_after_s: float) -> float:
+def _run(source: Source, handle, *, stop_after_s: float, limits: WorkerLimits = LIMITS) -> float:
     async def main() -> float:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.call_later(stop_after_s, stop.set)
-        await run_worker(source, handle, stop=stop, limits=LIMITS)  # type: ignore[arg-type]
+        await run_worker(source, handle, stop=stop, limits=limits)  # type: ignore[arg-type]
         return loop.time()
 
     return run_virtual(main(), until_s=10_000)
@@ -93,6 +93,42 @@ def test_what_takes_too_long_is_given_up_unacknowledged():
 
     assert _run(source, handle, stop_after_s=1) == 11
     assert source.acked == source.later == []
+
+
+def test_a_handler_without_an_end_is_given_up_and_its_event_comes_again():
+    source = Source(3)
+
+    async def handle(event: Event) -> None:
+        if event.value == b"0":
+            await asyncio.sleep(10**9)
+
+    limits = WorkerLimits(in_flight_max=1, drain_s_max=10, handle_s_max=60)
+    assert _run(source, handle, stop_after_s=100, limits=limits) == 100
+    assert (source.later, source.acked) == ([b"0"], [b"1", b"2"])
+
+
+def test_a_timeout_of_the_handlers_own_is_a_bug_of_it():
+    async def handle(event: Event) -> None:
+        raise TimeoutError
+
+    with pytest.raises(ExceptionGroup):
+        _run(Source(1), handle, stop_after_s=100)
+
+
+def test_who_cleans_up_for_too_long_is_told_again_that_it_is_over():
+    source = Source(2)
+
+    async def handle(event: Event) -> None:
+        told = 0
+        while told < 3:
+            try:
+                await asyncio.sleep(10**6)
+            except asyncio.CancelledError:
+                told += 1
+
+    limits = WorkerLimits(in_flight_max=2, drain_s_max=10, give_up_s_max=3)
+    # At 11 s for the first time, at 14 s again, and then each second.
+    assert _run(source, handle, stop_after_s=1, limits=limits) == 15
 
 
 def test_a_bug_ends_the_loop():

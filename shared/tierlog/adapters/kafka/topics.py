@@ -27,10 +27,11 @@ TOPICS_S_MAX: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicReport:
-    """A topic: what it was, what was done about it, and what still differs."""
+    """A topic: what it was and is, what was done about it, and what still differs."""
 
     spec: TopicSpec
     found: TopicState | None
+    now: TopicState | None
     done: Sequence[Difference]
     left: Sequence[Difference]
 
@@ -107,8 +108,15 @@ def _apply_topics(
     for spec in specs:
         left = differences(spec, after.get(spec.name))
         done = [one for one in told[spec.name] if one.what not in {other.what for other in left}]
-        found = before.get(spec.name)
-        reports.append(TopicReport(spec=spec, found=found, done=done, left=left))
+        reports.append(
+            TopicReport(
+                spec=spec,
+                found=before.get(spec.name),
+                now=after.get(spec.name),
+                done=done,
+                left=left,
+            )
+        )
     return reports
 
 

@@ -1,0 +1,189 @@
+"""The worker and its queue: pauses, traces, and what can't even be put aside."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.world import STREAM, TOPICS, World
+from tierlog.adapters.kafka.common import as_error
+from tierlog.adapters.memory.events import MemoryEventPublisher
+from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.offload import AttemptOutcome, OffloadState
+from tierlog.offload.messages import ERROR_LEN_MAX, parse_result, trace_of
+from tierlog.ports.events import Event
+from tierlog.proto.v1 import events_pb2 as pb
+from tierlog.runtime.worker import WorkerLimits, run_worker
+
+ENTRIES = [b"one", b"three"]
+
+
+async def sealed(world: World):
+    claimed = await world.stream()
+    return claimed, await world.seal(claimed, ENTRIES)
+
+
+def test_a_paused_stream_gets_no_attempt_and_is_told_of():
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        await world.catalog().streams.pause_offload(STREAM, "the bucket is moved")
+        worker = world.worker()
+        await worker.handle(world.request(claimed, ledger_id))
+        assert worker.attempts == 0
+        assert (await world.context(ledger_id)).state is OffloadState.LOCAL
+        (event,) = world.queue.events(TOPICS.completed)
+        result = parse_result(event)
+        assert result.outcome == pb.OffloadResult.OUTCOME_PAUSED
+        assert "the bucket is moved" in result.error_message
+        assert not world.queue.events(TOPICS.dead_letter), "nobody has to look at it"
+        await world.catalog().streams.resume_offload(STREAM)
+        await worker.handle(world.request(claimed, ledger_id))
+        assert (await world.context(ledger_id)).complete
+        # What is there already is there, paused or not.
+        await world.catalog().streams.pause_offload(STREAM)
+        await worker.handle(world.request(claimed, ledger_id))
+        results = [parse_result(one).outcome for one in world.queue.events(TOPICS.completed)]
+        assert results[-1] == pb.OffloadResult.OUTCOME_ALREADY_COMPLETE
+
+    run_virtual(main())
+
+
+def test_the_trace_of_a_request_is_that_of_its_result_and_of_its_log_lines():
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        request = world.request(claimed, ledger_id)
+        trace = trace_of(request)
+        assert trace is not None
+        await world.worker().handle(request)
+        (event,) = world.queue.events(TOPICS.completed)
+        told = trace_of(event)
+        assert told is not None
+        assert told.trace_id == trace.trace_id
+        assert told.span_id != trace.span_id
+        return trace.trace_id.hex()
+
+    with capture_logs(processors=[_with_context]) as lines:
+        trace_id = run_virtual(main())
+    begun = [one for one in lines if one["event"] in {"attempt.begun", "request.handled"}]
+    assert len(begun) == 2
+    assert {one["trace_id"] for one in begun} == {trace_id}
+
+
+def _with_context(logger, name, line):
+    import structlog
+
+    return structlog.contextvars.merge_contextvars(logger, name, line)
+
+
+def test_a_request_without_a_trace_has_a_result_without_one():
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        request = world.request(claimed, ledger_id)
+        bare = {name: one for name, one in request.headers.items() if name != "traceparent"}
+        await world.worker().handle(replace(request, headers=bare))
+        (event,) = world.queue.events(TOPICS.completed)
+        assert "traceparent" not in event.headers
+        assert (await world.context(ledger_id)).complete
+
+    run_virtual(main())
+
+
+def test_what_can_not_be_put_aside_comes_again_and_holds_nobody_up(monkeypatch):
+    """A dead-letter topic that is denied to us loses no event, and ends no worker."""
+
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        publish, denied = MemoryEventPublisher.publish, True
+
+        async def refuse(self, topic, *, key, value, headers):
+            if denied and topic == TOPICS.dead_letter:
+                raise RefusedError("not allowed", reason=Reason.PERMISSION_DENIED)
+            await publish(self, topic, key=key, value=value, headers=headers)
+
+        monkeypatch.setattr(MemoryEventPublisher, "publish", refuse)
+        publisher = world.queue.publisher()
+        garbage = Event(topic=TOPICS.requested, key=b"?", value=b"\xff", headers={})
+        for event in (garbage, world.request(claimed, ledger_id)):
+            await publisher.publish(
+                event.topic, key=event.key, value=event.value, headers=event.headers
+            )
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(
+                run_worker(
+                    world.queue.source([TOPICS.requested], group="g"),
+                    world.worker().handle,
+                    stop=stop,
+                    limits=WorkerLimits(in_flight_max=1, drain_s_max=5),
+                )
+            )
+            await asyncio.sleep(60)
+            assert (await world.context(ledger_id)).complete
+            assert not world.queue.events(TOPICS.dead_letter)
+            denied = False
+            await asyncio.sleep(60)
+            assert len(world.queue.events(TOPICS.dead_letter)) == 1
+            stop.set()
+        assert world.queue.lag(TOPICS.requested, "g") == 0
+
+    with capture_logs() as lines:
+        run_virtual(main())
+    assert next(one for one in lines if one["event"] == "event.refused")["log_level"] == "error"
+
+
+def test_the_history_has_each_failed_attempt_with_its_error_as_the_store_told_it(monkeypatch):
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        worker = world.worker()
+        told = RetryableError("write b/k: busy (SlowDown, request ABC123)")
+
+        async def fail(*_):
+            raise told
+
+        offload = worker._offloader.offload
+        monkeypatch.setattr(worker._offloader, "offload", fail)
+        request = world.request(claimed, ledger_id)
+        for _ in range(2):
+            with pytest.raises(RetryableError):
+                await worker.handle(request)
+        monkeypatch.setattr(worker._offloader, "offload", offload)
+        await worker.handle(request)
+        history = (await world.context(ledger_id)).history
+        assert [one.outcome for one in history] == [
+            AttemptOutcome.FAILED, AttemptOutcome.FAILED, AttemptOutcome.COMPLETE,
+        ]  # fmt: skip
+        assert all("request ABC123" in one.error for one in history[:2])
+        assert {one.worker for one in history} == {"w1"}
+
+    run_virtual(main())
+
+
+def test_an_error_without_an_end_makes_a_result_with_one(monkeypatch):
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        worker = world.worker(deliveries_max=1)
+
+        async def fail(*_):
+            raise RetryableError("x" * 10**6)
+
+        monkeypatch.setattr(worker._offloader, "offload", fail)
+        await worker.handle(world.request(claimed, ledger_id))
+        (event,) = world.queue.events(TOPICS.completed)
+        assert len(parse_result(event).error_message) == ERROR_LEN_MAX
+
+    run_virtual(main())
+
+
+def test_kafka_says_what_it_refuses_for_good():
+    from confluent_kafka import KafkaError
+
+    denied = as_error(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "it", "b:1")
+    assert isinstance(denied, RefusedError)
