@@ -17,7 +17,7 @@ from tests.integration.test_reader_tiers import (
     payloads,
 )
 from tests.plugins.fix_cluster import ServiceCluster
-from tierlog.client import open_client
+from tierlog.client import StructuredEvent, open_client
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,8 @@ async def lived(site: ServiceCluster) -> dict[str, Any]:
         await client.create_stream("shop.parts", partitions=2, policy=SMALL)
         async with client.writer("shop.parts") as writer:
             for number in range(20):
-                await writer.send(str(number).encode(), key=str(number).encode())
+                text = str(number).encode()
+                await writer.send(StructuredEvent(payload=text, key=text))
         for name in await client.partitions("shop.parts"):
             await offloaded_and_gone(site, client, name)
         # Gone with the disks.
@@ -63,7 +64,7 @@ async def test_a_cluster_comes_back_from_its_bucket_alone(
         name=fresh("back"),
         env={"TIERLOG_S3__BUCKET": bucket},
     )
-    env = {
+    env: dict[str, Any] = {
         name: second.env[name]
         for name in second.env
         if name.startswith(("TIERLOG_S3__", "TIERLOG_ZOOKEEPER__"))
@@ -123,7 +124,7 @@ async def check_back(site: ServiceCluster, before: dict[str, Any], *, base: int)
 async def test_a_bucket_without_manifests_and_a_name_that_is_none(
     servers: EmbeddedServers, cli: CommandLine, tmp_path: Path, cluster: ServiceCluster
 ) -> None:
-    env = {
+    env: dict[str, Any] = {
         name: cluster.env[name]
         for name in cluster.env
         if name.startswith(("TIERLOG_S3__", "TIERLOG_ZOOKEEPER__"))

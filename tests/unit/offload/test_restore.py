@@ -197,40 +197,40 @@ def test_afterwards_all_goes_on_and_manifests_with_it() -> None:
 
 
 def test_wherever_a_restore_is_interrupted_it_ends_the_same_when_run_again() -> None:
-    async def main(steps: int) -> bool:
-        site = await grown()
+    async def crash(site: Site, steps: int) -> bool:
+        """Let a restore into nothing crash at that step; False: it had come to its end."""
         site.lose_metadata()
         dying = no_faults()
         task = asyncio.create_task(site.restore(site.world.catalog(dying)))
         dying.on_crash = task.cancel
         dying.crash_after(steps)
         await asyncio.wait({task})
-        catalog = site.world.catalog()
-        if dying.crashed and await catalog.nodes.cluster() is None:
-            found = await catalog.store.get(paths.RESTORING)
-            if found is not None:
+        if not dying.crashed:
+            task.result()
+        return dying.crashed
+
+    async def main() -> None:
+        site = await grown()
+        site.lose_metadata()
+        await site.restore()
+        wanted = {path: one.data for path, one in site.world.metadata.dump().items()}
+        assert paths.RESTORING not in wanted
+        steps = 1
+        while await crash(site, steps):
+            catalog = site.world.catalog()
+            if await catalog.store.get(paths.RESTORING) is not None:
                 # Nobody starts in between.
                 with pytest.raises(RefusedError, match="being restored"):
                     await catalog.nodes.ensure_cluster()
-        elif not dying.crashed:
-            task.result()
-        await site.restore()
-        once = site.world.metadata.dump()
-        await site.restore()
-        assert site.world.metadata.dump() == once
-        assert paths.RESTORING not in once
-        clean = await grown()
-        clean.lose_metadata()
-        await clean.restore()
-        assert {path: one.data for path, one in clean.world.metadata.dump().items()} == {
-            path: one.data for path, one in once.items()
-        }
-        return dying.crashed
+            await site.restore()
+            once = site.world.metadata.dump()
+            assert {path: one.data for path, one in once.items()} == wanted
+            await site.restore()
+            assert site.world.metadata.dump() == once
+            steps += 1
+        assert steps > 60
 
-    steps = 1
-    while run_virtual(main(steps)):
-        steps += 1
-    assert steps > 60
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("seed", range(5))
