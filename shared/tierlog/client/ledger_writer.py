@@ -50,6 +50,9 @@ class AppenderLimits:
     queue_bytes_max: int
     batch_bytes_max: int
     """So much of the queue is handed on at once; what is handed on together shares runs."""
+    linger_s: float = 0.001
+    """While others are on their way, an entry waits so long for more to share its run with. The
+    nodes' journals are busy then anyway, and a run of one entry costs as much as one of many."""
 
 
 @dataclass(slots=True, eq=False)
@@ -189,6 +192,8 @@ class LedgerAppender:
             while not self._queue:
                 self._arrived.clear()
                 await self._arrived.wait()
+            if self._writer.in_flight_bytes and self._queue_bytes < self._limits.batch_bytes_max:
+                await asyncio.sleep(self._limits.linger_s)
             await self._writer.wait_room(self._next_batch()[1])
             if self._writer.ended.is_set():
                 return

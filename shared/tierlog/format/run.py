@@ -76,6 +76,7 @@ RUN_HEADER_LEN: Final = CRC_OFFSET + CRC_LEN
 MAC_OFFSET: Final = RUN_HEADER_LEN
 SIGNED_HEADER_LEN: Final = MAC_OFFSET + MAC_LEN
 OFFSET_LEN: Final = 4
+FEW_RUNS: Final = 8  # from about there on, checking the frames of all at once is quicker
 
 RUN_BYTES_MAX: Final = 64 * 1024
 # The largest entry that fits the largest block (2 GiB - 1, with a header of 128) is one run.
@@ -243,11 +244,7 @@ class Run:
         if len(encoded) != length:
             _corrupt(f"run of {length} bytes in a buffer of {len(encoded)}", offset=0)
         header = _checked_header(encoded, 0, length)
-        frames_at = length - header.frames_len
-        raw = np.frombuffer(encoded[frames_at - OFFSET_LEN * header.count : frames_at], ">u4")
-        frames, offsets = encoded[frames_at:], raw.astype(np.uint32)
-        check_frames(frames, offsets, header.first_entry_id)
-        return cls(header, encoded, frames, offsets)
+        return cls(header, encoded, *_checked_frames(encoded, header, length))
 
     @classmethod
     def restore(cls, buffer: Buffer) -> Self:
@@ -291,6 +288,15 @@ def _checked_header(view: memoryview, at: int, end: int) -> RunHeader:
     return header
 
 
+def _checked_frames(view: memoryview, header: RunHeader, end: int) -> tuple[memoryview, Offsets]:
+    """Return the frames of the run that ends at ``end``, and their offsets."""
+    frames_at = end - header.frames_len
+    raw = np.frombuffer(view[frames_at - OFFSET_LEN * header.count : frames_at], ">u4")
+    frames, offsets = view[frames_at:end], raw.astype(np.uint32)
+    check_frames(frames, offsets, header.first_entry_id)
+    return frames, offsets
+
+
 class RunsTaken(NamedTuple):
     """The whole and good runs at the start of a buffer."""
 
@@ -332,8 +338,16 @@ def take_runs(
 def _with_frames(view: memoryview, headers: list[RunHeader], bounds: list[int]) -> list[Run] | None:
     """Return runs whose headers and checksums are right; None: frames of one are not.
 
-    The frames of all are checked at once, since a call for each run costs more than its bytes.
+    The frames of many are checked at once, since a call for each run costs more than its bytes.
     """
+    if len(headers) <= FEW_RUNS:
+        try:
+            return [
+                Run(header, view[begin:end], *_checked_frames(view, header, end))
+                for header, (begin, end) in zip(headers, pairwise(bounds), strict=True)
+            ]
+        except CorruptError:
+            return None
     counts = [header.count for header in headers]
     places = [end - header.frames_len for end, header in zip(bounds[1:], headers, strict=True)]
     columns = b"".join(
@@ -420,17 +434,13 @@ def cut_runs(  # noqa: PLR0913 - the fields of a run's header
     """
     assert run_bytes_max > 0
     assert stripe_entries > 0
-    count, view = len(offsets), memoryview(frames)
-    bounds = np.append(offsets, len(frames)).astype(np.int64)
-    runs, start = [], 0
-    while start < count:
-        begin = int(bounds[start])
-        stop = int(np.searchsorted(bounds, begin + run_bytes_max, "right")) - 1
-        stripe_end = stripe_entries - (first_entry_id + start) % stripe_entries
-        stop = max(start + 1, min(stop, start + stripe_end, start + RUN_COUNT_MAX))
+    view, runs = memoryview(frames), []
+    for start, stop, begin, end in _cuts(
+        offsets, len(frames), first_entry_id, run_bytes_max, stripe_entries
+    ):
         ledger_len = LEN_UNKNOWN
         if length_before is not None:
-            ledger_len = length_before + int(bounds[stop]) - FRAME_HEADER_LEN * stop
+            ledger_len = length_before + end - FRAME_HEADER_LEN * stop
         header = RunHeader(
             ledger_id=LedgerId(ledger_id),
             first_entry_id=EntryId(first_entry_id + start),
@@ -439,13 +449,32 @@ def cut_runs(  # noqa: PLR0913 - the fields of a run's header
             owner_epoch=owner_epoch,
             publish_ms_min=publish_ms_min,
             publish_ms_max=publish_ms_max,
-            frames_len=int(bounds[stop]) - begin,
+            frames_len=end - begin,
             ledger_len=ledger_len,
         )
-        own = (bounds[start:stop] - begin).astype(np.uint32)
-        runs.append(_encoded(header, own, view[begin : int(bounds[stop])], key))
-        start = stop
+        own = offsets[start:stop] - np.uint32(begin)
+        runs.append(_encoded(header, own, view[begin:end], key))
     return runs
+
+
+def _cuts(
+    offsets: Offsets, frames_len: int, first_entry_id: int, run_bytes_max: int, stripe_entries: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Iterate over the runs that frames are cut into: entries from, to, and bytes from, to."""
+    count = len(offsets)
+    left = min(RUN_COUNT_MAX, stripe_entries - first_entry_id % stripe_entries)
+    if count == 1 or (0 < count <= left and frames_len <= run_bytes_max):
+        yield 0, count, 0, frames_len  # as nearly all are
+        return
+    bounds = np.append(offsets, frames_len).astype(np.int64)
+    start = 0
+    while start < count:
+        begin = int(bounds[start])
+        stop = int(np.searchsorted(bounds, begin + run_bytes_max, "right")) - 1
+        stripe_end = stripe_entries - (first_entry_id + start) % stripe_entries
+        stop = max(start + 1, min(stop, start + stripe_end, start + RUN_COUNT_MAX))
+        yield start, stop, begin, int(bounds[stop])
+        start = stop
 
 
 def _encoded(

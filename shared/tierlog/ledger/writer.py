@@ -229,9 +229,12 @@ class LedgerWriter:
         self._in_flight_bytes += sent.size
         self.next_entry_id = EntryId(run.last_entry_id + 1)
         self.length += run.payload_len
-        for node_id in self.metadata.write_set(sent.first_entry_id):
+        write_set = self.metadata.write_set(sent.first_entry_id)
+        for node_id in write_set:
             self._send_to(self._replicas[node_id], sent, now_s)
-        if not self._can_be_confirmed(sent):
+        if any(self._replicas[one].failed for one in write_set) and not (
+            self._can_be_confirmed(sent)
+        ):
             # Not broken yet: someone may take the place of those that failed.
             self._mend_wanted.set()
 

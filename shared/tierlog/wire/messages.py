@@ -148,11 +148,6 @@ def runs_of(body: Buffer, count: int) -> tuple[list[Run], CorruptError | None]:
 
     Where there is more than the message speaks of, none is good: who wrote it counts otherwise.
     """
-    if count == 1:  # quicker than below
-        try:
-            return [Run.decode(body)], None
-        except CorruptError as error:
-            return [], error
     taken = take_runs(body, count_max=count)
     found = len(taken.runs)
     if found < count:

@@ -337,6 +337,28 @@ async def test_the_queue_before_a_slow_node_stays_within_its_limit(cluster, ledg
         assert len(await read(others, ledger.ledger_id)) == 200
 
 
+@on_three_nodes
+async def test_entries_share_a_run_while_others_are_on_their_way(cluster, ledgers):
+    async with await ledgers.create(ONE) as ledger:
+        for _ in range(5):  # nothing is on its way: nothing waits
+            answer = await ledger.send(b"alone")
+            await asyncio.sleep(0.0005)
+            assert answer.done()
+        for node in cluster.nodes.values():
+            node.delay_s = 1.0
+        for _ in range(20):
+            await ledger.send(b"one of many")
+            await asyncio.sleep(0.0001)
+        answer = await ledger.send(b"the last one")
+        await asyncio.sleep(0.001)
+        [runs] = [one for node in cluster.nodes.values() for one in node.runs.values()]
+        counts = [run.header.count for run in runs.values()]
+        assert counts[:6] == [1] * 6
+        assert sum(counts) == 26
+        assert max(counts[6:]) >= 9
+        assert await answer == 25
+
+
 @pytest.mark.covers("D17")
 @on_three_nodes
 async def test_a_ledger_goes_on_without_one_of_its_nodes(cluster, ledgers):
