@@ -27,6 +27,7 @@ from tierlog.model.stream import ListedLedger
 from tierlog.offload.index_loader import load_index
 from tierlog.offload.offsets import OffsetsCache
 from tierlog.offload.ranges import Ranges
+from tierlog.offload.side_reader import SidePages, open_side
 from tierlog.offload.tier2_reader import Tier2Handle
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectStore
@@ -63,6 +64,7 @@ class ObjectTier:
         self._objects = objects
         self._ranges = ranges
         self._offsets = OffsetsCache()
+        self._side_pages = SidePages(objects)
         self._shared = shared
         self._limits = limits
         self._here = (endpoint_name, bucket)
@@ -98,7 +100,9 @@ class ObjectTier:
         assert context.uuid is not None
         handle = await self._open(ledger, context)
         try:
-            read = await handle.read_frames(first_entry_id, budget.bytes_max)
+            read = await handle.read_frames(
+                first_entry_id, budget.bytes_max, entries_max=budget.entries_max
+            )
         except (CorruptError, RefusedError):
             self._handles.pop(context.uuid, None)
             raise
@@ -185,6 +189,20 @@ class ObjectTier:
                 remedy="Read another copy, or offload the ledger again",
                 details={"object": location.index_key, "offset": "0"},
             )
+        side = await open_side(
+            self._objects,
+            location,
+            index,
+            self._side_pages,
+            copy=context.copy,
+            cache=self._shared,
+            ttl_s=self._limits.index_ttl_s,
+        )
         return Tier2Handle(
-            ledger.ledger_id, location, index, ranges=self._ranges, offsets=self._offsets
+            ledger.ledger_id,
+            location,
+            index,
+            ranges=self._ranges,
+            offsets=self._offsets,
+            side=side,
         )

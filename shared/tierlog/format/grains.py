@@ -16,7 +16,7 @@ Invariants:
 import hashlib
 from array import array
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,10 @@ class GrainColumns(NamedTuple):
     crcs: UInt32s
     publish_ms_min: Int64s
     publish_ms_max: Int64s
+
+    def by_name(self) -> "dict[str, NDArray[np.integer[Any]]]":
+        """Return all columns with their names, in the order of the bytes."""
+        return dict(zip(self._fields, self, strict=True))
 
     def between(self, start: int, stop: int) -> "GrainColumns":
         """Return the rows from ``start`` on and before ``stop``."""

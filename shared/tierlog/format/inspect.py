@@ -544,7 +544,7 @@ def _note_side_page(report: Report, number: int, start: int, rows: GrainColumns)
     report.fields.append(
         Field(start, PAGE_HEADER_LEN, name, f"grains {grain} to {grain + count - 1}")
     )
-    for column, values in zip(GrainColumns._fields, rows, strict=True):
+    for column, values in rows.by_name().items():
         length = values.itemsize * count
         report.fields.append(Field(at, length, f"{name}.{column}", _span(values)))
         at += length
@@ -552,7 +552,7 @@ def _note_side_page(report: Report, number: int, start: int, rows: GrainColumns)
 
 def _note_side_rows(report: Report, start: int, rows: GrainColumns) -> None:
     count, at = len(rows.crcs), start + PAGE_HEADER_LEN
-    for column, values in zip(GrainColumns._fields, rows, strict=True):
+    for column, values in rows.by_name().items():
         width, shown = values.itemsize, "08x" if column == "crcs" else "d"
         report.fields += (
             Field(at + width * number, width, f"grain[{number}].{column}", f"{value:{shown}}")

@@ -1,14 +1,17 @@
 """A ledger in the object store as a read handle (seeds/000, "Reading from S3").
 
-Owns the way from an entry id to frames: block by binary search, then the nearest remembered
-offset, then a walk over frames in ranges. Does not own fetching (``ranges``), nor longer caching.
+Owns the way from an entry id to frames: block by binary search, then the nearest offset that is
+remembered or that the side object tells, then a walk over frames in ranges. Does not own fetching
+(``ranges``), nor longer caching.
 
 Invariants:
+    * With a side object, no byte is looked at whose grain was not checked against it.
     * Every frame that is walked over has the next entry id and lies in its block; anything else
       is ``CorruptError`` with the object and the byte. A walk ends, and never early in silence.
-      (One thing the format can't tell: a last entry's length that took in some words of the
-      padding behind it. The side object's checksums are for that, and for payloads.)
-    * Reading on behind the last entry that was read fetches nothing before it.
+      (One thing the data object alone can't tell: a last entry's length that took in some words
+      of the padding behind it. Without a side object that, and payloads, go unchecked.)
+    * Reading on behind the last entry that was read fetches nothing before it. Reading a few
+      entries anywhere fetches their grains, where a side object tells which these are.
     * No state is tied to one reader: any number may use a handle at once.
 
 Retries: what turned out damaged is forgotten, so that the next try reads the bucket again.
@@ -37,22 +40,29 @@ from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import Tier2Location
 from tierlog.offload.offsets import Note, OffsetsCache
 from tierlog.offload.ranges import Ranges, Source
+from tierlog.offload.side_reader import SideReader
 
 NOTE_EVERY_BYTES: Final = 64 * 1024
 RUNS_BYTES: Final = 4 * 1024 * 1024
+# So few entries are fetched with their grains alone; who wants more will go on behind them.
+FEW_ENTRIES_MAX: Final = 32
 
 
 class FramesRead(NamedTuple):
-    """Consecutive frames of one block; ``offsets`` are from the first byte of ``frames``."""
+    """Consecutive frames of one block; ``offsets`` are from the first byte of ``frames``.
+
+    ``place``: where in the data object they begin.
+    """
 
     frames: memoryview
     first_entry_id: EntryId
     last_entry_id: EntryId
     offsets: Offsets
+    place: int
 
 
 class Tier2Handle:
-    """``ReadHandle`` over a data object and its index."""
+    """``ReadHandle`` over a data object, its index, and its side object where it has one."""
 
     def __init__(
         self,
@@ -62,11 +72,13 @@ class Tier2Handle:
         *,
         ranges: Ranges,
         offsets: OffsetsCache,
+        side: SideReader | None = None,
     ) -> None:
         self._ledger_id = ledger_id
         self.location = location
         self.index = index
-        self._source = Source(location.data_key, index.data_len)
+        self._source = Source(location.data_key, index.data_len, side)
+        self._side = side
         self._ranges = ranges
         self._offsets = offsets
 
@@ -96,6 +108,9 @@ class Tier2Handle:
             read = await self.read_frames(position, wanted)
             count = min(last, read.last_entry_id) - position + 1
             end = len(read.frames) if count == len(read.offsets) else int(read.offsets[count])
+            times = (0, 0)
+            if self._side is not None:
+                times = await self._side.times_of(read.place, read.place + end)
             runs = cut_runs(
                 read.frames[:end],
                 read.offsets[:count],
@@ -103,6 +118,8 @@ class Tier2Handle:
                 first_entry_id=position,
                 last_add_confirmed=self.index.last_entry_id,
                 owner_epoch=0,
+                publish_ms_min=times[0],
+                publish_ms_max=times[1],
                 stripe_entries=self.ledger_metadata.stripe_entries,
             )
             if budget is None:
@@ -112,18 +129,37 @@ class Tier2Handle:
                 yield within
             position = EntryId(runs[-1].last_entry_id + 1)
 
-    async def read_frames(self, first_entry_id: EntryId, bytes_max: int) -> FramesRead:
+    async def entry_at_time(self, publish_ms: int) -> EntryId | None:
+        """Return an entry before which all were published before that time, and not far before.
+
+        One behind the last where all were; None where no times are known.
+        """
+        return None if self._side is None else await self._side.entry_at_time(publish_ms)
+
+    async def read_frames(
+        self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
+    ) -> FramesRead:
         """Return frames from an entry on: at least one, else up to ``bytes_max``, of one block.
 
+        ``entries_max``: how many will be used at most; others may come along.
         Raises NO_SUCH_ENTRY behind the last entry, LEDGER_NOT_FOUND when the object is gone.
         """
         block = self.index.block_of(first_entry_id)
         try:
-            start = await self._find(block, first_entry_id)
-            return await self._take(block, first_entry_id, start, bytes_max)
+            known = await self._nearest(block, first_entry_id)
+            few_end = await self._few_end(block, first_entry_id, entries_max)
+            if few_end is not None and known.offset < few_end <= known.offset + bytes_max:
+                # At once: what is walked over and what is wanted.
+                await self._ranges.read(self._source, known.offset, few_end, exact=True)
+            else:
+                few_end = None
+            start = await self._find(block, first_entry_id, known)
+            return await self._take(block, first_entry_id, start, bytes_max, few_end)
         except CorruptError:
             self._ranges.forget(self._source.key)
             self._offsets.forget(self._source.key)
+            if self._side is not None:
+                self._side.forget()
             raise
 
     async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> None:
@@ -145,10 +181,32 @@ class Tier2Handle:
             return note
         return Note(block.first_entry_id, block.offset + self.index.data_header_len)
 
-    async def _find(self, block: BlockRange, entry_id: EntryId) -> int:
-        """Return where an entry's frame begins, walking from the nearest known place."""
-        known, at = self._note_in(block, entry_id)
-        if known == block.first_entry_id:
+    async def _nearest(self, block: BlockRange, entry_id: EntryId) -> Note:
+        """Return the nearest place at or before an entry, asking the side object if need be."""
+        note = self._note_in(block, entry_id)
+        if self._side is None or note.entry_id == entry_id:
+            return note
+        told = await self._side.place_before(entry_id)
+        if told.entry_id <= note.entry_id:
+            return note
+        if not block.offset < told.offset < block.offset + block.length:
+            self._corrupt(f"entry {told.entry_id} in another block, the side object says", 0)
+        return told
+
+    async def _few_end(
+        self, block: BlockRange, first_entry_id: EntryId, entries_max: int | None
+    ) -> int | None:
+        """Return up to where few entries are worth to be fetched at once; None: not known."""
+        if self._side is None or entries_max is None or entries_max > FEW_ENTRIES_MAX:
+            return None
+        last = min(EntryId(first_entry_id + entries_max - 1), block.last_entry_id)
+        end = await self._side.likely_end(first_entry_id, last)
+        return None if end is None else min(end, block.offset + block.length)
+
+    async def _find(self, block: BlockRange, entry_id: EntryId, note: Note) -> int:
+        """Return where an entry's frame begins, walking from a known place."""
+        known, at = note
+        if known == block.first_entry_id and self._side is None:
             await self._check_header(block)
         end, window = block.offset + block.length, 1
         while known < entry_id:
@@ -183,22 +241,28 @@ class Tier2Handle:
         return np.array([at], np.int64), at + frame_len
 
     def _window_end(self, at: int, window: int, end: int) -> int:
-        size = self._ranges.limits.range_bytes
+        size = self._ranges.limits.range_bytes if self._side is None else self._side.grain_len
         return min(end, (at // size + window) * size)
 
     async def _take(
-        self, block: BlockRange, first_entry_id: EntryId, at: int, bytes_max: int
+        self,
+        block: BlockRange,
+        first_entry_id: EntryId,
+        at: int,
+        bytes_max: int,
+        few_end: int | None,
     ) -> FramesRead:
-        end = block.offset + block.length
-        stop = min(end, at + max(bytes_max, FRAME_HEADER_LEN))
+        end, exact = block.offset + block.length, few_end is not None
+        wanted = at + bytes_max if few_end is None else few_end
+        stop = min(end, max(wanted, at + FRAME_HEADER_LEN))
         if stop - at < FRAME_HEADER_LEN:
             self._corrupt("an entry is missing at its block's end", at)
-        buffer = await self._ranges.read(self._source, at, stop)
+        buffer = await self._ranges.read(self._source, at, stop, exact=exact)
         offsets = self._walk(buffer, first_entry_id, at)
         if len(offsets) == 0:
             frame_len = self._frame_len(block, buffer, at)
             assert frame_len is not None, "a header was read"
-            buffer = await self._ranges.read(self._source, at, at + frame_len)
+            buffer = await self._ranges.read(self._source, at, at + frame_len, exact=exact)
             offsets = self._walk(buffer, first_entry_id, at)
             assert len(offsets) == 1, "one frame, as long as it said"
         frames_len = frames_end(buffer, offsets)
@@ -215,13 +279,15 @@ class Tier2Handle:
             self._frame_len(block, buffer[frames_len:], at + frames_len)
             self._offsets.note(self._source.key, last + 1, at + frames_len)
         self._note_some(buffer, offsets, first_entry_id, at)
-        return FramesRead(buffer[:frames_len], first_entry_id, last, offsets)
+        return FramesRead(buffer[:frames_len], first_entry_id, last, offsets, at)
 
     async def _check_end(self, block: BlockRange, at: int) -> None:
         """Check that padding, or the object's end, follows the last entry of a block."""
         end = block.offset + block.length
         if at < end and end == self._source.size:
             self._corrupt("the last entry ends before the object does", at)
+        if self._side is not None:
+            return
         follows = padding(min(end - at, len(PADDING)))
         if follows and await self._ranges.read(self._source, at, at + len(follows)) != follows:
             self._corrupt("no padding behind the last entry of a block", at)
@@ -251,6 +317,8 @@ class Tier2Handle:
         self, buffer: memoryview, offsets: Offsets, first_entry_id: EntryId, at: int
     ) -> None:
         """Remember about one offset in ``NOTE_EVERY_BYTES`` of what was walked over."""
+        if self._side is not None:
+            return
         steps = np.arange(0, len(buffer), NOTE_EVERY_BYTES)
         for number in np.unique(np.searchsorted(offsets, steps)):
             if number < len(offsets):

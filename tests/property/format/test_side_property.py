@@ -19,7 +19,14 @@ from tierlog.format.block import BlockBuilder, block_len_for_remaining
 from tierlog.format.checksum import CrcJoiner, crc32c, crc32c_joined
 from tierlog.format.grains import GrainColumns
 from tierlog.format.run import Run, build_run
-from tierlog.format.side import GRAIN_LEN_MAX, ROWS_A_PAGE, SideBuilder, SideObject, grain_len_for
+from tierlog.format.side import (
+    GRAIN_LEN_MAX,
+    ROWS_A_PAGE,
+    SideBuilder,
+    SideHeader,
+    SideObject,
+    grain_len_for,
+)
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import LedgerId
 
@@ -172,6 +179,10 @@ def test_binary_search_finds_the_grain_of_an_entry_and_of_a_time(entries, spans,
     assert header.page_of_time(wanted_ms) == expected
 
 
+hostile_words = st.binary(min_size=8, max_size=8) | st.sampled_from(
+    [bytes(8), b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\x80" + bytes(7), bytes(7) + b"\x01"]
+)
+
 GOLD = [bytes([65 + number]) * (number * 5 % 90) for number in range(40)]
 
 
@@ -204,6 +215,43 @@ def test_any_bytes_are_refused_or_read_in_bounds(noise, headed):
     hostile = raw[:12] + noise if headed else noise
     with pytest.raises(CorruptError):
         SideObject.decode(hostile)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_pages_made_on_purpose_are_refused_or_mean_what_they_say(data):
+    header = SideObject.decode(sound()).header
+    start, end = header.page_place(0)
+    page = bytearray(sound()[start:end])
+    at = data.draw(st.integers(4, len(page) - 8))
+    page[at : at + 8] = data.draw(hostile_words)
+    page[:4] = crc32c(memoryview(page)[4:], header.salt).to_bytes(4, "big")
+    try:
+        rows = header.decode_page(page, 0)
+    except CorruptError:
+        return
+    assert header.encode_page(0, rows) == page
+    places = np.arange(header.grain_count) * header.grain_len + rows.entry_offsets
+    assert sorted(rows.first_entry_ids) == rows.first_entry_ids.tolist()
+    assert sorted(places) == places.tolist()
+    assert places[-1] <= header.data_len
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_headers_made_on_purpose_are_refused_or_mean_what_they_say(data):
+    raw = bytearray(sound())
+    header_len = SideHeader.header_len_at(raw)
+    at = data.draw(st.integers(4, header_len - 8))
+    raw[at : at + 8] = data.draw(hostile_words)
+    crc = crc32c(memoryview(raw)[16:header_len], crc32c(memoryview(raw)[:12]))
+    raw[12:16] = crc.to_bytes(4, "big")
+    try:
+        header = SideHeader.decode(raw)
+    except CorruptError:
+        return
+    assert header.encode() == raw[:header_len]
+    assert header.side_len == len(raw)
 
 
 def test_a_page_of_another_attempt_or_another_place_is_refused():
