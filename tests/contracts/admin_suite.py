@@ -14,6 +14,7 @@ from tierlog.model.policy import CLUSTER_DEFAULT
 from tierlog.model.position import Position
 
 OFFLOAD_S_MAX = 60.0
+DELETE_S_MAX = 60.0
 
 
 async def offloaded(on: Services, stream: StreamName) -> list[int]:
@@ -177,3 +178,125 @@ class AdminContract:
             assert (wished["ledgers"], wished["position"]) == (ledgers, None)
             with refused(Reason.PARTITIONED):
                 await on.admin.offload(stream, Position(LedgerId(0), EntryId(0)))
+
+    async def test_the_status_says_how_far_the_copies_have_come(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            first, second = await on.fill(stream, [b"one"], [b"two", b"three"])
+            (before,) = await on.admin.offload_status(stream)
+            assert (before["stream"], before["position"]) == (stream, f"{first}:0")
+            assert (before["states"], before["waiting_bytes"]) == ({"LOCAL": 2}, 11)
+            assert (before["pause"], before["failing"]) == (None, [])
+            assert await on.admin.attempts(stream) == []
+            await on.admin.offload(stream, Position(second, EntryId(0)))
+            await offloaded(on, stream)
+            (after,) = await on.admin.offload_status(stream)
+            assert after["position"] == f"{second}:0"
+            assert (after["states"], after["wanted"]) == ({"COMPLETE": 1, "LOCAL": 1}, 0)
+            (tried,) = await on.admin.attempts(stream)
+            assert (tried["ledger_id"], tried["complete"], tried["attempt_count"]) == (
+                first,
+                True,
+                1,
+            )
+            assert [one["outcome"] for one in tried["attempts"]] == ["COMPLETE"]
+            assert await on.admin.leftovers(stream) == []
+
+    async def test_a_pause_refuses_offloads_until_it_is_resumed(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            (ledger,) = await on.fill(stream, [b"one"])
+            (paused,) = await on.admin.pause_offload(stream, "the bucket is moved")
+            assert paused["pause"]["cause"] == "the bucket is moved"
+            (again,) = await on.admin.pause_offload(stream, "another cause")
+            assert again["pause"] == paused["pause"], "the first one holds"
+            with refused(Reason.INVALID_ARGUMENT) as caught:
+                await on.admin.offload(stream, None)
+            assert "the bucket is moved" in str(caught.value)
+            (resumed,) = await on.admin.resume_offload(stream)
+            assert resumed["pause"] is None
+            await on.admin.offload(stream, None)
+            assert await offloaded(on, stream) == [ledger]
+
+    async def test_a_pause_of_a_partitioned_stream_is_one_of_its_partitions(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            await on.control.create_stream(
+                stream, raw=True, policy=None, exist_ok=False, partitions=2
+            )
+            paused = await on.admin.pause_offload(stream, "")
+            assert [one["stream"] for one in paused] == partition_names(stream, 2)
+            assert all(one["pause"] for one in paused)
+            with refused(Reason.INVALID_ARGUMENT):
+                await on.admin.offload(partition_names(stream, 2)[1], None)
+            resumed = await on.admin.resume_offload(stream)
+            assert [one["pause"] for one in resumed] == [None, None]
+
+    async def test_status_and_attempts_of_what_is_not_there(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            admin = on.admin
+            for call in (
+                admin.offload_status, admin.attempts, admin.leftovers, admin.resume_offload,
+            ):  # fmt: skip
+                with refused(Reason.STREAM_NOT_FOUND):
+                    await call(stream)
+            with refused(Reason.STREAM_NOT_FOUND):
+                await admin.pause_offload(stream, "")
+
+    async def test_levels_above_a_stream_hold_where_it_says_nothing(
+        self, services: Open, stream: StreamName
+    ):
+        namespace = f"ns-{stream}".replace(".", "-")[:60]
+        name = StreamName(f"{namespace}.one")
+        async with services() as on:
+            await on.create(name)
+            try:
+                before = await on.admin.level(namespace)
+                assert set(before["own"].values()) == {None}
+                after = await on.admin.set_level(namespace, {"offload_time_ms": 70_000_000})
+                assert after == await on.admin.level(namespace)
+                assert after["own"]["offload_time_ms"] == 70_000_000
+                found = await on.admin.policy(name)
+                assert found["own"]["offload_time_ms"] is None
+                assert found["effective"]["offload_time_ms"] == 70_000_000
+                assert found["levels"]["offload_time_ms"] == f"namespace {namespace}"
+                assert found["levels"]["block_size"] == "default"
+                told = await on.admin.explain(name)
+                thresholds = {one["name"]: one for one in told["thresholds"]}
+                assert thresholds["offload_time_ms"]["value"] == 70_000_000
+                assert thresholds["offload_time_ms"]["level"] == f"namespace {namespace}"
+                assert (told["stream"], told["namespace"]) == (name, namespace)
+            finally:
+                await on.admin.set_level(namespace, {})
+            assert (await on.admin.policy(name))["effective"]["offload_time_ms"] is None
+
+    async def test_a_level_that_breaks_a_stream_below_is_refused_and_names_it(
+        self, services: Open, stream: StreamName
+    ):
+        namespace = f"nb-{stream}".replace(".", "-")[:60]
+        name = StreamName(f"{namespace}.one")
+        async with services() as on:
+            await on.create(name)
+            await on.admin.set_policy(name, {"offload_size_bytes": 10**12})
+            with refused(Reason.POLICY_INVALID) as caught:
+                await on.admin.set_level(namespace, {"retention_size_bytes": 10**12})
+            assert caught.value.details["below"] == f"stream {name}"
+            assert caught.value.details["bound"] == "offload_size_bytes"
+            assert set((await on.admin.level(namespace))["own"].values()) == {None}
+            with refused(Reason.INVALID_ARGUMENT):
+                await on.admin.set_level("no.namespace", {})
+
+    async def test_a_stream_is_deleted_with_all_it_has(self, services: Open, stream: StreamName):
+        async with services() as on:
+            await on.fill(stream, [b"one"], [b"two"])
+            async with asyncio.timeout(DELETE_S_MAX):
+                assert (await on.admin.delete_stream(stream))["stream"] == stream
+                while stream in [one["stream"] for one in await on.admin.streams()]:
+                    await asyncio.sleep(0.2)
+            await on.create(stream)
+            assert (await on.admin.stream(stream))["ledgers"] == []

@@ -32,7 +32,7 @@ from tierlog_ingest.storage.node import StorageNode
 from tierlog_offloader import worker
 from tierlog_offloader.worker import OffloadWorker
 from tierlog_scheduler import policy, scheduler
-from tierlog_scheduler.scheduler import Scheduler
+from tierlog_scheduler.actions import Actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _delete_incomplete() -> Iterator[None]:
 
     with (
         patch.object(scheduler, "decide", too_much),
-        patch.object(Scheduler, "_delete_tier1", delete),
+        patch.object(Actions, "delete_tier1", delete),
     ):
         yield
 
@@ -129,12 +129,12 @@ def _never_sweep() -> Iterator[None]:
     async def nothing(self: Any, context: Any) -> None:
         """Leave it all."""
 
-    async def strike_off(self: Any, action: Any, now: Any) -> None:
+    async def strike_off(self: Any, stream: Any, action: Any, now: Any) -> None:
         await self._catalog.contexts.strike_off(action.ledger_id, action.attempt.uuid)
 
     with (
         patch.object(OffloadWorker, "_clean_abandoned", nothing),
-        patch.object(Scheduler, "_sweep", strike_off),
+        patch.object(Actions, "sweep", strike_off),
     ):
         yield
 
@@ -321,6 +321,16 @@ def _name_before_copying() -> Iterator[None]:
         yield
 
 
+def _answer_repeats_at_once() -> contextlib.AbstractContextManager[Any]:
+    """Answer an add that came before, though the first of both may not be durable yet."""
+    return _edited(StorageNode, "_add_checked", "return appended.done", "return done()")
+
+
+def _refuse_repeats() -> contextlib.AbstractContextManager[Any]:
+    """Take an add that came before for one that says otherwise."""
+    return _edited(StorageNode, "_add_checked", "if stored != run:", "if True:")
+
+
 MUTANTS: dict[str, Mutant] = {
     "uuid after upload": Mutant(_uuid_after_upload, "c"),
     "complete whoever it is": Mutant(_complete_whoever_it_is, "ab", "stall", 2),
@@ -336,6 +346,8 @@ MUTANTS: dict[str, Mutant] = {
     "read without a fence": Mutant(_read_without_fence, "df", "recover_written", losses=True),
     "absent on one answer": Mutant(_absent_on_one_answer, "d", "die_at_ack", losses=True),
     "move what is written": Mutant(_move_what_is_written, "h", "decommission", losses=True),
+    "answer repeats at once": Mutant(_answer_repeats_at_once, "adg", "repeat", 6, losses=True),
+    "refuse repeats": Mutant(_refuse_repeats, "c!", "repeat", losses=True),
     "name before copying": Mutant(_name_before_copying, "h", "decommission", losses=True),
 }
 

@@ -226,11 +226,13 @@ class IngestNode:
                 await first_of(presence.registered, stop)
                 if presence.registered.is_set():
                     tending = tasks.create_task(self.owners.tend(), name="tending")
+                    following = tasks.create_task(self.owners.follow(), name="following")
                     replicating = tasks.create_task(self._replicate(presence), name="replication")
                     self.ready.set()
                     log.info("node.ready", node_id=self.node_id, **front._asdict())
                     await stop.wait()
                     tending.cancel()
+                    following.cancel()
                     replicating.cancel()
                 self.ready.clear()
                 await self._drain(presence, owning)

@@ -11,10 +11,10 @@ from fastapi import Body, FastAPI, Path, Query
 from tierlog.catalog import Catalog
 from tierlog.catalog.ledgers import context_not_found
 from tierlog.catalog.streams import StreamSnapshot
+from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, StreamName, stream_name
 from tierlog.model.offload import OffloadState
 from tierlog.model.partitions import is_partitioned, partition_names
-from tierlog.model.policy import CLUSTER_DEFAULT
 from tierlog.model.position import Position
 from tierlog.model.stream import Stream
 from tierlog_scheduler.documents import (
@@ -25,7 +25,6 @@ from tierlog_scheduler.documents import (
     OffloadDocument,
     OffloadRequestDocument,
     OffloadsAnswer,
-    PolicyAnswer,
     PolicyDocument,
     StreamDocument,
     StreamsAnswer,
@@ -48,15 +47,27 @@ class AdminApi:
         app.add_api_route("/v1/streams", self.streams, methods=["GET"])
         app.add_api_route("/v1/streams/{name}", self.stream, methods=["GET"])
         app.add_api_route("/v1/streams/{name}/offload", self.offload, methods=["POST"])
-        app.add_api_route("/v1/streams/{name}/policy", self.policy, methods=["GET"])
-        app.add_api_route("/v1/streams/{name}/policy", self.set_policy, methods=["PUT"])
         app.add_api_route("/v1/ledgers/{ledger_id}", self.ledger, methods=["GET"])
         app.add_api_route("/v1/offloads", self.offloads, methods=["GET"])
 
     async def streams(self) -> StreamsAnswer:
         """List all streams."""
         names = await self._catalog.streams.names()
-        return StreamsAnswer(streams=[await self._summary(name) for name in names])
+        found = [await self._snapshot_if_there(name) for name in names]
+        return StreamsAnswer(
+            streams=[
+                StreamSummary.of(one, await self._ledgers(one)) for one in found if one is not None
+            ]
+        )
+
+    async def _snapshot_if_there(self, name: StreamName) -> StreamSnapshot | None:
+        """Return a stream; None: it was removed since its name was read."""
+        try:
+            return await self._catalog.streams.snapshot(name)
+        except RefusedError as error:
+            if error.reason is not Reason.STREAM_NOT_FOUND:
+                raise
+            return None
 
     async def _summary(self, name: StreamName) -> StreamSummary:
         snapshot = await self._catalog.streams.snapshot(name)
@@ -128,36 +139,20 @@ class AdminApi:
             requested=[ledger_id for one in done for ledger_id in one.requested],
         )
 
-    async def policy(self, name: str) -> PolicyAnswer:
-        """Show a stream's thresholds."""
-        snapshot = await self._catalog.streams.snapshot(stream_name(name))
-        return PolicyAnswer(
-            own=PolicyDocument.of(snapshot.stream.policy),
-            effective=PolicyDocument.of(snapshot.policy),
-        )
-
-    async def set_policy(self, name: str, wanted: PolicyDocument) -> PolicyAnswer:
-        """Replace a stream's own thresholds; those that don't fit together are refused."""
-        policy = wanted.policy()
-        found = (await self._catalog.streams.snapshot(stream_name(name))).stream
-        for one in _partitions_of(found):
-            await self._catalog.streams.set_policy(one, policy)
-        stream = await self._catalog.streams.set_policy(found.name, policy)
-        return PolicyAnswer(
-            own=PolicyDocument.of(stream.policy),
-            effective=PolicyDocument.of(stream.policy.over(CLUSTER_DEFAULT)),
-        )
-
     async def offloads(
         self,
         stream: Annotated[str | None, Query()] = None,
         state: Annotated[str | None, Query()] = None,
     ) -> OffloadsAnswer:
         """List what is on its way to tier 2, or there: state, attempts, last error, leftovers."""
-        names = [stream_name(stream)] if stream is not None else None
+        if stream is not None:
+            snapshots = [await self._catalog.streams.snapshot(stream_name(stream))]
+        else:
+            names = await self._catalog.streams.names()
+            looked = [await self._snapshot_if_there(name) for name in names]
+            snapshots = [one for one in looked if one is not None]
         found: list[OffloadDocument] = []
-        for name in names or await self._catalog.streams.names():
-            snapshot = await self._catalog.streams.snapshot(name)
+        for snapshot in snapshots:
             for listed in snapshot.ledgers:
                 context = await self._catalog.contexts.peek(listed.ledger_id)
                 if context is None or context.state is OffloadState.LOCAL:

@@ -8,6 +8,7 @@ from tierlog.runtime.http import Checks, build_http_app
 from tierlog_scheduler.api import AdminApi
 from tierlog_scheduler.attempts_api import AttemptsApi
 from tierlog_scheduler.dead_letters_api import DeadLettersApi
+from tierlog_scheduler.policy_api import PolicyApi
 from tierlog_scheduler.scheduler import Scheduler
 
 
@@ -17,6 +18,7 @@ def build_app(
     """Return the application with every route."""
     app = build_http_app("Tierlog scheduler", checks=checks)
     AdminApi(catalog, scheduler).add_routes(app)
+    PolicyApi(catalog, scheduler).add_routes(app)
     AttemptsApi(catalog).add_routes(app)
     DeadLettersApi(letters).add_routes(app)
     return app

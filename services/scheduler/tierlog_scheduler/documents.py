@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import GONE_FROM_TIER1, OffloadContext
-from tierlog.model.policy import MIB, MINUTE_MS, Policy
+from tierlog.model.policy import MIB, MINUTE_MS, NEVER, Policy
 from tierlog.model.stream import ListedLedger
 
 # Seed name: (own name, factor).
@@ -53,7 +53,10 @@ class PolicyDocument(BaseModel):
                 raise ValueError(f"{seed_name} and {name} are the same threshold: give one")
             if value is not None and not isinstance(value, int | float):
                 raise ValueError(f"{seed_name} is not a number")
-            own[name] = None if value is None else round(value * factor)
+            # As in Pulsar, -1 is never; it has no unit.
+            if value is not None and value != NEVER:
+                value = round(value * factor)
+            own[name] = value
         return own
 
     def policy(self) -> Policy:
@@ -67,10 +70,67 @@ class PolicyDocument(BaseModel):
 
 
 class PolicyAnswer(BaseModel):
-    """A stream's own thresholds, and what holds with the levels above it."""
+    """A stream's own thresholds, what holds with the levels above it, and which says so.
+
+    ``levels``: stream, namespace …, cluster, default; null: no level says anything.
+    """
 
     own: PolicyDocument
     effective: PolicyDocument
+    levels: dict[str, str | None]
+
+
+class LevelAnswer(BaseModel):
+    """What a level above streams says, and what holds for a stream that says nothing itself."""
+
+    namespace: str | None
+    own: PolicyDocument
+    effective: PolicyDocument
+
+
+class LevelsAnswer(BaseModel):
+    """All levels above streams."""
+
+    cluster: PolicyDocument
+    namespaces: dict[str, PolicyDocument]
+
+
+class ThresholdDocument(BaseModel):
+    """A threshold that holds, and the level that says so."""
+
+    name: str
+    value: int | str | None
+    level: str | None
+
+
+class StepDocument(BaseModel):
+    """What happens next to a ledger. ``in_ms`` 0: it is due; null: not by time alone, or never."""
+
+    ledger_id: int
+    what: str
+    in_ms: int | None
+    at_ms: int | None
+    why: str
+
+
+class ExplainAnswer(BaseModel):
+    """What comes of a stream's thresholds."""
+
+    stream: str
+    namespace: str
+    paused: bool
+    deletions_stopped: str | None
+    oldest_byte_age_ms: int
+    thresholds: list[ThresholdDocument]
+    ledgers: list[StepDocument]
+
+
+class DeletionAnswer(BaseModel):
+    """A stream that is being deleted, and of how many ledgers something is left."""
+
+    stream: str
+    incarnation: str
+    ledgers_left: int
 
 
 class AttemptDocument(BaseModel):
@@ -101,6 +161,7 @@ class OffloadDocument(BaseModel):
     bucket: str | None = None
     data_key: str | None = None
     index_key: str | None = None
+    side_key: str | None = None
     data_len: int | None = None
     block_count: int | None = None
     abandoned: list[AttemptDocument] = Field(default_factory=list)
@@ -126,6 +187,7 @@ class OffloadDocument(BaseModel):
             bucket=location.bucket if location is not None else None,
             data_key=location.data_key if location is not None else None,
             index_key=location.index_key if location is not None else None,
+            side_key=location.side_key if location is not None else None,
             data_len=copy.data_len if copy is not None else None,
             block_count=copy.block_count if copy is not None else None,
             abandoned=[

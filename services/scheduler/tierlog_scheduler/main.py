@@ -3,13 +3,19 @@
 import asyncio
 import sys
 
+from prometheus_client import REGISTRY
+
+from tierlog.offload.manifests import ManifestStore
 from tierlog.offload.messages import Stationery, Topics
+from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import serve_http
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_dead_letters, system_clock, system_ids
 from tierlog.wiring.offload import open_offload_parts
 from tierlog_scheduler.app import build_app
+from tierlog_scheduler.manifests import BucketManifests
+from tierlog_scheduler.metrics import SchedulerCollector
 from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
 
 
@@ -25,12 +31,24 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             offloader=parts.offloader,
             publisher=parts.publisher,
             stationery=stationery,
+            manifests=BucketManifests(
+                ManifestStore(
+                    parts.objects,
+                    cluster_id=parts.cluster.cluster_id,
+                    clock=clock,
+                    ids=ids,
+                    key_prefix=settings.s3.key_prefix,
+                ),
+                parts.catalog,
+            ),
             clock=clock,
             ids=ids,
             limits=SchedulerLimits(
                 interval_s=own.interval_s,
                 request_again_s=own.request_again_s,
                 sweep_again_s=own.sweep_again_s,
+                checkpoint_s=own.checkpoint_s,
+                reread_s=own.reread_s,
                 streams_in_flight_max=own.streams_in_flight_max,
             ),
         )
@@ -38,11 +56,19 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         letters = open_dead_letters(settings, parts.publisher, stationery)
         checks = {"metadata": parts.catalog.answers}
         app = build_app(parts.catalog, scheduler, letters, checks=checks)
-        async with serve_http(app, host=listen.host, port=listen.http_port) as http_port:
-            announce_ready(
-                service="scheduler", http=f"{listen.advertise_host or listen.host}:{http_port}"
-            )
-            await scheduler.run(stop)
+        collector = SchedulerCollector(scheduler)
+        REGISTRY.register(collector)
+        try:
+            async with (
+                serve_costs(app, "scheduler", parts.meter),
+                serve_http(app, host=listen.host, port=listen.http_port) as http_port,
+            ):
+                announce_ready(
+                    service="scheduler", http=f"{listen.advertise_host or listen.host}:{http_port}"
+                )
+                await scheduler.run(stop)
+        finally:
+            REGISTRY.unregister(collector)
 
 
 def main() -> None:

@@ -3,16 +3,18 @@
 Level-triggered: decisions come from the metadata, each time anew, so that what the queue or a
 former leader lost is decided again (protocols.md section 3).
 
-Owns the thresholds' meaning. Does not own doing it: ``tierlog_scheduler.scheduler`` does.
+Owns the thresholds' meaning (retention's: ``retention``). Does not own doing it:
+``tierlog_scheduler.actions`` does, and reads again whatever it is about to delete.
 
 Invariants:
     * Only closed ledgers whose copy is not complete are asked for; by size, the oldest first and
       no more than brings what is not offloaded below the threshold. An open ledger counts once
       it is closed: its size is known to its owner alone, and only closed ones can be offloaded.
-    * A local copy is deleted only when the smaller of wall-clock and monotonic time since its
-      copy was complete reaches the lag; a lag of -1 never ends.
+    * A local copy is deleted only when leaders have been at work for the lag since they saw its
+      copy complete; a lag of -1 never ends.
     * An abandoned attempt is swept at once, and again, for the last time, after the longest
       request's deadline.
+    * Nothing is offloaded nor deleted while an admin has paused the stream.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,21 +24,14 @@ from uuid import UUID
 
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AbandonedAttempt, OffloadContext, OffloadState
-from tierlog.model.policy import NEVER, Policy
+from tierlog.model.policy import Policy, threshold
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger
 from tierlog.offload.messages import Trigger
+from tierlog_scheduler.clocks import Now
 
 BACKOFF_DOUBLINGS_MAX: Final = 6
 _TO_OFFLOAD: Final = frozenset({OffloadState.LOCAL, OffloadState.OFFLOADING})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
-    """Two clocks: the wall's, and how long leaders have been at work in all."""
-
-    wall_ms: int
-    progress_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +70,12 @@ class LedgerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamView:
-    """Everything that a decision about a stream may look at."""
+    """Everything that a decision about a stream may look at.
+
+    ``trimmed``: ledgers that left the list, and of which something is left (None: no context).
+    ``…_seen_ms``: the progress at which leaders first saw that it was so; ``closed_seen_ms``
+    only where this leader saw the ledger open before.
+    """
 
     ledgers: Sequence[LedgerView]
     policy: Policy
@@ -83,7 +83,11 @@ class StreamView:
     asked: Mapping[LedgerId, Asked] = field(default_factory=dict)
     complete_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
     swept_seen_ms: Mapping[UUID, int] = field(default_factory=dict)
+    closed_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
+    trimmed: Mapping[LedgerId, OffloadContext | None] = field(default_factory=dict)
     paused: bool = False
+    deleting: bool = False
+    """The whole stream is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,46 +119,61 @@ Action = RequestOffload | DeleteTier1 | SweepAbandoned
 
 
 def decide(view: StreamView, now: Now, delays: Delays) -> list[Action]:
-    """Return what is to be done for a stream now, oldest ledger first within each kind."""
-    if view.paused:
-        # What an attempt left is never read: sweeping it is all that an admin does not stop.
-        return list(_sweeps(view, now, delays))
-    wanted = wanted_ledgers(view, now)
-    actions: list[Action] = [
-        RequestOffload(ledger_id=ledger_id, trigger=trigger, count=_count(view, ledger_id) + 1)
-        for ledger_id, trigger in wanted.items()
-        if _may_ask(view.asked.get(ledger_id), now, delays)
-    ]
-    actions.extend(_deletions(view, now))
-    actions.extend(_sweeps(view, now, delays))
+    """Return what is to be done for a stream now, oldest ledger first within each kind.
+
+    What retention does comes on top of it, see ``retention.decide``.
+    """
+    actions: list[Action] = []
+    if not view.paused and not view.deleting:
+        actions += [
+            RequestOffload(ledger_id=ledger_id, trigger=trigger, count=_count(view, ledger_id) + 1)
+            for ledger_id, trigger in wanted_ledgers(view, now).items()
+            if _may_ask(view.asked.get(ledger_id), now, delays)
+        ]
+        actions.extend(_deletions(view, now))
+    # What an attempt left is never read: sweeping it is all that an admin does not stop.
+    for one in view.ledgers:
+        if one.context is not None and one.context.abandoned:
+            actions.extend(sweeps(one.context, view, now, delays))
     return actions
 
 
 def wanted_ledgers(view: StreamView, now: Now) -> dict[LedgerId, Trigger]:
     """Return the ledgers whose copy should be made now, and why; whether asked for or not."""
+    waiting = [one for one in view.ledgers if one.to_offload]
+    if not waiting:
+        return {}
     wanted: dict[LedgerId, Trigger] = {}
-    for one in _by_size(view):
+    for one in _by_size(waiting, threshold(view.policy.offload_size_bytes)):
         wanted[one.listed.ledger_id] = Trigger.SIZE
-    for one in view.ledgers:
-        if not one.to_offload:
-            continue
-        sealed_ms = now.wall_ms - one.listed.closed_ms
-        if view.policy.offload_time_ms is not None and sealed_ms >= view.policy.offload_time_ms:
+    for one in waiting:
+        left_ms = offload_due_in_ms(view, one, now)
+        if left_ms is not None and left_ms <= 0:
             wanted[one.listed.ledger_id] = Trigger.TIME
         if view.offload_through is not None and one.listed.ledger_id <= view.offload_through:
             wanted[one.listed.ledger_id] = Trigger.ADMIN
     return dict(sorted(wanted.items()))
 
 
-def _by_size(view: StreamView) -> Iterator[LedgerView]:
+def offload_due_in_ms(view: StreamView, one: LedgerView, now: Now) -> int | None:
+    """Return when a closed ledger is due by time; None: it never is.
+
+    Early does no harm here, and late keeps data off tier 2: the larger of two clocks counts.
+    """
+    offload_time_ms = threshold(view.policy.offload_time_ms)
+    if offload_time_ms is None:
+        return None
+    seen_ms = view.closed_seen_ms.get(one.listed.ledger_id)
+    return offload_time_ms - now.at_most_since(one.listed.closed_ms, seen_ms=seen_ms)
+
+
+def _by_size(waiting: Sequence[LedgerView], size_bytes: int | None) -> Iterator[LedgerView]:
     """Iterate over the oldest ledgers, until less than the threshold is not offloaded."""
-    threshold = view.policy.offload_size_bytes
-    if threshold is None:
+    if size_bytes is None:
         return
-    waiting = [one for one in view.ledgers if one.to_offload]
     left = sum(one.listed.length for one in waiting)
     for one in waiting:
-        if left < threshold:
+        if left < size_bytes:
             return
         yield one
         left -= one.listed.length
@@ -173,7 +192,6 @@ def _may_ask(asked: Asked | None, now: Now, delays: Delays) -> bool:
 
 
 def _deletions(view: StreamView, now: Now) -> Iterator[DeleteTier1]:
-    lag_ms = view.policy.deletion_lag_ms
     for one in view.ledgers:
         context = one.context
         if context is None or not context.complete:
@@ -181,31 +199,49 @@ def _deletions(view: StreamView, now: Now) -> Iterator[DeleteTier1]:
         if context.state is OffloadState.TIER1_DELETING:
             # Begun by a leader that did not end it: readers take it for gone already.
             yield DeleteTier1(context=context)
-        elif context.state is OffloadState.COMPLETE and lag_ms is not None and lag_ms != NEVER:
-            seen_ms = view.complete_seen_ms.get(context.ledger_id)
-            if seen_ms is None:
-                continue
-            elapsed_ms = min(now.wall_ms - context.timestamp_ms, now.progress_ms - seen_ms)
-            if elapsed_ms >= lag_ms:
+        elif context.state is OffloadState.COMPLETE:
+            left_ms = deletion_due_in_ms(view, context, now)
+            if left_ms is not None and left_ms <= 0:
                 yield DeleteTier1(context=context)
 
 
-def _sweeps(view: StreamView, now: Now, delays: Delays) -> Iterator[SweepAbandoned]:
-    for one in view.ledgers:
-        for attempt in one.context.abandoned if one.context is not None else ():
-            if attempt.swept_ms == 0:
-                strike_off = False
-            else:
-                seen_ms = view.swept_seen_ms.get(attempt.uuid)
-                if seen_ms is None:
-                    continue
-                since_ms = min(now.wall_ms - attempt.swept_ms, now.progress_ms - seen_ms)
-                if since_ms < delays.sweep_again_ms:
-                    continue
-                strike_off = True
-            yield SweepAbandoned(
-                ledger_id=one.listed.ledger_id, attempt=attempt, strike_off=strike_off
-            )
+def deletion_due_in_ms(view: StreamView, context: OffloadContext, now: Now) -> int | None:
+    """Return when the local copy of a complete ledger is to go; None: never, or not known yet."""
+    lag_ms = threshold(view.policy.deletion_lag_ms)
+    seen_ms = view.complete_seen_ms.get(context.ledger_id)
+    if lag_ms is None or seen_ms is None:
+        return None
+    return lag_ms - (now.progress_ms - seen_ms)
+
+
+def sweeps(
+    context: OffloadContext, view: StreamView, now: Now, delays: Delays
+) -> Iterator[SweepAbandoned]:
+    """Iterate over the attempts of a ledger that are to be swept now."""
+    for attempt in context.abandoned:
+        if attempt.swept_ms == 0:
+            strike_off = False
+        else:
+            seen_ms = view.swept_seen_ms.get(attempt.uuid)
+            if seen_ms is None or now.progress_ms - seen_ms < delays.sweep_again_ms:
+                continue
+            strike_off = True
+        yield SweepAbandoned(ledger_id=context.ledger_id, attempt=attempt, strike_off=strike_off)
+
+
+def oldest_byte_age_ms(view: StreamView, now: Now) -> int:
+    """Return how old the oldest byte may be that is not in tier 2 yet; 0: there is none.
+
+    By when its ledger was opened: no byte of it is older.
+    """
+    opened = (
+        one.listed.opened_ms
+        for one in view.ledgers
+        if not (one.listed.closed and one.listed.entry_count == 0)
+        and (one.context is None or not one.context.complete)
+    )
+    oldest_ms = min(opened, default=None)
+    return 0 if oldest_ms is None else max(0, now.wall_ms - oldest_ms)
 
 
 def sealed_before(ledgers: Sequence[ListedLedger], before: Position | None) -> list[ListedLedger]:

@@ -1,50 +1,53 @@
-"""The leader's loop: look at every stream, decide, do (protocols.md section 3).
+"""The leader's loop: learn what changed, decide for every stream, do (protocols.md section 3).
 
-Owns doing what ``policy`` decided and remembering, for as long as it leads, what it asked for.
-Does not own data: workers move it.
+Owns the order of a pass, the terms of a leader and what it keeps for the next one. Does not own
+what is known (``mirror``), decided (``policy``, ``retention``) nor done (``actions``); data is
+moved by workers.
 
 Invariants:
-    * A pass changes metadata only by named compare-and-sets, so that two leaders at once do no
-      harm, and neither does a leader that learns late that it was deposed.
-    * A local copy is deleted only after tier 2 was verified anew, and for that very attempt.
-    * One stream's trouble never keeps another waiting.
+    * A pass decides about every stream, from what is known of it; a stream that could not be
+      read waits for the next pass, and no other one waits for it.
+    * Being deposed is no danger: see ``actions``.
 
 Crash: what was remembered is lost and decided anew: ledgers are asked for once more, waits begin
-again from the last checkpoint.
+again from the last checkpoint, which is at most ``checkpoint_s`` old.
 """
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from uuid import UUID
 
 import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.election import Election
 from tierlog.catalog.streams import StreamSnapshot, check_not_paused
-from tierlog.model.errors import CorruptError, RefusedError, TierlogError
+from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import OffloadContext, OffloadState, SchedulerProgress
+from tierlog.model.policy import Policy, threshold
 from tierlog.model.position import Position
-from tierlog.model.stream import ListedLedger
+from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle
 from tierlog.offload.interface import LedgerOffloader
-from tierlog.offload.messages import OffloadRequest, Stationery, Trigger
+from tierlog.offload.messages import Stationery, Trigger
 from tierlog.ports.clock import Clock
 from tierlog.ports.events import EventPublisher
 from tierlog.ports.ids import Ids
 from tierlog.runtime.worker import unless_stopped
+from tierlog_scheduler import retention
+from tierlog_scheduler.actions import Actions, Memory
+from tierlog_scheduler.clocks import History, Now, Timekeeper
+from tierlog_scheduler.manifests import ManifestGate
+from tierlog_scheduler.mirror import KnownStream, Mirror
 from tierlog_scheduler.policy import (
     Action,
-    Asked,
     Delays,
-    DeleteTier1,
     LedgerView,
-    Now,
     RequestOffload,
     StreamView,
-    SweepAbandoned,
     decide,
+    oldest_byte_age_ms,
     sealed_before,
 )
 
@@ -53,6 +56,8 @@ log = structlog.get_logger()
 OFFICE: Final = "scheduler"
 # 20 bytes each at most: well below the limit of a znode.
 CHECKPOINT_LEDGERS_MAX: Final = 40_000
+STREAMS_A_TURN: Final = 100
+"""So many streams are decided about before others have their turn in the loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,8 @@ class SchedulerLimits:
     interval_s: float = 10.0
     request_again_s: float = 60.0
     sweep_again_s: float = 300.0
+    checkpoint_s: float = 60.0
+    reread_s: float = 3600.0
     streams_in_flight_max: int = 16
 
     @property
@@ -92,34 +99,52 @@ class Scheduler:
         offloader: LedgerOffloader,
         publisher: EventPublisher,
         stationery: Stationery,
+        manifests: ManifestGate,
         clock: Clock,
         ids: Ids,
         limits: SchedulerLimits,
     ) -> None:
         self._catalog = catalog
-        self._offloader = offloader
-        self._publisher = publisher
-        self._stationery = stationery
+        self._manifests = manifests
         self._clock = clock
         self._limits = limits
         self._election = Election(catalog.store, ids, office=OFFICE)
         self._slots = asyncio.Semaphore(limits.streams_in_flight_max)
+        self._time = Timekeeper(clock)
+        self._memory = Memory()
+        self._actions = Actions(
+            catalog=catalog,
+            offloader=offloader,
+            publisher=publisher,
+            stationery=stationery,
+            manifests=manifests,
+            memory=self._memory,
+        )
+        self.mirror = Mirror(
+            catalog,
+            manifests,
+            streams_in_flight_max=limits.streams_in_flight_max,
+            reread_s=limits.reread_s,
+        )
         self.leading = False
         self.passes = 0
+        self.pass_s = 0.0
+        """How long the last pass took."""
+        self.oldest_byte_age_ms: dict[StreamName, int] = {}
+        """By stream that is offloaded by itself: how old what is not in tier 2 may be."""
         self._forget()
 
     def __repr__(self) -> str:
-        return f"<Scheduler leading={self.leading} passes={self.passes}>"
+        return f"<Scheduler leading={self.leading} passes={self.passes} {self.mirror!r}>"
 
     def _forget(self) -> None:
-        self._asked: dict[LedgerId, Asked] = {}
-        self._complete_seen_ms: dict[LedgerId, int] = {}
-        self._swept_seen_ms: dict[UUID, int] = {}
-        # Nothing is left to do for these: deleted locally, nothing abandoned.
-        self._settled: set[LedgerId] = set()
-        self._progress_ms = 0
-        self._last_s = self._clock.monotonic_s()
+        self._memory.forget()
+        self.mirror.forget()
+        self._manifests.begin_term()
         self._saved: SchedulerProgress | None = None
+        self._saved_s = self._passed_s = self._clock.monotonic_s()
+        self._waits = False
+        self.oldest_byte_age_ms = {}
 
     async def run(self, stop: asyncio.Event) -> None:
         """Stand for election and lead, until ``stop``."""
@@ -158,9 +183,19 @@ class Scheduler:
                 except TierlogError as error:
                     log.warning("pass.failed", cause=str(error))
                 await self._pause(lost, stop)
+            if self.leading and not lost.is_set():
+                await self._retire()
         finally:
             self.leading = False
+            self.oldest_byte_age_ms = {}
             log.info("leader.retired")
+
+    async def _retire(self) -> None:
+        """Leave the next leader the progress up to now."""
+        try:
+            await self._checkpoint(self._time.now(), at_once=True)
+        except TierlogError as error:
+            log.warning("progress.not_saved", cause=str(error))
 
     async def _pause(self, lost: asyncio.Event, stop: asyncio.Event) -> None:
         over = asyncio.wait_for(lost.wait(), self._limits.interval_s)
@@ -177,158 +212,130 @@ class Scheduler:
         except CorruptError as error:
             log.error("progress.corrupt", cause=str(error))  # noqa: TRY400 - no bug of ours
             progress = SchedulerProgress()
-        self._progress_ms = progress.progress_ms
-        self._complete_seen_ms = dict(progress.complete_seen_ms)
-        self._last_s = self._clock.monotonic_s()
+        self._time.begin(progress)
+        self._memory.complete_seen_ms.update(progress.complete_seen_ms)
 
     async def run_pass(self) -> None:
-        """Look at every stream once, and do what is to be done."""
-        now = self._now()
-        names = await self._catalog.streams.names()
-        seen: set[LedgerId] = set()
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                await self._slots.acquire()
-                group.create_task(self._visit(name, now, seen))
-        for ledger_id in self._complete_seen_ms.keys() - seen:
-            del self._complete_seen_ms[ledger_id]
-        await self._checkpoint()
+        """Learn what changed, decide about every stream once, and do what is to be done."""
+        begun_s = self._clock.monotonic_s()
+        await self._manifests.record_cluster()
+        await self.mirror.refresh(begun_s - self._passed_s)
+        self._passed_s = begun_s
+        now = self._time.now()
+        await self._act(now)
+        await self._checkpoint(now)
         self.passes += 1
+        self.pass_s = self._clock.monotonic_s() - begun_s
 
-    def _now(self) -> Now:
-        monotonic_s = self._clock.monotonic_s()
-        self._progress_ms += round((monotonic_s - self._last_s) * 1000)
-        self._last_s = monotonic_s
-        return Now(wall_ms=self._clock.wall_ms(), progress_ms=self._progress_ms)
+    async def _act(self, now: Now) -> None:
+        seen: set[LedgerId] = set()
+        ages: dict[StreamName, int] = {}
+        self._waits = False
+        async with asyncio.TaskGroup() as group:
+            for count, (name, known) in enumerate(list(self.mirror.items())):
+                if count % STREAMS_A_TURN == STREAMS_A_TURN - 1:
+                    await asyncio.sleep(0)
+                view = self._view(known)
+                self._note(view, now, seen)
+                if view.policy.offloads:
+                    ages[name] = oldest_byte_age_ms(view, now)
+                actions = self._decide(view, now)
+                if actions:
+                    await self._slots.acquire()
+                    group.create_task(self._do(known.snapshot.stream, actions, now))
+        self.oldest_byte_age_ms = ages
+        self._memory.tidy(self.mirror, seen)
 
-    async def _visit(self, name: StreamName, now: Now, seen: set[LedgerId]) -> None:
+    def _decide(self, view: StreamView, now: Now) -> list[Action | retention.Trimming]:
+        delays = self._limits.delays
+        return [*decide(view, now, delays), *retention.decide(view, now, delays)]
+
+    async def _do(
+        self, stream: Stream, actions: list[Action | retention.Trimming], now: Now
+    ) -> None:
         try:
-            snapshot = await self._catalog.streams.snapshot(name)
-            view = await self._view(snapshot, now, seen)
-            for action in decide(view, now, self._limits.delays):
-                await self._do(snapshot, action, now)
-        except TierlogError as error:
-            # What was seen before stays seen: a stream that could not be read is not empty.
-            seen.update(self._complete_seen_ms)
-            log.warning("stream.visit_failed", stream=name, cause=str(error))
+            for action in actions:
+                await self._actions.do(stream, action, now)
         finally:
             self._slots.release()
 
-    async def _view(self, snapshot: StreamSnapshot, now: Now, seen: set[LedgerId]) -> StreamView:
-        """Read the contexts of a stream's ledgers, and note what is seen for the first time."""
-        views: list[LedgerView] = []
-        for listed in snapshot.ledgers:
-            ledger_id = listed.ledger_id
-            if ledger_id in self._settled:
-                continue
-            context = await self._catalog.contexts.peek(ledger_id)
-            views.append(LedgerView(listed=listed, context=context))
-            if context is not None:
-                self._note(context, now, seen)
-        return StreamView(
-            ledgers=views,
-            policy=snapshot.policy,
-            offload_through=snapshot.stream.offload_through,
-            asked=self._asked,
-            complete_seen_ms=self._complete_seen_ms,
-            swept_seen_ms=self._swept_seen_ms,
-            paused=snapshot.stream.offload_pause is not None,
+    def _view(self, known: KnownStream) -> StreamView:
+        assert known.policy is not None
+        return view_of(
+            known.snapshot.stream, known.policy, known.views, known.trimmed, self._memory
         )
 
-    def _note(self, context: OffloadContext, now: Now, seen: set[LedgerId]) -> None:
-        ledger_id = context.ledger_id
-        if context.state is OffloadState.COMPLETE:
-            seen.add(ledger_id)
-            self._complete_seen_ms.setdefault(ledger_id, now.progress_ms)
-        if context.complete:
-            self._asked.pop(ledger_id, None)
-        if context.state is OffloadState.TIER1_DELETED and not context.abandoned:
-            self._settled.add(ledger_id)
+    async def look_at(self, name: StreamName) -> tuple[StreamSnapshot, StreamView, Now]:
+        """Return a stream as of now and as decisions see it, for people."""
+        snapshot = await self._catalog.streams.snapshot(name)
+        contexts = self._catalog.contexts
+        views = [
+            LedgerView(listed=one, context=await contexts.peek(one.ledger_id))
+            for one in snapshot.ledgers
+        ]
+        trimmed = {one: await contexts.peek(one) for one in snapshot.stream.deleting}
+        memory, now = self._memory, self._time.now()
+        if not self.leading:
+            progress = await self._catalog.progress.load()
+            memory = Memory(complete_seen_ms=dict(progress.complete_seen_ms))
+            now = Now(
+                wall_ms=now.wall_ms,
+                progress_ms=progress.progress_ms,
+                history=History(progress.samples),
+            )
+        return snapshot, view_of(snapshot.stream, snapshot.policy, views, trimmed, memory), now
+
+    def deletions_stopped(self, name: StreamName) -> str | None:
+        """Return why nothing of a stream is deleted now, as far as this process knows."""
+        return self._manifests.stopped(name) if self.leading else None
+
+    def _note(self, view: StreamView, now: Now, seen: set[LedgerId]) -> None:
+        """Note what is seen for the first time."""
+        memory = self._memory
+        for one in view.ledgers:
+            ledger_id, context = one.listed.ledger_id, one.context
+            if not one.listed.closed:
+                memory.open_seen.add(ledger_id)
+            elif ledger_id in memory.open_seen:
+                memory.open_seen.discard(ledger_id)
+                memory.closed_seen_ms[ledger_id] = now.progress_ms
+            if context is None:
+                continue
+            if context.state is OffloadState.COMPLETE:
+                seen.add(ledger_id)
+                memory.complete_seen_ms.setdefault(ledger_id, now.progress_ms)
+            if context.complete:
+                memory.asked.pop(ledger_id, None)
+            if context.abandoned:
+                self._note_swept(context, now)
+        for trimmed in view.trimmed.values():
+            if trimmed is not None:
+                self._note_swept(trimmed, now)
+        self._waits = self._waits or threshold(view.policy.retention_time_ms) is not None
+
+    def _note_swept(self, context: OffloadContext, now: Now) -> None:
         for attempt in context.abandoned:
             if attempt.swept_ms:
-                self._swept_seen_ms.setdefault(attempt.uuid, now.progress_ms)
+                self._memory.swept_seen_ms.setdefault(attempt.uuid, now.progress_ms)
 
-    async def _checkpoint(self) -> None:
+    async def _checkpoint(self, now: Now, *, at_once: bool = False) -> None:
         """Keep the progress, when a wait depends on it."""
-        kept = dict(sorted(self._complete_seen_ms.items())[:CHECKPOINT_LEDGERS_MAX])
-        if not kept and (self._saved is None or not self._saved.complete_seen_ms):
+        kept = dict(sorted(self._memory.complete_seen_ms.items())[:CHECKPOINT_LEDGERS_MAX])
+        first = self._saved is None
+        if not kept and not self._waits and (first or not self._waited):
             return
-        progress = SchedulerProgress(progress_ms=self._progress_ms, complete_seen_ms=kept)
+        due = self._clock.monotonic_s() - self._saved_s >= self._limits.checkpoint_s
+        if not (due or at_once or first):
+            return
+        progress = SchedulerProgress(
+            progress_ms=now.progress_ms, complete_seen_ms=kept, samples=now.history.samples
+        )
         await self._catalog.progress.save(progress)
-        self._saved = progress
+        self._saved, self._saved_s = progress, self._clock.monotonic_s()
 
-    async def _do(self, snapshot: StreamSnapshot, action: Action, now: Now) -> None:
-        """Do one thing; what goes wrong with it is told, and decided anew at the next pass."""
-        try:
-            if isinstance(action, RequestOffload):
-                await self._request(snapshot, action, now)
-            elif isinstance(action, DeleteTier1):
-                await self._delete_tier1(action.context)
-            else:
-                await self._sweep(action, now)
-        except RefusedError as error:
-            log.info("action.refused", action=type(action).__name__, cause=str(error))
-        except CorruptError as error:
-            log.error(  # noqa: TRY400 - a human must look, not at our stack
-                "copy.damaged", action=type(action).__name__, cause=str(error)
-            )
-        except TierlogError as error:
-            log.warning("action.failed", action=type(action).__name__, cause=str(error))
-
-    async def _request(self, snapshot: StreamSnapshot, action: RequestOffload, now: Now) -> None:
-        outgoing = self._stationery.request(
-            OffloadRequest(
-                stream=snapshot.stream.name,
-                incarnation=snapshot.stream.incarnation,
-                ledger_id=action.ledger_id,
-                trigger=action.trigger,
-                requested_ms=now.wall_ms,
-                request_count=action.count,
-            )
-        )
-        topic, key, value, headers = outgoing
-        await self._publisher.publish(topic, key=key, value=value, headers=headers)
-        self._asked[action.ledger_id] = Asked(progress_ms=now.progress_ms, count=action.count)
-        log.info(
-            "offload.requested",
-            stream=snapshot.stream.name,
-            ledger_id=action.ledger_id,
-            trigger=action.trigger.value,
-            count=action.count,
-        )
-
-    async def _delete_tier1(self, context: OffloadContext) -> None:
-        """Delete a local copy whose time has come (step 9)."""
-        ledger_id, uuid, copy = context.ledger_id, context.uuid, context.copy
-        assert uuid is not None
-        assert copy is not None, "a complete context says what was written"
-        if context.state is not OffloadState.TIER1_DELETING:
-            try:
-                await self._offloader.verify(ledger_id, uuid, context.location, copy)
-            except CorruptError as error:
-                await self._catalog.contexts.record_error(
-                    ledger_id, uuid=uuid, error=f"{error.reason.value}: {error}"
-                )
-                raise
-            context = await self._catalog.contexts.begin_tier1_deletion(ledger_id, uuid=uuid)
-        await self._catalog.ledgers.delete_tier1(ledger_id, context)
-        log.info("tier1.deleted", ledger_id=ledger_id, uuid=str(uuid))
-
-    async def _sweep(self, action: SweepAbandoned, now: Now) -> None:
-        ledger_id, attempt = action.ledger_id, action.attempt
-        await self._offloader.delete_offloaded(ledger_id, attempt.uuid, attempt.location)
-        if action.strike_off:
-            await self._catalog.contexts.strike_off(ledger_id, attempt.uuid)
-            self._swept_seen_ms.pop(attempt.uuid, None)
-        else:
-            await self._catalog.contexts.mark_swept(ledger_id, attempt.uuid)
-            self._swept_seen_ms.setdefault(attempt.uuid, now.progress_ms)
-        log.info(
-            "attempt.swept",
-            ledger_id=ledger_id,
-            uuid=str(attempt.uuid),
-            struck_off=action.strike_off,
-        )
+    @property
+    def _waited(self) -> bool:
+        return self._saved is not None and bool(self._saved.complete_seen_ms)
 
     async def offload_prefix(self, name: StreamName, before: Position | None) -> PrefixOffload:
         """Want every sealed ledger before a position offloaded, and ask for them now.
@@ -341,22 +348,44 @@ class Scheduler:
         requested: list[LedgerId] = []
         if selected:
             await self._catalog.streams.want_offloaded(name, selected[-1].ledger_id)
-        now = Now(wall_ms=self._clock.wall_ms(), progress_ms=self._progress_ms)
+        now = self._time.now()
         for listed in selected:
             context = await self._catalog.contexts.get(listed.ledger_id)
             if LedgerView(listed=listed, context=context).to_offload:
-                asked = self._asked.get(listed.ledger_id)
+                asked = self._memory.asked.get(listed.ledger_id)
                 count = 1 if asked is None else asked.count + 1
                 action = RequestOffload(
                     ledger_id=listed.ledger_id, trigger=Trigger.ADMIN, count=count
                 )
-                await self._request(snapshot, action, now)
+                await self._actions.request(snapshot.stream, action, now)
                 requested.append(listed.ledger_id)
         return PrefixOffload(
             position=_first_behind(snapshot.ledgers, selected),
             selected=tuple(one.ledger_id for one in selected),
             requested=tuple(requested),
         )
+
+
+def view_of(
+    stream: Stream,
+    policy: Policy,
+    ledgers: Sequence[LedgerView],
+    trimmed: Mapping[LedgerId, OffloadContext | None],
+    memory: Memory,
+) -> StreamView:
+    """Return what decisions about a stream look at."""
+    return StreamView(
+        ledgers=ledgers,
+        policy=policy,
+        offload_through=stream.offload_through,
+        asked=memory.asked,
+        complete_seen_ms=memory.complete_seen_ms,
+        swept_seen_ms=memory.swept_seen_ms,
+        closed_seen_ms=memory.closed_seen_ms,
+        trimmed=trimmed,
+        paused=stream.offload_pause is not None,
+        deleting=stream.lifecycle is StreamLifecycle.DELETING,
+    )
 
 
 def _first_behind(

@@ -19,6 +19,7 @@ from tierlog.catalog.nodes import NodeCatalog
 from tierlog.catalog.policies import PolicyCatalog
 from tierlog.catalog.progress import ProgressCatalog
 from tierlog.catalog.restore import RestoreCatalog
+from tierlog.catalog.retention import RetentionCatalog
 from tierlog.catalog.streams import StreamCatalog
 from tierlog.catalog.underreplication import UnderReplicationCatalog
 from tierlog.model.errors import TierlogError
@@ -41,6 +42,7 @@ class Catalog:
     draining: DrainingCatalog
     bare: BareLedgerCatalog
     policies: PolicyCatalog
+    retention: RetentionCatalog
     restore: RestoreCatalog
 
     @classmethod
@@ -57,6 +59,7 @@ class Catalog:
             draining=DrainingCatalog(store, clock=clock, ids=ids),
             bare=BareLedgerCatalog(store, clock=clock, ids=ids),
             policies=PolicyCatalog(store, ids=ids),
+            retention=RetentionCatalog(store, clock=clock, ids=ids),
             restore=RestoreCatalog(store, ids=ids),
         )
 
@@ -78,6 +81,7 @@ __all__ = [
     "NodeCatalog",
     "PolicyCatalog",
     "ProgressCatalog",
+    "RetentionCatalog",
     "StreamCatalog",
     "UnderReplicationCatalog",
 ]

@@ -6,6 +6,7 @@ Invariants:
     * Only the newest attempt completes. Workers never create contexts.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 from uuid import UUID
@@ -40,6 +41,11 @@ class ContextCatalog:
         """Return a ledger's context as last seen by this client; may be a little old."""
         found = await self._store.get(paths.context_path(ledger_id))
         return None if found is None else records.decode_context(found.data)
+
+    async def watch(self, ledger_id: LedgerId) -> tuple[OffloadContext | None, asyncio.Event]:
+        """Return a ledger's context, and an event that is set once it has changed or gone."""
+        found, changed = await self._store.watch(paths.context_path(ledger_id))
+        return (None if found is None else records.decode_context(found.data)), changed
 
     async def begin_attempt(
         self, ledger_id: LedgerId, *, uuid: UUID, location: Tier2Location, worker: str

@@ -17,7 +17,7 @@ from typing import Final
 
 from tierlog.catalog.change import MOVED, Moved, ensure_node, settle
 from tierlog.catalog.naming import naming, newly_named
-from tierlog.catalog.streams import check_owner, stream_not_found
+from tierlog.catalog.streams import check_not_deleting, check_owner, stream_not_found
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName
@@ -111,6 +111,7 @@ class LedgerCatalog:
             check_owner(stream, claimed)
             if stream.listed(ledger_id) is not None:
                 return stream
+            check_not_deleting(stream)
             paged, page = _paged(replace(stream, ledgers=(*stream.ledgers, listed)))
             operations: list[Operation] = [
                 *await naming(self._store, newly_named(metadata)),

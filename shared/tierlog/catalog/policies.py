@@ -10,13 +10,13 @@ Invariants:
 import asyncio
 from typing import Final
 
-from tierlog.catalog.change import ensure_node, settle
+from tierlog.catalog.change import settle
 from tierlog.format import paths, records
 from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.model.ids import StreamName, namespace_of
 from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels, breaks_below
 from tierlog.ports.ids import Ids
-from tierlog.ports.metadata import Create, MetadataStore, Operation, Put
+from tierlog.ports.metadata import Create, MetadataStore, Operation, Put, Versioned
 
 READS_IN_FLIGHT_MAX: Final = 32
 
@@ -37,11 +37,17 @@ async def in_step_with_levels(
     found = await store.get(paths.POLICIES)
     levels = NO_LEVELS if found is None else records.decode_levels(found.data)
     levels.effective(name, own)
-    if not own.has_bounds:
-        return []
+    return _touching(found) if own.has_bounds or own.ledger_age_ms_max is not None else []
+
+
+async def touch_levels(store: MetadataStore) -> list[Operation]:
+    """Return what tells everyone who follows the levels to look at the streams below."""
+    return _touching(await store.get(paths.POLICIES))
+
+
+def _touching(found: Versioned | None) -> list[Operation]:
     if found is None:
-        await ensure_node(store, paths.ROOT)
-        return [Create(paths.POLICIES, records.encode_levels(levels))]
+        return [Create(paths.POLICIES, records.encode_levels(NO_LEVELS))]
     # The same again: whoever judged the streams by its version judges them anew.
     return [Put(paths.POLICIES, found.data, found.version)]
 
@@ -61,7 +67,8 @@ class PolicyCatalog:
     async def watch(self) -> tuple[PolicyLevels, asyncio.Event]:
         """Return the levels, and an event that is set once something may hold no more.
 
-        It is set too when a stream's own thresholds change that others could contradict.
+        It is set too when a stream's own thresholds change that others could contradict, or
+        that its owner is to follow; and when a stream is to be deleted.
         """
         found, changed = await self._store.watch(paths.POLICIES)
         levels = NO_LEVELS if found is None else records.decode_levels(found.data)

@@ -5,7 +5,8 @@ Invariants:
     * Whoever claims raises the owner epoch; a deposed owner's changes then fail.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +17,14 @@ from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels
-from tierlog.model.stream import ListedLedger, OffloadPause, Owner, Stream
+from tierlog.model.stream import (
+    LedgerPageRef,
+    ListedLedger,
+    OffloadPause,
+    Owner,
+    Stream,
+    StreamLifecycle,
+)
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import Create, MetadataStore, NodeExistsError, Put
@@ -87,6 +95,7 @@ class StreamCatalog:
                 await self._store.transact([Create(path, data), *above])
                 return wanted, True
             stream = records.decode_stream(found.data)
+            check_not_deleting(stream)
             if stream.incarnation == wanted.incarnation:
                 return stream, True
             _check_shape(stream, wanted, any_policy=policy is None)
@@ -98,6 +107,48 @@ class StreamCatalog:
         """Return the names of all streams, sorted."""
         children = await self._store.children(paths.STREAMS)
         return [StreamName(name) for name in children or []]
+
+    async def watch_names(self) -> tuple[list[StreamName], asyncio.Event]:
+        """Return the names of all streams, and an event that is set once there are others."""
+        children, changed = await self._store.watch_children(paths.STREAMS)
+        return [StreamName(name) for name in children or []], changed
+
+    async def watch_snapshot(
+        self, name: StreamName, known: Mapping[LedgerPageRef, tuple[ListedLedger, ...]]
+    ) -> tuple[StreamSnapshot, asyncio.Event, dict[LedgerPageRef, tuple[ListedLedger, ...]]]:
+        """Return the stream, an event that is set once it has changed, and its pages.
+
+        ``known`` pages are not read again: a page with another content has another reference.
+        The snapshot has no levels.
+        """
+        path = paths.stream_path(name)
+
+        async def one_round() -> (
+            tuple[StreamSnapshot, asyncio.Event, dict[LedgerPageRef, tuple[ListedLedger, ...]]]
+            | Moved
+        ):
+            found, changed = await self._store.watch(path)
+            if found is None:
+                raise stream_not_found(name)
+            stream = records.decode_stream(found.data)
+            pages: dict[LedgerPageRef, tuple[ListedLedger, ...]] = {}
+            for ref in stream.pages:
+                kept = known.get(ref)
+                if kept is None:
+                    data = await self._store.get(paths.page_path(name, ref.page_number))
+                    if data is None or changed.is_set():
+                        return MOVED
+                    kept = records.decode_page(data.data)
+                    if not ref.is_of(kept):
+                        return MOVED
+                pages[ref] = kept
+            paged = [one for page in pages.values() for one in page]
+            snapshot = StreamSnapshot(
+                stream=stream, version=found.version, ledgers=(*paged, *stream.ledgers)
+            )
+            return snapshot, changed, pages
+
+        return await settle(self._store, self._ids, path, one_round)
 
     async def snapshot(self, name: StreamName) -> StreamSnapshot:
         """Return the stream as of now (after ``sync``), or raise STREAM_NOT_FOUND."""
@@ -149,6 +200,9 @@ class StreamCatalog:
         def plan(stream: Stream) -> Stream:
             if over is not None:
                 check_owner(stream, over)
+            if not stream.ledgers or stream.ledgers[-1].closed:
+                # One that is open is still to be recovered, and closed.
+                check_not_deleting(stream)
             return replace(stream, owner_epoch=stream.owner_epoch + 1, owner=owner)
 
         return await self.change(name, plan, applied=lambda stream: stream.owner == owner)
@@ -265,13 +319,28 @@ def stream_not_found(name: StreamName) -> RefusedError:
 
 def check_not_paused(stream: Stream) -> None:
     """Refuse an offload that an admin does not want for now."""
-    pause = stream.offload_pause
-    if pause is not None:
+    if stream.offload_pause is not None:
+        raise offload_paused(stream.name, stream.offload_pause)
+
+
+def offload_paused(name: StreamName, pause: OffloadPause) -> RefusedError:
+    """Say that an admin wants no offload of the stream for now."""
+    return RefusedError(
+        f"offloading of stream {name} is paused" + (f": {pause.cause}" if pause.cause else ""),
+        remedy=f"Let it go on with: tierlog offload resume {name}",
+        details={"stream": name, "since_ms": str(pause.since_ms)},
+    )
+
+
+def check_not_deleting(stream: Stream) -> None:
+    """Raise STREAM_NOT_FOUND for a stream that is being deleted."""
+    if stream.lifecycle is StreamLifecycle.DELETING:
         raise RefusedError(
-            f"offloading of stream {stream.name} is paused"
-            + (f": {pause.cause}" if pause.cause else ""),
-            remedy=f"Let it go on with: tierlog offload resume {stream.name}",
-            details={"stream": stream.name, "since_ms": str(pause.since_ms)},
+            f"stream {stream.name} is being deleted",
+            reason=Reason.STREAM_NOT_FOUND,
+            remedy="Use another name, or wait until nothing of it is left: "
+            f"tierlog stream delete {stream.name} tells how much is",
+            details={"stream": stream.name},
         )
 
 

@@ -1,87 +1,201 @@
-"""``tierlog policy …``: the thresholds of a stream."""
+"""``tierlog policy …``: the thresholds of streams, namespaces and the cluster."""
 
 import re
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tierlog.cli.output import Output, OutputOption, print_json, print_table
+from tierlog.cli.output import (
+    Output,
+    OutputOption,
+    print_json,
+    print_one,
+    print_table,
+    time_text,
+)
 from tierlog.cli.session import command
 from tierlog.cli.stream import Name, with_client
 from tierlog.model.errors import RefusedError
+from tierlog.model.policy import MIB, MINUTE_MS, NEVER
+
+if TYPE_CHECKING:
+    from tierlog.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Thresholds: when to roll, offload, delete, trim.")
 
 _SIZES: Final = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _TIMES: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVEL_COLUMNS: Final = ("threshold", "own", "effective")
 _AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 
 Time = Annotated[str | None, typer.Option(help="As 500ms, 30s, 10m, 4h, 7d; never; none: unset.")]
 Size = Annotated[str | None, typer.Option(help="As 512k, 64M, 1G; none: unset.")]
+Limit = Annotated[str | None, typer.Option(help="As 512k, 64M, 1G; never; none: unset.")]
+Stream = Annotated[str | None, typer.Argument(help="The stream.")]
+Namespace = Annotated[
+    str | None, typer.Option(help="Of all streams whose name begins with this and a dot.")
+]
+Cluster = Annotated[bool, typer.Option("--cluster", help="Of all streams.")]
+
+# The seed's names and units, of the same thresholds.
+OffloadMinutes = Annotated[
+    float | None, typer.Option("--offloadTimeInMinutes", help="The same as --offload-time.")
+]
+OffloadMegabytes = Annotated[
+    float | None, typer.Option("--offloadSizeInMB", help="The same as --offload-size.")
+]
+RetentionMinutes = Annotated[
+    float | None, typer.Option("--retentionTimeInMinutes", help="The same as --retention-time.")
+]
+RetentionMegabytes = Annotated[
+    float | None, typer.Option("--retentionSizeInMB", help="The same as --retention-size.")
+]
+
+STEPS: Final = {"ledger_id": None, "what": None, "in": None, "at_ms": time_text, "why": None}
 
 
 @app.command("show")
 @command
-def show(stream: Name, *, output: OutputOption = Output.TABLE) -> None:
-    """Show a stream's thresholds."""
-    _print(with_client(lambda client: client.policy(stream)), output)
+def show(
+    stream: Stream = None,
+    *,
+    namespace: Namespace = None,
+    cluster: Cluster = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the thresholds of a stream, of a namespace or of the cluster."""
+    level = _level(stream, namespace, cluster=cluster)
+    _print(with_client(lambda client: _read(client, stream, level)), output)
 
 
 @app.command("set")
 @command
 def set_policy(  # noqa: PLR0913 - one option a threshold
-    stream: Name,
+    stream: Stream = None,
     *,
+    namespace: Namespace = None,
+    cluster: Cluster = False,
     offload_time: Time = None,
-    offload_size: Size = None,
+    offload_size: Limit = None,
     retention_time: Time = None,
-    retention_size: Size = None,
+    retention_size: Limit = None,
     deletion_lag: Time = None,
     ledger_bytes_max: Size = None,
     ledger_entries_max: Annotated[int | None, typer.Option(min=1)] = None,
     ledger_age_max: Time = None,
     block_size: Size = None,
     offloaded_read_priority: Annotated[
-        str | None, typer.Option(help="tier1 or tier2: where to read what both have.")
+        str | None, typer.Option(help="tier1 or tier2: where to read what both have; none: unset.")
     ] = None,
+    offload_minutes: OffloadMinutes = None,
+    offload_megabytes: OffloadMegabytes = None,
+    retention_minutes: RetentionMinutes = None,
+    retention_megabytes: RetentionMegabytes = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Change some of a stream's own thresholds; the others stay."""
+    """Change some thresholds of a stream, of a namespace or of the cluster; the others stay."""
+    level = _level(stream, namespace, cluster=cluster)
     changes: dict[str, Any] = {
         "offload_time_ms": _parsed(offload_time, parse_time),
-        "offload_size_bytes": _parsed(offload_size, parse_size),
+        "offload_size_bytes": _parsed(offload_size, parse_limit),
         "retention_time_ms": _parsed(retention_time, parse_time),
-        "retention_size_bytes": _parsed(retention_size, parse_size),
+        "retention_size_bytes": _parsed(retention_size, parse_limit),
         "deletion_lag_ms": _parsed(deletion_lag, parse_time),
         "ledger_bytes_max": _parsed(ledger_bytes_max, parse_size),
         "ledger_entries_max": (ledger_entries_max,) if ledger_entries_max else None,
         "ledger_age_ms_max": _parsed(ledger_age_max, parse_time),
         "block_size": _parsed(block_size, parse_size),
-        "offloaded_read_priority": (offloaded_read_priority,) if offloaded_read_priority else None,
+        "offloaded_read_priority": _parsed(offloaded_read_priority, str),
     }
+    for name, amount, factor in (
+        ("offload_time_ms", offload_minutes, MINUTE_MS),
+        ("offload_size_bytes", offload_megabytes, MIB),
+        ("retention_time_ms", retention_minutes, MINUTE_MS),
+        ("retention_size_bytes", retention_megabytes, MIB),
+    ):
+        if amount is None:
+            continue
+        if changes[name] is not None:
+            raise RefusedError(
+                f"{name} is given in two units", remedy="Give one of the two options"
+            )
+        changes[name] = (NEVER if amount == NEVER else round(amount * factor),)
     changed = {name: one[0] for name, one in changes.items() if one is not None}
     if not changed:
         raise RefusedError("no threshold is given", remedy="See: tierlog policy set --help")
 
-    async def change(client: Any) -> Any:  # noqa: ANN401 - JSON
-        found = await client.policy(stream)
-        return await client.set_policy(stream, {**found["own"], **changed})
+    async def change(client: "Client") -> Any:  # noqa: ANN401 - JSON
+        found = await _read(client, stream, level)
+        wanted = {**found["own"], **changed}
+        if stream is not None:
+            return await client.set_policy(stream, wanted)
+        return await client.set_level(level, wanted)
 
     _print(with_client(change), output)
+
+
+@app.command("explain")
+@command
+def explain(stream: Name, *, output: OutputOption = Output.TABLE) -> None:
+    """Show which level gives each threshold, and what happens to each ledger, when and why."""
+    found = dict(with_client(lambda client: client.explain(stream)))
+    if output is not Output.TABLE:
+        print_json(found, indent=output is Output.JSON)
+        return
+    thresholds, steps = found.pop("thresholds"), found.pop("ledgers")
+    print_one(found, output)
+    print_table(thresholds, {"name": None, "value": None, "level": None})
+    print_table([{**one, "in": _until(one["in_ms"])} for one in steps], STEPS)
+
+
+def _until(in_ms: int | None) -> str:
+    """Return how long it is till then, for people."""
+    if in_ms is None:
+        return "-"
+    if in_ms == 0:
+        return "now"
+    seconds = in_ms / 1000
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _level(stream: str | None, namespace: str | None, *, cluster: bool) -> str | None:
+    """Check that one thing is named; return the namespace, or None."""
+    if (stream is not None) + (namespace is not None) + cluster != 1:
+        raise RefusedError(
+            "name a stream, or --namespace, or --cluster",
+            remedy="As: tierlog policy show orders.paid; tierlog policy show --namespace orders",
+        )
+    return namespace
+
+
+async def _read(client: "Client", stream: str | None, namespace: str | None) -> Any:  # noqa: ANN401
+    if stream is not None:
+        return await client.policy(stream)
+    return await client.level(namespace)
 
 
 def _print(found: Any, output: Output) -> None:  # noqa: ANN401 - JSON
     if output is not Output.TABLE:
         print_json(found, indent=output is Output.JSON)
         return
+    levels = found.get("levels", {})
     rows = [
-        {"threshold": name, "own": found["own"][name], "effective": value}
+        {
+            "threshold": name,
+            "own": found["own"][name],
+            "effective": value,
+            "level": levels.get(name),
+        }
         for name, value in found["effective"].items()
     ]
-    print_table(rows, dict.fromkeys(("threshold", "own", "effective")))
+    columns = ("threshold", "own", "effective", "level") if levels else _LEVEL_COLUMNS
+    print_table(rows, dict.fromkeys(columns))
 
 
-def _parsed(text: str | None, parse: Any) -> tuple[int | None] | None:  # noqa: ANN401
+def _parsed(text: str | None, parse: Any) -> tuple[Any] | None:  # noqa: ANN401
     """Return a one-tuple of the new value; None: not given."""
     if text is None:
         return None
@@ -97,10 +211,15 @@ def parse_size(text: str) -> int:
     return int(amount * factor)
 
 
+def parse_limit(text: str) -> int:
+    """Read a number of bytes, as 64M; ``never`` is -1."""
+    return NEVER if text == "never" else parse_size(text)
+
+
 def parse_time(text: str) -> int:
     """Read a time in milliseconds, as 10m; ``never`` is -1."""
     if text == "never":
-        return -1
+        return NEVER
     amount, unit = _amount(text)
     if unit not in _TIMES:
         raise _refused(text, "a time", "500ms, 30s, 10m, 4h, 7d")

@@ -18,6 +18,7 @@ from tierlog.cli.output import (
     time_text,
 )
 from tierlog.cli.session import command, load
+from tierlog.model.errors import RefusedError
 from tierlog.model.partitions import PARTITIONS_MAX
 
 if TYPE_CHECKING:
@@ -105,6 +106,25 @@ def seal(stream: Name, *, output: OutputOption = Output.TABLE) -> None:
         print_one(sealed[0], output)
     else:
         print_rows(sealed, {"stream": None, "sealed_ledger": None}, output)
+
+
+@app.command("delete")
+@command
+def delete(
+    stream: Name,
+    *,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="All data of the stream goes, for good.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Delete a stream with its data in both tiers; again: show how much of it is left."""
+    if not yes:
+        raise RefusedError(
+            f"stream {stream} is not deleted: that would be for good, in both tiers",
+            remedy="Add --yes to delete it",
+        )
+    print_one(with_client(lambda client: client.delete_stream(stream)), output)
 
 
 async def _seal(client: "Client", stream: str) -> list[dict[str, object]]:

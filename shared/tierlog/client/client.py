@@ -23,7 +23,7 @@ from tierlog.model.ids import LedgerId, StreamName, stream_name
 from tierlog.model.partitions import count_told, partition_names
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
-from tierlog.ports.admin import Document
+from tierlog.ports.admin import DeadLetterDesk, Document
 from tierlog.ports.progress import Progress
 from tierlog.ports.streams import AppendChannel
 from tierlog.runtime.settings import Settings, load_settings
@@ -200,6 +200,31 @@ class Client:
         """Return what is due, running, failed or done."""
         return await self._connections.admin.offloads()
 
+    async def offload_status(self, name: str) -> Sequence[Document]:
+        """Return how far a stream's offload has come; of one with partitions, for each."""
+        return await self._connections.admin.offload_status(stream_name(name))
+
+    async def pause_offload(self, name: str, cause: str = "") -> Sequence[Document]:
+        """Let no offload of the stream begin, and none of its copies be deleted."""
+        return await self._connections.admin.pause_offload(stream_name(name), cause)
+
+    async def resume_offload(self, name: str) -> Sequence[Document]:
+        """Let a paused stream go on."""
+        return await self._connections.admin.resume_offload(stream_name(name))
+
+    async def attempts(self, name: str) -> Sequence[Document]:
+        """Return the attempts at each ledger of a stream."""
+        return await self._connections.admin.attempts(stream_name(name))
+
+    async def leftovers(self, name: str) -> Sequence[Document]:
+        """Return what attempts left that is still to be deleted."""
+        return await self._connections.admin.leftovers(stream_name(name))
+
+    @property
+    def dead_letters(self) -> DeadLetterDesk:
+        """The offload requests that kept failing."""
+        return self._connections.dead_letters
+
     async def policy(self, name: str) -> Document:
         """Return a stream's thresholds."""
         return await self._connections.admin.policy(stream_name(name))
@@ -207,6 +232,22 @@ class Client:
     async def set_policy(self, name: str, policy: Document) -> Document:
         """Replace a stream's own thresholds."""
         return await self._connections.admin.set_policy(stream_name(name), policy)
+
+    async def level(self, namespace: str | None = None) -> Document:
+        """Return the thresholds of a namespace, or of the cluster."""
+        return await self._connections.admin.level(namespace)
+
+    async def set_level(self, namespace: str | None, policy: Document) -> Document:
+        """Replace the thresholds of a namespace, or, for None, of the cluster."""
+        return await self._connections.admin.set_level(namespace, policy)
+
+    async def explain(self, name: str) -> Document:
+        """Return which level gives each threshold, and what happens next to each ledger."""
+        return await self._connections.admin.explain(stream_name(name))
+
+    async def delete_stream(self, name: str) -> Document:
+        """Begin to delete a stream with all its data, or tell how much of it is left."""
+        return await self._connections.admin.delete_stream(stream_name(name))
 
     async def _tail(self, stream: StreamName) -> Position | Edge:
         """Return the end of the stream, from where lost answers would be read back."""

@@ -160,3 +160,19 @@ class SyncClient(Blocking):
     def set_policy(self, name: str, policy: Document) -> Document:
         """See ``Client.set_policy``."""
         return BACKGROUND.run(self._client.set_policy(name, policy))
+
+    def level(self, namespace: str | None = None) -> Document:
+        """See ``Client.level``."""
+        return BACKGROUND.run(self._client.level(namespace))
+
+    def set_level(self, namespace: str | None, policy: Document) -> Document:
+        """See ``Client.set_level``."""
+        return BACKGROUND.run(self._client.set_level(namespace, policy))
+
+    def explain(self, name: str) -> Document:
+        """See ``Client.explain``."""
+        return BACKGROUND.run(self._client.explain(name))
+
+    def delete_stream(self, name: str) -> Document:
+        """See ``Client.delete_stream``."""
+        return BACKGROUND.run(self._client.delete_stream(name))

@@ -5,6 +5,7 @@ Invariants:
     * The owner epoch only grows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
@@ -47,6 +48,13 @@ class LedgerPageRef:
     first_ledger_id: LedgerId
     last_ledger_id: LedgerId
     ledger_count: int
+
+    def is_of(self, ledgers: Sequence[ListedLedger]) -> bool:
+        """Tell whether this refers to a page that holds these."""
+        return len(ledgers) == self.ledger_count and (
+            (ledgers[0].ledger_id, ledgers[-1].ledger_id)
+            == (self.first_ledger_id, self.last_ledger_id)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

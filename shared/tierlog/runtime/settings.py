@@ -123,6 +123,19 @@ class S3Settings(_Section):
         return self
 
 
+class PriceSettings(_Section):
+    """The price list of the object store, for ``tierlog cost``.
+
+    The defaults are those of S3 Standard in us-east-1. Months have 30 days, a GB is 10^9 bytes.
+    """
+
+    currency: str = "USD"
+    write_per_1000: float = Field(default=0.005, ge=0)
+    read_per_1000: float = Field(default=0.0004, ge=0)
+    received_per_gb: float = Field(default=0.0, ge=0)
+    stored_per_gb_month: float = Field(default=0.023, ge=0)
+
+
 class KafkaSettings(_Section):
     """The queue. Topics are ``<prefix>.offload.requested.v1`` and the like."""
 
@@ -407,6 +420,7 @@ class Settings(BaseSettings):
     keys: dict[KeyId, LedgerSecret] = {}
     cluster: ClusterSettings = ClusterSettings()
     s3: S3Settings = S3Settings()
+    prices: PriceSettings = PriceSettings()
     kafka: KafkaSettings = KafkaSettings()
     zookeeper: ZooKeeperSettings = ZooKeeperSettings()
     redis: RedisSettings = RedisSettings()

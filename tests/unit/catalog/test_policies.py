@@ -234,10 +234,12 @@ def test_whoever_follows_the_levels_is_told_of_changes_below_that_matter():
     async def main():
         catalog = await opened(PAID)
         _, changed = await catalog.policies.watch()
-        await catalog.streams.set_policy(PAID, Policy(ledger_age_ms_max=5))
+        await catalog.streams.set_policy(PAID, Policy(ledger_bytes_max=5))
         assert not changed.is_set()
-        await catalog.streams.set_policy(PAID, Policy(retention_time_ms=5))
-        assert changed.is_set()
+        for policy in (Policy(retention_time_ms=5), Policy(ledger_age_ms_max=5)):
+            _, changed = await catalog.policies.watch()
+            await catalog.streams.set_policy(PAID, policy)
+            assert changed.is_set()
         found = await catalog.store.get(paths.POLICIES)
         assert found is not None
 

@@ -12,12 +12,15 @@ from tierlog.model.ids import StreamName
 from tierlog.model.policy import Policy
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog_scheduler.api import AdminApi
+from tierlog_scheduler.policy_api import PolicyApi
 
 
 @asynccontextmanager
 async def served(world: World):
     app = build_http_app("test", checks={})
-    AdminApi(world.catalog(), scheduler(world)).add_routes(app)
+    catalog, answering = world.catalog(), scheduler(world)
+    AdminApi(catalog, answering).add_routes(app)
+    PolicyApi(catalog, answering).add_routes(app)
     async with (
         serve_http(app, host="127.0.0.1", port=0) as port,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
@@ -132,7 +135,7 @@ async def test_policy_in_both_units(world):
             {"offloadSizeInMB": 12, "retentionSizeInMB": 11},
             {"offload_time_ms": 60_000, "retentionTimeInMinutes": 1},
             {"deletion_lag_ms": -2},
-            {"offloadTimeInMinutes": -1},
+            {"offloadTimeInMinutes": -2},
             {"block_size": 1000},
         ):
             problem = await ask(session, "PUT", path, status=422, json=refused)

@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.gates import OpenGate
 from tests.unit.offload.world import STREAM, TOPICS, World, bare_ledger
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format import paths
@@ -36,12 +37,15 @@ def faults(seed: int = 1, **rates: float) -> Faults:
     return Faults(random.Random(seed), rates=FaultRates(**rates))
 
 
-def scheduler(world: World, given: Faults | None = None, *, limits=LIMITS) -> Scheduler:
+def scheduler(
+    world: World, given: Faults | None = None, *, limits=LIMITS, manifests=None
+) -> Scheduler:
     return Scheduler(
         catalog=world.catalog(given),
         offloader=world.offloader(given),
         publisher=world.queue.publisher(given),
         stationery=world.stationery,
+        manifests=manifests or OpenGate(),
         clock=world.clock,
         ids=world.ids,
         limits=limits,
@@ -91,7 +95,7 @@ async def check_readable(world: World) -> None:
 def test_a_bare_ledger_stays_where_it_is():
     async def main():
         world = World()
-        claimed = await world.stream(policy=Policy(offload_time_ms=1000, retention_time_ms=60_000))
+        claimed = await world.stream(policy=Policy(offload_time_ms=1000, retention_time_ms=10**10))
         await world.seal(claimed, ENTRIES)
         bare = await bare_ledger(world)
         before = await world.catalog().bare.get(bare)
@@ -232,19 +236,48 @@ def test_a_damaged_copy_keeps_the_local_one_and_tells_why():
     run_virtual(main())
 
 
-def test_a_jump_of_the_wall_clock_deletes_no_local_copy():
+@pytest.mark.parametrize("jump_h", [5, -5, 1000, -1000])
+@pytest.mark.parametrize("at_h", [0.1, 2, 3.9])
+def test_a_jump_of_the_wall_clock_deletes_nothing_early_and_stops_nothing(jump_h, at_h):
     async def main():
         world = World()
         claimed = await world.stream(policy=Policy(offload_time_ms=0))
         ledger_id = await world.seal(claimed, ENTRIES)
         async with running(world):
             await asyncio.sleep(30)
-            world.clock.jump_wall(1000 * HOUR)
-            await asyncio.sleep(3 * HOUR)
+            assert await states(world) == ["COMPLETE"]
+            await asyncio.sleep(at_h * HOUR)
+            world.clock.jump_wall(jump_h * HOUR)
+            await asyncio.sleep((3.98 - at_h) * HOUR)
             assert await world.catalog().ledgers.get(ledger_id) is not None
-            world.clock.jump_wall(-2000 * HOUR)
-            await asyncio.sleep(3 * HOUR)
-            assert await world.catalog().ledgers.get(ledger_id) is not None
+            # The same for what comes after the jump.
+            second = await world.seal(claimed, ENTRIES)
+            await asyncio.sleep(0.05 * HOUR)
+            assert await world.catalog().ledgers.get(ledger_id) is None
+            assert await states(world) == ["TIER1_DELETED", "COMPLETE"]
+            await asyncio.sleep(3.9 * HOUR)
+            assert await world.catalog().ledgers.get(second) is not None
+            await asyncio.sleep(0.15 * HOUR)
+            assert await world.catalog().ledgers.get(second) is None
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("jump_h", [5, -5])
+def test_offloading_goes_on_when_the_wall_clock_jumps(jump_h):
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(offload_time_ms=600_000))
+        is_open = await world.seal(claimed, ENTRIES, close=False)
+        async with running(world):
+            await asyncio.sleep(20)
+            await world.catalog().ledgers.close(
+                claimed, is_open, last_entry_id=EntryId(9), length=sum(map(len, ENTRIES))
+            )
+            await asyncio.sleep(20)
+            world.clock.jump_wall(jump_h * HOUR)
+            await asyncio.sleep(620)
+            assert await states(world) == ["COMPLETE"]
 
     run_virtual(main())
 
@@ -473,13 +506,13 @@ def test_what_was_seen_survives_a_pass_in_which_its_stream_could_not_be_read():
         found = await store.get(path)
         assert found is not None
         version = await store.set(path, b"\xff", version=found.version)
-        seen = dict(leader._complete_seen_ms)
+        seen = dict(leader._memory.complete_seen_ms)
         assert list(seen) == [ledger_id]
         await asyncio.sleep(10)
         await leader.run_pass()
-        assert leader._complete_seen_ms == seen
+        assert leader._memory.complete_seen_ms == seen
         await store.set(path, found.data, version=version)
         await leader.run_pass()
-        assert leader._complete_seen_ms == seen
+        assert leader._memory.complete_seen_ms == seen
 
     run_virtual(main())

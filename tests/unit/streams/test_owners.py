@@ -144,6 +144,48 @@ def test_a_ledger_rolls_by_age_without_another_append():
     run_virtual(main())
 
 
+def test_an_open_ledger_is_sealed_by_an_age_that_was_set_since():
+    async def main():
+        cluster = SmallCluster()
+        catalog = await cluster.start(policy=Policy(ledger_age_ms_max=3_600_000))
+        owners = make_owners(cluster, "n1")
+        async with running(owners), asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(owners.follow())
+            await owners.submit(STREAM, draft(b"a"))
+            await asyncio.sleep(100)
+            for change in (
+                catalog.streams.set_policy(STREAM, Policy(ledger_age_ms_max=200_000)),
+                catalog.policies.set_level(None, Policy(ledger_entries_max=9)),
+            ):
+                await change
+                await asyncio.sleep(10)
+                assert (await catalog.ledgers.get(0)).state is LedgerState.OPEN
+            await asyncio.sleep(85)
+            assert (await catalog.ledgers.get(0)).state is LedgerState.CLOSED
+            following.cancel()
+
+    run_virtual(main())
+
+
+def test_the_owner_of_a_stream_that_is_being_deleted_closes_it_for_good():
+    async def main():
+        cluster = SmallCluster()
+        catalog = await cluster.start()
+        owners = make_owners(cluster, "n1")
+        async with running(owners), asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(owners.follow())
+            await owners.submit(STREAM, draft(b"a"))
+            await catalog.retention.begin_stream_deletion(STREAM)
+            await asyncio.sleep(10)
+            assert (await catalog.ledgers.get(0)).state is LedgerState.CLOSED
+            with pytest.raises(RefusedError) as caught:
+                await owners.submit(STREAM, draft(b"b"))
+            assert caught.value.reason is Reason.STREAM_NOT_FOUND
+            following.cancel()
+
+    run_virtual(main())
+
+
 def test_an_entry_that_no_frame_takes_to_another_node_is_refused_before_it_has_an_id():
     async def main():
         cluster = SmallCluster()

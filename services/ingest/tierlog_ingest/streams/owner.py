@@ -45,7 +45,7 @@ from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.node import NodeInfo
 from tierlog.model.replication import CopyTrouble
-from tierlog.model.stream import Stream
+from tierlog.model.stream import Stream, StreamLifecycle
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
@@ -179,6 +179,17 @@ class StreamOwner:
         self._seals.append(answer)
         self._wake.set()
         return await answer
+
+    async def look_again(self) -> None:
+        """Follow what the metadata says now: thresholds of the open ledger, or the stream's end."""
+        if self.state is not OwnerState.SERVING or self._draining:
+            return
+        snapshot = await self._parts.catalog.streams.snapshot(self.name)
+        if snapshot.stream.lifecycle is StreamLifecycle.DELETING:
+            self.drain()
+        elif self._open is not None:
+            self._open.limits = LedgerLimits.of(snapshot.policy)
+            self._wake.set()
 
     def drain(self) -> None:
         """Take no more appends; ``run`` ends once all are answered and the ledger is closed."""

@@ -41,6 +41,7 @@ BACKOFF_S_FIRST: Final = 0.1
 BACKOFF_S_MAX: Final = 5.0
 TEND_AGAIN_S: Final = 5.0
 """So long an orphan is left to the node that is to own it before it is looked at again."""
+FOLLOW_AGAIN_S: Final = 5.0
 FIND_ROUNDS_MAX: Final = 3
 DEPOSED_S_MAX: Final = 0.5
 """An owner that is asked who owns its stream waits that long for the metadata."""
@@ -228,6 +229,21 @@ class Owners:
                     await first_of(*changed, self._look)
             except TimeoutError:
                 continue
+
+    async def follow(self) -> None:
+        """Have owners follow thresholds that change, and close streams that are being deleted.
+
+        A ledger that is open then is sealed by its new age, not the one it was opened with. Runs
+        until it is cancelled. Changes in a row cost one look.
+        """
+        while True:
+            watched = await self._until_answered("thresholds", self._parts.catalog.policies.watch)
+            if watched is None:
+                return
+            for owner in list(self._owners.values()):
+                await self._until_answered(owner.name, owner.look_again)
+            await watched[1].wait()
+            await asyncio.sleep(self._parts.ids.uniform(0.5, 1.0) * FOLLOW_AGAIN_S)
 
     async def recover_own(self) -> None:
         """Claim and recover what this node owned before it crashed, without waiting for appends."""

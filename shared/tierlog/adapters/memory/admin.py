@@ -3,17 +3,20 @@
 An offload that is asked for is done at once. Times and sizes of objects are left out.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Final
 
 from tierlog.adapters.memory.streams import NODE, MemoryLedger, MemoryStream, MemoryStreams
 from tierlog.catalog.ledgers import context_not_found
+from tierlog.catalog.streams import offload_paused
 from tierlog.model.errors import RefusedError
-from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.ids import EntryId, LedgerId, StreamName, namespace_of
 from tierlog.model.partitions import is_partitioned, partition_names
-from tierlog.model.policy import CLUSTER_DEFAULT, Policy
+from tierlog.model.policy import Policy, breaks_below, check_namespace
 from tierlog.model.position import Position
+from tierlog.model.stream import OffloadPause
 from tierlog.ports.admin import Document
 
 _LEDGER_LISTS: Final = ("ledgers", "requested")
@@ -36,7 +39,7 @@ class MemoryAdministration:
             "lifecycle": "ACTIVE",
             "owner": found.owner,
             "owner_epoch": found.owner_epoch,
-            "policy": asdict(found.policy.over(CLUSTER_DEFAULT)),
+            "policy": asdict(self._streams.levels.effective(found.name, found.policy)),
             "ledgers": [_ledger(one) for one in found.ledgers],
             "partitions": found.partitions,
             "partition_streams": [_summary(one) for one in self._partitions_of(found)],
@@ -67,6 +70,8 @@ class MemoryAdministration:
 
     async def offload(self, name: StreamName, before: Position | None) -> Document:
         stream = self._streams.stream(name)
+        if stream.pause is not None:
+            raise offload_paused(name, stream.pause)
         if stream.partitions:
             if before is not None:
                 raise is_partitioned(name, stream.partitions)
@@ -99,25 +104,110 @@ class MemoryAdministration:
             if ledger.offloaded
         ]
 
+    async def offload_status(self, name: StreamName) -> Sequence[Document]:
+        stream = self._streams.stream(name)
+        return [_status(one) for one in self._partitions_of(stream) or [stream]]
+
+    async def pause_offload(self, name: StreamName, cause: str) -> Sequence[Document]:
+        stream = self._streams.stream(name)
+        for one in (stream, *self._partitions_of(stream)):
+            one.pause = one.pause or OffloadPause(since_ms=1, cause=cause)
+        return await self.offload_status(name)
+
+    async def resume_offload(self, name: StreamName) -> Sequence[Document]:
+        stream = self._streams.stream(name)
+        for one in (stream, *self._partitions_of(stream)):
+            one.pause = None
+        return await self.offload_status(name)
+
+    async def attempts(self, name: StreamName) -> Sequence[Document]:
+        stream = self._streams.stream(name)
+        return [
+            {
+                "stream": one.name,
+                "ledger_id": ledger.ledger_id,
+                "complete": True,
+                "attempt_count": 1,
+                "attempts": [{"outcome": "COMPLETE", "error": ""}],
+            }
+            for one in self._partitions_of(stream) or [stream]
+            for ledger in one.ledgers
+            if ledger.offloaded
+        ]
+
+    async def leftovers(self, name: StreamName) -> Sequence[Document]:
+        self._streams.stream(name)
+        return []
+
     async def policy(self, name: StreamName) -> Document:
-        own = self._streams.stream(name).policy
-        return {"own": asdict(own), "effective": asdict(own.over(CLUSTER_DEFAULT))}
+        own, levels = self._streams.stream(name).policy, self._streams.levels
+        return {
+            "own": asdict(own),
+            "effective": asdict(levels.effective(name, own)),
+            "levels": levels.sources(name, own),
+        }
 
     async def set_policy(self, name: StreamName, policy: Document) -> Document:
-        unknown = set(policy) - {one.name for one in fields(Policy)}
-        if unknown:
-            raise RefusedError(
-                f"{sorted(unknown)} are no thresholds", remedy="Name thresholds as policy does"
-            )
-        wanted = Policy(**policy)
-        wanted.over(CLUSTER_DEFAULT)
+        wanted = _policy_of(policy)
+        self._streams.levels.effective(name, wanted)
         stream = self._streams.stream(name)
         for one in (*self._partitions_of(stream), stream):
             one.policy = wanted
         return await self.policy(name)
 
+    async def level(self, namespace: str | None) -> Document:
+        levels = self._streams.levels
+        own = levels.cluster
+        if namespace is not None:
+            own = levels.namespaces.get(check_namespace(namespace), Policy())
+        below = StreamName("x" if namespace is None else f"{namespace}.x")
+        effective = levels.effective(below, Policy())
+        return {"namespace": namespace, "own": asdict(own), "effective": asdict(effective)}
+
+    async def set_level(self, namespace: str | None, policy: Document) -> Document:
+        planned = self._streams.levels.with_level(namespace, _policy_of(policy))
+        for name in sorted(self._streams.by_name):
+            try:
+                planned.effective(name, self._streams.by_name[name].policy)
+            except RefusedError as error:
+                raise breaks_below(f"stream {name}", error) from error
+        self._streams.levels = planned
+        return await self.level(namespace)
+
+    async def explain(self, name: StreamName) -> Document:
+        """Return the thresholds; what will happen, and when, is left out."""
+        stream, found = self._streams.stream(name), await self.policy(name)
+        return {
+            "stream": name,
+            "namespace": namespace_of(name),
+            "paused": stream.pause is not None,
+            "deletions_stopped": None,
+            "oldest_byte_age_ms": 0,
+            "thresholds": [
+                {"name": key, "value": found["effective"][key], "level": level}
+                for key, level in found["levels"].items()
+            ],
+            "ledgers": [],
+        }
+
+    async def delete_stream(self, name: StreamName) -> Document:
+        """Delete a stream at once."""
+        stream = self._streams.stream(name)
+        for one in (*self._partitions_of(stream), stream):
+            del self._streams.by_name[one.name]
+        return {"stream": name, "incarnation": "", "ledgers_left": 0}
+
     async def close(self) -> None:
         pass
+
+
+def _policy_of(given: Document) -> Policy:
+    unknown = set(given) - {one.name for one in fields(Policy)}
+    if unknown:
+        raise RefusedError(
+            f"{sorted(unknown)} are no thresholds", remedy="Name thresholds as policy does"
+        )
+    return Policy(**given)
 
 
 def _last(ledger: MemoryLedger) -> Position:
@@ -155,6 +245,23 @@ def _summary(stream: MemoryStream) -> Document:
         "owner_epoch": stream.owner_epoch,
         "raw": stream.raw,
         "partitions": stream.partitions,
+    }
+
+
+def _status(stream: MemoryStream) -> Document:
+    closed = [one for one in stream.ledgers if one.closed]
+    left = [one for one in stream.ledgers if not one.offloaded]
+    end = Position(left[0].ledger_id, EntryId(0)) if left else None
+    if end is None and closed:
+        end = closed[-1].end
+    return {
+        "stream": stream.name,
+        "position": str(end) if end is not None else None,
+        "pause": asdict(stream.pause) if stream.pause is not None else None,
+        "wanted": 0,
+        "states": dict(Counter("COMPLETE" if one.offloaded else "LOCAL" for one in closed)),
+        "waiting_bytes": sum(_length(one) for one in closed if not one.offloaded),
+        "failing": [],
     }
 
 

@@ -18,8 +18,9 @@ from tierlog.format.run import Run
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName, stream_name
 from tierlog.model.partitions import is_partitioned, partition_names
-from tierlog.model.policy import CLUSTER_DEFAULT, Policy
+from tierlog.model.policy import NO_LEVELS, Policy
 from tierlog.model.position import AppendedRange, Position
+from tierlog.model.stream import OffloadPause
 from tierlog.ports.streams import OwnerInfo
 
 NODE = NodeId("memory")
@@ -51,6 +52,7 @@ class MemoryStream:
     owner_epoch: int = 1
     ledgers: list[MemoryLedger] = field(default_factory=list)
     partitions: int = 0
+    pause: OffloadPause | None = None
 
 
 class MemoryStreams:
@@ -58,6 +60,7 @@ class MemoryStreams:
 
     def __init__(self) -> None:
         self.by_name: dict[StreamName, MemoryStream] = {}
+        self.levels = NO_LEVELS
         self.changed = asyncio.Event()
         self._ledger_count = 0
 
@@ -125,7 +128,7 @@ class MemoryStreamControl:
     ) -> bool:
         name = stream_name(stream)
         wanted = policy if policy is not None else Policy()
-        wanted.over(CLUSTER_DEFAULT)
+        self._streams.levels.effective(name, wanted)
         found = self._streams.by_name.get(name)
         if found is None:
             for one in partition_names(name, partitions) if partitions else ():

@@ -1,13 +1,15 @@
 """The scheduler's administration over REST."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from tierlog.adapters.rpc.rest import RestService
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.position import Position
 from tierlog.ports.admin import Document
+
+DEAD_LETTERS: Final = "/v1/dead-letters"
 
 
 class HttpAdministration:
@@ -35,6 +37,22 @@ class HttpAdministration:
     async def offloads(self) -> Sequence[Document]:
         return _items(await self._service.json("GET", "/v1/offloads"), "offloads")
 
+    async def offload_status(self, name: StreamName) -> Sequence[Document]:
+        return _items(await self._service.json("GET", _path(name, "/offload")), "streams")
+
+    async def pause_offload(self, name: StreamName, cause: str) -> Sequence[Document]:
+        path, body = _path(name, "/offload/pause"), {"cause": cause}
+        return _items(await self._service.json("POST", path, body=body), "streams")
+
+    async def resume_offload(self, name: StreamName) -> Sequence[Document]:
+        return _items(await self._service.json("POST", _path(name, "/offload/resume")), "streams")
+
+    async def attempts(self, name: StreamName) -> Sequence[Document]:
+        return _items(await self._service.json("GET", _path(name, "/attempts")), "ledgers")
+
+    async def leftovers(self, name: StreamName) -> Sequence[Document]:
+        return _items(await self._service.json("GET", _path(name, "/leftovers")), "leftovers")
+
     async def policy(self, name: StreamName) -> Document:
         return _document(await self._service.json("GET", _path(name, "/policy")))
 
@@ -42,12 +60,71 @@ class HttpAdministration:
         path = _path(name, "/policy")
         return _document(await self._service.json("PUT", path, body=dict(policy)))
 
+    async def level(self, namespace: str | None) -> Document:
+        return _document(await self._service.json("GET", _level(namespace)))
+
+    async def set_level(self, namespace: str | None, policy: Document) -> Document:
+        path = _level(namespace)
+        return _document(await self._service.json("PUT", path, body=dict(policy)))
+
+    async def explain(self, name: StreamName) -> Document:
+        return _document(await self._service.json("GET", _path(name, "/policy/explain")))
+
+    async def delete_stream(self, name: StreamName) -> Document:
+        return _document(await self._service.json("DELETE", _path(name)))
+
+    async def close(self) -> None:
+        await self._service.close()
+
+
+class HttpDeadLetters:
+    """``DeadLetterDesk`` over HTTP."""
+
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        self._service = RestService(address, name="scheduler", timeout_s=timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<HttpDeadLetters {self._service!r}>"
+
+    async def find(
+        self, *, state: str | None = None, stream: StreamName | None = None
+    ) -> Sequence[Document]:
+        given = {"state": state, "stream": stream}
+        params = {name: value for name, value in given.items() if value is not None}
+        found = await self._service.json("GET", DEAD_LETTERS, params=params)
+        return _items(found, "dead_letters")
+
+    async def get(self, place: str) -> Document:
+        return _document(await self._service.json("GET", _letter(place)))
+
+    async def replay(self, place: str) -> Document:
+        return _document(await self._service.json("POST", _letter(place, "/replay")))
+
+    async def replay_waiting(
+        self, *, stream: StreamName | None = None, reason: str | None = None
+    ) -> Document:
+        body = {"stream": stream, "reason": reason}
+        return _document(await self._service.json("POST", f"{DEAD_LETTERS}/replay", body=body))
+
+    async def dismiss(self, place: str) -> Document:
+        return _document(await self._service.json("POST", _letter(place, "/dismiss")))
+
     async def close(self) -> None:
         await self._service.close()
 
 
 def _path(name: StreamName, rest: str = "") -> str:
     return f"/v1/streams/{quote(name, safe='')}{rest}"
+
+
+def _letter(place: str, rest: str = "") -> str:
+    return f"{DEAD_LETTERS}/{quote(place, safe='')}{rest}"
+
+
+def _level(namespace: str | None) -> str:
+    if namespace is None:
+        return "/v1/policies/cluster"
+    return f"/v1/policies/namespaces/{quote(namespace, safe='')}"
 
 
 def _items(found: Any, name: str) -> list[Document]:  # noqa: ANN401 - JSON

@@ -1,0 +1,237 @@
+"""Doing what was decided, one stream at a time (protocols.md section 3, steps 1, 3, 9, 10, 13).
+
+Owns the order of steps within one action, and what a leader remembers of its own doing: what it
+asked for, what it swept. Does not own decisions (``policy``, ``retention``).
+
+Invariants:
+    * Decisions are made from a copy; whatever deletes reads the metadata first, as of now, and
+      changes it by named compare-and-sets, so that two leaders at once do no harm, and neither
+      does a leader that learns late that it was deposed.
+    * A local copy is deleted only after tier 2 was verified anew, for that very attempt, and
+      only if the bucket's own manifest names it.
+    * Of a trimmed ledger nothing is deleted before a manifest is there without it.
+    * What goes wrong with one action is told, and decided anew at the next pass.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.model.errors import CorruptError, RefusedError, TierlogError
+from tierlog.model.ids import LedgerId
+from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.stream import Stream
+from tierlog.offload.interface import LedgerOffloader
+from tierlog.offload.messages import OffloadRequest, Stationery
+from tierlog.ports.events import EventPublisher
+from tierlog_scheduler.clocks import Now
+from tierlog_scheduler.manifests import ManifestGate
+from tierlog_scheduler.mirror import Mirror
+from tierlog_scheduler.policy import Action, Asked, DeleteTier1, RequestOffload, SweepAbandoned
+from tierlog_scheduler.retention import (
+    BeginTrim,
+    DropTrimmed,
+    FinishTrim,
+    RemoveStream,
+    Trimming,
+)
+
+log = structlog.get_logger()
+
+TIDY_PASSES: Final = 64
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a leader did and saw, by its own progress; forgotten at the end of its term."""
+
+    asked: dict[LedgerId, Asked] = field(default_factory=dict)
+    complete_seen_ms: dict[LedgerId, int] = field(default_factory=dict)
+    swept_seen_ms: dict[UUID, int] = field(default_factory=dict)
+    open_seen: set[LedgerId] = field(default_factory=set)
+    closed_seen_ms: dict[LedgerId, int] = field(default_factory=dict)
+    _passes: int = 0
+
+    def forget(self) -> None:
+        """Know nothing."""
+        for kept in (
+            self.asked,
+            self.complete_seen_ms,
+            self.swept_seen_ms,
+            self.open_seen,
+            self.closed_seen_ms,
+        ):
+            kept.clear()
+
+    def tidy(self, mirror: Mirror, complete: set[LedgerId]) -> None:
+        """Forget ledgers that are gone; ``complete`` are those whose lag still goes on."""
+        if not mirror.is_whole:
+            # What was seen before stays seen: a stream that could not be read is not empty.
+            return
+        for ledger_id in self.complete_seen_ms.keys() - complete:
+            del self.complete_seen_ms[ledger_id]
+        self._passes += 1
+        if self._passes % TIDY_PASSES == 0:
+            listed = mirror.listed()
+            for ledger_id in self.asked.keys() - listed:
+                del self.asked[ledger_id]
+            for ledger_id in self.closed_seen_ms.keys() - listed:
+                del self.closed_seen_ms[ledger_id]
+            self.open_seen &= listed
+            abandoned = mirror.abandoned()
+            for uuid in self.swept_seen_ms.keys() - abandoned:
+                del self.swept_seen_ms[uuid]
+
+
+class Actions:
+    """What a leader can do."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        offloader: LedgerOffloader,
+        publisher: EventPublisher,
+        stationery: Stationery,
+        manifests: ManifestGate,
+        memory: Memory,
+    ) -> None:
+        self._catalog = catalog
+        self._offloader = offloader
+        self._publisher = publisher
+        self._stationery = stationery
+        self._manifests = manifests
+        self._memory = memory
+
+    async def do(self, stream: Stream, action: Action | Trimming, now: Now) -> None:
+        """Do one thing. Nothing that goes wrong with it is raised."""
+        try:
+            await self._do(stream, action, now)
+        except RefusedError as error:
+            log.info("action.refused", action=type(action).__name__, cause=str(error))
+        except CorruptError as error:
+            log.error(  # noqa: TRY400 - a human must look, not at our stack
+                "copy.damaged", action=type(action).__name__, cause=str(error)
+            )
+        except TierlogError as error:
+            log.warning("action.failed", action=type(action).__name__, cause=str(error))
+
+    async def _do(self, stream: Stream, action: Action | Trimming, now: Now) -> None:
+        match action:
+            case RequestOffload():
+                await self.request(stream, action, now)
+            case DeleteTier1():
+                await self.delete_tier1(action.context)
+            case SweepAbandoned():
+                await self.sweep(stream, action, now)
+            case BeginTrim():
+                await self._begin_trim(stream, action)
+            case DropTrimmed():
+                await self._drop_trimmed(stream, action.ledger_id)
+            case FinishTrim():
+                await self._finish_trim(stream, action.ledger_id)
+            case RemoveStream():
+                await self._catalog.retention.remove_stream(stream.name, stream.incarnation)
+                log.info("stream.deleted", stream=stream.name, incarnation=str(stream.incarnation))
+
+    async def request(self, stream: Stream, action: RequestOffload, now: Now) -> None:
+        """Ask workers for a ledger; raises when the queue does not take it."""
+        outgoing = self._stationery.request(
+            OffloadRequest(
+                stream=stream.name,
+                incarnation=stream.incarnation,
+                ledger_id=action.ledger_id,
+                trigger=action.trigger,
+                requested_ms=now.wall_ms,
+                request_count=action.count,
+            )
+        )
+        topic, key, value, headers = outgoing
+        await self._publisher.publish(topic, key=key, value=value, headers=headers)
+        self._memory.asked[action.ledger_id] = Asked(
+            progress_ms=now.progress_ms, count=action.count
+        )
+        log.info(
+            "offload.requested",
+            stream=stream.name,
+            ledger_id=action.ledger_id,
+            trigger=action.trigger.value,
+            count=action.count,
+        )
+
+    async def delete_tier1(self, decided: OffloadContext) -> None:
+        """Delete a local copy whose time has come (step 9)."""
+        ledger_id, uuid = decided.ledger_id, decided.uuid
+        context = await self._catalog.contexts.get(ledger_id)
+        if context is None or uuid is None or (context.uuid, context.complete) != (uuid, True):
+            # It moved on since it was decided about.
+            return
+        copy = context.copy
+        assert copy is not None, "a complete context says what was written"
+        if context.state is not OffloadState.TIER1_DELETING:
+            if not await self._manifests.may_delete_local(context):
+                log.info("tier1.kept", ledger_id=ledger_id, cause="no manifest names its copy yet")
+                return
+            try:
+                await self._offloader.verify(ledger_id, uuid, context.location, copy)
+            except CorruptError as error:
+                await self._catalog.contexts.record_error(
+                    ledger_id, uuid=uuid, error=f"{error.reason.value}: {error}"
+                )
+                raise
+            context = await self._catalog.contexts.begin_tier1_deletion(ledger_id, uuid=uuid)
+        await self._catalog.ledgers.delete_tier1(ledger_id, context)
+        log.info("tier1.deleted", ledger_id=ledger_id, uuid=str(uuid))
+
+    async def sweep(self, stream: Stream, action: SweepAbandoned, now: Now) -> None:
+        """Delete what an abandoned attempt left, again for the last time (steps 3 and 10)."""
+        ledger_id, attempt = action.ledger_id, action.attempt
+        context = await self._catalog.contexts.get(ledger_id)
+        if context is None or context.swept_at(attempt.uuid) is None:
+            return
+        if context.state is OffloadState.TRIMMING:
+            allowed = await self._let_go(stream, ledger_id)
+        else:
+            allowed = await self._manifests.may_sweep(context, attempt.uuid)
+        if not allowed:
+            log.info("attempt.kept", ledger_id=ledger_id, uuid=str(attempt.uuid))
+            return
+        await self._offloader.delete_offloaded(ledger_id, attempt.uuid, attempt.location)
+        if action.strike_off:
+            await self._catalog.contexts.strike_off(ledger_id, attempt.uuid)
+            self._memory.swept_seen_ms.pop(attempt.uuid, None)
+        else:
+            await self._catalog.contexts.mark_swept(ledger_id, attempt.uuid)
+            self._memory.swept_seen_ms.setdefault(attempt.uuid, now.progress_ms)
+        log.info(
+            "attempt.swept",
+            ledger_id=ledger_id,
+            uuid=str(attempt.uuid),
+            struck_off=action.strike_off,
+        )
+
+    async def _begin_trim(self, stream: Stream, action: BeginTrim) -> None:
+        stopped = self._manifests.stopped(stream.name)
+        if stopped is not None:
+            log.info("trim.waits", stream=stream.name, cause=stopped)
+            return
+        count = await self._catalog.retention.begin_trim(
+            stream.name, stream.incarnation, action.ledger_ids
+        )
+        log.info("stream.trimmed", stream=stream.name, ledgers=action.ledger_ids[:count])
+
+    async def _drop_trimmed(self, stream: Stream, ledger_id: LedgerId) -> None:
+        if await self._let_go(stream, ledger_id):
+            await self._catalog.retention.drop_tier1(ledger_id)
+            log.info("trimmed.dropped", stream=stream.name, ledger_id=ledger_id)
+
+    async def _finish_trim(self, stream: Stream, ledger_id: LedgerId) -> None:
+        if await self._let_go(stream, ledger_id):
+            await self._catalog.retention.finish_trim(stream.name, stream.incarnation, ledger_id)
+            log.info("trimmed.finished", stream=stream.name, ledger_id=ledger_id)
+
+    async def _let_go(self, stream: Stream, ledger_id: LedgerId) -> bool:
+        return await self._manifests.let_go(stream.name, stream.incarnation, ledger_id)

@@ -1,0 +1,229 @@
+"""What a leader knows of all streams and ledgers, read again only where it changed.
+
+Owns a copy of the metadata that decisions are made from, and the watches that tell of changes,
+one on each stream and one on each context. Does not own the truth: whoever deletes something by
+a decision reads it again first (``actions``).
+
+Invariants:
+    * Reads are proportional to what changed, but for a slow round through all streams, which is
+      there in case a change was not told.
+    * A stream that could not be read is not decided about, and is read again at the next pass.
+    * Contexts are kept without what no decision asks for: places, digests, errors, history.
+
+Crash, or a lost connection: everything is read again.
+"""
+
+import asyncio
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.catalog.streams import StreamSnapshot
+from tierlog.model.errors import Reason, TierlogError
+from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.offload import OffloadContext
+from tierlog.model.policy import NO_LEVELS, Policy
+from tierlog.model.stream import LedgerPageRef, ListedLedger
+from tierlog_scheduler.manifests import ManifestGate
+from tierlog_scheduler.policy import LedgerView
+
+log = structlog.get_logger()
+
+Pages = Mapping[LedgerPageRef, tuple[ListedLedger, ...]]
+
+
+@dataclass(slots=True)
+class KnownStream:
+    """A stream as of the last look. ``policy`` None: its levels contradict each other."""
+
+    snapshot: StreamSnapshot
+    changed: asyncio.Event
+    pages: Pages
+    policy: Policy | None
+    contexts: dict[LedgerId, OffloadContext | None] = field(default_factory=dict)
+    watches: dict[LedgerId, asyncio.Event] = field(default_factory=dict)
+    views: tuple[LedgerView, ...] = ()
+    trimmed: dict[LedgerId, OffloadContext | None] = field(default_factory=dict)
+    trouble: bool = False
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether anything of it is to be read again."""
+        return (
+            self.trouble
+            or self.changed.is_set()
+            or any(watch.is_set() for watch in self.watches.values())
+        )
+
+
+class Mirror:
+    """The copy of one leader. ``refresh`` before each pass; ``forget`` at the start of a term."""
+
+    def __init__(
+        self, catalog: Catalog, gate: ManifestGate, *, streams_in_flight_max: int, reread_s: float
+    ) -> None:
+        self._catalog = catalog
+        self._gate = gate
+        self._reread_s = reread_s
+        self._slots = asyncio.Semaphore(streams_in_flight_max)
+        self.reads = 0
+        """Streams and contexts read so far."""
+        self.forget()
+
+    def __repr__(self) -> str:
+        return f"<Mirror streams={len(self.streams)} reads={self.reads}>"
+
+    def forget(self) -> None:
+        """Know nothing."""
+        self.streams: dict[StreamName, KnownStream] = {}
+        self._levels = NO_LEVELS
+        self._levels_changed: asyncio.Event | None = None
+        self._names: list[StreamName] = []
+        self._names_changed: asyncio.Event | None = None
+        self._cursor = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every stream was read."""
+        return len(self.streams) == len(self._names) and not any(
+            known.trouble for known in self.streams.values()
+        )
+
+    def listed(self) -> set[LedgerId]:
+        """Return all ledgers that stand in a stream's list."""
+        return {one.ledger_id for known in self.streams.values() for one in known.snapshot.ledgers}
+
+    def abandoned(self) -> set[UUID]:
+        """Return all attempts that are still to be cleaned."""
+        return {
+            attempt.uuid
+            for known in self.streams.values()
+            for context in known.contexts.values()
+            if context is not None
+            for attempt in context.abandoned
+        }
+
+    def items(self) -> Iterator[tuple[StreamName, KnownStream]]:
+        """Iterate over the streams that may be decided about."""
+        for name, known in self.streams.items():
+            if not known.trouble and known.policy is not None:
+                yield name, known
+
+    async def refresh(self, since_last_s: float) -> None:
+        """Read what changed. Raises when it can't be told which streams there are."""
+        await self._read_levels()
+        if self._names_changed is None or self._names_changed.is_set():
+            self._names, self._names_changed = await self._catalog.streams.watch_names()
+            for name in self.streams.keys() - set(self._names):
+                del self.streams[name]
+        again = self._due_again(since_last_s)
+        async with asyncio.TaskGroup() as group:
+            for name in self._names:
+                known = self.streams.get(name)
+                stopped = self._gate.stopped(name) is not None
+                if known is None or known.is_stale or stopped or name in again:
+                    await self._slots.acquire()
+                    group.create_task(self._read(name, fresh=name in again))
+
+    async def _read_levels(self) -> None:
+        if self._levels_changed is not None and not self._levels_changed.is_set():
+            return
+        before = self._levels
+        self._levels, self._levels_changed = await self._catalog.policies.watch()
+        if self._levels != before:
+            for name, known in self.streams.items():
+                known.snapshot = replace(known.snapshot, levels=self._levels)
+                known.policy = _policy_of(name, known.snapshot)
+
+    def _due_again(self, since_last_s: float) -> frozenset[StreamName]:
+        """Return the streams whose turn it is in the slow round."""
+        count = len(self._names)
+        if not count:
+            return frozenset()
+        begin = self._cursor
+        self._cursor = begin + min(count, count * since_last_s / self._reread_s)
+        turns = range(math.floor(begin), math.floor(self._cursor))
+        return frozenset(self._names[turn % count] for turn in turns)
+
+    async def _read(self, name: StreamName, *, fresh: bool) -> None:
+        try:
+            await self._read_stream(name, fresh=fresh)
+        except TierlogError as error:
+            known = self.streams.get(name)
+            if error.reason is Reason.STREAM_NOT_FOUND:
+                # Removed since the names were read.
+                self.streams.pop(name, None)
+            elif known is not None:
+                known.trouble = True
+            log.warning("stream.read_failed", stream=name, cause=str(error))
+        finally:
+            self._slots.release()
+
+    async def _read_stream(self, name: StreamName, *, fresh: bool) -> None:
+        # The manifest first: one that is newer than what is read next must not go unnoticed.
+        stopped = self._gate.stopped(name) is not None
+        fresh = await self._gate.look(name) or fresh or stopped
+        known = self.streams.get(name)
+        if known is None or known.trouble or known.changed.is_set() or fresh:
+            known = await self._read_list(name, known)
+        stream = known.snapshot.stream
+        wanted = [one.ledger_id for one in known.snapshot.ledgers] + list(stream.deleting)
+        read: dict[LedgerId, OffloadContext] = {}
+        for ledger_id in wanted:
+            watch = known.watches.get(ledger_id)
+            if fresh or watch is None or watch.is_set():
+                context = await self._read_context(known, ledger_id)
+                if context is not None:
+                    read[ledger_id] = context
+        for ledger_id in known.contexts.keys() - set(wanted):
+            known.contexts.pop(ledger_id)
+            known.watches.pop(ledger_id, None)
+        known.views = tuple(
+            LedgerView(listed=one, context=known.contexts.get(one.ledger_id))
+            for one in known.snapshot.ledgers
+        )
+        known.trimmed = {one: known.contexts.get(one) for one in stream.deleting}
+        await self._gate.record(known.snapshot, read)
+        known.trouble = False
+
+    async def _read_list(self, name: StreamName, before: KnownStream | None) -> KnownStream:
+        pages = before.pages if before is not None else {}
+        found, changed, pages = await self._catalog.streams.watch_snapshot(name, pages)
+        self.reads += 1
+        snapshot = replace(found, levels=self._levels)
+        known = KnownStream(
+            snapshot=snapshot,
+            changed=changed,
+            pages=pages,
+            policy=_policy_of(name, snapshot),
+            contexts=before.contexts if before is not None else {},
+            watches=before.watches if before is not None else {},
+            # Until all of it is read.
+            trouble=True,
+        )
+        self.streams[name] = known
+        return known
+
+    async def _read_context(self, known: KnownStream, ledger_id: LedgerId) -> OffloadContext | None:
+        context, changed = await self._catalog.contexts.watch(ledger_id)
+        self.reads += 1
+        known.contexts[ledger_id] = None if context is None else slim(context)
+        known.watches[ledger_id] = changed
+        return context
+
+
+def slim(context: OffloadContext) -> OffloadContext:
+    """Return what decisions ask of a context."""
+    return replace(context, location=None, copy=None, last_error="", last_worker="", history=())
+
+
+def _policy_of(name: StreamName, snapshot: StreamSnapshot) -> Policy | None:
+    try:
+        return snapshot.policy
+    except TierlogError as error:
+        log.error("policy.contradicts_itself", stream=name, cause=str(error))  # noqa: TRY400
+        return None

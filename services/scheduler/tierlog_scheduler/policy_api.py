@@ -1,0 +1,165 @@
+"""Thresholds over REST: of streams, of namespaces, of the cluster; what comes of them; deletion.
+
+Any scheduler answers. What the leader alone knows, when it first saw a copy complete, others take
+from its last checkpoint: their times may be that much too long.
+"""
+
+import contextlib
+
+from fastapi import FastAPI
+
+from tierlog.catalog import Catalog
+from tierlog.catalog.streams import StreamSnapshot
+from tierlog.model.errors import RefusedError
+from tierlog.model.ids import StreamName, namespace_of, stream_name
+from tierlog.model.partitions import partition_names
+from tierlog.model.policy import Policy, check_namespace
+from tierlog.model.stream import Stream
+from tierlog_scheduler.documents import (
+    DeletionAnswer,
+    ExplainAnswer,
+    LevelAnswer,
+    LevelsAnswer,
+    PolicyAnswer,
+    PolicyDocument,
+    StepDocument,
+    ThresholdDocument,
+)
+from tierlog_scheduler.explain import explain
+from tierlog_scheduler.policy import oldest_byte_age_ms
+from tierlog_scheduler.scheduler import Scheduler
+
+
+class PolicyApi:
+    """The handlers, over the catalog and a scheduler."""
+
+    def __init__(self, catalog: Catalog, scheduler: Scheduler) -> None:
+        self._catalog = catalog
+        self._scheduler = scheduler
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the API to ``app``."""
+        stream, namespace = "/v1/streams/{name}", "/v1/policies/namespaces/{namespace}"
+        app.add_api_route(f"{stream}/policy", self.policy, methods=["GET"])
+        app.add_api_route(f"{stream}/policy", self.set_policy, methods=["PUT"])
+        app.add_api_route(f"{stream}/policy/explain", self.explain, methods=["GET"])
+        app.add_api_route(stream, self.delete, methods=["DELETE"], status_code=202)
+        app.add_api_route("/v1/policies", self.levels, methods=["GET"])
+        app.add_api_route("/v1/policies/cluster", self.cluster, methods=["GET"])
+        app.add_api_route("/v1/policies/cluster", self.set_cluster, methods=["PUT"])
+        app.add_api_route(namespace, self.namespace, methods=["GET"])
+        app.add_api_route(namespace, self.set_namespace, methods=["PUT"])
+
+    async def policy(self, name: str) -> PolicyAnswer:
+        """Show a stream's thresholds, what holds with the levels above, and which level says so."""
+        return _answer(await self._catalog.streams.snapshot(stream_name(name)))
+
+    async def set_policy(self, name: str, wanted: PolicyDocument) -> PolicyAnswer:
+        """Replace a stream's own thresholds; those that don't fit together are refused."""
+        policy = wanted.policy()
+        found = (await self._catalog.streams.snapshot(stream_name(name))).stream
+        for one in _partitions_of(found):
+            await self._catalog.streams.set_policy(one, policy)
+        await self._catalog.streams.set_policy(found.name, policy)
+        return _answer(await self._catalog.streams.snapshot(found.name))
+
+    async def explain(self, name: str) -> ExplainAnswer:
+        """Say which level gives each threshold, and what happens next to each ledger, and when."""
+        snapshot, view, now = await self._scheduler.look_at(stream_name(name))
+        stream, answer = snapshot.stream, _answer(snapshot)
+        effective = answer.effective.model_dump()
+        return ExplainAnswer(
+            stream=stream.name,
+            namespace=namespace_of(stream.name),
+            paused=view.paused,
+            deletions_stopped=self._scheduler.deletions_stopped(stream.name),
+            oldest_byte_age_ms=oldest_byte_age_ms(view, now),
+            thresholds=[
+                ThresholdDocument(name=key, value=effective[key], level=level)
+                for key, level in answer.levels.items()
+            ],
+            ledgers=[
+                StepDocument(
+                    ledger_id=step.ledger_id,
+                    what=step.what.value,
+                    in_ms=step.in_ms,
+                    at_ms=None if step.in_ms is None else now.wall_ms + step.in_ms,
+                    why=step.why,
+                )
+                for step in explain(view, now)
+            ],
+        )
+
+    async def levels(self) -> LevelsAnswer:
+        """Show what the cluster and its namespaces say."""
+        found = await self._catalog.policies.levels()
+        return LevelsAnswer(
+            cluster=PolicyDocument.of(found.cluster),
+            namespaces={key: PolicyDocument.of(one) for key, one in found.namespaces.items()},
+        )
+
+    async def cluster(self) -> LevelAnswer:
+        """Show the cluster's thresholds."""
+        return await self._level(None)
+
+    async def set_cluster(self, wanted: PolicyDocument) -> LevelAnswer:
+        """Replace the cluster's thresholds; refused where a stream below would break."""
+        await self._catalog.policies.set_level(None, wanted.policy())
+        return await self._level(None)
+
+    async def namespace(self, namespace: str) -> LevelAnswer:
+        """Show a namespace's thresholds; one that says nothing has none."""
+        return await self._level(check_namespace(namespace))
+
+    async def set_namespace(self, namespace: str, wanted: PolicyDocument) -> LevelAnswer:
+        """Replace a namespace's thresholds; refused where a stream below would break."""
+        await self._catalog.policies.set_level(check_namespace(namespace), wanted.policy())
+        return await self._level(namespace)
+
+    async def delete(self, name: str) -> DeletionAnswer:
+        """Delete a stream with all that it has, in both tiers; its name is free once that is done.
+
+        The ledgers go step by step, as they do by retention; asking again shows what is left.
+        """
+        found = (await self._catalog.streams.snapshot(stream_name(name))).stream
+        left = 0
+        for one in _partitions_of(found):
+            with contextlib.suppress(RefusedError):
+                # One that is gone already is what is wanted.
+                left += await self._delete(one)
+        left += await self._delete(found.name)
+        return DeletionAnswer(
+            stream=found.name, incarnation=str(found.incarnation), ledgers_left=left
+        )
+
+    async def _delete(self, name: StreamName) -> int:
+        """Begin to delete a stream; return of how many ledgers something is left."""
+        await self._catalog.retention.begin_stream_deletion(name)
+        snapshot = await self._catalog.streams.snapshot(name)
+        return len(snapshot.ledgers) + len(snapshot.stream.deleting)
+
+    async def _level(self, namespace: str | None) -> LevelAnswer:
+        levels = await self._catalog.policies.levels()
+        if namespace is None:
+            own, effective = levels.cluster, levels.effective(StreamName("x"), Policy())
+        else:
+            own = levels.namespaces.get(namespace, Policy())
+            effective = levels.effective(StreamName(f"{namespace}.x"), Policy())
+        return LevelAnswer(
+            namespace=namespace,
+            own=PolicyDocument.of(own),
+            effective=PolicyDocument.of(effective),
+        )
+
+
+def _answer(snapshot: StreamSnapshot) -> PolicyAnswer:
+    stream, levels = snapshot.stream, snapshot.levels
+    return PolicyAnswer(
+        own=PolicyDocument.of(stream.policy),
+        effective=PolicyDocument.of(snapshot.policy),
+        levels=levels.sources(stream.name, stream.policy),
+    )
+
+
+def _partitions_of(stream: Stream) -> list[StreamName]:
+    return partition_names(stream.name, stream.partitions) if stream.partitions else []

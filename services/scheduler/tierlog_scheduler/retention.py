@@ -1,0 +1,163 @@
+"""What retention takes away from a stream, as a function of what is known (protocols.md 3.10).
+
+Retention by time and by size are two limits, and reaching either is enough, as in Pulsar: a
+ledger goes once it was sealed for ``retention_time``, or once the sealed ledgers behind it hold
+``retention_size``, so that at least so much always stays.
+
+Invariants:
+    * Only a prefix of the list goes, and never an open ledger.
+    * A ledger whose copy is wanted, by a threshold or by an admin, does not go before it has one
+      (seeds/000: "as otherwise the segment would be deleted before being offloaded").
+    * Time is counted for sure (``Now.surely_since``); a context that was not read stops the rest.
+    * A ledger in the middle of another change (local deletion, repair) goes after that.
+    * At most ``TRIMMED_MAX`` ledgers of a stream are on their way out at once.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tierlog.model.ids import LedgerId
+from tierlog.model.offload import OffloadState
+from tierlog.model.policy import threshold
+from tierlog_scheduler.clocks import Now
+from tierlog_scheduler.policy import Delays, LedgerView, StreamView, SweepAbandoned, sweeps
+
+TRIMMED_MAX: Final = 1000
+_MAY_GO: Final = frozenset(
+    {
+        OffloadState.LOCAL,
+        OffloadState.OFFLOADING,
+        OffloadState.COMPLETE,
+        OffloadState.TIER1_DELETED,
+        OffloadState.TRIMMING,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginTrim:
+    """Take the oldest ledgers off the list."""
+
+    ledger_ids: tuple[LedgerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropTrimmed:
+    """Delete the copy in tier 1 of a ledger that left the list."""
+
+    ledger_id: LedgerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishTrim:
+    """Forget a ledger of which nothing is left."""
+
+    ledger_id: LedgerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveStream:
+    """Remove a stream that is being deleted and has nothing left."""
+
+
+Trimming = BeginTrim | DropTrimmed | FinishTrim | SweepAbandoned | RemoveStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether a ledger goes; ``in_ms``: when it does by time alone, None: not by time."""
+
+    goes: bool
+    in_ms: int | None
+    why: str
+
+
+def decide(view: StreamView, now: Now, delays: Delays) -> list[Trimming]:
+    """Return what is to be trimmed now, and what is to be done with what was."""
+    if view.paused:
+        return []
+    actions: list[Trimming] = []
+    begin = trimmable(view, now)[: max(0, TRIMMED_MAX - len(view.trimmed))]
+    if begin:
+        actions.append(BeginTrim(ledger_ids=tuple(begin)))
+    for ledger_id, context in view.trimmed.items():
+        if context is None or context.is_trimmed:
+            actions.append(FinishTrim(ledger_id=ledger_id))
+            continue
+        if not context.bookkeeper_deleted:
+            actions.append(DropTrimmed(ledger_id=ledger_id))
+        actions.extend(sweeps(context, view, now, delays))
+    if view.deleting and not view.ledgers and not view.trimmed:
+        actions.append(RemoveStream())
+    return actions
+
+
+def trimmable(view: StreamView, now: Now) -> list[LedgerId]:
+    """Return the ledgers that go now, oldest first: a prefix of the list."""
+    if not view.deleting and not _has_limits(view):
+        return []
+    found: list[LedgerId] = []
+    for one, behind_bytes in with_bytes_behind(view.ledgers):
+        if not judge(view, one, now, behind_bytes=behind_bytes).goes:
+            break
+        found.append(one.listed.ledger_id)
+    return found
+
+
+def with_bytes_behind(ledgers: Sequence[LedgerView]) -> Iterator[tuple[LedgerView, int]]:
+    """Iterate over the ledgers, with how many sealed bytes are behind each."""
+    behind_bytes = sum(one.listed.length for one in ledgers)
+    for one in ledgers:
+        behind_bytes -= one.listed.length
+        yield one, behind_bytes
+
+
+def judge(view: StreamView, one: LedgerView, now: Now, *, behind_bytes: int) -> Verdict:
+    """Tell whether a ledger goes, were it the oldest."""
+    if not one.listed.closed:
+        return Verdict(goes=False, in_ms=None, why="it is open")
+    verdict = _by_limits(view, one, now, behind_bytes=behind_bytes)
+    if not verdict.goes:
+        return verdict
+    held = _held_by(view, one)
+    return verdict if held is None else Verdict(goes=False, in_ms=None, why=held)
+
+
+def _has_limits(view: StreamView) -> bool:
+    policy = view.policy
+    limits = (policy.retention_time_ms, policy.retention_size_bytes)
+    return any(threshold(limit) is not None for limit in limits)
+
+
+def _by_limits(view: StreamView, one: LedgerView, now: Now, *, behind_bytes: int) -> Verdict:
+    if view.deleting:
+        return Verdict(goes=True, in_ms=0, why="its stream is being deleted")
+    time_ms = threshold(view.policy.retention_time_ms)
+    size_bytes = threshold(view.policy.retention_size_bytes)
+    if size_bytes is not None and behind_bytes >= size_bytes:
+        why = f"{behind_bytes} bytes are sealed behind it, retention_size is {size_bytes}"
+        return Verdict(goes=True, in_ms=0, why=why)
+    if time_ms is None:
+        if size_bytes is None:
+            return Verdict(goes=False, in_ms=None, why="retention has no limit")
+        why = f"once {size_bytes - behind_bytes} more bytes are sealed behind it"
+        return Verdict(goes=False, in_ms=None, why=why)
+    seen_ms = view.closed_seen_ms.get(one.listed.ledger_id)
+    left_ms = time_ms - now.surely_since(one.listed.closed_ms, seen_ms=seen_ms)
+    why = f"retention_time is {time_ms} ms since it was sealed"
+    return Verdict(goes=left_ms <= 0, in_ms=max(0, left_ms), why=why)
+
+
+def _held_by(view: StreamView, one: LedgerView) -> str | None:
+    """Return what keeps a ledger from going whose time has come."""
+    context = one.context
+    if context is None:
+        return "its context could not be read"
+    if context.state not in _MAY_GO:
+        return f"it is {context.state.name}: that is ended first"
+    wish = view.offload_through
+    wanted = view.policy.offloads or (wish is not None and one.listed.ledger_id <= wish)
+    if wanted and not view.deleting and not context.complete:
+        return "it is to be offloaded first"
+    return None

@@ -1,0 +1,47 @@
+"""A gate that lets every deletion through: for tests that are not about manifests."""
+
+from collections.abc import Mapping
+from uuid import UUID
+
+from tierlog.catalog.streams import StreamSnapshot
+from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.offload import OffloadContext
+
+
+class OpenGate:
+    """``ManifestGate`` as if each manifest were written at once. ``shut`` keeps everything."""
+
+    def __init__(self) -> None:
+        self.shut = False
+        self.recorded: list[tuple[StreamName, frozenset[LedgerId]]] = []
+
+    def begin_term(self) -> None:
+        pass
+
+    async def look(self, name: StreamName) -> bool:
+        del name
+        return False
+
+    async def record(
+        self, snapshot: StreamSnapshot, contexts: Mapping[LedgerId, OffloadContext]
+    ) -> None:
+        self.recorded.append((snapshot.stream.name, frozenset(contexts)))
+
+    async def may_delete_local(self, context: OffloadContext) -> bool:
+        del context
+        return not self.shut
+
+    async def may_sweep(self, context: OffloadContext, uuid: UUID) -> bool:
+        del context, uuid
+        return not self.shut
+
+    async def let_go(self, name: StreamName, incarnation: UUID, ledger_id: LedgerId) -> bool:
+        del name, incarnation, ledger_id
+        return not self.shut
+
+    async def record_cluster(self) -> None:
+        pass
+
+    def stopped(self, name: StreamName) -> str | None:
+        del name
+        return "shut" if self.shut else None

@@ -1,0 +1,125 @@
+"""What is said to happen is what happens: for people, from the functions that decide."""
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.scheduler.test_policy import DELAYS, ledger, place, stream
+from tests.unit.scheduler.test_retention import sampled
+from tierlog.model.ids import LedgerId
+from tierlog.model.offload import AbandonedAttempt, OffloadState
+from tierlog.model.policy import Policy
+from tierlog_scheduler import retention
+from tierlog_scheduler.explain import What, explain
+from tierlog_scheduler.policy import DeleteTier1, RequestOffload, decide, oldest_byte_age_ms
+
+NOW = sampled(1_000_000)
+S = OffloadState
+
+
+def steps(view, now=NOW):
+    return {(one.ledger_id, one.what): one for one in explain(view, now)}
+
+
+def test_times_are_those_of_the_thresholds():
+    view = stream(
+        ledger(1, state=S.COMPLETE, closed_ms=900_000, timestamp_ms=950_000),
+        ledger(2, closed_ms=990_000),
+        ledger(3, is_open=True),
+        policy=Policy(
+            offload_time_ms=60_000,
+            deletion_lag_ms=100_000,
+            retention_time_ms=500_000,
+            ledger_age_ms_max=1_500_000,
+        ),
+        complete_seen_ms={LedgerId(1): 950_000},
+    )
+    found = steps(view)
+    assert found[1, What.DELETE_LOCAL].in_ms == 50_000
+    assert found[1, What.TRIM].in_ms == 401_000  # sampled once a second: a second late at most
+    assert found[2, What.OFFLOAD].in_ms == 50_000
+    assert found[3, What.SEAL].in_ms == 500_000
+    assert (1, What.OFFLOAD) not in found
+    assert (3, What.TRIM) not in found
+
+
+def test_why_nothing_happens_is_said():
+    alone = steps(stream(ledger(1, closed_ms=1)))
+    assert alone[1, What.OFFLOAD].in_ms is None
+    assert "no level sets" in alone[1, What.OFFLOAD].why
+    assert "no limit" in alone[1, What.TRIM].why
+    held = stream(ledger(1), policy=Policy(offload_time_ms=1, retention_size_bytes=0))
+    assert steps(held)[1, What.TRIM].why == "it is to be offloaded first"
+    paused = replace(held, paused=True)
+    assert "paused" in steps(paused)[1, What.OFFLOAD].why
+    assert "paused" in steps(paused)[1, What.TRIM].why
+    second = stream(ledger(1), ledger(2, state=S.COMPLETE), policy=held.policy)
+    assert "only a prefix" in steps(second)[2, What.TRIM].why
+    size = steps(stream(ledger(1, length=30), policy=Policy(offload_size_bytes=100)))
+    assert "70 more bytes" in size[1, What.OFFLOAD].why
+    never = stream(ledger(1, state=S.COMPLETE), policy=Policy(deletion_lag_ms=-1))
+    assert steps(never)[1, What.DELETE_LOCAL].in_ms is None
+    trimmed = steps(stream(trimmed={LedgerId(7): None}))
+    assert trimmed[7, What.CLEAN].in_ms == 0
+
+
+kinds = st.lists(
+    st.tuples(
+        st.sampled_from([one for one in S if one is not S.TRIMMING]),
+        st.integers(0, 3),
+        st.integers(0, 1_000_000),
+        st.booleans(),
+    ),
+    max_size=7,
+)
+values = st.none() | st.integers(1, 1_200_000)
+
+
+@given(kinds, values, values, values, st.none() | st.integers(0, 9), st.booleans())
+def test_what_is_due_now_is_what_is_decided(found, offload, lag, keep, size, paused):
+    views = [
+        ledger(number, state=state, length=length, closed_ms=closed_ms, timestamp_ms=closed_ms)
+        for number, (state, length, closed_ms, _) in enumerate(found)
+    ]
+    seen = {LedgerId(number): one[2] for number, one in enumerate(found) if one[3]}
+    policy = Policy(
+        offload_time_ms=offload if keep is None or offload is None else min(offload, keep - 1),
+        deletion_lag_ms=lag,
+        retention_time_ms=keep,
+        retention_size_bytes=size,
+    )
+    view = stream(*views, policy=policy, complete_seen_ms=seen, paused=paused)
+    due = {key for key, one in steps(view).items() if one.in_ms == 0}
+    decided: set[tuple[int, What]] = set()
+    for action in decide(view, NOW, DELAYS):
+        if isinstance(action, RequestOffload):
+            decided.add((action.ledger_id, What.OFFLOAD))
+        elif isinstance(action, DeleteTier1):
+            decided.add((action.context.ledger_id, What.DELETE_LOCAL))
+    for step in retention.decide(view, NOW, DELAYS):
+        if isinstance(step, retention.BeginTrim):
+            decided |= {(ledger_id, What.TRIM) for ledger_id in step.ledger_ids}
+    assert due == decided
+
+
+def test_leftovers_are_told():
+    attempt = AbandonedAttempt(uuid=UUID(int=9), location=place(1), abandoned_ms=0)
+    found = steps(stream(ledger(1, abandoned=(attempt,))))
+    assert found[1, What.CLEAN].in_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("views", "age_ms"),
+    [
+        ((), 0),
+        ((ledger(1, state=S.TIER1_DELETED),), 0),
+        ((ledger(1, state=S.COMPLETE), ledger(2)), 1_000_000),
+        ((ledger(1, is_open=True),), 1_000_000),
+        ((replace(ledger(1), context=None),), 1_000_000),
+    ],
+)
+def test_the_age_of_the_oldest_byte_is_that_of_its_ledger(views, age_ms):
+    assert oldest_byte_age_ms(stream(*views), NOW) == age_ms

@@ -1,0 +1,145 @@
+"""Thresholds over REST: levels, what comes of them, and the deletion of a stream."""
+
+import pytest
+from fastapi import FastAPI
+
+from tests.unit.offload.gates import OpenGate
+from tests.unit.offload.world import STREAM, World
+from tests.unit.scheduler.test_api import ask, served
+from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
+from tierlog.model.ids import StreamName
+from tierlog.model.policy import MINUTE_MS, Policy
+from tierlog_scheduler.metrics import AGE, STREAMS_MAX, SchedulerCollector
+from tierlog_scheduler.policy_api import PolicyApi
+
+PAID = StreamName("shop.paid")
+
+
+@pytest.mark.covers("A34", "A35", "A37")
+async def test_thresholds_of_a_namespace_hold_for_its_streams_in_both_units():
+    world = World()
+    await world.stream(PAID)
+    await world.stream(STREAM)
+    path = "/v1/policies/namespaces/shop"
+    async with served(world) as session:
+        seed = {"offloadTimeInMinutes": 5, "retentionSizeInMB": -1, "offloadSizeInMB": 7}
+        own = (await ask(session, "PUT", path, json=seed))["own"]
+        assert own["offload_time_ms"] == 5 * MINUTE_MS
+        assert own["offload_size_bytes"] == 7 * 2**20
+        assert own["retention_size_bytes"] == -1
+        found = await ask(session, "GET", f"/v1/streams/{PAID}/policy")
+        assert found["effective"]["offload_time_ms"] == 5 * MINUTE_MS
+        assert found["levels"]["offload_time_ms"] == "namespace shop"
+        other = await ask(session, "GET", f"/v1/streams/{STREAM}/policy")
+        assert other["effective"]["offload_time_ms"] is None
+        levels = await ask(session, "GET", "/v1/policies")
+        assert levels["namespaces"].keys() == {"shop"}
+        problem = await ask(
+            session, "PUT", "/v1/policies/cluster", status=422, json={"retentionTimeInMinutes": 5}
+        )
+        assert problem["reason"] == "POLICY_INVALID"
+        assert problem["details"]["below"] == "namespace shop"
+        assert await ask(session, "GET", "/v1/policies") == levels
+        await ask(session, "PUT", "/v1/policies/namespaces/a.b", status=400, json={})
+        for garbage in ({"offloadTime": 1}, {"offload_time_ms": "soon"}, [1]):
+            await ask(session, "PUT", path, status=400, json=garbage)
+        await ask(session, "PUT", "/v1/policies/cluster", json={"deletion_lag_ms": 9})
+        cluster = await ask(session, "GET", "/v1/policies/cluster")
+        assert (cluster["namespace"], cluster["effective"]["deletion_lag_ms"]) == (None, 9)
+
+
+async def test_explain_says_which_level_and_what_happens_when():
+    world = World()
+    claimed = await world.stream(PAID, policy=Policy(deletion_lag_ms=60_000))
+    first = await world.seal(claimed, ENTRIES)
+    second = await world.seal(claimed, ENTRIES, close=False)
+    catalog = world.catalog()
+    await catalog.policies.set_level("shop", Policy(offload_time_ms=0, retention_time_ms=10**9))
+    async with served(world) as session:
+        path = f"/v1/streams/{PAID}/policy/explain"
+        found = await ask(session, "GET", path)
+        assert (found["stream"], found["namespace"], found["paused"]) == (PAID, "shop", False)
+        levels = {one["name"]: (one["value"], one["level"]) for one in found["thresholds"]}
+        assert levels["deletion_lag_ms"] == (60_000, "stream")
+        assert levels["offload_time_ms"] == (0, "namespace shop")
+        steps = {(one["ledger_id"], one["what"]): one for one in found["ledgers"]}
+        assert steps[first, "offload"]["in_ms"] == 0
+        assert steps[first, "trim"]["in_ms"] > 0
+        at_ms = steps[second, "seal"]["at_ms"]
+        assert at_ms > world.clock.wall_ms()
+        await world.worker().handle(world.request(claimed, first))
+        await catalog.streams.pause_offload(PAID, "by hand")
+        found = await ask(session, "GET", path)
+        steps = {(one["ledger_id"], one["what"]): one for one in found["ledgers"]}
+        assert found["paused"]
+        assert "paused" in steps[first, "delete local copy"]["why"]
+        await ask(session, "GET", "/v1/streams/none/policy/explain", status=404)
+
+
+async def test_a_stream_that_is_deleted_tells_how_much_is_left():
+    world = World()
+    claimed = await world.stream()
+    await world.seal(claimed, ENTRIES)
+    await world.seal(claimed, ENTRIES)
+    leader = scheduler(world)
+    await leader.begin()
+    async with served(world) as session:
+        path = f"/v1/streams/{STREAM}"
+        for _ in range(2):
+            left = await ask(session, "DELETE", path, status=202)
+            assert left["ledgers_left"] == 2
+        shown = await ask(session, "GET", path)
+        assert shown["lifecycle"] == "DELETING"
+        for _ in range(4):
+            await leader.run_pass()
+        await ask(session, "DELETE", path, status=404)
+        assert (await ask(session, "GET", "/v1/streams"))["streams"] == []
+
+
+async def test_a_partitioned_stream_is_deleted_with_its_partitions():
+    world = World()
+    await world.stream()
+    catalog = world.catalog()
+    name = StreamName("parts")
+    await catalog.streams.create(name, partitions=2)
+    leader = scheduler(world)
+    await leader.begin()
+    async with served(world) as session:
+        await ask(session, "DELETE", f"/v1/streams/{name}", status=202)
+        for _ in range(3):
+            await leader.run_pass()
+    assert await catalog.streams.names() == [STREAM]
+
+
+async def test_ages_are_metrics_of_the_leader_alone():
+    world = World()
+    claimed = await world.stream(policy=Policy(offload_time_ms=10**9))
+    await world.seal(claimed, ENTRIES)
+    kept = await world.stream(StreamName("kept"))
+    await world.seal(kept, ENTRIES)
+    for number in range(STREAMS_MAX + 5):
+        await world.catalog().streams.create(
+            StreamName(f"n{number}"), policy=Policy(offload_time_ms=10**9)
+        )
+    leader = scheduler(world, manifests=OpenGate())
+    await leader.begin()
+    world.clock.advance(3600)
+    await leader.run_pass()
+    assert f"{AGE}_max" not in {one.name for one in SchedulerCollector(leader).collect()}
+    leader.leading = True
+    found = {one.name: one for one in SchedulerCollector(leader).collect()}
+    assert found[f"{AGE}_max"].samples[0].value == pytest.approx(3600, abs=5)
+    ages = {one.labels["stream"]: one.value for one in found[AGE].samples}
+    assert ages[STREAM] == pytest.approx(3600, abs=5)
+    assert "kept" not in ages
+    assert len(ages) == STREAMS_MAX
+    assert found["tierlog_scheduler_leading"].samples[0].value == 1
+
+
+def test_every_route_is_described():
+    app = FastAPI()
+    PolicyApi(World().catalog(), scheduler(World())).add_routes(app)
+    described = app.openapi()["paths"]
+    assert described.keys() >= {"/v1/policies/cluster", "/v1/streams/{name}/policy/explain"}
+    for path in described.values():
+        assert all(method["description"] for method in path.values())

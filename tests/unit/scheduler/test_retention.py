@@ -1,0 +1,352 @@
+"""Retention: what goes, what stays, and that all of it goes from both tiers in the end.
+
+seeds/000: a threshold for offloading lies below that of retention, "as otherwise the segment
+would be deleted before being offloaded".
+"""
+
+import asyncio
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.gates import OpenGate
+from tests.unit.offload.world import STREAM, World
+from tests.unit.scheduler.test_policy import DELAYS, ledger, place, stream
+from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, faults, running, scheduler, states
+from tierlog.adapters.memory.faults import FaultRates
+from tierlog.model.errors import RefusedError
+from tierlog.model.ids import LedgerId
+from tierlog.model.offload import AbandonedAttempt, ClockSample, OffloadState
+from tierlog.model.policy import NEVER, Policy
+from tierlog_scheduler.clocks import History, Now
+from tierlog_scheduler.retention import (
+    TRIMMED_MAX,
+    BeginTrim,
+    DropTrimmed,
+    FinishTrim,
+    RemoveStream,
+    decide,
+    trimmable,
+)
+
+SAMPLES = [ClockSample(at, at) for at in (0, 1, 5 * 10**8)]
+NOW = Now(wall_ms=10**9, progress_ms=10**9, history=History(SAMPLES))
+"""No jump: progress is what the wall clock shows."""
+S = OffloadState
+DAY_MS = 24 * 3_600_000
+
+
+def sampled(now_ms: int) -> Now:
+    """Return a time whose samples are a second apart."""
+    history = History([ClockSample(at, at) for at in range(0, now_ms, 1000)])
+    return Now(wall_ms=now_ms, progress_ms=now_ms, history=history)
+
+
+@pytest.mark.parametrize(("sealed_ms", "gone"), [(59_000, []), (61_000, [1]), (70_000, [1])])
+def test_a_ledger_goes_once_it_was_sealed_for_the_retention_time(sealed_ms, gone):
+    now = sampled(200_000)
+    view = stream(
+        ledger(1, closed_ms=200_000 - sealed_ms),
+        ledger(2, closed_ms=199_000),
+        policy=Policy(retention_time_ms=60_000),
+    )
+    assert trimmable(view, now) == gone
+
+
+@pytest.mark.parametrize(
+    ("size", "gone"), [(0, [1, 2, 3]), (1, [1, 2]), (100, [1, 2]), (101, [1]), (201, [])]
+)
+def test_by_size_at_least_so_much_stays_behind_what_goes(size, gone):
+    view = stream(ledger(1), ledger(2), ledger(3), policy=Policy(retention_size_bytes=size))
+    assert trimmable(view, NOW) == gone
+
+
+def test_either_limit_is_enough_and_never_is_none():
+    both = Policy(retention_time_ms=1000, retention_size_bytes=10**9)
+    old, young = ledger(1, closed_ms=0), ledger(2, closed_ms=NOW.wall_ms)
+    assert trimmable(stream(old, young, policy=both), NOW) == [1]
+    size = Policy(retention_time_ms=NEVER, retention_size_bytes=50)
+    assert trimmable(stream(old, young, policy=size), NOW) == [1]
+    none = Policy(retention_time_ms=NEVER, retention_size_bytes=NEVER)
+    assert trimmable(stream(old, young, policy=none), NOW) == []
+    assert trimmable(stream(old, young), NOW) == []
+
+
+@pytest.mark.covers("A36", "A38", "B10")
+@pytest.mark.parametrize(
+    "offloading",
+    [{"offload_time_ms": 10}, {"offload_size_bytes": 10}],
+)
+def test_what_is_to_be_offloaded_stays_until_it_is(offloading):
+    policy = Policy(retention_time_ms=1000, retention_size_bytes=10**9, **offloading)
+    for state, gone in (
+        (S.LOCAL, []),
+        (S.OFFLOADING, []),
+        (S.COMPLETE, [1]),
+        (S.TIER1_DELETING, []),
+        (S.TIER1_DELETED, [1]),
+        (S.REPAIRING, []),
+    ):
+        assert trimmable(stream(ledger(1, state=state), policy=policy), NOW) == gone, state
+    alone = Policy(retention_time_ms=1000)
+    assert trimmable(stream(ledger(1), policy=alone), NOW) == [1]
+    wished = stream(ledger(1), policy=alone, offload_through=LedgerId(1))
+    assert trimmable(wished, NOW) == []
+
+
+def test_what_was_not_read_and_what_is_open_stop_the_rest():
+    policy = Policy(retention_size_bytes=0)
+    unread = replace(ledger(2), context=None)
+    assert trimmable(stream(ledger(1), unread, ledger(3), policy=policy), NOW) == [1]
+    assert trimmable(stream(ledger(1), ledger(2, is_open=True), policy=policy), NOW) == [1]
+
+
+ledger_kinds = st.lists(
+    st.tuples(st.sampled_from(list(S)), st.integers(0, 3), st.integers(0, 2 * 10**9)), max_size=8
+)
+
+
+@given(
+    ledger_kinds,
+    st.none() | st.just(NEVER) | st.integers(1, 3 * 10**9),
+    st.none() | st.integers(NEVER, 12),
+    st.booleans(),
+)
+def test_only_a_prefix_that_nothing_needs_ever_goes(kinds, time_ms, size_bytes, offloads):
+    views = [
+        ledger(number, state=state, length=length, closed_ms=closed_ms)
+        for number, (state, length, closed_ms) in enumerate(kinds)
+    ]
+    policy = Policy(
+        retention_time_ms=time_ms,
+        retention_size_bytes=size_bytes,
+        offload_time_ms=0 if offloads else None,
+    )
+    view = stream(*views, policy=policy)
+    gone = trimmable(view, NOW)
+    assert gone == [one.listed.ledger_id for one in views[: len(gone)]]
+    left = sum(one.listed.length for one in views[len(gone) :])
+    for number in gone:
+        one = views[number]
+        assert one.context is not None
+        assert one.context.state not in {S.TIER1_DELETING, S.REPAIRING}
+        assert one.context.complete or not view.policy.offloads
+        by_time = time_ms not in {None, NEVER} and one.listed.closed_ms <= NOW.wall_ms
+        by_size = size_bytes not in {None, NEVER} and left >= (size_bytes or 0)
+        assert by_time or by_size
+
+
+def test_what_left_the_list_goes_step_by_step():
+    attempt = AbandonedAttempt(uuid=UUID(int=9), location=place(1), abandoned_ms=0)
+    context = ledger(1).context
+    assert context is not None
+    trimming = replace(context, state=S.TRIMMING, abandoned=(attempt,))
+    dropped = replace(trimming, bookkeeper_deleted=True)
+
+    def steps(found):
+        view = stream(trimmed={LedgerId(1): found})
+        return [type(one) for one in decide(view, NOW, DELAYS)]
+
+    sweep = type(decide(stream(trimmed={LedgerId(1): dropped}), NOW, DELAYS)[0])
+    assert steps(trimming) == [DropTrimmed, sweep]
+    assert steps(dropped) == [sweep]
+    assert steps(replace(dropped, abandoned=())) == [FinishTrim]
+    assert steps(None) == [FinishTrim]
+    paused = stream(ledger(1), trimmed={LedgerId(2): trimming}, paused=True)
+    assert decide(paused, NOW, DELAYS) == []
+
+
+def test_so_many_at_once_and_no_more():
+    trimmed = {LedgerId(number): None for number in range(10_000, 10_000 + TRIMMED_MAX - 1)}
+    view = stream(ledger(1), ledger(2), policy=Policy(retention_size_bytes=0), trimmed=trimmed)
+    (begin,) = [one for one in decide(view, NOW, DELAYS) if isinstance(one, BeginTrim)]
+    assert begin.ledger_ids == (1,)
+
+
+def test_a_stream_that_is_being_deleted_loses_everything_and_then_itself():
+    views = (ledger(1), ledger(2, state=S.COMPLETE))
+    view = replace(stream(*views, policy=Policy(offload_time_ms=5)), deleting=True)
+    (begin,) = decide(view, NOW, DELAYS)
+    assert begin == BeginTrim(ledger_ids=(LedgerId(1), LedgerId(2)))
+    assert decide(replace(view, ledgers=()), NOW, DELAYS) == [RemoveStream()]
+    left = replace(view, ledgers=(), trimmed={LedgerId(1): None})
+    assert RemoveStream() not in decide(left, NOW, DELAYS)
+
+
+# With the leader's loop and real workers
+
+
+async def kept_keys(world: World) -> set[str]:
+    """Return the keys of complete copies of ledgers that have a context."""
+    named: set[str] = set()
+    for ledger_id in world.ledgers:
+        context = await world.catalog().contexts.get(ledger_id)
+        if context is not None and context.complete:
+            assert context.location is not None
+            named |= {
+                key
+                for key in (
+                    context.location.data_key,
+                    context.location.index_key,
+                    context.location.side_key,
+                )
+                if key in world.bucket.objects
+            }
+    return named
+
+
+@pytest.mark.covers("B12")
+def test_retention_takes_ledgers_out_of_everything():
+    async def main():
+        world = World()
+        policy = Policy(offload_time_ms=60_000, retention_time_ms=DAY_MS, deletion_lag_ms=3_600_000)
+        claimed = await world.stream(policy=policy)
+        first = [await world.seal(claimed, ENTRIES) for _ in range(3)]
+        async with running(world):
+            await asyncio.sleep(23 * HOUR)
+            later = await world.seal(claimed, ENTRIES)
+            assert await states(world) == ["TIER1_DELETED"] * 3 + ["LOCAL"]
+            await asyncio.sleep(2 * HOUR)
+            snapshot = await world.catalog().streams.snapshot(STREAM)
+            assert [one.ledger_id for one in snapshot.ledgers] == [later]
+            assert snapshot.stream.deleting == ()
+        for ledger_id in first:
+            assert await world.catalog().contexts.get(ledger_id) is None
+        assert set(world.bucket.objects) == await kept_keys(world)
+        assert not world.bucket.uploads
+
+    run_virtual(main())
+
+
+def test_retention_alone_deletes_local_copies():
+    async def main():
+        world = World()
+        total = sum(map(len, ENTRIES))
+        claimed = await world.stream(policy=Policy(retention_size_bytes=2 * total))
+        ids = [await world.seal(claimed, ENTRIES) for _ in range(5)]
+        async with running(world, workers=0):
+            await asyncio.sleep(60)
+        snapshot = await world.catalog().streams.snapshot(STREAM)
+        assert [one.ledger_id for one in snapshot.ledgers] == ids[3:]
+        for ledger_id in ids[:3]:
+            assert await world.catalog().ledgers.get(ledger_id) is None
+            assert await world.catalog().bare.deletion_on_record(ledger_id)
+
+    run_virtual(main())
+
+
+def test_nothing_of_a_trimmed_ledger_is_deleted_before_a_manifest_lets_it_go():
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(offload_time_ms=0, retention_time_ms=60_000))
+        ledger_id = await world.seal(claimed, ENTRIES)
+        gate = OpenGate()
+        leader = scheduler(world, manifests=gate)
+        await leader.begin()
+        await leader.run_pass()
+        await world.worker().handle(world.request(claimed, ledger_id))
+        objects = set(world.bucket.objects)
+        gate.shut = True
+        for _ in range(20):
+            await asyncio.sleep(60)
+            await leader.run_pass()
+        assert set(world.bucket.objects) == objects
+        assert await world.catalog().ledgers.get(ledger_id) is not None
+        gate.shut = False
+        for _ in range(20):
+            await asyncio.sleep(60)
+            await leader.run_pass()
+        assert not world.bucket.objects
+        assert await world.catalog().contexts.get(ledger_id) is None
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_faults_everywhere_leave_exactly_what_retention_keeps(seed):
+    async def main():
+        world = World(seed=seed)
+        world.queue.rates = type(world.queue.rates)(repeated=0.2, lost=0.2, delay_s_max=30)
+        claimed = await world.stream(
+            policy=Policy(
+                offload_time_ms=0, deletion_lag_ms=60_000, retention_time_ms=2 * 3_600_000
+            )
+        )
+        for _ in range(4):
+            await world.seal(claimed, ENTRIES)
+        given = faults(seed, refused=0.03, request_lost=0.03, reply_lost=0.03, delay_s_max=0.2)
+        async with running(world, schedulers=2, workers=2, given=given):
+            await asyncio.sleep(3 * HOUR)
+            last = await world.seal(claimed, ENTRIES)
+            given.rates = FaultRates()
+            await asyncio.sleep(1.5 * HOUR)
+        snapshot = await world.catalog().streams.snapshot(STREAM)
+        assert [one.ledger_id for one in snapshot.ledgers] == [last]
+        assert snapshot.stream.deleting == ()
+        assert set(world.bucket.objects) == await kept_keys(world)
+        assert not world.bucket.uploads
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_leader_that_dies_anywhere_leaves_what_the_next_one_ends(seed):
+    async def main():
+        world = World(seed=seed)
+        claimed = await world.stream(policy=Policy(offload_time_ms=0, retention_time_ms=60_000))
+        for _ in range(2):
+            ledger_id = await world.seal(claimed, ENTRIES)
+            await world.worker().handle(world.request(claimed, ledger_id))
+        for step in range(0, 200, 3):
+            given = faults(seed)
+            leader = scheduler(world, given)
+            given.crash_after(1 + step)
+            dying = asyncio.get_running_loop().create_task(lead(leader))
+            given.on_crash = dying.cancel
+            await asyncio.wait({dying})
+            await asyncio.sleep(30)
+        last = scheduler(world)
+        await last.begin()
+        for _ in range(30):
+            await last.run_pass()
+            await asyncio.sleep(60)
+        snapshot = await world.catalog().streams.snapshot(STREAM)
+        assert (snapshot.ledgers, snapshot.stream.deleting) == ((), ())
+        assert not world.bucket.objects
+        assert not [
+            path
+            for path in world.metadata.dump()
+            if path.startswith("/tierlog/contexts/") and path.rpartition("/")[2].startswith("L")
+        ]
+
+    async def lead(leader):
+        await leader.begin()
+        for _ in range(5):
+            await leader.run_pass()
+            await asyncio.sleep(60)
+
+    run_virtual(main(), until_s=1000 * HOUR)
+
+
+def test_a_deleted_stream_goes_with_its_objects_and_frees_its_name():
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(offload_time_ms=0))
+        for _ in range(2):
+            await world.seal(claimed, ENTRIES)
+        async with running(world):
+            await asyncio.sleep(60)
+            assert world.bucket.objects
+            catalog = world.catalog()
+            await catalog.retention.begin_stream_deletion(STREAM)
+            await asyncio.sleep(1200)
+            assert not world.bucket.objects
+            with pytest.raises(RefusedError):
+                await catalog.streams.snapshot(STREAM)
+            assert (await catalog.streams.create(STREAM))[1]
+
+    run_virtual(main())
