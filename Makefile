@@ -45,13 +45,20 @@ test: venv ## all tests, on real servers that are started and stopped
 simulate: venv ## one run of the whole system on virtual time, with its trace: make simulate SEED=7
 	$(BIN)/python -m tests.simulation.run --seed $(or $(SEED),1)
 
-soak: venv ## many runs with fresh seeds, or from a seed on: make soak SEEDS=200 FROM=1 STATES=20000
+.PHONY: simulate-ci
+simulate-ci: venv ## the simulation's tests, on other seeds than always: make simulate-ci SEED=1000
+	SIMULATION_SEED=$(or $(SEED),0) $(BIN)/pytest tests/simulation -q
+
+# LEDGER_SEEDS: histories of replicated ledgers. SEEDS: runs of the whole system, 100 ledgers each.
+soak: venv ## many runs, fresh seeds: make soak LEDGER_SEEDS=5000 SEEDS=200 FROM=1 STATES=20000
 	$(BIN)/python -m tests.crash_states.run --damages --states $(or $(STATES),20000) \
 	  --seed $(or $(FROM),$(shell date +%s))
-	$(BIN)/python -m tests.simulation.run --quiet --seeds $(or $(SEEDS),50) \
+	$(BIN)/python -m tests.simulation.run --progress --seeds $(or $(SEEDS),50) \
 	  --seed $(or $(FROM),$(shell date +%s))
-	$(BIN)/python -m tests.simulation.run --quiet --losses --seeds $(or $(SEEDS),50) \
-	  --ledgers 60 --seed $(or $(FROM),$(shell date +%s))
+	$(BIN)/python -m tests.simulation.run --progress --losses --ledgers 20 \
+	  --seeds $(or $(LEDGER_SEEDS),2000) --seed $(or $(FROM),$(shell date +%s))
+	$(BIN)/python -m tests.simulation.run --progress --losses --ledgers 200 \
+	  --seeds $(or $(SEEDS),50) --seed $(or $(FROM),$(shell date +%s))
 
 histories: venv ## real nodes under faults, judged by porcupine: make histories HISTORIES=6 SECONDS=60 SEED=7
 	$(BIN)/python -m tools.setup_go

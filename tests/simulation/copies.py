@@ -31,6 +31,8 @@ class Copies:
         self._complain = complain
         self._holders: dict[Position, set[str]] = {}
         self._data: dict[Position, bytes] = {}
+        self.repeated = 0
+        """How many adds a node answered of what it had answered for before."""
         self._awaited: tuple[frozenset[str], asyncio.Future[str]] | None = None
 
     def __repr__(self) -> str:
@@ -47,6 +49,7 @@ class Copies:
             holders = self._holders.setdefault(position, set())
             if not holders:
                 self._tell_first(node)
+            self.repeated += node in holders and not step
             holders.add(node)
             if self._data.setdefault(position, bytes(entry)) != entry:
                 self._complain("d", f"{node} has other bytes at {position} than another node")

@@ -1,16 +1,18 @@
 """Nodes that are lost, slow, wiped and emptied while streams and bare ledgers are written.
 
 ``lose_nodes``: at every moment some of it goes wrong: crashes and long absences, disks and networks
-that stall, frames that are lost, partitions, expired sessions, two that recover what a third one
-writes; a machine that is lost for good with its disk, where the rules allow it; a node that is
-decommissioned. At the end all is healed, and within a bound of virtual time every closed ledger
-must have all its copies, byte for byte, and nobody may still complain about one.
+that stall, frames that are lost, or come late and behind what was sent again, partitions, expired
+sessions, two that recover what a third one writes; power that is lost everywhere; a machine that is
+lost for good with its disk, where the rules allow it; a node that is decommissioned. At the end all
+is healed, and within a bound of virtual time every closed ledger must have all its copies, byte for
+byte, and nobody may still complain about one.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from tests.simulation.bare import LedgerMinding, LedgerWriting
 from tests.simulation.copies import lacking
@@ -53,6 +55,7 @@ async def lose_nodes(world: World, plan: Plan) -> Result:
             ledger_age_ms_max=2 * MINUTE_MS,
         )
     )
+    world.send_late(share=0.5, s_max=20.0)
     steps = _Losses(world, chance, plan.focus)
     while world.checker.ledgers_made < plan.ledgers:
         await steps.next()
@@ -68,6 +71,8 @@ async def lose_nodes(world: World, plan: Plan) -> Result:
         checks=world.checker.checks,
         appends={fate: count + bare[fate] for fate, count in listed.items()},
         virtual_s=world.now_s(),
+        repeated=world.checker.copies.repeated,
+        late=world.servers.network.memory.lingered,
     )
 
 
@@ -88,6 +93,7 @@ class _Losses(Steps):
             (5, self._recover_written),
             (3, self._die_at_ack),
             (3, self._lose_first),
+            (2, self._repeat),
             (3, self._wipe),
             (1, self._decommission),
             (2, self._rest),
@@ -170,12 +176,14 @@ class _Losses(Steps):
         memory.latency_s, memory.loses = before, loses
 
     async def _lose_frames(self) -> None:
-        """Lose frames now and then: each is the end of its connection."""
+        """Lose frames now and then: each is the end of its connection, with others on their way."""
         memory, chance = self._world.servers.network.memory, self._chance
         self._world.trace.note("network.lossy")
         before, memory.loses = memory.loses, lambda *_: chance.random() < 0.03
+        latency_s = memory.latency_s
+        memory.latency_s = lambda: latency_s() + chance.choice((0.0, 0.0, 0.0, 0.5))
         await asyncio.sleep(chance.uniform(5, 40))
-        memory.loses = before
+        memory.loses, memory.latency_s = before, latency_s
 
     async def _recover_written(self) -> None:
         """Have two at once recover a ledger that is being written."""
@@ -250,6 +258,46 @@ class _Losses(Steps):
         self._go_on(nodes[2:])
         await world.check_readable()
 
+    async def _repeat(self) -> None:
+        """Have adds come twice, and then lose all power, as a writer's client is told.
+
+        The connections to slow nodes are cut: what was on its way arrives late, and is sent again
+        as soon as they are reached again, while the first of both is not durable yet. One node
+        is fast, and stays away longest: the others must have what stands.
+        """
+        world, chance, nodes = self._world, self._chance, self._world.of(IngestProcess)
+        chance.shuffle(nodes)
+        *slow, fast = nodes
+        memory = world.servers.network.memory
+        lingers, memory.lingers = memory.lingers, lambda *_: chance.uniform(0, 1.0)
+        self._slow(slow, 8.0)
+        for _ in range(chance.randint(1, 4)):
+            await asyncio.sleep(chance.uniform(0.5, 3))
+            for node in slow:
+                memory.cut(node.name)
+        told = world.checker.told = asyncio.get_running_loop().create_future()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(30.0):
+                writer = world.processes[world.checker.writer_of(await told)]
+                lost = dict.fromkeys([writer, *nodes])
+                for node in lost:
+                    node.crash()
+                    self.crashes += 1
+                for node in lost:
+                    await node.bury()
+                self._go_on(slow)
+                for node in lost:
+                    if node is not fast:
+                        node.start()
+                await asyncio.sleep(chance.choice((5.0, 15.0)))
+                fast.start()
+                for node in lost:
+                    await world.await_ready(node)
+        world.checker.told = None
+        memory.lingers = lingers
+        self._go_on(slow)
+        await world.check_readable()
+
     async def _wipe(self) -> None:
         """Lose a machine with its disk, if that is no more than the replicas stand for."""
         world, node = self._world, self._node()
@@ -261,19 +309,44 @@ class _Losses(Steps):
         await world.add_node()
         await world.check_readable()
 
+    def _troubles(self) -> list[Any]:
+        """Return what may happen to a node that is to go, and leaves its process alive."""
+        return [
+            self._congest,
+            self._lose_frames,
+            self._expire_session,
+            self._slow_down,
+            self._partition,
+            self._rest,
+        ]
+
     async def _decommission(self) -> None:
-        """Empty a node while others write, and end it when no ledger names it."""
+        """Empty a node while others write, and end it when it holds nothing."""
         world, node = self._world, self._node()
         await world.add_node()
         world.trace.note("node.emptying", process=node.name)
         said: list[Progress] = []
-        try:
-            async with asyncio.timeout(EMPTY_S_MAX):
-                await decommission(
-                    world.admin_catalog, NodeId(node.name), tell=said.append, interval_s=5.0
-                )
-        except TimeoutError:
+        troubled = self._chance.random() < 0.5
+        async with asyncio.TaskGroup() as tasks:
+            ending = decommission(
+                world.admin_catalog,
+                world.admin_nodes,
+                NodeId(node.name),
+                tell=said.append,
+                interval_s=5.0,
+            )
+            emptying = tasks.create_task(ending)
+            if troubled:
+                for act in self._chance.sample(self._troubles(), 3):
+                    await act()
+            await asyncio.wait({emptying}, timeout=EMPTY_S_MAX)
+            emptying.cancel()
+        if emptying.cancelled():
             world.checker.complain("c", f"{node.name} is not emptied: {said[-1:]}")
+        elif emptying.result().said_empty:
+            await self._check_empty(node)
+        elif not troubled:
+            world.checker.complain("c", f"{node.name} was not asked: {said[-1:]}")
         named = [
             ledger_id
             for ledger_id, metadata in world.checker.all_ledgers().items()
@@ -283,6 +356,15 @@ class _Losses(Steps):
             world.checker.complain("h", f"{node.name} is to go, but {named} name it")
         await world.lose_node(node)
         await world.check_readable()
+
+    async def _check_empty(self, node: IngestProcess) -> None:
+        """Check that a node which said so holds nothing; what came late since, it frees as well."""
+        held: Sequence[LedgerId] = ()
+        for _ in range(10):
+            if node.storage is None or not (held := await node.storage.list_ledgers()):
+                return
+            await asyncio.sleep(3.0)
+        self._world.checker.complain("c", f"{node.name} holds {held}, and said: nothing")
 
 
 def _is_spare(world: World, name: str) -> bool:

@@ -6,6 +6,7 @@ has no answer, and no more than that.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -42,6 +43,10 @@ class Network:
     def __init__(self, memory: MemoryNetwork) -> None:
         self.memory = memory
         self.hosts: dict[NodeId, Host] = {}
+        self.late_s: Callable[[], float | None] = lambda: None
+        """Asked for each call: in how many seconds a node gets the request once more, or, as
+        often, only then, when nobody waits for the answer any more; None: it does not."""
+        self._is_second = False
 
     async def call(
         self,
@@ -59,6 +64,12 @@ class Network:
         apart = (caller.name, host.process.name) in self.memory.unreachable
         if storage is None or apart or not host.process.running:
             raise _no_answer(node_id, name)
+        late_s = self.late_s()
+        if late_s is not None:
+            host.process.spawn(_do_late(late_s, host, work))
+            self._is_second = not self._is_second
+            if not self._is_second:
+                raise _no_answer(node_id, name)
         task: asyncio.Task[T] = host.process.spawn(work(storage))
         try:
             await asyncio.wait({task}, timeout=timeout_s)
@@ -71,6 +82,17 @@ class Network:
             raise _no_answer(node_id, name) from error
         await caller.faults.call(f"rpc.{name}.answer", lambda: None, changes=False)
         return task.result()
+
+
+async def _do_late(
+    late_s: float, host: Host, work: Callable[[StorageNodeControl], Coroutine[Any, Any, Any]]
+) -> None:
+    """Do what was asked, for nobody."""
+    await asyncio.sleep(late_s)
+    storage = host.storage
+    if storage is not None:
+        with contextlib.suppress(TierlogError):
+            await work(storage)
 
 
 def _no_answer(node_id: NodeId, name: str) -> RetryableError:

@@ -1,7 +1,8 @@
 """Replays runs of the simulation: ``python -m tests.simulation.run --seed N``.
 
-Prints what happened, in order, and how it ended; with ``--seeds N`` runs many, one line each, and
-ends with exit code 1 and the failing seeds when any rule was broken.
+Prints what happened, in order, and how it ended; with ``--seeds N`` runs many, one line each (or,
+with ``--progress``, one line now and then), and ends with exit code 1 and the failing seeds when
+any rule was broken.
 """
 
 import argparse
@@ -14,6 +15,32 @@ from tests.simulation.scenarios import run
 from tests.simulation.steps import Plan
 from tests.simulation.trace import Trace
 from tests.simulation.world import DEFAULT_SIZE, QUORUM_SIZE, SIGNED_SIZE
+
+PROGRESS_S = 20.0
+
+
+class Progress:
+    """Says now and then how far many runs are."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._began_s = self._said_s = time.perf_counter()
+
+    def __repr__(self) -> str:
+        return f"<Progress of {self._count} runs>"
+
+    def tell(self, done: int, failed: int) -> None:
+        """Say it, if it is time or the end."""
+        now_s = time.perf_counter()
+        if now_s - self._said_s < PROGRESS_S and done < self._count:
+            return
+        self._said_s, each_s = now_s, (now_s - self._began_s) / done
+        left_min = each_s * (self._count - done) / 60
+        print(
+            f"{done} of {self._count} seeds, {failed} failed, {each_s:.1f} s each,"
+            f" about {left_min:.0f} min left",
+            flush=True,
+        )
 
 
 def replay_command(seed: int, plan: Plan) -> str:
@@ -37,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from the first on")
     parser.add_argument("--ledgers", type=int, default=100, help="how many ledgers a run fills")
     parser.add_argument("--quiet", action="store_true", help="no trace, only how it ended")
+    parser.add_argument("--progress", action="store_true", help="no line for each run")
     parser.add_argument("--calls", action="store_true", help="each call of a port in the trace")
     parser.add_argument("--quorum", action="store_true", help="3 nodes, each entry on all of them")
     parser.add_argument("--signed", action="store_true", help="as --quorum; ledgers have a key")
@@ -49,8 +77,10 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.losses:
         plan = replace(plan, size=LOSSES_SIZE, scenario="lose_nodes")
     failed: list[int] = []
+    progress = Progress(chosen.seeds)
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
-        trace = Trace(echo=chosen.seeds == 1 and not chosen.quiet, keep_calls=chosen.calls)
+        echo = chosen.seeds == 1 and not chosen.quiet
+        trace = Trace(echo=echo, keep_calls=chosen.calls)
         began_s = time.perf_counter()
         try:
             result = run(seed, plan, trace)
@@ -59,8 +89,11 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"seed {seed}: FAILED after {time.perf_counter() - began_s:.1f} s")
             print(f"{type(error).__name__}: {error}")
             print(f"see it again: {replay_command(seed, plan)}", flush=True)
-            continue
-        print(f"{result} in {time.perf_counter() - began_s:.1f} s", flush=True)
+        else:
+            if not chosen.progress:
+                print(f"{result} in {time.perf_counter() - began_s:.1f} s", flush=True)
+        if chosen.progress:
+            progress.tell(seed - chosen.seed + 1, len(failed))
     if failed:
         print(f"{len(failed)} of {chosen.seeds} runs failed: seeds {failed}")
     return 1 if failed else 0

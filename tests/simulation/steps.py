@@ -47,6 +47,10 @@ class Result:
     checks: int
     appends: dict[str, int]
     virtual_s: float
+    repeated: int = 0
+    """Adds of what a node had already."""
+    late: int = 0
+    """Frames that arrived after their connection was given up."""
 
 
 class Steps:

@@ -292,11 +292,28 @@ class World:
         await process.bury()
         self.look()
 
+    def send_late(self, *, share: float, s_max: float) -> None:
+        """Let what was sent before a cut, and some calls, arrive late: after they were repeated.
+
+        As a network and clients that connect again do it: the request of a connection that was
+        given up comes after what was sent by another one since.
+        """
+        late = self.servers.rng("late")
+        network = self.servers.network
+
+        def late_s(share: float) -> float | None:
+            return late.uniform(0, s_max) if late.random() < share else None
+
+        network.memory.lingers = lambda _caller, _called: late_s(share)
+        network.late_s = lambda: late_s(share / 25)
+
     def heal(self) -> None:
         """End all faults; wall clocks are right again."""
         self.trace.note("world.healed")
         memory = self.servers.network.memory
         memory.unreachable.clear()
+        memory.lingers = lambda _caller, _called: None
+        self.servers.network.late_s = lambda: None
         self.servers.queue.rates = QueueRates()
         for process in self.processes.values():
             process.rates.update(CALM)
@@ -367,6 +384,12 @@ class World:
                     at = (int(ledger_id), run.first_entry_id + step)
                     if at[1] <= last:
                         self.checker.model.seen(at, bytes(entry), "tier 1")
+
+    @property
+    def admin_nodes(self) -> NodeDirectory[StorageNodeControl]:
+        """The nodes as an administrator reaches them."""
+        assert self._nodes is not None
+        return self._nodes
 
     async def check_all(self) -> None:
         """Check a run at its end: everything is in tier 2, and reads back in order."""
