@@ -74,6 +74,8 @@ class GrainSums:
         self._grain_crc = 0
         self._join = _joiner(grain_len)
         self._crcs = array("I")
+        # The start of the first grain that has no entry yet.
+        self._wanted = 0
         self._firsts = array("q")
         self._offsets = array("I")
         self._mins = array("q")
@@ -118,17 +120,16 @@ class GrainSums:
         if publish_ms_max:
             last_start = start + int(offsets[-1]) - base
             self._note_times(start, last_start, publish_ms_min, publish_ms_max)
-        wanted, end = len(self._firsts) * self.grain_len, start + len(frames)
-        while wanted < end:
+        end = start + len(frames)
+        while self._wanted < end:
             number = 0
-            if wanted > start:
+            if self._wanted > start:
                 # Of the column's own type: an integer of Python's would convert all of it.
-                number = int(offsets.searchsorted(np.uint32(wanted - start + base)))
+                number = int(offsets.searchsorted(np.uint32(self._wanted - start + base)))
                 if number == len(offsets):
                     break
             at = start + int(offsets[number]) - base
             self._note_entry(first_entry_id + number, at, at // self.grain_len + 1)
-            wanted = len(self._firsts) * self.grain_len
         self.add(frames)
 
     def end_part(self) -> int:
@@ -178,14 +179,19 @@ class GrainSums:
         for number in range(len(self._firsts), grains):
             self._firsts.append(entry_id)
             self._offsets.append(at - number * self.grain_len)
+        self._wanted = max(self._wanted, grains * self.grain_len)
 
     def _note_times(self, start: int, last_start: int, low: int, high: int) -> None:
-        first, last = start // self.grain_len, last_start // self.grain_len
-        if len(self._maxs) <= last:
+        number, last = start // self.grain_len, last_start // self.grain_len
+        mins, maxs = self._mins, self._maxs
+        if len(maxs) <= last:
             self._grow_times(last + 1)
-        for number in range(first, last + 1):
-            self._mins[number] = min(self._mins[number], low)
-            self._maxs[number] = max(self._maxs[number], high)
+        while number <= last:
+            if low < mins[number]:  # noqa: PLR1730 - once a run, at half the cost of min()
+                mins[number] = low
+            if high > maxs[number]:  # noqa: PLR1730
+                maxs[number] = high
+            number += 1
 
     def _grow_times(self, grains: int) -> None:
         missing = grains - len(self._maxs)
