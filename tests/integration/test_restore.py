@@ -113,7 +113,7 @@ async def check_back(site: ServiceCluster, before: dict[str, Any], *, base: int)
         kept = [one["ledger_id"] for one in found["ledgers"]]
         assert kept == [one["ledger_id"] for one in before["logs"]["ledgers"][:-1]]
         assert sorted(map(int, await payloads(client, "shop.parts"))) == list(range(20))
-        assert (await client.level("shop"))["deletion_lag_ms"] == 700
+        assert (await client.level("shop"))["own"]["deletion_lag_ms"] == 700
         await append(client, "logs", [b"new"])
         newest = (await client.stream("logs"))["ledgers"][-1]["ledger_id"]
         assert newest >= base > gone

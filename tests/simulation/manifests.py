@@ -8,7 +8,8 @@ Reads the objects by themselves, as whoever restores from them would.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from uuid import UUID
 
 from tierlog.format.manifest import (
     StreamGeneration,
@@ -19,7 +20,7 @@ from tierlog.format.manifest import (
     unkeep,
 )
 from tierlog.model.errors import CorruptError
-from tierlog.model.ids import LedgerId
+from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import KeptLedger, ManifestLedger, copy_of
 from tierlog.model.offload import OffloadContext
 from tierlog.model.stream import ListedLedger
@@ -33,7 +34,49 @@ def is_manifest(key: str) -> bool:
 
 
 class ManifestRules:
-    """The one stream's manifests, as they come into the bucket."""
+    """The manifests of all streams, as they come into the bucket."""
+
+    def __init__(self, complain: Complain) -> None:
+        self._complain = complain
+        self._chains: dict[tuple[StreamName, UUID], _Chain] = {}
+
+    def __repr__(self) -> str:
+        return f"<ManifestRules {list(self._chains.values())}>"
+
+    def stored(self, key: str, before: bytes | None, body: bytes) -> None:
+        """A manifest came into the bucket."""
+        if before is not None:
+            self._complain("i", f"{key} changed")
+        parsed = parse_manifest_key("", key)
+        if parsed is not None and not parsed.is_part:
+            self._chain(parsed.stream, parsed.incarnation).stored(key, body)
+
+    def deleted(self, key: str) -> None:
+        """A manifest left the bucket."""
+        parsed = parse_manifest_key("", key)
+        if parsed is None:
+            self._complain("i", f"{key} was deleted")
+        else:
+            self._chain(parsed.stream, parsed.incarnation).deleted(key, parsed.generation)
+
+    def given_up(self, context: OffloadContext) -> None:
+        """The local copy of a ledger is given up."""
+        self._chain(context.stream, context.incarnation).given_up(context)
+
+    def at_rest(self, ledgers: Iterable[ListedLedger], contexts: Iterable[OffloadContext]) -> None:
+        """The newest generation says what the metadata say of a stream."""
+        by_id = {one.ledger_id: one for one in contexts}
+        listed = [one for one in ledgers if one.ledger_id in by_id]
+        if listed:
+            first = by_id[listed[0].ledger_id]
+            self._chain(first.stream, first.incarnation).at_rest(listed, by_id)
+
+    def _chain(self, stream: StreamName, incarnation: UUID) -> "_Chain":
+        return self._chains.setdefault((stream, incarnation), _Chain(self._complain))
+
+
+class _Chain:
+    """The manifests of one stream."""
 
     def __init__(self, complain: Complain) -> None:
         self._complain = complain
@@ -45,14 +88,9 @@ class ManifestRules:
         self.pruned = 0
 
     def __repr__(self) -> str:
-        return f"<ManifestRules written={self.written} pruned={self.pruned}>"
+        return f"<_Chain written={self.written} pruned={self.pruned}>"
 
-    def stored(self, key: str, before: bytes | None, body: bytes) -> None:
-        """A manifest came into the bucket."""
-        self._expect(f"{key} changed", holds=before is None)
-        parsed = parse_manifest_key("", key)
-        if parsed is None or parsed.is_part:
-            return
+    def stored(self, key: str, body: bytes) -> None:
         try:
             one = decode_generation(body, key=key)
         except CorruptError as error:
@@ -93,24 +131,21 @@ class ManifestRules:
             ]
             self._expect(f"{key} forgets {lost}", holds=not lost)
 
-    def deleted(self, key: str) -> None:
-        """A manifest left the bucket."""
-        parsed = parse_manifest_key("", key)
+    def deleted(self, key: str, generation: int) -> None:
         newest = self.newest
-        kept = parsed is None or newest is None or parsed.generation < newest.snapshot_generation
-        self._expect(f"{key} was deleted", holds=kept and parsed is not None)
+        kept = newest is None or generation < newest.snapshot_generation
+        self._expect(f"{key} was deleted", holds=kept)
         self.pruned += 1
 
     def given_up(self, context: OffloadContext) -> None:
-        """The local copy of a ledger is given up."""
         copy, kept = copy_of(context), self.ledgers.get(context.ledger_id)
         named = kept is not None and copy is not None and unkeep(kept.packed).copy == copy
         text = f"ledger {context.ledger_id} is given up locally, and no manifest names its copy"
         self._expect(text, holds=named)
 
-    def at_rest(self, ledgers: Iterable[ListedLedger], contexts: Iterable[OffloadContext]) -> None:
-        """The newest generation says what the metadata say."""
-        by_id = {one.ledger_id: one for one in contexts}
+    def at_rest(
+        self, ledgers: Iterable[ListedLedger], by_id: Mapping[LedgerId, OffloadContext]
+    ) -> None:
         wanted = {}
         for listed in ledgers:
             context = by_id.get(listed.ledger_id)

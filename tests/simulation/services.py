@@ -33,6 +33,7 @@ from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.position import Edge, Position
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
+from tierlog.offload.manifests import BucketGuard, ManifestLimits, ManifestStore
 from tierlog.offload.messages import Stationery, Topics
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.ports.storage_node import StorageNodeClient, StorageNodeControl
@@ -54,6 +55,7 @@ from tierlog_reader.source import StreamSource
 from tierlog_reader.tier1 import StorageNodeTier
 from tierlog_reader.tier2 import ObjectTier, Tier2Limits
 from tierlog_reader.views import Views
+from tierlog_scheduler.manifests import BucketManifests
 from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
 
 BUCKET = "bucket"
@@ -230,6 +232,7 @@ class WorkerProcess(Service):
             catalog=catalog,
             open_ledger=open_ledger,
             offloader=make_offloader(self, cluster.cluster_id),
+            guard=BucketGuard(make_manifests(self, cluster.cluster_id)),
             publisher=servers.queue.publisher(self.faults),
             stationery=Stationery(TOPICS, source=self.name, clock=self.clock, ids=self.ids),
             clock=self.clock,
@@ -276,12 +279,24 @@ class SchedulerProcess(Service):
             offloader=make_offloader(self, cluster.cluster_id),
             publisher=self.servers.queue.publisher(self.faults),
             stationery=Stationery(TOPICS, source=self.name, clock=self.clock, ids=self.ids),
+            manifests=BucketManifests(make_manifests(self, cluster.cluster_id), catalog),
             clock=self.clock,
             ids=self.ids,
             limits=self.limits,
         )
         self.ready.set()
         await self.scheduler.run(self.stop)
+
+
+def make_manifests(process: Service, cluster_id: UUID) -> ManifestStore:
+    """Return the manifests in the bucket, as ``process`` reaches it; snapshots come often."""
+    return ManifestStore(
+        process.servers.bucket.connect(process.faults),
+        cluster_id=cluster_id,
+        clock=process.clock,
+        ids=process.ids,
+        limits=ManifestLimits(changes_min=3, changes_max=6),
+    )
 
 
 def make_offloader(process: Service, cluster_id: UUID) -> BlockOffloader:
