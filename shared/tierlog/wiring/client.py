@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
-from tierlog.adapters.rpc.admin import HttpAdministration
+from tierlog.adapters.rpc.admin import HttpAdministration, HttpDeadLetters
 from tierlog.adapters.rpc.ingest import GrpcStreamControl
 from tierlog.adapters.rpc.ingest_nodes import IngestNodes, split_addresses
 from tierlog.adapters.rpc.reader import HttpReads
 from tierlog.adapters.system import SystemClock, SystemIds
-from tierlog.ports.admin import Administration
+from tierlog.ports.admin import Administration, DeadLetterDesk
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.reads import StreamReads
@@ -33,6 +33,7 @@ class ClientConnections:
     control: StreamControl
     reads: StreamReads
     admin: Administration
+    dead_letters: DeadLetterDesk
     clock: Clock
     ids: Ids
     transport: Transport
@@ -69,11 +70,14 @@ async def open_client_connections(
         stack.push_async_callback(reads.close)
         admin = HttpAdministration(scheduler_http, timeout_s=timeout_s)
         stack.push_async_callback(admin.close)
+        dead_letters = HttpDeadLetters(scheduler_http, timeout_s=timeout_s)
+        stack.push_async_callback(dead_letters.close)
         yield ClientConnections(
             settings=settings,
             control=control,
             reads=reads,
             admin=admin,
+            dead_letters=dead_letters,
             clock=SystemClock(),
             ids=SystemIds(),
             transport=open_transport(settings.wire),

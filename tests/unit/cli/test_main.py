@@ -14,15 +14,19 @@ COMMANDS = [
     ["demo"],
     ["append"],
     ["read"],
+    ["restore"],
     *(["stream", verb] for verb in ("ls", "show", "create", "seal")),
     *(
         ["ledger", verb]
         for verb in ("ls", "show", "create", "append", "read", "close", "recover", "delete")
     ),
     *(["cluster", verb] for verb in ("underreplicated", "nodes")),
-    *(["offload", verb] for verb in ("run", "status")),
+    *(["offload", verb] for verb in ("run", "status", "attempts", "gc", "pause", "resume")),
     *(["policy", verb] for verb in ("show", "set")),
     ["object", "inspect"],
+    *(["cost", verb] for verb in ("show", "what-if")),
+    *(["topics", verb] for verb in ("show", "apply")),
+    *(["dlq", verb] for verb in ("list", "show", "replay", "dismiss")),
 ]
 
 
