@@ -53,9 +53,9 @@ from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.settings import load_settings
 from tierlog.wiring.offload import open_offload_parts
 
-BLOCKS_HELD = 3
+BUDGET_BYTES = 256 * MB
 RUNS_A_LIST = 20  # as many as come over the network at once
-RSS_MIB_MAX = BLOCKS_HELD * BLOCK_BYTES / MIB + 100 * MB / MIB
+RSS_MIB_MAX = (BUDGET_BYTES + 100 * MB) / MIB
 
 
 class HeldHandle:
@@ -201,7 +201,7 @@ class Offloads:
 async def main() -> None:
     """Measure and tell."""
     parser = arguments_parser("offload against a plain multipart upload", size_mb=1000)
-    parser.add_argument("--parts-in-flight", type=int, default=2)
+    parser.add_argument("--parts-in-flight", type=int, default=3)
     parser.add_argument("--large", type=int, default=3, help="times the size, for the memory")
     arguments = parse(parser, quick_mb=200)
     size = arguments.size * MB

@@ -16,7 +16,7 @@ from email.utils import formatdate
 from typing import ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
-KEPT_BYTES = 1024 * 1024
+KEPT_BYTES = 4 * 1024 * 1024
 RECEIVE_BYTES = 1024 * 1024
 HEAD_BYTES_MAX = 64 * 1024
 

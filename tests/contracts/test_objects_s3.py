@@ -7,6 +7,7 @@ from pydantic import SecretStr
 
 from tests.contracts.objects_suite import ObjectsContract
 from tierlog.adapters.s3 import open_s3
+from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.runtime.settings import S3Settings
 
 pytestmark = pytest.mark.integration
@@ -21,7 +22,7 @@ async def store(servers):
         secret_key=SecretStr(where.s3_secret_key),
         bucket=where.s3_bucket,
     )
-    async with open_s3(settings) as store:
+    async with open_s3(settings, clock=SystemClock(), ids=SystemIds()) as store:
         yield store
 
 

@@ -7,6 +7,7 @@ from prometheus_client import Gauge
 
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.proto.v1 import reader_pb2, reader_pb2_grpc
+from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
@@ -48,6 +49,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             add_routes(app, source, reads)
             servicer = ReaderServicer(source, reads)
             async with (
+                serve_costs(app, "reader", parts.meter),
                 serve_http(app, host=listen.host, port=listen.http_port) as http_port,
                 serve_grpc(
                     lambda server: reader_pb2_grpc.add_ReaderServicer_to_server(servicer, server),

@@ -24,6 +24,7 @@ from tierlog.model.offload import OffloadContext
 from tierlog.model.partitions import is_partitioned
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
+from tierlog.ports.spending import Cause, spending
 from tierlog_reader.chunk import Answer, Budget, Chunk
 from tierlog_reader.places import (
     AtEnd,
@@ -188,7 +189,8 @@ class StreamSource:
                 chunk = await self._tier1.read(ledger, spot.entry_id, budget)
             else:
                 assert context is not None
-                chunk = await self._tier2.read(ledger, context, spot.entry_id, budget)
+                with spending(Cause.READ, stream):
+                    chunk = await self._tier2.read(ledger, context, spot.entry_id, budget)
         except (RefusedError, RetryableError, CorruptError) as error:
             _reraise_unless_gone(error)
             log.info(

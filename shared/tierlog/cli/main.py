@@ -12,6 +12,7 @@ import typer
 from tierlog.cli import (
     append,
     cluster,
+    cost,
     demo,
     dlq,
     ledger,
@@ -71,6 +72,7 @@ app.add_typer(stream.app, name="stream")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(offload.app, name="offload")
+app.add_typer(cost.app, name="cost")
 app.add_typer(policy.app, name="policy")
 app.add_typer(objects.app, name="object")
 app.add_typer(topics.app, name="topics")
@@ -92,6 +94,7 @@ OWN: Final = frozenset(
         "object",
         "topics",
         "dlq",
+        "cost",
     }
 )
 

@@ -11,18 +11,24 @@ Invariants:
       of it: ``CorruptError``.
 """
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from tierlog.format.block import BlockBuilder, block_len_for_remaining, entry_len_max
 from tierlog.format.checksum import Buffer
-from tierlog.format.run import Run
+from tierlog.format.frame import FRAME_HEADER_LEN
+from tierlog.format.grains import GrainSums
+from tierlog.format.run import OFFSET_LEN, Run
 from tierlog.ledger.reader import ReadHandle, closing_runs
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import KEY_BLOCK_SIZE, LedgerMetadata, LedgerState
 from tierlog.model.policy import BLOCK_SIZE_DEFAULT, BLOCK_SIZE_MAX
+
+# Runs are received into pieces of 1 MiB; a block holds on to those that its first and its last
+# run lie in as a whole.
+BESIDE_BYTES: Final = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +41,12 @@ class FilledBlock:
     first_entry_id: EntryId
     entry_count: int
     payload_len: int
-    buffers: Sequence[Buffer]
+    buffers: list[Buffer]
     crc32c: int
+
+    def release(self) -> None:
+        """Give its memory up, whoever still refers to it."""
+        self.buffers.clear()
 
 
 def check_offloadable(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
@@ -71,11 +81,17 @@ def block_size_of(ledger_id: LedgerId, metadata: LedgerMetadata) -> int:
 
 
 class BlockFiller:
-    """Cuts one ledger into blocks; ``entry_count`` and ``payload_len`` say what was read."""
+    """Cuts one ledger into blocks; ``entry_count`` and ``payload_len`` say what was read.
 
-    def __init__(self, handle: ReadHandle, *, block_size: int) -> None:
+    ``sums`` counts the bytes of all blocks on the way.
+    """
+
+    def __init__(
+        self, handle: ReadHandle, *, block_size: int, sums: GrainSums | None = None
+    ) -> None:
         self._handle = handle
         self._block_size = block_size
+        self._sums = sums
         self._metadata = handle.ledger_metadata
         self._offset = 0
         self._parts = 0
@@ -85,6 +101,31 @@ class BlockFiller:
 
     def __repr__(self) -> str:
         return f"<BlockFiller ledger={self._handle.ledger_id} entries={self.entry_count}>"
+
+    @property
+    def next_memory(self) -> int:
+        """About how many bytes the next block takes while it is filled and sent; 0: none comes.
+
+        That is its own, what its runs are received with, and the pieces that its ends share.
+        """
+        length = self._next_len()
+        if length == 0:
+            return 0
+        entries = self._metadata.last_entry_id + 1 - self.entry_count
+        left = self._metadata.length - self.payload_len + FRAME_HEADER_LEN * entries
+        return length + OFFSET_LEN * entries * length // max(left, length) + BESIDE_BYTES
+
+    def _next_len(self) -> int:
+        """Return the next block's length, which is known before its first byte; 0: none comes."""
+        entries_left = self._metadata.last_entry_id + 1 - self.entry_count
+        if entries_left <= 0:
+            return 0
+        payload_left = self._metadata.length - self.payload_len
+        if payload_left < 0:
+            self._mismatch()
+        return block_len_for_remaining(
+            self._block_size, payload_left=payload_left, entries_left=entries_left
+        )
 
     async def blocks(self) -> AsyncGenerator[FilledBlock, None]:
         """Iterate over the ledger's blocks; the next is filled only when it is asked for."""
@@ -139,15 +180,7 @@ class BlockFiller:
         return header.first_entry_id
 
     def _new_builder(self, first_entry_id: EntryId) -> BlockBuilder:
-        payload_left = self._metadata.length - self.payload_len
-        if payload_left < 0:
-            self._mismatch()
-        length = block_len_for_remaining(
-            self._block_size,
-            payload_left=payload_left,
-            entries_left=self._metadata.last_entry_id + 1 - self.entry_count,
-        )
-        return BlockBuilder(length, first_entry_id)
+        return BlockBuilder(self._next_len(), first_entry_id, sums=self._sums)
 
     def _take(self, builder: BlockBuilder, run: Run, from_entry_id: EntryId) -> int:
         try:

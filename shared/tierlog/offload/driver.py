@@ -1,23 +1,30 @@
 """The offloader of data and index objects in a bucket (seeds/000, "S3 Implementation").
 
 Owns the upload of one attempt: blocks as parts, one being read while others are sent, the
-index last, then verification. Does not own the attempt's place in the metadata.
+side object, then the index, then verification. Does not own the attempt's place in the metadata.
 
 Invariants:
-    * At most ``parts_in_flight_max`` blocks are in memory, being filled or sent; nothing else of
-      a ledger is.
-    * An index object exists only after its data object is complete.
-    * Returning means: both objects were verified after they were written.
+    * Blocks that are filled or sent stay within one budget for all uploads of the process
+      (``tierlog.offload.budget``); nothing else of a ledger is in memory.
+    * An index object exists only after its data object is complete and its side object is there.
+    * Returning means: all objects were verified after they were written, and no other upload of
+      the data object's key is open.
+    * A part that the store found damaged is sent again only if its bytes still have the checksum
+      that they had when they were read.
 
-Crash (leaks): an attempt that ends anywhere leaves at most one open upload and its two objects,
+Retries: the object store's own short ones; beyond them each request is patiently sent again for
+as long as ``retries`` allow, since what a whole attempt costs is far more.
+
+Crash (leaks): an attempt that ends anywhere leaves at most one open upload and its objects,
 all under keys that the metadata names; ``delete_offloaded`` takes them away.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Final
 from uuid import UUID
@@ -25,31 +32,39 @@ from uuid import UUID
 import structlog
 
 from tierlog.format import keys
+from tierlog.format.checksum import crc32c_of
+from tierlog.format.frame import FRAME_HEADER_LEN
+from tierlog.format.grains import GRAIN_LEN
 from tierlog.format.index import BLOCK_COUNT_MAX, IndexEntry, ObjectIndex
 from tierlog.format.keys import ObjectRole, Software
+from tierlog.format.side import SideBuilder, grain_len_for
 from tierlog.format.versions import Format, current
 from tierlog.ledger.reader import ReadHandle
-from tierlog.model.errors import RefusedError
+from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.ledger import KEY_STREAM
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.offload.blocks import BlockFiller, FilledBlock, block_size_of, check_offloadable
+from tierlog.offload.budget import UploadBudget
 from tierlog.offload.cleaning import delete_attempt
 from tierlog.offload.groups import plain_errors
 from tierlog.offload.index_loader import INDEX_TTL_S, load_index
 from tierlog.offload.offsets import BYTES_MAX, OffsetsCache
+from tierlog.offload.patient_store import PatientStore
 from tierlog.offload.ranges import RangeLimits, Ranges
+from tierlog.offload.side_reader import SidePages, open_side
 from tierlog.offload.tier2_reader import Tier2Handle
-from tierlog.offload.verify import verify_copy
+from tierlog.offload.verify import ReadBack, verify_copy
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectStore, Part
+from tierlog.ports.retrying import Retries
+from tierlog.ports.spending import Cause, spending
 
 log = structlog.get_logger()
-
 DRIVER: Final = "aws-s3"
 # Names under which the same driver may stand in a location.
 DRIVERS: Final = frozenset({DRIVER, "S3"})
-PARTS_IN_FLIGHT: Final = 2
+DAMAGED_SENDS_MAX: Final = 3
 RANGE_LIMITS: Final = RangeLimits()
 SOFTWARE: Final = Software(version=version("tierlog"))
 
@@ -64,9 +79,11 @@ class Tier2Settings:
     key_prefix: str = ""
     cluster_name: str = "tierlog"
     software: Software = SOFTWARE
-    parts_in_flight_max: int = PARTS_IN_FLIGHT
     part_delay_s: float = 0.0
     ranges: RangeLimits = RANGE_LIMITS
+    grain_len: int = GRAIN_LEN
+    data_sha256: bool = False
+    read_back: ReadBack = ReadBack.SAMPLE
 
 
 class BlockOffloader:
@@ -80,12 +97,17 @@ class BlockOffloader:
         cache: SharedCache | None = None,
         index_ttl_s: int = INDEX_TTL_S,
         offsets_bytes_max: int = BYTES_MAX,
+        budget: UploadBudget | None = None,
+        retries: Callable[[], Retries] | None = None,
     ) -> None:
         self._objects = objects
         self._settings = settings
         self._cache = cache
         self._index_ttl_s = index_ttl_s
         self._offsets = OffsetsCache(bytes_max=offsets_bytes_max)
+        self._budget = budget if budget is not None else UploadBudget()
+        self._patient = PatientStore(objects, retries)
+        self._side_pages = SidePages(objects)
         self.ranges = Ranges(objects, settings.ranges)
 
     def __repr__(self) -> str:
@@ -105,19 +127,28 @@ class BlockOffloader:
     async def offload(
         self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
     ) -> Tier2Copy:
+        with spending(Cause.OFFLOAD, _stream_of(handle, extra_metadata)):
+            return await self._offload(handle, uuid, extra_metadata)
+
+    async def _offload(
+        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+    ) -> Tier2Copy:
         ledger_id, metadata = handle.ledger_id, handle.ledger_metadata
         check_offloadable(ledger_id, metadata)
-        filler = BlockFiller(handle, block_size=block_size_of(ledger_id, metadata))
+        builder = self._side_builder(handle, uuid)
+        block_size = block_size_of(ledger_id, metadata)
+        filler = BlockFiller(handle, block_size=block_size, sums=builder.sums)
         location = self.location(ledger_id, uuid)
         entries, data_len = await self._write_data(filler, handle, location, extra_metadata)
+        side = builder.finish(filler.entry_count)
+        side_raw = side.encode()
+        side_metadata = self._user_metadata(ObjectRole.SIDE, handle, extra_metadata)
+        await self._put(location.side_key, side_raw, side_metadata)
         index = ObjectIndex(data_len=data_len, metadata=metadata, entries=entries)
         raw = index.encode()
-        await self._objects.put(
-            location.index_key,
-            raw,
-            metadata=self._user_metadata(ObjectRole.INDEX, handle, extra_metadata),
-            content_type=keys.CONTENT_TYPE,
-        )
+        index_metadata = self._user_metadata(ObjectRole.INDEX, handle, extra_metadata)
+        # Last, for it says that everything else is there.
+        await self._put(location.index_key, raw, index_metadata)
         copy = Tier2Copy(
             format_version=current(Format.DATA_OBJECT),
             data_len=data_len,
@@ -125,9 +156,27 @@ class BlockOffloader:
             index_sha256=hashlib.sha256(raw).digest(),
             entry_count=filler.entry_count,
             block_count=len(entries),
+            side_len=len(side_raw),
+            side_sha256=hashlib.sha256(side_raw).digest(),
+            side_header_sha256=hashlib.sha256(side_raw[: side.header.header_len]).digest(),
+            data_sha256=builder.sums.sha256(),
         )
-        await verify_copy(self._objects, location, copy)
+        with spending(Cause.VERIFY):
+            await verify_copy(self._patient, location, copy)
         return copy
+
+    def _side_builder(self, handle: ReadHandle, uuid: UUID) -> SideBuilder:
+        metadata, settings = handle.ledger_metadata, self._settings
+        frames_len = metadata.length + FRAME_HEADER_LEN * (metadata.last_entry_id + 1)
+        return SideBuilder(
+            handle.ledger_id,
+            uuid,
+            grain_len=grain_len_for(frames_len, least=settings.grain_len),
+            with_sha256=settings.data_sha256,
+        )
+
+    async def _put(self, key: str, raw: bytes, metadata: Mapping[str, str]) -> None:
+        await self._patient.put(key, raw, metadata=metadata, content_type=keys.CONTENT_TYPE)
 
     async def _write_data(
         self,
@@ -138,63 +187,79 @@ class BlockOffloader:
     ) -> tuple[tuple[IndexEntry, ...], int]:
         """Upload the data object; return where its blocks begin, and its length."""
         key = location.data_key
-        upload_id = await self._objects.create_upload(
-            key,
-            metadata=self._user_metadata(ObjectRole.DATA, handle, extra_metadata),
-            content_type=keys.CONTENT_TYPE,
+        metadata = self._user_metadata(ObjectRole.DATA, handle, extra_metadata)
+        upload_id = await self._patient.create_upload(
+            key, metadata=metadata, content_type=keys.CONTENT_TYPE
         )
-        slots = asyncio.Semaphore(self._settings.parts_in_flight_max)
-        sending: list[asyncio.Task[Part]] = []
-        entries: list[IndexEntry] = []
-        data_len = 0
-
-        async def send(block: FilledBlock) -> Part:
-            try:
-                return await self._send(key, upload_id, block)
-            finally:
-                slots.release()
-
-        with plain_errors():
+        upload = _Upload(key, upload_id)
+        with plain_errors(), self._budget.share() as share:
             async with aclosing(filler.blocks()) as blocks, asyncio.TaskGroup() as group:
-                while True:
-                    # Before the block is read, so that it counts as one of those in memory.
-                    await slots.acquire()
-                    block = await anext(blocks, None)
-                    if block is None:
-                        break
+                # Room comes before the block is read, so that it counts while it is filled.
+                while memory := filler.next_memory:
+                    await share.take(memory)
+                    block = await anext(blocks)
                     if block.part_number > BLOCK_COUNT_MAX:
                         raise _too_many_blocks(handle.ledger_id)
-                    entries.append(
-                        IndexEntry(
-                            first_entry_id=block.first_entry_id,
-                            part_number=block.part_number,
-                            offset=block.offset,
-                        )
-                    )
-                    data_len = block.offset + block.length
-                    sending.append(group.create_task(send(block)))
+                    upload.begun(block)
+                    sending = self._send(upload, block, partial(share.give_back, memory))
+                    upload.sending.append(group.create_task(sending))
                     # The task alone holds the block now, and gives it up when it was sent.
-                    del block
-        await self._objects.complete_upload(key, upload_id, [task.result() for task in sending])
-        return tuple(entries), data_len
+                    del block, sending
+                # What is behind the last block shows whether the ledger is as it is said to be.
+                surplus = await anext(blocks, None)
+                assert surplus is None, "a block behind the last one"
+        parts = [task.result() for task in upload.sending]
+        await self._patient.complete_upload(key, upload_id, parts)
+        await self._abort_others(key, upload_id)
+        return tuple(upload.entries), upload.data_len
 
-    async def _send(self, key: str, upload_id: str, block: FilledBlock) -> Part:
-        part = await self._objects.upload_part(
-            key, upload_id, block.part_number, block.buffers, crc32c=block.crc32c
-        )
-        assert part.size == block.length
-        log.debug("part.uploaded", key=key, part=block.part_number, length=block.length)
-        if self._settings.part_delay_s:
-            await asyncio.sleep(self._settings.part_delay_s)
+    async def _send(self, upload: "_Upload", block: FilledBlock, sent: Callable[[], None]) -> Part:
+        try:
+            async with self._budget.sending():
+                part = await self._send_once(upload, block)
+                assert part.size == block.length
+                # Its memory first, then the leave to fill another one.
+                block.release()
+                sent()
+                log.debug("part.uploaded", key=upload.key, part=part.number, length=part.size)
+                if self._settings.part_delay_s:
+                    await asyncio.sleep(self._settings.part_delay_s)
+        finally:
+            # A traceback may hold on to the block for as long as somebody looks at it.
+            block.release()
         return part
+
+    async def _send_once(self, upload: "_Upload", block: FilledBlock) -> Part:
+        """Send a part; again, where it was damaged on its way and is right here."""
+        for left in reversed(range(DAMAGED_SENDS_MAX)):
+            try:
+                return await self._patient.upload_part(
+                    upload.key,
+                    upload.upload_id,
+                    block.part_number,
+                    block.buffers,
+                    crc32c=block.crc32c,
+                )
+            except CorruptError as error:
+                if crc32c_of(block.buffers) != block.crc32c:
+                    raise _changed(upload.key, block) from error
+                if not left:
+                    raise
+                log.warning("part.damaged", key=upload.key, part=block.part_number)
+        raise AssertionError("the last try ends with an answer or an error")
+
+    async def _abort_others(self, key: str, own: str) -> None:
+        """Abort uploads that were begun by requests whose answer was lost: nobody else will."""
+        for upload in await self._patient.list_uploads(key):
+            if upload.key == key and upload.upload_id != own:
+                await self._patient.abort_upload(key, upload.upload_id)
 
     def _user_metadata(
         self, role: ObjectRole, handle: ReadHandle, extra_metadata: Mapping[str, str]
     ) -> dict[str, str]:
-        stream = handle.ledger_metadata.custom.get(KEY_STREAM, b"").decode("ascii", "replace")
         own = keys.object_metadata(
             role,
-            stream=StreamName(extra_metadata.get("ManagedLedgerName", stream)),
+            stream=StreamName(_stream_of(handle, extra_metadata)),
             cluster_id=self._settings.cluster_id,
             cluster_name=self._settings.cluster_name,
             software=self._settings.software,
@@ -214,7 +279,18 @@ class BlockOffloader:
         index = await load_index(
             self._objects, location, copy=copy, cache=self._cache, ttl_s=self._index_ttl_s
         )
-        return Tier2Handle(ledger_id, location, index, ranges=self.ranges, offsets=self._offsets)
+        side = await open_side(
+            self._objects,
+            location,
+            index,
+            self._side_pages,
+            copy=copy,
+            cache=self._cache,
+            ttl_s=self._index_ttl_s,
+        )
+        return Tier2Handle(
+            ledger_id, location, index, ranges=self.ranges, offsets=self._offsets, side=side
+        )
 
     async def verify(
         self,
@@ -223,13 +299,16 @@ class BlockOffloader:
         driver_metadata: Tier2Location | None,
         copy: Tier2Copy,
     ) -> None:
-        await verify_copy(self._objects, self._here(ledger_id, uuid, driver_metadata), copy)
+        location, read_back = self._here(ledger_id, uuid, driver_metadata), self._settings.read_back
+        with spending(Cause.VERIFY):
+            await verify_copy(self._objects, location, copy, read_back=read_back)
 
     async def delete_offloaded(
         self, ledger_id: LedgerId, uuid: UUID, driver_metadata: Tier2Location | None = None
     ) -> None:
         location = self._here(ledger_id, uuid, driver_metadata)
-        aborted = await delete_attempt(self._objects, location)
+        with spending(Cause.SWEEP):
+            aborted = await delete_attempt(self._objects, location)
         log.info("attempt.cleaned", ledger_id=ledger_id, uuid=str(uuid), uploads_aborted=aborted)
 
     def _here(
@@ -248,6 +327,41 @@ class BlockOffloader:
                 details={"ledger_id": str(ledger_id), "bucket": location.bucket},
             )
         return location
+
+
+class _Upload:
+    """A data object as it is made."""
+
+    def __init__(self, key: str, upload_id: str) -> None:
+        self.key = key
+        self.upload_id = upload_id
+        self.entries: list[IndexEntry] = []
+        self.sending: list[asyncio.Task[Part]] = []
+        self.data_len = 0
+
+    def begun(self, block: FilledBlock) -> None:
+        """Take notice of the next block."""
+        self.entries.append(
+            IndexEntry(
+                first_entry_id=block.first_entry_id,
+                part_number=block.part_number,
+                offset=block.offset,
+            )
+        )
+        self.data_len = block.offset + block.length
+
+
+def _stream_of(handle: ReadHandle, extra_metadata: Mapping[str, str]) -> str:
+    stream = handle.ledger_metadata.custom.get(KEY_STREAM, b"").decode("ascii", "replace")
+    return extra_metadata.get("ManagedLedgerName", stream)
+
+
+def _changed(key: str, block: FilledBlock) -> CorruptError:
+    return CorruptError(
+        f"part {block.part_number} of {key} changed in this process's memory after it was read",
+        remedy="Check this machine's memory; the ledger is offloaded again",
+        details={"object": key, "offset": str(block.offset)},
+    )
 
 
 def _too_many_blocks(ledger_id: LedgerId) -> RefusedError:

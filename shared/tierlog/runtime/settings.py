@@ -348,7 +348,7 @@ class SchedulerSettings(_Section):
     request_again_s: Seconds = 60.0
     sweep_again_s: Seconds = 300.0
     checkpoint_s: Seconds = 60.0
-    reread_s: Seconds = 3600.0
+    reread_s: Seconds = 6 * 3600.0
     streams_in_flight_max: int = Field(default=16, gt=0)
 
 

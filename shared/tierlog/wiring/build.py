@@ -1,7 +1,9 @@
 """Adapters from settings, each as an async context manager that gives its connection back."""
 
 import contextlib
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from tierlog.adapters.kafka.event_log import KafkaEventLog
 from tierlog.adapters.kafka.publisher import KafkaPublisher
@@ -19,7 +21,8 @@ from tierlog.ports.events import EventPublisher, EventSource
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
 from tierlog.ports.objects import ObjectStore
-from tierlog.runtime.settings import Settings
+from tierlog.ports.spending import CostMeter
+from tierlog.runtime.settings import S3Settings, Settings, load_settings
 
 
 def system_clock() -> Clock:
@@ -56,9 +59,20 @@ async def open_catalog(settings: Settings) -> AsyncIterator[Catalog]:
 
 
 @contextlib.asynccontextmanager
-async def open_objects(settings: Settings) -> AsyncIterator[ObjectStore]:
-    """Open the bucket, made when it is missing, for the length of the context."""
-    async with open_s3(settings.s3) as store:
+async def open_objects(
+    settings: Settings, *, meter: CostMeter | None = None
+) -> AsyncIterator[ObjectStore]:
+    """Open the bucket, made when it is missing, for the length of the context.
+
+    ``meter`` counts its requests.
+    """
+    async with open_s3(
+        settings.s3,
+        clock=system_clock(),
+        ids=system_ids(),
+        meter=meter,
+        reload=_s3_again,
+    ) as store:
         await store.ensure_bucket()
         yield store
 
@@ -80,6 +94,12 @@ async def apply_queue_topics(settings: Settings, *, dry_run: bool) -> list[Topic
     return await apply_topics(
         settings.kafka.bootstrap_servers, topic_specs(settings), dry_run=dry_run
     )
+
+
+def _s3_again() -> S3Settings:
+    """Read the settings as the process did: in a file, keys may be others by now."""
+    config_file = os.environ.get("TIERLOG_CONFIG")
+    return load_settings(Path(config_file) if config_file else None).s3
 
 
 @contextlib.asynccontextmanager

@@ -12,6 +12,7 @@ from tierlog.ledger.damage import DamageReports
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectStore
+from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_catalog, open_objects, system_clock
 from tierlog.wiring.tier1 import open_storage_controls, reporting_damage
@@ -27,6 +28,8 @@ class ReaderParts:
     nodes: NodeDirectory[RemoteStorageControl]
     damage: DamageReports
     """Takes what reads meet of damaged and missing copies."""
+    meter: CostMeter
+    """Counts the requests to the bucket."""
 
 
 @contextlib.asynccontextmanager
@@ -52,11 +55,12 @@ async def open_cache(settings: Settings) -> AsyncIterator[SharedCache]:
 @contextlib.asynccontextmanager
 async def open_reader_parts(settings: Settings) -> AsyncIterator[ReaderParts]:
     """Connect everything for the length of the context."""
+    meter = CostMeter()
     async with (
         open_catalog(settings) as catalog,
-        open_objects(settings) as objects,
+        open_objects(settings, meter=meter) as objects,
         open_cache(settings) as shared,
         open_storage_controls(catalog) as nodes,
         reporting_damage(catalog) as damage,
     ):
-        yield ReaderParts(catalog, objects, shared, nodes, damage)
+        yield ReaderParts(catalog, objects, shared, nodes, damage, meter)

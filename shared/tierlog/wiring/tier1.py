@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 
+from tierlog.adapters.rpc.run_inflow import Pieces
 from tierlog.adapters.rpc.storage_node import ControlConnector, RemoteStorageControl
 from tierlog.catalog import Catalog
 from tierlog.ledger.damage import DamageReports
@@ -12,11 +13,15 @@ from tierlog.ports.waiting import Helpers
 
 @contextlib.asynccontextmanager
 async def open_storage_controls(
-    catalog: Catalog,
+    catalog: Catalog, *, kept_bytes_max: int | None = None
 ) -> AsyncIterator[NodeDirectory[RemoteStorageControl]]:
-    """Give clients of all storage nodes, for small calls and reads."""
+    """Give clients of all storage nodes, for small calls and reads.
+
+    ``kept_bytes_max``: memory for runs that is kept for the next ones.
+    """
+    pieces = Pieces() if kept_bytes_max is None else Pieces(kept_bytes_max=kept_bytes_max)
     nodes: NodeDirectory[RemoteStorageControl] = NodeDirectory(
-        catalog.nodes.live, ControlConnector()
+        catalog.nodes.live, ControlConnector(pieces)
     )
     try:
         yield nodes

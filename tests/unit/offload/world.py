@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from uuid import UUID
 
 from tierlog.adapters.memory.clock import SimClock
@@ -26,10 +27,13 @@ from tierlog.model.ledger import (
 from tierlog.model.offload import OffloadContext
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
+from tierlog.offload.budget import UploadBudget
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
+from tierlog.offload.manifests import BucketGuard, ManifestStore
 from tierlog.offload.messages import OffloadRequest, Stationery, Topics, Trigger
 from tierlog.offload.ranges import RangeLimits
 from tierlog.ports.events import Event
+from tierlog.ports.retrying import Retries, RetryLimits
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
 
 STREAM = StreamName("logs")
@@ -185,11 +189,31 @@ class World:
         """Return a handle on tier 1."""
         return ListHandle(ledger_id, self.ledgers[ledger_id], metadata)
 
-    def offloader(self, faults: Faults | None = None, **settings) -> BlockOffloader:
-        """Return an offloader into the bucket."""
+    def offloader(
+        self,
+        faults: Faults | None = None,
+        *,
+        budget: UploadBudget | None = None,
+        limits: RetryLimits | None = None,
+        **settings,
+    ) -> BlockOffloader:
+        """Return an offloader into the bucket; ``limits``: how patient it is."""
+        settings.setdefault("grain_len", 64)
+        again = partial(Retries, limits, clock=self.clock, ids=self.ids) if limits else None
         return BlockOffloader(
             self.bucket.connect(faults or no_faults()),
             Tier2Settings(bucket="b", cluster_id=CLUSTER, ranges=SMALL_RANGES, **settings),
+            budget=budget,
+            retries=again,
+        )
+
+    def manifests(self, faults: Faults | None = None) -> ManifestStore:
+        """Return the manifests in the bucket."""
+        return ManifestStore(
+            self.bucket.connect(faults or no_faults()),
+            cluster_id=CLUSTER,
+            clock=self.clock,
+            ids=self.ids,
         )
 
     def worker(
@@ -200,6 +224,7 @@ class World:
             catalog=self.catalog(faults),
             open_ledger=self.open_ledger,
             offloader=self.offloader(faults, **settings),
+            guard=BucketGuard(self.manifests(faults)),
             publisher=self.queue.publisher(faults),
             stationery=self.stationery,
             clock=self.clock,
@@ -234,5 +259,5 @@ class World:
             context = await catalog.contexts.get(ledger_id)
             if context is not None and context.complete:
                 assert context.location is not None
-                named |= {context.location.data_key, context.location.index_key}
+                named |= set(context.location.keys)
         return named

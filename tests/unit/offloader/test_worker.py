@@ -23,6 +23,7 @@ from tierlog.offload import UnconfiguredOffloader
 from tierlog.offload.cleaning import delete_attempt
 from tierlog.offload.messages import parse_result
 from tierlog.ports.events import Event
+from tierlog.ports.retrying import RetryLimits
 from tierlog.proto.v1 import events_pb2 as pb
 
 ENTRIES = [bytes([number]) * (number * 37 % 200) for number in range(20)]
@@ -338,6 +339,7 @@ def test_any_faults_end_well(seed):
         worker = world.worker(
             faults(seed, refused=0.05, request_lost=0.05, reply_lost=0.05, delay_s_max=0.1),
             deliveries_max=10**6,
+            limits=RetryLimits(tries_max=2),
         )
         request = world.request(claimed, ledger_id)
         for attempt in range(1, 200):

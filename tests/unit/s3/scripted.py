@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -39,7 +39,7 @@ class CutRequest:
     after: int
 
 
-Step = Answer | CutRequest | Callable[[Request], Answer]
+Step = Answer | CutRequest | Callable[[Request], Answer | Awaitable[Answer]]
 
 
 def error(status: int, code: str) -> Answer:
@@ -86,7 +86,8 @@ class ScriptedS3:
             request.body = await reader.readexactly(min(step.after, length))
             return False
         request.body = await reader.readexactly(length)
-        answer = step if isinstance(step, Answer) else step(request)
+        given = step if isinstance(step, Answer) else step(request)
+        answer = given if isinstance(given, Answer) else await given
         lines = [f"HTTP/1.1 {answer.status} X", f"Content-Length: {len(answer.body)}"]
         lines += [f"{name}: {value}" for name, value in (answer.headers or {}).items()]
         body = b"" if method == "HEAD" else answer.body

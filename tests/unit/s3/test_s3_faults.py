@@ -4,28 +4,33 @@ Pins what the streaming body rests on: the duck typing of a pinned library. What
 buffers back to back, whole at each try, with the checksum beside it and no payload signature.
 """
 
+import asyncio
 import functools
 import hashlib
+import random
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aioboto3
 import pytest
-from botocore.retries.standard import ExponentialBackoff
 from pydantic import SecretStr
 
-from tests.unit.s3.scripted import Answer, CutRequest, Request, ScriptedS3, error
+from tests.unit.s3.scripted import Answer, CutRequest, Request, ScriptedS3, Step, error
+from tierlog.adapters.memory.ids import SeededIds
 from tierlog.adapters.s3.body import CHUNK_BYTES, BuffersBody, chunks
+from tierlog.adapters.s3.credentials import Reload
 from tierlog.adapters.s3.store import (
     S3ObjectStore,
     composite_checksum,
     composite_etag,
     open_s3,
 )
+from tierlog.adapters.system import SystemClock
 from tierlog.format.checksum import crc32c_of, to_base64
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.ports.files import Buffer
 from tierlog.ports.objects import NoSuchUploadError, ObjectExistsError, Part
+from tierlog.ports.spending import Amount, Cause, CostMeter, Spent, spending
 from tierlog.runtime.settings import S3Settings
 
 BUFFERS: list[Buffer] = [
@@ -41,37 +46,38 @@ STAMP = {"Last-Modified": "Sat, 21 Nov 2026 10:00:00 GMT", "ETag": '"e"'}
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    """Back-off as ever, but a hundred times faster."""
-    delay_amount = ExponentialBackoff.delay_amount
-    monkeypatch.setattr(
-        ExponentialBackoff, "delay_amount", lambda self, context: delay_amount(self, context) / 100
-    )
-    monkeypatch.setattr("tierlog.adapters.s3.store.BACKOFF_S_FIRST", 0.001)
-    monkeypatch.setattr("tierlog.adapters.s3.store.BACKOFF_S_MAX", 0.01)
+def quick_sessions(monkeypatch):
+    """One session for all tests, but for keys that are looked for: S3 takes long to read."""
     monkeypatch.setattr("aioboto3.Session", one_session)
 
 
 @functools.cache
 def one_session(**settings: str) -> Any:
-    """The session that is the same in each test: it takes long to read what S3 is."""
     return _SESSION(**settings)
 
 
 _SESSION = aioboto3.Session
 
 
+def settings_for(server: ScriptedS3, **more: Any) -> S3Settings:
+    quick = {"retry_wait_s_first": 0.001, "retry_wait_s_max": 0.01, "attempts_max": 3}
+    keys = {"access_key": "a", "secret_key": SecretStr("s")}
+    return S3Settings(endpoint_url=server.url, bucket="b", **{**keys, **quick, **more})
+
+
 def opened(
-    server: ScriptedS3, *, attempts_max: int = 3
+    server: ScriptedS3,
+    *,
+    meter: CostMeter | None = None,
+    reload: Reload | None = None,
+    **more: Any,
 ) -> AbstractAsyncContextManager[S3ObjectStore]:
     return open_s3(
-        S3Settings(
-            endpoint_url=server.url,
-            access_key="a",
-            secret_key=SecretStr("s"),
-            bucket="b",
-            attempts_max=attempts_max,
-        )
+        settings_for(server, **more),
+        clock=SystemClock(),
+        ids=SeededIds(random.Random(1)),
+        meter=meter,
+        reload=reload,
     )
 
 
@@ -80,8 +86,8 @@ def part_taken(request: Request) -> Answer:
     return Answer(200, {"ETag": f'"{etag}"', "x-amz-checksum-crc32c": to_base64(CRC)})
 
 
-async def upload(server: ScriptedS3) -> Part:
-    async with opened(server) as store:
+async def upload(server: ScriptedS3, **more: Any) -> Part:
+    async with opened(server, **more) as store:
         return await store.upload_part("k", "u", 1, BUFFERS, crc32c=CRC)
 
 
@@ -96,6 +102,10 @@ async def upload(server: ScriptedS3) -> Part:
         [CutRequest(100_000)],
         [CutRequest(len(WHOLE))],
         [error(400, "RequestTimeout")],
+        [error(400, "IncompleteBody")],
+        [error(429, "TooManyRequests")],
+        [error(400, "ExpiredToken")],
+        [Answer(200, None, b"not what an upload is answered with", cut_body=5), Answer(503)],
     ],
 )
 async def test_a_part_arrives_whole_at_each_try(trouble):
@@ -156,6 +166,129 @@ async def test_a_store_that_confirms_another_checksum_is_corrupt():
     async with ScriptedS3(lie) as server:
         with pytest.raises(CorruptError):
             await upload(server)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(RefusedError, "InvalidAccessKeyId"), (RetryableError, "ExpiredToken")],
+)
+async def test_keys_that_stay_over_end_as_what_they_are(kind, code):
+    async with ScriptedS3(*[error(403, code)] * 3) as server:
+        with pytest.raises(kind) as raised:
+            await upload(server, reload=lambda: settings_for(server))
+        assert raised.value.details["code"] == code
+        assert len(server.requests) == (1 if kind is RefusedError else 3)
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId"])
+async def test_keys_that_were_replaced_are_taken_and_the_upload_goes_on(code):
+    def checked(request: Request) -> Answer:
+        good = "Credential=new/" in request.headers["authorization"]
+        return part_taken(request) if good else error(403, code)
+
+    renewals = 0
+
+    def reload() -> S3Settings:
+        nonlocal renewals
+        renewals += 1
+        return settings_for(server, access_key="new", secret_key=SecretStr("other"))
+
+    async with (
+        ScriptedS3(*[checked] * 7) as server,
+        opened(server, access_key=f"old-{code}", reload=reload) as store,
+        asyncio.TaskGroup() as group,
+    ):
+        sent = [
+            group.create_task(store.upload_part("k", "u", number, BUFFERS, crc32c=CRC))
+            for number in range(1, 4)
+        ]
+        for one in sent:
+            await one
+        last = await store.upload_part("k", "u", 4, BUFFERS, crc32c=CRC)
+    assert [*(one.result().number for one in sent), last.number] == [1, 2, 3, 4]
+    assert renewals == 1
+    assert len(server.requests) == 7
+
+
+async def test_keys_in_a_file_are_read_again(tmp_path, monkeypatch):
+    file = tmp_path / "credentials"
+    text = "[default]\naws_access_key_id={}\naws_secret_access_key=s\naws_session_token=t\n"
+    file.write_text(text.format("first"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr("aioboto3.Session", _SESSION)
+
+    def expires(_request: Request) -> Answer:
+        file.write_text(text.format("second"))
+        return error(400, "ExpiredToken")
+
+    def checked(request: Request) -> Answer:
+        assert "Credential=second/" in request.headers["authorization"]
+        return part_taken(request)
+
+    async with ScriptedS3(part_taken, expires, checked) as server:
+        async with opened(server, access_key=None, secret_key=None) as store:
+            for number in (1, 2):
+                await store.upload_part("k", "u", number, BUFFERS, crc32c=CRC)
+        assert [one.headers["x-amz-security-token"] for one in server.requests] == ["t"] * 3
+
+
+async def test_a_store_that_hangs_is_given_up_in_time():
+    async def never(_request: Request) -> Answer:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async with ScriptedS3(*[never] * 3) as server:
+        begun_s = asyncio.get_running_loop().time()
+        with pytest.raises(RetryableError, match="not done within"):
+            await upload(server, request_s_max=0.5, bytes_per_s_min=10**8)
+        assert asyncio.get_running_loop().time() - begun_s < 6
+        assert len(server.requests) == 3
+
+
+async def test_a_body_is_paced_and_its_deadline_waits_for_that():
+    async with ScriptedS3(part_taken) as server:
+        begun_s = asyncio.get_running_loop().time()
+        large = [bytes(1_500_000)]
+        async with opened(
+            server, bytes_per_s_max=1e6, request_s_max=0.25, bytes_per_s_min=10**9, attempts_max=1
+        ) as store:
+            with pytest.raises(CorruptError):  # it confirms another body's checksum
+                await store.upload_part("k", "u", 1, large, crc32c=crc32c_of(large))
+        # All but a burst of 1 MiB goes at a megabyte a second.
+        assert 0.4 < asyncio.get_running_loop().time() - begun_s < 6
+        assert len(server.requests[0].body) == 1_500_000
+
+
+async def test_requests_are_capped_with_those_that_are_sent_again():
+    async with ScriptedS3(error(503, "SlowDown"), *[part_taken] * 6) as server:
+        begun_s = asyncio.get_running_loop().time()
+        async with opened(server, requests_per_s_max=5) as store:
+            for number in range(1, 7):
+                await store.upload_part("k", "u", number, BUFFERS, crc32c=CRC)
+        assert asyncio.get_running_loop().time() - begun_s > 0.35
+
+
+async def test_each_try_is_counted_for_what_it_is_sent():
+    meter, listed = CostMeter(), b"<?xml version='1.0'?><ListMultipartUploadsResult>{}</List"
+    page = listed.replace(b"{}", b"<IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker>"
+                          b"<NextUploadIdMarker>u</NextUploadIdMarker>")  # fmt: skip
+    script: list[Step] = [
+        error(503, "SlowDown"), part_taken, ranged(b"0123456789", 20, cut_body=4),
+        ranged(b"0123456789", 20), Answer(200, None, page + b"MultipartUploadsResult>"),
+        Answer(200, None, listed.replace(b"{}", b"") + b"MultipartUploadsResult>"),
+    ]  # fmt: skip
+    async with ScriptedS3(*script) as server, opened(server, meter=meter) as store:
+        with spending(Cause.OFFLOAD, "logs"):
+            await store.upload_part("k", "u", 1, BUFFERS, crc32c=CRC)
+            with spending(Cause.VERIFY):
+                await store.get_range("k", 0, 10)
+        await store.list_uploads("k")
+    assert meter.amounts == {
+        Spent("logs", Cause.OFFLOAD, "upload_part"): Amount(2, 2 * len(WHOLE), 0),
+        Spent("logs", Cause.VERIFY, "get_object"): Amount(2, 0, 14),
+        Spent("", Cause.OTHER, "list_multipart_uploads"): Amount(2, 0, 0),
+    }
 
 
 PARTS = [

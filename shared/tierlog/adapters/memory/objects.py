@@ -12,7 +12,7 @@ import base64
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import crc32c
 
@@ -27,10 +27,26 @@ from tierlog.ports.objects import (
     OpenUpload,
     Part,
 )
+from tierlog.ports.spending import CostMeter
 
 T = TypeVar("T")
 
 LIST_PAGE = 1000
+
+# What S3 calls each of them.
+_OPERATIONS: Final[Mapping[str, str]] = {
+    "put": "put_object",
+    "head": "head_object",
+    "get": "get_object",
+    "get_range": "get_object",
+    "delete": "delete_object",
+    "list": "list_objects_v2",
+    "create_upload": "create_multipart_upload",
+    "upload_part": "upload_part",
+    "complete_upload": "complete_multipart_upload",
+    "abort_upload": "abort_multipart_upload",
+    "list_uploads": "list_multipart_uploads",
+}
 
 
 @dataclass(slots=True)
@@ -55,9 +71,11 @@ class MemoryObjects:
     def __repr__(self) -> str:
         return f"MemoryObjects(objects={len(self.objects)}, open_uploads={len(self.uploads)})"
 
-    def connect(self, faults: Faults | None = None) -> "MemoryObjectsClient":
-        """Return a client that suffers ``faults``."""
-        return MemoryObjectsClient(self, faults or no_faults())
+    def connect(
+        self, faults: Faults | None = None, *, meter: CostMeter | None = None
+    ) -> "MemoryObjectsClient":
+        """Return a client that suffers ``faults``; ``meter`` counts what it asks."""
+        return MemoryObjectsClient(self, faults or no_faults(), meter or CostMeter())
 
     def damage(self, key: str, offset: int) -> None:
         """Flip the bits of one byte of an object, as a disk might."""
@@ -147,8 +165,9 @@ class MemoryObjects:
 class MemoryObjectsClient:
     """One client: the port."""
 
-    def __init__(self, bucket: MemoryObjects, faults: Faults) -> None:
+    def __init__(self, bucket: MemoryObjects, faults: Faults, meter: CostMeter) -> None:
         self._bucket = bucket
+        self._meter = meter
         self.faults = faults
 
     async def put(
@@ -226,9 +245,11 @@ class MemoryObjectsClient:
         ]
 
     async def _read(self, verb: str, effect: Callable[[], T]) -> T:
+        self._meter.count(_OPERATIONS[verb])
         return await self.faults.call(f"objects.{verb}", effect, changes=False)
 
     async def _change(self, verb: str, effect: Callable[[], T]) -> T:
+        self._meter.count(_OPERATIONS[verb])
         try:
             return await self.faults.call(f"objects.{verb}", effect, changes=True)
         except IndeterminateError as error:

@@ -343,11 +343,13 @@ class _Connection(asyncio.BufferedProtocol):
 class RunsHttp:
     """Asks one storage node for runs, over connections that are kept for the next request."""
 
-    def __init__(self, address: str, *, source: str, connect_s_max: float) -> None:
+    def __init__(
+        self, address: str, *, source: str, connect_s_max: float, pieces: Pieces | None = None
+    ) -> None:
         self._address = address
         self._source = source
         self._connect_s_max = connect_s_max
-        self._pieces = Pieces()
+        self._pieces = pieces if pieces is not None else Pieces()
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
 

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import grpc
 
 from tierlog.adapters.rpc.run_http import BrokenHttpError, RunsHttp
+from tierlog.adapters.rpc.run_inflow import Pieces
 from tierlog.format.run import Run
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
@@ -36,11 +37,13 @@ SILENCE_S_MAX: Final = 30.0
 class RemoteStorageControl:
     """``StorageNodeControl`` of a node in another process."""
 
-    def __init__(self, info: NodeInfo) -> None:
+    def __init__(self, info: NodeInfo, pieces: Pieces | None = None) -> None:
         self._name = f"storage node {info.node_id}"
         self._channel = open_channel(info.grpc_address)
         self._calls = rpc.StorageNodeStub(self._channel)
-        self._runs = RunsHttp(info.http_address, source=self._name, connect_s_max=CONNECT_S_MAX)
+        self._runs = RunsHttp(
+            info.http_address, source=self._name, connect_s_max=CONNECT_S_MAX, pieces=pieces
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name}>"
@@ -123,8 +126,8 @@ class RemoteStorageControl:
 class RemoteStorageNode(RemoteStorageControl):
     """``StorageNodeClient`` of a node in another process."""
 
-    def __init__(self, info: NodeInfo, wire: WireClient) -> None:
-        super().__init__(info)
+    def __init__(self, info: NodeInfo, wire: WireClient, pieces: Pieces | None = None) -> None:
+        super().__init__(info, pieces)
         self._wire = wire
 
     def add(self, run: Run, *, recovery: bool = False) -> Awaitable[None]:
@@ -142,11 +145,14 @@ class RemoteStorageNode(RemoteStorageControl):
 
 
 class ControlConnector:
-    """Connects for reading only."""
+    """Connects for reading only. Runs of all nodes are received into the same pieces."""
+
+    def __init__(self, pieces: Pieces | None = None) -> None:
+        self._pieces = pieces if pieces is not None else Pieces()
 
     async def connect(self, info: NodeInfo) -> RemoteStorageControl:
         """Return a client; it connects at its first call."""
-        return RemoteStorageControl(info)
+        return RemoteStorageControl(info, self._pieces)
 
     async def close(self, node: RemoteStorageControl) -> None:
         """Give a client back."""
@@ -160,13 +166,14 @@ class WireConnector:
         self._transport = transport
         self._hello = hello
         self._tasks = tasks
+        self._pieces = Pieces()
 
     async def connect(self, info: NodeInfo) -> RemoteStorageNode:
         """Connect to the node's wire address, or raise UNAVAILABLE."""
         wire = await WireClient.connect(
             self._transport, info.wire_address, self._hello, tasks=self._tasks
         )
-        return RemoteStorageNode(info, wire)
+        return RemoteStorageNode(info, wire, self._pieces)
 
     async def close(self, node: RemoteStorageNode) -> None:
         """Give a client back."""

@@ -12,7 +12,7 @@ Invariants:
 """
 
 import io
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from tierlog.ports.files import Buffer
@@ -20,11 +20,15 @@ from tierlog.ports.files import Buffer
 CHUNK_BYTES: Final = 256 * 1024
 JOIN_BELOW_BYTES: Final = 128 * 1024
 
+Pace = Callable[[int], Awaitable[None]]
+
 
 class BuffersBody:
     """``buffers`` back to back, as a file that the S3 library can send."""
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
+        self.pace: Pace | None = None
+        """Waits before so many bytes are given."""
         self._buffers = buffers
         self._len = sum(len(buffer) for buffer in buffers)
         self._at = 0
@@ -65,6 +69,8 @@ class BuffersBody:
 
     async def __aiter__(self) -> AsyncIterator[Buffer]:
         for chunk in chunks(self._buffers):
+            if self.pace is not None:
+                await self.pace(len(chunk))
             yield chunk
 
 

@@ -1,12 +1,15 @@
 """What the S3 library raises, as one of Tierlog's four kinds, with the store's request id.
 
-Invariant: what is not known to be for good is ``RetryableError``; a missing bucket is never
-taken for a missing object.
+Invariants:
+    * What is not known to be for good is ``RetryableError``; a missing bucket is never taken for a
+      missing object.
+    * A request is sent again exactly when its error is ``RetryableError``.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from aiohttp import ClientError as HttpError
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -29,10 +32,18 @@ MISSING_BUCKET: Final = "NoSuchBucket"
 NO_SUCH_UPLOAD: Final = "NoSuchUpload"
 PRECONDITION_FAILED: Final = frozenset({"PreconditionFailed", "412"})
 BEYOND_END: Final = frozenset({"InvalidRange", "416"})
-# Conditional writes that met each other: S3 says to send them again.
-_SEND_AGAIN: Final = frozenset(
-    {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "RequestTimeTooSkewed"}
-)
+# Keys that were good, and that someone replaces.
+_OVER: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
+# Refused for good with these keys, unless there are others by now.
+_NOT_THESE: Final = frozenset({"InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
+# 4xx that a later try may pass; conditional writes that met each other are among them.
+_SEND_AGAIN: Final = _OVER | {
+    "ConditionalRequestConflict",
+    "IncompleteBody",
+    "OperationAborted",
+    "RequestTimeout",
+    "RequestTimeTooSkewed",
+}
 _CHECK_SETTINGS: Final = "Check s3.endpoint_url, s3.bucket and the keys in the settings"
 _CHECK_STORE: Final = "Check that the object store is reachable and healthy; it is tried again"
 
@@ -53,7 +64,7 @@ _REFUSALS: Final[Sequence[_Refusal]] = (
         "Send it again; check memory and network",
     ),
     (
-        frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}),
+        _NOT_THESE,
         RefusedError,
         Reason.UNAUTHENTICATED,
         _CHECK_SETTINGS,
@@ -65,6 +76,29 @@ _REFUSALS: Final[Sequence[_Refusal]] = (
         _CHECK_SETTINGS,
     ),
 )
+
+
+class CutBodyError(RetryableError):
+    """A body ended before its length."""
+
+
+def sends_again(error: Exception) -> bool:
+    """Tell whether the same request may succeed later."""
+    return isinstance(map_error(error, what="", key="", bucket=""), RetryableError)
+
+
+def keys_are_over(error: Exception) -> bool:
+    """Tell whether the store does not know the keys, or not any more."""
+    return isinstance(error, ClientError) and code_of(error) in _OVER | _NOT_THESE
+
+
+def retry_after_s(error: Exception) -> float | None:
+    """Return how long the store asks to be left alone; None: it doesn't say."""
+    if not isinstance(error, ClientError):
+        return None
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    text = str(headers.get("retry-after", ""))
+    return float(text) if text.isdigit() else None
 
 
 def code_of(error: ClientError) -> str:
@@ -80,6 +114,8 @@ def retries_of(answer: Mapping[str, Any]) -> int:
 def map_error(error: Exception, *, what: str, key: str, bucket: str) -> TierlogError:
     """Return ``error`` as one of the four kinds; ``what`` is in the present tense."""
     details = {"bucket": bucket, "object": key}
+    if isinstance(error, TierlogError):
+        return error
     if isinstance(error, ClientError):
         metadata = error.response.get("ResponseMetadata", {})
         details["code"] = code_of(error)
@@ -96,8 +132,9 @@ def map_error(error: Exception, *, what: str, key: str, bucket: str) -> TierlogE
         )
     if isinstance(error, ParamValidationError):
         return RefusedError(f"{what} {bucket}/{key}: {error}", details=details)
-    assert isinstance(error, BotoCoreError | OSError | TimeoutError), error
-    return RetryableError(f"{what} {bucket}/{key}: {error}", remedy=_CHECK_STORE, details=details)
+    assert isinstance(error, BotoCoreError | HttpError | OSError | TimeoutError), error
+    cause = str(error) or type(error).__name__
+    return RetryableError(f"{what} {bucket}/{key}: {cause}", remedy=_CHECK_STORE, details=details)
 
 
 def _of_answer(

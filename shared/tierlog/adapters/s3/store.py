@@ -1,10 +1,7 @@
 """One bucket of S3, or of what speaks its protocol.
 
-Owns one client of a process, its limits and retries, and how answers map to the port. Does not
-own which objects there are: ``tierlog.offload`` does.
-
-Retries: the library's own "standard" mode, with capped back-off and jitter and a budget over all
-requests; what it does not cover (a body that is cut while it is read) is retried here, as often.
+Owns how answers map to the port. Does not own which objects there are (``tierlog.offload`` does),
+nor how a request is sent (``requests``).
 
 Invariants:
     * What is sent carries a CRC32C that the store checks; payloads are not hashed for signing.
@@ -15,42 +12,42 @@ Invariants:
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
-import aioboto3
-import stamina
 from aiobotocore.config import AioConfig
-from aiohttp import ClientError as HttpError
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
 from tierlog.adapters.s3.body import BuffersBody
+from tierlog.adapters.s3.credentials import Credentials, Reload, load_keys, open_session
 from tierlog.adapters.s3.errors import (
     BEYOND_END,
     MISSING_BUCKET,
     MISSING_OBJECT,
     NO_SUCH_UPLOAD,
     PRECONDITION_FAILED,
+    CutBodyError,
     code_of,
     map_error,
     retries_of,
 )
+from tierlog.adapters.s3.requests import TROUBLE, Requests
 from tierlog.format import checksum
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError
+from tierlog.ports.clock import Clock
 from tierlog.ports.files import Buffer
+from tierlog.ports.ids import Ids
 from tierlog.ports.objects import NoSuchUploadError, ObjectInfo, OpenUpload, Part
+from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import S3Settings
 
 READ_CHUNK_BYTES: Final = 256 * 1024
-BACKOFF_S_FIRST: Final = 0.1
-BACKOFF_S_MAX: Final = 5.0
-
-Answer = TypeVar("Answer")
 
 
 def client_config(settings: S3Settings) -> AioConfig:
-    """Return how requests are signed, summed, timed out and sent again."""
+    """Return how requests are signed, summed and timed out. Sent again they are by ``requests``."""
     return AioConfig(
         signature_version="s3v4",
         s3={
@@ -62,45 +59,47 @@ def client_config(settings: S3Settings) -> AioConfig:
         max_pool_connections=settings.connections_max,
         connect_timeout=settings.connect_timeout_s,
         read_timeout=settings.read_timeout_s,
-        retries={"mode": "standard", "total_max_attempts": settings.attempts_max},
+        retries={"mode": "standard", "total_max_attempts": 1},
     )
 
 
 @contextlib.asynccontextmanager
-async def open_s3(settings: S3Settings) -> AsyncIterator["S3ObjectStore"]:
-    """Open the bucket of ``settings`` for the length of the context."""
-    session = aioboto3.Session(
-        aws_access_key_id=settings.access_key,
-        aws_secret_access_key=(
-            settings.secret_key.get_secret_value() if settings.secret_key else None
-        ),
-        region_name=settings.region,
-    )
+async def open_s3(
+    settings: S3Settings,
+    *,
+    clock: Clock,
+    ids: Ids,
+    meter: CostMeter | None = None,
+    reload: Reload | None = None,
+) -> AsyncIterator["S3ObjectStore"]:
+    """Open the bucket of ``settings`` for the length of the context.
+
+    ``reload`` reads them again, for keys that were replaced.
+    """
+    session = open_session(settings)
     async with session.client(
         "s3", endpoint_url=settings.endpoint_url, config=client_config(settings)
     ) as client:
-        yield S3ObjectStore(
-            client,
-            bucket=settings.bucket,
-            region=settings.region,
-            attempts_max=settings.attempts_max,
+        credentials = Credentials(
+            await session.get_credentials(), partial(load_keys, settings, reload)
         )
+        requests = Requests(
+            client,
+            settings,
+            credentials,
+            clock=clock,
+            ids=ids,
+            meter=meter if meter is not None else CostMeter(),
+        )
+        yield S3ObjectStore(requests, bucket=settings.bucket, region=settings.region)
 
 
 class S3ObjectStore:
     """The port ``ObjectStore`` over a client of aioboto3."""
 
-    def __init__(
-        self,
-        client: Any,  # noqa: ANN401 - the library has no types
-        *,
-        bucket: str,
-        region: str,
-        attempts_max: int,
-    ) -> None:
-        self._client = client
+    def __init__(self, requests: Requests, *, bucket: str, region: str) -> None:
+        self._requests = requests
         self._region = region
-        self._attempts_max = attempts_max
         self.bucket = bucket
 
     def __repr__(self) -> str:
@@ -109,22 +108,23 @@ class S3ObjectStore:
     async def ensure_bucket(self) -> None:
         """Make the bucket unless it is there."""
         try:
-            await self._client.head_bucket(Bucket=self.bucket)
+            await self._requests.send("head_bucket", Bucket=self.bucket)
         except ClientError as error:
             if code_of(error) not in MISSING_OBJECT | {MISSING_BUCKET}:
                 raise self._mapped(error, "look for the bucket", "") from error
-        except (BotoCoreError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             raise self._mapped(error, "look for the bucket", "") from error
         else:
             return
-        where = {"LocationConstraint": self._region}
-        more = {} if self._region == "us-east-1" else {"CreateBucketConfiguration": where}
+        more: dict[str, Any] = {}
+        if self._region != "us-east-1":
+            more["CreateBucketConfiguration"] = {"LocationConstraint": self._region}
         try:
-            await self._client.create_bucket(Bucket=self.bucket, **more)
+            await self._requests.send("create_bucket", Bucket=self.bucket, **more)
         except ClientError as error:
             if code_of(error) not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
                 raise self._mapped(error, "create the bucket", "") from error
-        except (BotoCoreError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             raise self._mapped(error, "create the bucket", "") from error
 
     async def put(
@@ -136,9 +136,10 @@ class S3ObjectStore:
         content_type: str = "application/octet-stream",
         if_none_match: bool = False,
     ) -> ObjectInfo:
-        condition = {"IfNoneMatch": "*"} if if_none_match else {}
+        condition: dict[str, Any] = {"IfNoneMatch": "*"} if if_none_match else {}
         try:
-            answer = await self._client.put_object(
+            answer = await self._requests.send(
+                "put_object",
                 Bucket=self.bucket,
                 Key=key,
                 Body=BuffersBody([body]),
@@ -152,7 +153,7 @@ class S3ObjectStore:
             if repeated and (own := await self._own_put(key, body, metadata)) is not None:
                 return own
             raise self._mapped(error, "put", key) from error
-        except (BotoCoreError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             raise self._mapped(error, "put", key) from error
         return ObjectInfo(
             key=key,
@@ -174,20 +175,20 @@ class S3ObjectStore:
 
     async def head(self, key: str) -> ObjectInfo | None:
         try:
-            answer = await self._client.head_object(Bucket=self.bucket, Key=key)
+            answer = await self._requests.send("head_object", Bucket=self.bucket, Key=key)
         except ClientError as error:
             if code_of(error) not in MISSING_OBJECT:
                 raise self._mapped(error, "head", key) from error
             # An answer to HEAD has no body that could say which of the two is missing.
             await self._check_bucket()
             return None
-        except (BotoCoreError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             raise self._mapped(error, "head", key) from error
         return _info(key, int(answer["ContentLength"]), answer)
 
     async def _check_bucket(self) -> None:
         try:
-            await self._client.head_bucket(Bucket=self.bucket)
+            await self._requests.send("head_bucket", Bucket=self.bucket)
         except ClientError as error:
             if code_of(error) in MISSING_OBJECT:
                 raise RefusedError(
@@ -196,49 +197,48 @@ class S3ObjectStore:
                     details={"bucket": self.bucket},
                 ) from error
             raise self._mapped(error, "head", "") from error
-        except (BotoCoreError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             raise self._mapped(error, "head", "") from error
 
     async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
-        async def once() -> tuple[ObjectInfo, bytes] | None:
-            answer = await self._get(key)
-            if answer is None:
-                return None
+        async def take(answer: Any) -> tuple[ObjectInfo, bytes]:  # noqa: ANN401
             body = await self._body(key, answer, length=int(answer["ContentLength"]))
             return _info(key, len(body), answer), body
 
-        return await self._again(once)
+        try:
+            found: tuple[ObjectInfo, bytes] = await self._requests.send(
+                "get_object", take=take, Bucket=self.bucket, Key=key
+            )
+        except TROUBLE as error:
+            if isinstance(error, ClientError) and code_of(error) in MISSING_OBJECT:
+                return None
+            raise self._mapped(error, "get", key) from error
+        return found
 
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
         assert start >= 0, start
         assert length > 0, length
 
-        async def once() -> bytes | None:
-            try:
-                answer = await self._get(key, Range=f"bytes={start}-{start + length - 1}")
-            except _BeyondEndError:
-                return b""
-            if answer is None:
-                return None
+        async def take(answer: Any) -> bytes:  # noqa: ANN401 - the library has no types
             expected = min(length, _total(answer, key) - start)
             return await self._body(key, answer, length=expected)
 
-        return await self._again(once)
-
-    async def _get(self, key: str, **more: str) -> Any:  # noqa: ANN401 - the library has no types
+        asked = f"bytes={start}-{start + length - 1}"
         try:
-            return await self._client.get_object(Bucket=self.bucket, Key=key, **more)
-        except ClientError as error:
-            if code_of(error) in MISSING_OBJECT:
+            found: bytes = await self._requests.send(
+                "get_object", expects=length, take=take, Bucket=self.bucket, Key=key, Range=asked
+            )
+        except TROUBLE as error:
+            code = code_of(error) if isinstance(error, ClientError) else ""
+            if code in MISSING_OBJECT:
                 return None
-            if code_of(error) in BEYOND_END:
-                raise _BeyondEndError from error
+            if code in BEYOND_END:
+                return b""
             raise self._mapped(error, "get", key) from error
-        except (BotoCoreError, OSError, TimeoutError) as error:
-            raise self._mapped(error, "get", key) from error
+        return found
 
     async def _body(self, key: str, answer: Any, *, length: int) -> bytes:  # noqa: ANN401
-        """Read a body to its end; ``RetryableError`` unless it has exactly ``length`` bytes."""
+        """Read a body to its end; ``CutBodyError`` unless it has exactly ``length`` bytes."""
         stream = answer["Body"]
         cause: Exception | None = None
         taken: list[bytes] = []
@@ -246,12 +246,13 @@ class S3ObjectStore:
             async with stream:
                 while chunk := await stream.read(READ_CHUNK_BYTES):
                     taken.append(chunk)
-        except (BotoCoreError, HttpError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             cause = error
         body = taken[0] if len(taken) == 1 else b"".join(taken)
+        self._requests.received("get_object", len(body))
         if cause is None and len(body) == length:
             return body
-        raise _CutBodyError(
+        raise CutBodyError(
             f"get {self.bucket}/{key}: {len(body)} bytes arrived of {length}",
             remedy="Check that the object store is reachable and healthy; it is tried again",
             details={
@@ -261,55 +262,49 @@ class S3ObjectStore:
             },
         ) from cause
 
-    async def _again(self, once: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Send a read again whose body was cut; other errors were retried by the library."""
-        async for attempt in stamina.retry_context(
-            on=_CutBodyError,
-            attempts=self._attempts_max,
-            timeout=None,
-            wait_initial=BACKOFF_S_FIRST,
-            wait_max=BACKOFF_S_MAX,
-        ):
-            with attempt:
-                return await once()
-        raise AssertionError("a retry ends with an answer or an error")
-
     async def delete(self, key: str) -> None:
         try:
-            await self._client.delete_object(Bucket=self.bucket, Key=key)
+            await self._requests.send("delete_object", Bucket=self.bucket, Key=key)
         except ClientError as error:
             if code_of(error) not in MISSING_OBJECT:
                 raise self._mapped(error, "delete", key) from error
-        except (BotoCoreError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             raise self._mapped(error, "delete", key) from error
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
-        pages = self._client.get_paginator("list_objects_v2")
-        try:
-            async for page in pages.paginate(Bucket=self.bucket, Prefix=prefix):
-                for item in page.get("Contents", ()):
-                    yield ObjectInfo(
-                        key=item["Key"],
-                        size=int(item["Size"]),
-                        etag=str(item.get("ETag", "")),
-                        metadata={},
-                        modified_ms=int(item["LastModified"].timestamp() * 1000),
-                    )
-        except (ClientError, BotoCoreError, OSError, TimeoutError) as error:
-            raise self._mapped(error, "list", prefix) from error
+        more: dict[str, Any] = {}
+        while True:
+            try:
+                page = await self._requests.send(
+                    "list_objects_v2", Bucket=self.bucket, Prefix=prefix, **more
+                )
+            except TROUBLE as error:
+                raise self._mapped(error, "list", prefix) from error
+            for item in page.get("Contents", ()):
+                yield ObjectInfo(
+                    key=item["Key"],
+                    size=int(item["Size"]),
+                    etag=str(item.get("ETag", "")),
+                    metadata={},
+                    modified_ms=int(item["LastModified"].timestamp() * 1000),
+                )
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
 
     async def create_upload(
         self, key: str, *, metadata: Mapping[str, str], content_type: str
     ) -> str:
         try:
-            answer = await self._client.create_multipart_upload(
+            answer = await self._requests.send(
+                "create_multipart_upload",
                 Bucket=self.bucket,
                 Key=key,
                 Metadata=dict(metadata),
                 ContentType=content_type,
                 ChecksumAlgorithm="CRC32C",
             )
-        except (ClientError, BotoCoreError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             raise self._mapped(error, "begin an upload of", key) from error
         return str(answer["UploadId"])
 
@@ -318,7 +313,8 @@ class S3ObjectStore:
     ) -> Part:
         sent = BuffersBody(body)
         try:
-            answer = await self._client.upload_part(
+            answer = await self._requests.send(
+                "upload_part",
                 Bucket=self.bucket,
                 Key=key,
                 UploadId=upload_id,
@@ -326,7 +322,7 @@ class S3ObjectStore:
                 Body=sent,
                 ChecksumCRC32C=checksum.to_base64(crc32c),
             )
-        except (ClientError, BotoCoreError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             raise self._mapped(error, f"upload part {number} of", key) from error
         confirmed = answer.get("ChecksumCRC32C")
         if confirmed is not None and checksum.from_base64(confirmed) != crc32c:
@@ -347,10 +343,14 @@ class S3ObjectStore:
             for part in parts
         ]
         try:
-            answer = await self._client.complete_multipart_upload(
-                Bucket=self.bucket, Key=key, UploadId=upload_id, MultipartUpload={"Parts": named}
+            answer = await self._requests.send(
+                "complete_multipart_upload",
+                Bucket=self.bucket,
+                Key=key,
+                UploadId=upload_id,
+                MultipartUpload={"Parts": named},
             )
-        except (ClientError, BotoCoreError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             mapped = self._mapped(error, "complete the upload of", key)
             doubtful = isinstance(mapped, RetryableError | NoSuchUploadError)
             if doubtful and await self._completed(key, parts):
@@ -373,43 +373,43 @@ class S3ObjectStore:
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         try:
-            await self._client.abort_multipart_upload(
-                Bucket=self.bucket, Key=key, UploadId=upload_id
+            await self._requests.send(
+                "abort_multipart_upload", Bucket=self.bucket, Key=key, UploadId=upload_id
             )
         except ClientError as error:
             if code_of(error) not in MISSING_OBJECT | {NO_SUCH_UPLOAD}:
                 raise self._mapped(error, "abort the upload of", key) from error
-        except (BotoCoreError, OSError, TimeoutError) as error:
+        except TROUBLE as error:
             raise self._mapped(error, "abort the upload of", key) from error
 
     async def list_uploads(self, prefix: str = "") -> Sequence[OpenUpload]:
-        pages = self._client.get_paginator("list_multipart_uploads")
         found: list[OpenUpload] = []
-        try:
-            async for page in pages.paginate(Bucket=self.bucket, Prefix=prefix):
-                found.extend(
-                    OpenUpload(
-                        key=item["Key"],
-                        upload_id=item["UploadId"],
-                        initiated_ms=int(item["Initiated"].timestamp() * 1000),
-                    )
-                    for item in page.get("Uploads", ())
-                    if item["Key"].startswith(prefix)
+        more: dict[str, Any] = {}
+        while True:
+            try:
+                page = await self._requests.send(
+                    "list_multipart_uploads", Bucket=self.bucket, Prefix=prefix, **more
                 )
-        except (ClientError, BotoCoreError, OSError, TimeoutError) as error:
-            raise self._mapped(error, "list the open uploads of", prefix) from error
-        return found
+            except TROUBLE as error:
+                raise self._mapped(error, "list the open uploads of", prefix) from error
+            found.extend(
+                OpenUpload(
+                    key=item["Key"],
+                    upload_id=item["UploadId"],
+                    initiated_ms=int(item["Initiated"].timestamp() * 1000),
+                )
+                for item in page.get("Uploads", ())
+                if item["Key"].startswith(prefix)
+            )
+            if not page.get("IsTruncated"):
+                return found
+            more = {
+                "KeyMarker": page["NextKeyMarker"],
+                "UploadIdMarker": page["NextUploadIdMarker"],
+            }
 
     def _mapped(self, error: Exception, what: str, key: str) -> Exception:
         return map_error(error, what=what, key=key, bucket=self.bucket)
-
-
-class _BeyondEndError(Exception):
-    """The range begins at or after the object's end."""
-
-
-class _CutBodyError(RetryableError):
-    """A body ended before its length."""
 
 
 def composite_etag(parts: Sequence[Part]) -> str:

@@ -1,0 +1,174 @@
+"""``tierlog cost …``: what the object store is asked for, and what that costs."""
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tierlog.cli.output import Output, OutputOption, print_rows, say, size_text
+from tierlog.cli.session import command, load
+from tierlog.model.errors import RefusedError
+
+if TYPE_CHECKING:
+    from tierlog.model.prices import Prices
+    from tierlog.runtime.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="Requests to the object store, and their price.")
+
+TIMEOUT_S: Final = 10.0
+
+
+def _price_text(value: float) -> str:
+    return f"{value:.6f}"
+
+
+SHOW_COLUMNS: Final = {
+    "service": None,
+    "stream": None,
+    "cause": None,
+    "operation": None,
+    "requests": None,
+    "bytes_sent": size_text,
+    "bytes_received": size_text,
+    "price": _price_text,
+}
+
+WHAT_IF_COLUMNS: Final = {
+    "cause": None,
+    "operation": None,
+    "requests_per_month": None,
+    "price_per_month": _price_text,
+}
+
+
+@app.command("show")
+@command
+def show(
+    *,
+    stream: Annotated[str | None, typer.Option(help="Only this stream.")] = None,
+    service: Annotated[
+        list[str] | None,
+        typer.Option(help="HOST:PORT of a service; repeat it. Default: those of tierlog up."),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what services asked of the store since they began, and what that cost.
+
+    Prices are those of the settings (section prices); tries that were repeated are counted.
+    """
+    settings = load()
+    addresses = service or _addresses(settings)
+    rows = asyncio.run(_rows(addresses, prices_of(settings), stream))
+    print_rows(rows, SHOW_COLUMNS, output)
+    total = sum(row["price"] for row in rows)
+    say(f"{sum(row['requests'] for row in rows)} requests, {total:.6f} {settings.prices.currency}")
+
+
+@app.command("what-if")
+@command
+def what_if(
+    *,
+    per_day: Annotated[str, typer.Option(help="What is appended a day, as in 100GB.")],
+    ledger: Annotated[str, typer.Option(help="How long ledgers are.")] = "1GB",
+    block: Annotated[str, typer.Option(help="The block size, which is a part's.")] = "64MiB",
+    read_size: Annotated[str, typer.Option("--range", help="Bytes of one ranged GET.")] = "1MiB",
+    reads: Annotated[float, typer.Option(min=0, help="How often all is read from tier 2.")] = 1.0,
+    kept_days: Annotated[float, typer.Option(min=0, help="How long it is kept.")] = 30.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say what a month would cost, with these sizes and the prices of the settings."""
+    from tierlog.cli.policy import parse_size
+    from tierlog.model.prices import GB, Workload, predict, stored_bytes
+
+    settings = load()
+    prices = prices_of(settings)
+    workload = Workload(
+        bytes_per_day=parse_size(per_day),
+        ledger_bytes=_positive(parse_size(ledger), "--ledger"),
+        block_bytes=_positive(parse_size(block), "--block"),
+        range_bytes=_positive(parse_size(read_size), "--range"),
+        reads=reads,
+        kept_days=kept_days,
+    )
+    rows: list[dict[str, Any]] = [
+        {
+            "cause": one.cause,
+            "operation": one.operation,
+            "requests_per_month": round(one.requests),
+            "price_per_month": prices.of_requests(
+                one.operation, one.requests, received=one.received
+            ),
+        }
+        for one in predict(workload)
+    ]
+    rows.append(
+        {
+            "cause": "storage",
+            "operation": f"{size_text(stored_bytes(workload))} kept",
+            "requests_per_month": 0,
+            "price_per_month": stored_bytes(workload) / GB * prices.stored_per_gb_month,
+        }
+    )
+    print_rows(rows, WHAT_IF_COLUMNS, output)
+    total = sum(row["price_per_month"] for row in rows)
+    say(f"{total:.2f} {settings.prices.currency} a month")
+
+
+def prices_of(settings: "Settings") -> "Prices":
+    """Return the price list of the settings."""
+    from tierlog.model.prices import Prices
+
+    found = settings.prices
+    return Prices(
+        write_per_1000=found.write_per_1000,
+        read_per_1000=found.read_per_1000,
+        received_per_gb=found.received_per_gb,
+        stored_per_gb_month=found.stored_per_gb_month,
+    )
+
+
+def _positive(value: int, option: str) -> int:
+    if value <= 0:
+        raise RefusedError(f"{option} is {value} bytes", remedy="Give a size above 0")
+    return value
+
+
+def _addresses(settings: "Settings") -> list[str]:
+    """Return where the services of ``tierlog up`` serve HTTP, else those of the settings."""
+    from tierlog.client.endpoints import FILE_NAME, read_endpoints_file
+
+    written = read_endpoints_file(settings.state_dir / FILE_NAME)
+    if written is not None:
+        wanted = ("offloader", "scheduler", "reader")
+        return [
+            addresses["http"]
+            for name, addresses in sorted(written.services.items())
+            if name.startswith(wanted) and "http" in addresses
+        ]
+    client = settings.client
+    given = [one for one in (client.scheduler_http_address, client.reader_http_address) if one]
+    if not given:
+        raise RefusedError(
+            "no services are known", remedy="Start them with: tierlog up; or give --service"
+        )
+    return given
+
+
+async def _rows(addresses: list[str], prices: "Prices", stream: str | None) -> list[dict[str, Any]]:
+    from tierlog.wiring.costs import fetch_costs
+
+    rows: list[dict[str, Any]] = []
+    for address in addresses:
+        found = await fetch_costs(address, timeout_s=TIMEOUT_S)
+        rows += [
+            {
+                "service": f"{found.service} {address}",
+                **one.model_dump(),
+                "price": prices.of_requests(
+                    one.operation, one.requests, received=one.bytes_received
+                ),
+            }
+            for one in found.costs
+            if stream is None or one.stream == stream
+        ]
+    return rows

@@ -1,0 +1,62 @@
+"""``tierlog cost``: sums that can be done by hand, and services that are asked."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tierlog.cli import main
+from tierlog.runtime.costs import Cost, Costs
+
+
+def run(*words: str):
+    return CliRunner().invoke(main.app, ["cost", *words])
+
+
+def test_what_if_is_a_sum_that_can_be_done_by_hand(monkeypatch):
+    monkeypatch.setenv("TIERLOG_PRICES__READ_PER_1000", "0.4")
+    done = run(
+        "what-if", "--per-day", "1G", "--ledger", "1G", "--block", "64M", "--range", "1M",
+        "--reads", "2", "--kept-days", "10", "-o", "json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    rows = {(row["cause"], row["operation"]): row for row in json.loads(done.stdout)}
+    # 30 ledgers a month of 16 blocks; 30 GiB read twice in ranges of a MiB.
+    assert rows["offload", "upload_part"]["requests_per_month"] == 480
+    assert rows["offload", "complete_multipart_upload"]["requests_per_month"] == 30
+    assert rows["read", "get_object"]["requests_per_month"] == 2 * 30 * 1024
+    price = rows["read", "get_object"]["price_per_month"]
+    assert price == pytest.approx(2 * 30 * 1024 / 1000 * 0.4)
+    kept = next(row for (cause, _), row in rows.items() if cause == "storage")
+    assert kept["price_per_month"] == pytest.approx(10 * 2**30 / 10**9 * 0.023)
+
+
+@pytest.mark.parametrize("option", ["--ledger", "--block", "--range"])
+def test_sizes_of_nothing_are_refused(option):
+    done = run("what-if", "--per-day", "1G", option, "0")
+    assert done.exit_code == 2
+
+
+def test_show_asks_each_service_and_sums(monkeypatch):
+    async def fetch(address: str, *, timeout_s: float) -> Costs:
+        assert timeout_s > 0
+        costs = [
+            Cost(stream=stream, cause="offload", operation="upload_part", requests=1000,
+                 bytes_sent=5, bytes_received=0)
+            for stream in ("a", "b")
+        ]  # fmt: skip
+        return Costs(service=f"service-of-{address}", costs=costs)
+
+    monkeypatch.setattr("tierlog.wiring.costs.fetch_costs", fetch)
+    words = ("show", "--service", "one:1", "--service", "two:2", "--stream", "b", "-o", "json")
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)
+    assert [(row["stream"], row["requests"]) for row in rows] == [("b", 1000)] * 2
+    assert [row["price"] for row in rows] == [pytest.approx(0.005)] * 2
+
+
+def test_without_services_it_says_where_they_come_from(tmp_path: Path):
+    done = CliRunner().invoke(main.app, ["--state-dir", str(tmp_path), "cost", "show"])
+    assert done.exit_code == 2

@@ -1,0 +1,152 @@
+"""What is counted is what the store charges, and what was predicted is what is counted."""
+
+import asyncio
+
+import pytest
+from fastapi import FastAPI
+from prometheus_client import REGISTRY
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.world import BLOCK, CLUSTER, SMALL_RANGES, ListHandle, World
+from tierlog.adapters.memory.objects import _OPERATIONS
+from tierlog.format.keys import object_keys
+from tierlog.model.ids import LedgerId
+from tierlog.model.prices import (
+    CLASSES,
+    GB,
+    PriceClass,
+    Prices,
+    Workload,
+    offload_requests,
+    predict,
+    stored_bytes,
+)
+from tierlog.offload.driver import BlockOffloader, Tier2Settings
+from tierlog.ports.spending import (
+    OTHER_STREAMS,
+    Amount,
+    Cause,
+    CostMeter,
+    Purpose,
+    Spent,
+    purpose,
+    spending,
+)
+from tierlog.runtime.costs import costs_of, serve_costs
+
+PRICES = Prices(
+    write_per_1000=5.0, read_per_1000=0.4, received_per_gb=2.0, stored_per_gb_month=0.02
+)
+
+
+def by_cause(meter: CostMeter) -> dict[tuple[str, str], int]:
+    return {
+        (spent.cause.value, spent.operation): amount.requests
+        for spent, amount in meter.amounts.items()
+    }
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 7])
+def test_what_an_offload_sends_is_what_was_predicted(blocks):
+    async def main():
+        world, meter = World(), CostMeter()
+        offloader = BlockOffloader(
+            world.bucket.connect(meter=meter),
+            Tier2Settings(bucket="b", cluster_id=CLUSTER, ranges=SMALL_RANGES),
+        )
+        entries = [bytes(BLOCK - 140)] * blocks  # one a block
+        uuid = world.ids.uuid()
+        extra = {"ManagedLedgerName": "logs"}
+        await offloader.offload(ListHandle(LedgerId(1), entries), uuid, extra)
+        assert {spent.stream for spent in meter.amounts} == {"logs"}
+        assert by_cause(meter) == offload_requests(blocks * BLOCK, BLOCK)
+        counted = sum(by_cause(meter).values())
+        await offloader.delete_offloaded(LedgerId(1), uuid)
+        swept = {spent.cause for spent in meter.amounts if spent.stream == ""}
+        assert swept == {Cause.SWEEP}
+        assert sum(by_cause(meter).values()) > counted
+        assert not world.bucket.objects
+        assert object_keys("", uuid, LedgerId(1)).data
+
+    run_virtual(main())
+
+
+def test_a_purpose_is_the_innermost_and_tasks_inherit_it():
+    seen: dict[str, Purpose] = {}
+
+    async def note(name: str) -> None:
+        await asyncio.sleep(1)
+        seen[name] = purpose()
+
+    async def main():
+        async with asyncio.TaskGroup() as group:
+            with spending(Cause.OFFLOAD, "a"):
+                group.create_task(note("offload"))
+                with spending(Cause.VERIFY):
+                    group.create_task(note("verify"))
+                seen["back"] = purpose()
+            with spending(Cause.READ, "b"):
+                group.create_task(note("read"))
+            group.create_task(note("none"))
+
+    run_virtual(main())
+    assert seen == {
+        "offload": Purpose(Cause.OFFLOAD, "a"),
+        "back": Purpose(Cause.OFFLOAD, "a"),
+        "verify": Purpose(Cause.VERIFY, "a"),
+        "read": Purpose(Cause.READ, "b"),
+        "none": Purpose(Cause.OTHER, ""),
+    }
+
+
+def test_streams_that_are_told_apart_are_bounded():
+    meter = CostMeter(streams_max=3)
+    for number in [*range(10), *range(10)]:
+        with spending(Cause.READ, f"s{number}"):
+            meter.count("get_object", received=5)
+    requests = {spent.stream: amount.requests for spent, amount in meter.amounts.items()}
+    assert requests == {"s0": 2, "s1": 2, "s2": 2, OTHER_STREAMS: 14}
+    assert meter.amounts[Spent("s1", Cause.READ, "get_object")] == Amount(2, 0, 10)
+
+
+def test_every_operation_has_a_price_class_and_unknown_ones_cost_the_most():
+    assert set(_OPERATIONS.values()) <= set(CLASSES)
+    assert PRICES.of_requests("upload_part", 2000) == pytest.approx(10)
+    assert PRICES.of_requests("get_object", 1000, received=GB) == pytest.approx(2.4)
+    assert PRICES.of_requests("delete_object", 10**6) == 0
+    assert CLASSES["list_objects_v2"] is PriceClass.WRITE
+    assert PRICES.of_requests("something_new", 1000) == 5
+
+
+def test_larger_ledgers_and_ranges_cost_fewer_requests():
+    def month(ledger: int, size: int) -> float:
+        work = Workload(
+            bytes_per_day=100 * GB, ledger_bytes=ledger, block_bytes=64 << 20, range_bytes=size,
+            reads=1.0, kept_days=30,
+        )  # fmt: skip
+        assert stored_bytes(work) == 3000 * GB
+        found = predict(work)
+        read = next(one for one in found if one.cause == "read")
+        assert read.received == 3000 * GB
+        return sum(
+            PRICES.of_requests(one.operation, one.requests, received=one.received) for one in found
+        )
+
+    assert month(GB, 1 << 20) < month(GB // 10, 1 << 20)
+    assert month(GB, 8 << 20) < month(GB, 1 << 20)
+
+
+async def test_a_service_shows_its_counts_and_its_metrics_leave_streams_out():
+    meter = CostMeter()
+    for stream in ("a", "b"):
+        with spending(Cause.OFFLOAD, stream):
+            meter.count("upload_part", sent=10)
+    labels = {"cause": "offload", "operation": "upload_part"}
+    app = FastAPI()
+    async with serve_costs(app, "offloader", meter):
+        assert REGISTRY.get_sample_value("tierlog_s3_requests_total", labels) == 2
+        assert REGISTRY.get_sample_value("tierlog_s3_sent_bytes_total", labels) == 20
+        assert "/v1/costs" in {getattr(route, "path", "") for route in app.routes}
+    assert REGISTRY.get_sample_value("tierlog_s3_requests_total", labels) is None
+    shown = costs_of("offloader", meter)
+    assert [(one.stream, one.requests) for one in shown.costs] == [("a", 1), ("b", 1)]
