@@ -4,16 +4,23 @@ from fastapi import FastAPI
 
 from tierlog.catalog import Catalog
 from tierlog.offload.dead_letters import DeadLetters
+from tierlog.offload.manifests import ManifestStore
 from tierlog.runtime.http import Checks, build_http_app
 from tierlog_scheduler.api import AdminApi
 from tierlog_scheduler.attempts_api import AttemptsApi
 from tierlog_scheduler.dead_letters_api import DeadLettersApi
+from tierlog_scheduler.manifests_api import ManifestsApi
 from tierlog_scheduler.policy_api import PolicyApi
 from tierlog_scheduler.scheduler import Scheduler
 
 
 def build_app(
-    catalog: Catalog, scheduler: Scheduler, letters: DeadLetters, *, checks: Checks
+    catalog: Catalog,
+    scheduler: Scheduler,
+    letters: DeadLetters,
+    manifests: ManifestStore,
+    *,
+    checks: Checks,
 ) -> FastAPI:
     """Return the application with every route."""
     app = build_http_app("Tierlog scheduler", checks=checks)
@@ -21,4 +28,5 @@ def build_app(
     PolicyApi(catalog, scheduler).add_routes(app)
     AttemptsApi(catalog).add_routes(app)
     DeadLettersApi(letters).add_routes(app)
+    ManifestsApi(catalog, manifests).add_routes(app)
     return app

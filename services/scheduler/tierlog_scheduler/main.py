@@ -5,13 +5,13 @@ import sys
 
 from prometheus_client import REGISTRY
 
-from tierlog.offload.manifests import ManifestStore
 from tierlog.offload.messages import Stationery, Topics
 from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import serve_http
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_dead_letters, system_clock, system_ids
+from tierlog.wiring.manifests import manifest_store
 from tierlog.wiring.offload import open_offload_parts
 from tierlog_scheduler.app import build_app
 from tierlog_scheduler.manifests import BucketManifests
@@ -26,21 +26,13 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     topics = Topics.of(settings.kafka.topic_prefix)
     stationery = Stationery(topics, source="scheduler", clock=clock, ids=ids)
     async with open_offload_parts(settings) as parts:
+        manifests = manifest_store(settings, parts.objects, parts.cluster)
         scheduler = Scheduler(
             catalog=parts.catalog,
             offloader=parts.offloader,
             publisher=parts.publisher,
             stationery=stationery,
-            manifests=BucketManifests(
-                ManifestStore(
-                    parts.objects,
-                    cluster_id=parts.cluster.cluster_id,
-                    clock=clock,
-                    ids=ids,
-                    key_prefix=settings.s3.key_prefix,
-                ),
-                parts.catalog,
-            ),
+            manifests=BucketManifests(manifests, parts.catalog),
             clock=clock,
             ids=ids,
             limits=SchedulerLimits(
@@ -55,7 +47,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
         letters = open_dead_letters(settings, parts.publisher, stationery)
         checks = {"metadata": parts.catalog.answers}
-        app = build_app(parts.catalog, scheduler, letters, checks=checks)
+        app = build_app(parts.catalog, scheduler, letters, manifests, checks=checks)
         collector = SchedulerCollector(scheduler)
         REGISTRY.register(collector)
         try:

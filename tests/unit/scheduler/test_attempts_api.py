@@ -27,7 +27,7 @@ def letters(world: World) -> DeadLetters:
 async def served(world: World):
     import aiohttp
 
-    app = build_app(world.catalog(), scheduler(world), letters(world), checks={})
+    app = build_app(world.catalog(), scheduler(world), letters(world), world.manifests(), checks={})
     async with (
         serve_http(app, host="127.0.0.1", port=0) as port,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
