@@ -20,7 +20,7 @@ from tierlog.client.resolve import ReadBack
 from tierlog.client.writer import StreamWriter, WriterLimits
 from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError
 from tierlog.model.ids import LedgerId, StreamName, stream_name
-from tierlog.model.partitions import count_told, partition_names
+from tierlog.model.partitions import count_told, is_partitioned, partition_names
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog.ports.admin import DeadLetterDesk, Document
@@ -30,6 +30,7 @@ from tierlog.runtime.settings import Settings, load_settings
 from tierlog.wiring.client import ClientConnections, open_client_connections
 
 APPEND_S_MAX = 10.0
+OFFLOAD_POLL_S = 0.5
 
 
 class Client:
@@ -195,6 +196,34 @@ class Client:
     async def offload(self, name: str, before: Position | None = None) -> Document:
         """Ask for the offload of what is closed, or of what is closed before a position."""
         return await self._connections.admin.offload(stream_name(name), before)
+
+    async def offload_prefix(
+        self, name: str, before: Position | None = None, *, timeout_s: float = 600.0
+    ) -> Position | None:
+        """Offload what is sealed before a position, and return the position that was reached.
+
+        All before it is in tier 2; None in a stream without ledgers. After ``timeout_s`` it is how
+        far things have come: lower than what was asked for, which goes on. A partitioned stream is
+        refused: its partitions have positions.
+        """
+        stream, admin = stream_name(name), self._connections.admin
+        reached = await self._offloaded_to(stream)
+        asked = (await admin.offload(stream, before))["position"]
+        if asked is None:
+            return None
+        wanted, clock = Position.parse(asked), self._connections.clock
+        deadline_s = clock.monotonic_s() + timeout_s
+        while (reached is None or reached < wanted) and clock.monotonic_s() < deadline_s:
+            await asyncio.sleep(OFFLOAD_POLL_S)
+            reached = await self._offloaded_to(stream)
+        return reached
+
+    async def _offloaded_to(self, stream: StreamName) -> Position | None:
+        """Return the first position that is not in tier 2."""
+        status, *more = await self._connections.admin.offload_status(stream)
+        if more or status["stream"] != stream:
+            raise is_partitioned(stream, 1 + len(more))
+        return Position.parse(status["position"]) if status["position"] is not None else None
 
     async def offloads(self) -> Sequence[Document]:
         """Return what is due, running, failed or done."""

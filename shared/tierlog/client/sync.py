@@ -149,6 +149,28 @@ class SyncClient(Blocking):
         """See ``Client.offload``."""
         return BACKGROUND.run(self._client.offload(name, before))
 
+    def offload_prefix(
+        self, name: str, before: Position | None = None, *, timeout_s: float = 600.0
+    ) -> Position | None:
+        """See ``Client.offload_prefix``."""
+        return BACKGROUND.run(self._client.offload_prefix(name, before, timeout_s=timeout_s))
+
+    def offload_status(self, name: str) -> Sequence[Document]:
+        """See ``Client.offload_status``."""
+        return BACKGROUND.run(self._client.offload_status(name))
+
+    def pause_offload(self, name: str, cause: str = "") -> Sequence[Document]:
+        """See ``Client.pause_offload``."""
+        return BACKGROUND.run(self._client.pause_offload(name, cause))
+
+    def resume_offload(self, name: str) -> Sequence[Document]:
+        """See ``Client.resume_offload``."""
+        return BACKGROUND.run(self._client.resume_offload(name))
+
+    def attempts(self, name: str) -> Sequence[Document]:
+        """See ``Client.attempts``."""
+        return BACKGROUND.run(self._client.attempts(name))
+
     def offloads(self) -> Sequence[Document]:
         """See ``Client.offloads``."""
         return BACKGROUND.run(self._client.offloads())
