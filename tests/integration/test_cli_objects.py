@@ -33,13 +33,15 @@ async def test_objects_in_s3_and_copies_of_them_that_are_damaged(cli, cluster, t
     state = cluster.state_dir
     found = await offloaded(cluster, "cli-inspect")
     documents = {}
-    for name in ("data_key", "index_key"):
+    for name in ("data_key", "index_key", "side_key"):
         target = f"s3://{found['bucket']}/{found[name]}"
         done = (await cli("object", "inspect", target, "-o", "json", state_dir=state)).check(0)
         documents[name] = orjson.loads(done.stdout)
     data, index = documents["data_key"], documents["index_key"]
     assert (data["kind"], data["sound"], len(data["blocks"])) == ("data", True, 2)
     assert (index["kind"], index["sound"]) == ("index", True)
+    side = documents["side_key"]
+    assert (side["kind"], side["sound"]) == ("side", True)
     assert {"offset": 0, "length": 4, "name": "index_magic_word", "value": "de47de47"} in (
         index["fields"]
     )

@@ -17,6 +17,7 @@ from tierlog.adapters.rpc.ingest import GrpcStreamControl
 from tierlog.embedded.nodes import quorum_environment
 from tierlog.embedded.ports import Ports
 from tierlog.embedded.services import EmbeddedServices, service_spec
+from tierlog.format.manifest import is_manifest_key
 from tierlog.model.ids import StreamName
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.policy import MIB, Policy
@@ -94,8 +95,11 @@ async def test_killed_in_mid_upload_nothing_of_the_attempt_is_left(
         assert context.uuid is not None
         assert context.location is not None
         assert context.attempt_count == 2
-        found = {info.key async for info in parts.objects.list(corner.s3.key_prefix)}
-        assert found == {context.location.data_key, context.location.index_key}
+        prefix = corner.s3.key_prefix
+        listed = {info.key async for info in parts.objects.list(prefix)}
+        found = {key for key in listed if not is_manifest_key(prefix, key)}
+        assert listed > found
+        assert found == set(context.location.keys)
         assert not await parts.objects.list_uploads(corner.s3.key_prefix)
         handle = await parts.offloader.read_offloaded(
             context.ledger_id, context.uuid, context.location, copy=context.copy

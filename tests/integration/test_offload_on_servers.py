@@ -15,18 +15,22 @@ import pytest
 from tests.unit.offload.world import ListHandle, entries_of, metadata_of
 from tierlog.adapters.kafka.source import KafkaEventSource
 from tierlog.format.keys import ROLE
+from tierlog.format.manifest import is_manifest_key
 from tierlog.model.errors import RetryableError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import LedgerState
 from tierlog.model.offload import OffloadContext
 from tierlog.model.policy import MIB, Policy
 from tierlog.model.stream import Stream
+from tierlog.offload.manifests import BucketGuard
 from tierlog.offload.messages import OffloadRequest, Stationery, Topics, Trigger
 from tierlog.runtime.settings import Settings
 from tierlog.runtime.worker import WorkerLimits, run_worker
 from tierlog.wiring.build import open_offload_requests, system_clock, system_ids
+from tierlog.wiring.manifests import manifest_store
 from tierlog.wiring.offload import OffloadParts, open_offload_parts
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
+from tierlog_scheduler.manifests import BucketManifests
 from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
 
 pytestmark = pytest.mark.integration
@@ -90,6 +94,9 @@ class Place:
                 ledger_id, self.ledgers[ledger_id], metadata, run_bytes_max=65536
             ),
             offloader=self.parts.offloader,
+            guard=BucketGuard(
+                manifest_store(self.settings, self.parts.objects, self.parts.cluster)
+            ),
             publisher=self.parts.publisher,
             stationery=self.stationery,
             clock=system_clock(),
@@ -105,6 +112,10 @@ class Place:
                     offloader=self.parts.offloader,
                     publisher=self.parts.publisher,
                     stationery=self.stationery,
+                    manifests=BucketManifests(
+                        manifest_store(self.settings, self.parts.objects, self.parts.cluster),
+                        self.parts.catalog,
+                    ),
                     clock=system_clock(),
                     ids=system_ids(),
                     limits=scheduler,
@@ -141,9 +152,10 @@ class Place:
             assert context is not None
             if context.complete:
                 assert context.location is not None
-                named |= {context.location.data_key, context.location.index_key}
+                named |= set(context.location.keys)
         prefix = self.settings.s3.key_prefix
-        assert {info.key async for info in self.parts.objects.list(prefix)} == named
+        listed = {info.key async for info in self.parts.objects.list(prefix)}
+        assert {key for key in listed if not is_manifest_key(prefix, key)} == named
         assert not await self.parts.objects.list_uploads(prefix)
 
     async def dead_letters(self, count: int) -> list[dict[str, bytes]]:
@@ -182,7 +194,7 @@ async def test_a_ledger_goes_over_the_queue_into_the_bucket_and_back(place: Plac
     assert context.location is not None
     assert context.copy is not None
     assert context.copy.block_count == 3
-    for key, role in ((context.location.data_key, "data"), (context.location.index_key, "index")):
+    for key, role in zip(context.location.keys, ("data", "index", "side"), strict=True):
         info = await place.parts.objects.head(key)
         assert info is not None
         assert info.metadata[ROLE] == role

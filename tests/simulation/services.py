@@ -301,7 +301,9 @@ def make_manifests(process: Service, cluster_id: UUID) -> ManifestStore:
 
 def make_offloader(process: Service, cluster_id: UUID) -> BlockOffloader:
     """Return an offloader into the bucket, as ``process`` reaches it."""
-    settings = Tier2Settings(bucket=BUCKET, cluster_id=cluster_id, ranges=SMALL_RANGES)
+    settings = Tier2Settings(
+        bucket=BUCKET, cluster_id=cluster_id, ranges=SMALL_RANGES, grain_len=256
+    )
     return BlockOffloader(process.servers.bucket.connect(process.faults), settings)
 
 

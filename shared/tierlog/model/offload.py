@@ -70,6 +70,11 @@ class Tier2Location:
     index_key: str
     side_key: str
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all objects that an attempt writes."""
+        return self.data_key, self.index_key, self.side_key
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonedAttempt:

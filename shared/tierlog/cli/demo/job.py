@@ -18,6 +18,7 @@ from uuid import UUID
 from tierlog.cli.demo.records import Source
 from tierlog.cli.demo.round_trip import STEP_BYTES, STREAM, RoundTrip, differs, read_back
 from tierlog.cli.demo.stage import POLL_S, Stage
+from tierlog.format.manifest import is_manifest_key
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.policy import MIB, Policy
 from tierlog.model.position import Edge
@@ -215,8 +216,9 @@ class Job:
         for context in await stage.contexts(STREAM):
             if context.complete:
                 assert context.location is not None
-                named |= {context.location.data_key, context.location.index_key}
-        found = {info.key async for info in stage.objects.list()}
+                named |= set(context.location.keys)
+        listed = {info.key async for info in stage.objects.list()}
+        found = {key for key in listed if not is_manifest_key("", key)}
         uploads = await stage.objects.list_uploads()
         killed = str(self.outcome.killed_attempt)
         keys = [*found, *(one.key for one in uploads)]
@@ -229,7 +231,7 @@ class Job:
             )
         stage.tell(
             f"the bucket holds exactly the {len(named)} objects that the metadata names, "
-            "and no open upload"
+            f"no open upload, and {len(listed - found)} manifests"
         )
 
     async def _survey(self) -> None:
