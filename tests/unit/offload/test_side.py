@@ -369,8 +369,7 @@ class TestSideObjectsThatAreNotAsTheyShouldBe:
                 damaged = raw[:offset] + bytes([raw[offset] ^ 8]) + raw[offset + 1 :]
                 world.bucket.objects[key] = (info, damaged)
                 with pytest.raises(CorruptError) as found:
-                    handle = (await opened(world, copy, ranges=RangeLimits())).handle
-                    await entries_of(handle)
+                    await entries_of((await opened(world, copy, ranges=RangeLimits())).handle)
                 assert found.value.details["object"] == key
             world.bucket.objects[key] = (info, raw[:-5])
             with pytest.raises(CorruptError, match="ends at byte"):

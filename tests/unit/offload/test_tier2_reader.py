@@ -1,8 +1,8 @@
 """Reading from S3 (seeds/000): index once, binary search, 1 MiB ranges, some offsets remembered.
 
 Damage in the structure ends in an error that names object and byte: a walk never loops and never
-comes back short in silence. Payload bytes carry no checksum in these two objects: test_side.py is about
-the third.
+comes back short in silence. Payload bytes carry no checksum in these two objects: test_side.py
+is about the third.
 """
 
 import asyncio
