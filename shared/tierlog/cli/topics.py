@@ -9,7 +9,7 @@ from tierlog.cli.output import Output, OutputOption, print_rows, say
 from tierlog.cli.session import EXIT_FAILURE, command, load
 
 if TYPE_CHECKING:
-    from tierlog.adapters.kafka.topics import TopicReport
+    from tierlog.offload.topics import TopicReport
 
 app = typer.Typer(no_args_is_help=True, help="Topics of the queue: explicit, and checked.")
 

@@ -64,6 +64,17 @@ class Difference:
     remedy: Remedy
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicReport:
+    """A topic: what it was and is, what was done about it, and what still differs."""
+
+    spec: TopicSpec
+    found: TopicState | None
+    now: TopicState | None
+    done: Sequence[Difference]
+    left: Sequence[Difference]
+
+
 def queue_specs(
     topics: Topics,
     *,

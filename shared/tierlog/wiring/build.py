@@ -8,14 +8,14 @@ from pathlib import Path
 from tierlog.adapters.kafka.event_log import KafkaEventLog
 from tierlog.adapters.kafka.publisher import KafkaPublisher
 from tierlog.adapters.kafka.source import KafkaEventSource
-from tierlog.adapters.kafka.topics import TopicReport, apply_topics, ensure_topics
+from tierlog.adapters.kafka.topics import apply_topics, ensure_topics
 from tierlog.adapters.s3 import open_s3
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
 from tierlog.catalog import Catalog
 from tierlog.offload.dead_letters import DeadLetters
 from tierlog.offload.messages import Stationery, Topics
-from tierlog.offload.topics import TopicSpec, queue_specs
+from tierlog.offload.topics import TopicReport, TopicSpec, queue_specs
 from tierlog.ports.clock import Clock
 from tierlog.ports.events import EventPublisher, EventSource
 from tierlog.ports.ids import Ids

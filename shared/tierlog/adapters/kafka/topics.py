@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -19,21 +18,17 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from tierlog.adapters.kafka.common import ClientErrors, as_error, client_log, log
-from tierlog.offload.topics import Difference, Remedy, TopicSpec, TopicState, differences
+from tierlog.offload.topics import (
+    Difference,
+    Remedy,
+    TopicReport,
+    TopicSpec,
+    TopicState,
+    differences,
+)
 
 VISIBLE_POLL_S = 0.1
 TOPICS_S_MAX: Final = 15.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicReport:
-    """A topic: what it was and is, what was done about it, and what still differs."""
-
-    spec: TopicSpec
-    found: TopicState | None
-    now: TopicState | None
-    done: Sequence[Difference]
-    left: Sequence[Difference]
 
 
 def topic_specs(
