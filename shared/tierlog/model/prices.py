@@ -97,10 +97,11 @@ def offload_requests(ledger_bytes: int, block_bytes: int) -> dict[tuple[str, str
         ("offload", "upload_part"): blocks,
         ("offload", "complete_multipart_upload"): 1,
         ("offload", "list_multipart_uploads"): 1,
-        ("offload", "put_object"): 1,
+        # Side object and index.
+        ("offload", "put_object"): 2,
         ("verify", "head_object"): 1,
-        # The index, and the headers of the first and the last block.
-        ("verify", "get_object"): 1 + min(blocks, 2),
+        # Both of them, and the headers of the first and the last block.
+        ("verify", "get_object"): 2 + min(blocks, 2),
     }
 
 
@@ -110,7 +111,12 @@ def predict(workload: Workload) -> list[Predicted]:
     ledgers = month / workload.ledger_bytes
     each = offload_requests(workload.ledger_bytes, workload.block_bytes)
     found = [
-        Predicted(cause=cause, operation=operation, requests=count * ledgers)
+        # Verified is a copy twice: when it is made, and before the local one goes.
+        Predicted(
+            cause=cause,
+            operation=operation,
+            requests=count * ledgers * (2 if cause == "verify" else 1),
+        )
         for (cause, operation), count in each.items()
     ]
     read = month * workload.reads
