@@ -1,5 +1,7 @@
 """Bad input, and what it gets: a reason, a remedy, the right exit code, and no stack trace."""
 
+import asyncio
+
 import pytest
 
 pytestmark = [pytest.mark.integration]
@@ -66,6 +68,48 @@ async def test_thresholds_that_break_offload_below_retention(cli, cluster):
     (await cli("policy", "set", "cli-policy", state_dir=state)).check(2, "no threshold")
     shown = (await cli("policy", "show", "cli-policy", "-o", "json", state_dir=state)).check(0)
     assert b'"retention_size_bytes": null' in shown.stdout, "nothing half-done"
+
+
+@pytest.mark.covers("A34", "A35", "A37")
+async def test_thresholds_of_a_namespace_and_what_comes_of_them(cli, cluster):
+    state, stream = cluster.state_dir, "clins.one"
+
+    async def run(*words: str):
+        return await cli(*words, state_dir=state)
+
+    (await run("stream", "create", stream)).check(0)
+    above = ("policy", "set", "--namespace", "clins")
+    (await run(*above, "--offloadTimeInMinutes", "300", "--retention-size", "never")).check(0)
+    explained = (await run("policy", "explain", stream, "-o", "json")).check(0)
+    assert b'"level": "namespace clins"' in explained.stdout
+    assert b'"value": 18000000' in explained.stdout
+    (await run("policy", "explain", stream)).check(0)
+    shown = (await run("policy", "show", "--namespace", "clins")).check(0)
+    assert b"18000000" in shown.stdout
+    (await run("policy", "show", "--cluster", "-o", "json")).check(0)
+    (await run("policy", "set", stream, "--offload-size", "10G")).check(0)
+    done = await run(*above, "--retentionSizeInMB", "1")
+    done.check(2, "POLICY_INVALID", f"stream {stream}", "remedy:")
+    for wrong in (
+        ("policy", "show"),
+        ("policy", "show", stream, "--cluster"),
+        ("policy", "set", stream, "--offload-time", "1m", "--offloadTimeInMinutes", "1"),
+        ("policy", "set", "--namespace", "a.b", "--offload-time", "1m"),
+    ):
+        (await run(*wrong)).check(2, "remedy:")
+    (await run(*above, "--offload-time", "none", "--retention-size", "none")).check(0)
+
+
+async def test_a_stream_is_deleted_only_when_it_is_meant(cli, cluster):
+    state, stream = cluster.state_dir, "cli-gone"
+    (await cli("append", stream, stdin=b"one\ntwo\n", state_dir=state)).check(0)
+    (await cli("stream", "delete", stream, state_dir=state)).check(2, "--yes")
+    (await cli("stream", "show", stream, state_dir=state)).check(0)
+    (await cli("stream", "delete", stream, "--yes", state_dir=state)).check(0)
+    async with asyncio.timeout(60):
+        while (await cli("stream", "show", stream, state_dir=state)).code == 0:
+            await asyncio.sleep(0.5)
+    (await cli("append", stream, stdin=b"anew\n", state_dir=state)).check(0)
 
 
 async def test_an_entry_that_could_not_be_offloaded_is_refused_at_once(cli, cluster):

@@ -68,7 +68,7 @@ class SchedulerLimits:
     request_again_s: float = 60.0
     sweep_again_s: float = 300.0
     checkpoint_s: float = 60.0
-    reread_s: float = 3600.0
+    reread_s: float = 6 * 3600.0
     streams_in_flight_max: int = 16
 
     @property
@@ -220,12 +220,12 @@ class Scheduler:
         begun_s = self._clock.monotonic_s()
         await self._manifests.record_cluster()
         await self.mirror.refresh(begun_s - self._passed_s)
-        self._passed_s = begun_s
         now = self._time.now()
         await self._act(now)
         await self._checkpoint(now)
         self.passes += 1
-        self.pass_s = self._clock.monotonic_s() - begun_s
+        self._passed_s = self._clock.monotonic_s()
+        self.pass_s = self._passed_s - begun_s
 
     async def _act(self, now: Now) -> None:
         seen: set[LedgerId] = set()

@@ -15,14 +15,14 @@ COMMANDS = [
     ["append"],
     ["read"],
     ["restore"],
-    *(["stream", verb] for verb in ("ls", "show", "create", "seal")),
+    *(["stream", verb] for verb in ("ls", "show", "create", "seal", "delete")),
     *(
         ["ledger", verb]
         for verb in ("ls", "show", "create", "append", "read", "close", "recover", "delete")
     ),
     *(["cluster", verb] for verb in ("underreplicated", "nodes")),
     *(["offload", verb] for verb in ("run", "status", "attempts", "gc", "pause", "resume")),
-    *(["policy", verb] for verb in ("show", "set")),
+    *(["policy", verb] for verb in ("show", "set", "explain")),
     ["object", "inspect"],
     *(["cost", verb] for verb in ("show", "what-if")),
     *(["topics", verb] for verb in ("show", "apply")),

@@ -199,7 +199,7 @@ async def kept_keys(world: World) -> set[str]:
     return named
 
 
-@pytest.mark.covers("B12")
+@pytest.mark.covers("A24", "A25", "B12")
 def test_retention_takes_ledgers_out_of_everything():
     async def main():
         world = World()
