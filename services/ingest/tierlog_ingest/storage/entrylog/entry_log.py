@@ -52,29 +52,27 @@ from tierlog_ingest.storage.entrylog.entry_log_format import (
 from tierlog_ingest.storage.entrylog.entry_log_scan import SCAN_LEN, Found, LogScan
 from tierlog_ingest.storage.entrylog.ledger_map import LedgerMap, all_ids
 from tierlog_ingest.storage.entrylog.log_table import (
+    LOGS_DIRECTORY,
     Location,
     Log,
     LogInfo,
     LogLength,
     Usage,
     columns_of,
+    log_id_of,
+    log_path,
 )
 from tierlog_ingest.storage.entrylog.open_files import OpenFiles
 
-__all__ = ["EntryLogs", "Location", "LogInfo", "LogLength", "Writer", "log_path"]
+__all__ = [
+    "LOGS_DIRECTORY", "EntryLogs", "Location", "LogInfo", "LogLength", "Writer", "log_path",
+]  # fmt: skip
 
 events = structlog.get_logger()
 
-LOGS_DIRECTORY: Final = "logs"
-_SUFFIX: Final = ".log"
 _BURST_BYTES_MAX: Final = 8 * 1024 * 1024
 
 Writer = Literal["flush", "compaction"]
-
-
-def log_path(log_id: int) -> str:
-    """Return a log's file name."""
-    return f"{LOGS_DIRECTORY}/{log_id:08d}{_SUFFIX}"
 
 
 class EntryLogs:
@@ -157,7 +155,7 @@ class EntryLogs:
         await self._open_files.close()
 
     async def _remove_unlisted(self, files: Files, listed: set[int]) -> None:
-        found = [_log_id(name) for name in await files.list(LOGS_DIRECTORY)]
+        found = [log_id_of(name) for name in await files.list(LOGS_DIRECTORY)]
         known = [one for one in found if one is not None]
         self._next_id = max([self._next_id - 1, *known, *listed]) + 1
         for log_id in known:
@@ -305,9 +303,8 @@ class EntryLogs:
         self._next_id += 1
         self._counts[directory] += 1
         header = LogHeader(log_id=log_id, generation=self._ids.uuid().int >> 65).pack()
-        file = await self._dirs[directory].open(
-            log_path(log_id), create=True, direct=self._direct_writes
-        )
+        files, path = self._dirs[directory], log_path(log_id)
+        file = await files.open(path, create=True, direct=self._direct_writes)
         return Log(log_id=log_id, directory=directory, file=file, header=header)
 
     async def _roomiest(self) -> int:
@@ -588,11 +585,6 @@ async def _read_map(log: Log, file: File, size: int) -> LedgerMap:
         raise _damaged(log.log_id, f"{map_len} bytes in place of a map", offset=log.length)
     data = await file.read(log.length, map_len)
     return unpack_map(data, log_id=log.log_id, map_offset=log.length)
-
-
-def _log_id(name: str) -> int | None:
-    stem = name.removesuffix(_SUFFIX)
-    return int(stem) if stem != name and stem.isdecimal() and stem.isascii() else None
 
 
 def _named(damages: Iterable[str], log: Log) -> list[str]:

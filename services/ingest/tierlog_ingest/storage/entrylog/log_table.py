@@ -11,7 +11,7 @@ Invariants:
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,20 @@ from tierlog.format.run import Run
 from tierlog.ports.files import File
 from tierlog_ingest.storage.entrylog.entry_log_format import LOG_HEADER_LEN
 from tierlog_ingest.storage.entrylog.ledger_map import Ids, LedgerMap, Sizes
+
+LOGS_DIRECTORY: Final = "logs"
+_SUFFIX: Final = ".log"
+
+
+def log_path(log_id: int) -> str:
+    """Return a log's file name."""
+    return f"{LOGS_DIRECTORY}/{log_id:08d}{_SUFFIX}"
+
+
+def log_id_of(name: str) -> int | None:
+    """Return the log that a name in its folder means, if it means one."""
+    stem = name.removesuffix(_SUFFIX)
+    return int(stem) if stem != name and stem.isdecimal() and stem.isascii() else None
 
 
 class Location(NamedTuple):
