@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from tests.simulation.checker import Checker
@@ -36,6 +37,7 @@ from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.manifests import BucketGuard, ManifestLimits, ManifestStore
 from tierlog.offload.messages import Stationery, Topics
 from tierlog.offload.ranges import RangeLimits, Ranges
+from tierlog.ports.retrying import Retries, RetryLimits
 from tierlog.ports.storage_node import StorageNodeClient, StorageNodeControl
 from tierlog.runtime.settings import (
     IngestSettings,
@@ -304,7 +306,12 @@ def make_offloader(process: Service, cluster_id: UUID) -> BlockOffloader:
     settings = Tier2Settings(
         bucket=BUCKET, cluster_id=cluster_id, ranges=SMALL_RANGES, grain_len=256
     )
-    return BlockOffloader(process.servers.bucket.connect(process.faults), settings)
+    limits = RetryLimits(tries_max=4, time_s_max=10.0, wait_s_first=0.2, wait_s_max=2.0)
+    return BlockOffloader(
+        process.servers.bucket.connect(process.faults),
+        settings,
+        retries=partial(Retries, limits, clock=process.clock, ids=process.ids),
+    )
 
 
 class ReaderProcess(Service):
