@@ -25,6 +25,7 @@ from tierlog.model.ids import LedgerId, NodeId
 from tierlog.model.node import Cookie
 from tierlog_ingest.cli import doctor, entrylog, journal, node
 from tierlog_ingest.storage.index.index_files import index_path
+from tierlog_ingest.storage.journal.segments import segment_path
 
 LEDGERS = (1, 2, 300)
 IN_LOGS, IN_JOURNAL = 40, 5
@@ -245,10 +246,10 @@ def flipped(path, tmp_path, name, offset):
 )
 def test_a_flipped_byte_is_named(killed, tmp_path, kind):
     logs = sorted((killed / "logs").iterdir())
-    first_journal = max((killed / "journal").glob("*.journal"))
     _, sound = fsck(killed)
+    segment_id, mark_offset = sound["journal"]["mark"]
     name, offset = {
-        "journal": (f"journal/{first_journal.name}", sound["journal"]["mark"][1] + 200),
+        "journal": (segment_path(segment_id), mark_offset + 200),
         "log": (f"logs/{logs[0].name}", 32 + 500),
         "log header": (f"logs/{logs[0].name}", 17),
         "index": (index_path(2), 4096 + 30),
