@@ -116,6 +116,7 @@ class S3Proxy:
             status, code = _ANSWERS[fault]
             text = ERROR.format(code=code).encode()
             lines = f"HTTP/1.1 {status} X\r\nContent-Length: {len(text)}\r\nConnection: close"
+            lines += "\r\nx-amz-request-id: PROXY"
             writer.write(f"{lines}\r\n\r\n".encode() + (b"" if head[:4] == "HEAD" else text))
             await writer.drain()
             return

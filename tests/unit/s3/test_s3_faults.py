@@ -210,6 +210,22 @@ async def test_keys_that_were_replaced_are_taken_and_the_upload_goes_on(code):
     assert len(server.requests) == 7
 
 
+@pytest.mark.parametrize("status", [400, 403])
+async def test_an_answer_to_head_names_no_code_and_may_mean_old_keys(status):
+    def checked(request: Request) -> Answer:
+        good = "Credential=new/" in request.headers["authorization"]
+        return Answer(200, STAMP) if good else Answer(status)
+
+    def reload() -> S3Settings:
+        return settings_for(server, access_key="new", secret_key=SecretStr("other"))
+
+    async with (
+        ScriptedS3(*[checked] * 4) as server,  # the library looks for another region first
+        opened(server, access_key=f"old-{status}", reload=reload) as store,
+    ):
+        assert await store.head("k") is not None
+
+
 async def test_keys_in_a_file_are_read_again(tmp_path, monkeypatch):
     file = tmp_path / "credentials"
     text = "[default]\naws_access_key_id={}\naws_secret_access_key=s\naws_session_token=t\n"

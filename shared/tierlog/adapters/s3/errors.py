@@ -32,10 +32,12 @@ MISSING_BUCKET: Final = "NoSuchBucket"
 NO_SUCH_UPLOAD: Final = "NoSuchUpload"
 PRECONDITION_FAILED: Final = frozenset({"PreconditionFailed", "412"})
 BEYOND_END: Final = frozenset({"InvalidRange", "416"})
-# Keys that were good, and that someone replaces.
-_OVER: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
+# Keys that were good, and that someone replaces. An answer to HEAD has no body that could name its
+# code: its bare 400 may be this.
+_OVER: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "400"})
 # Refused for good with these keys, unless there are others by now.
 _NOT_THESE: Final = frozenset({"InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
+_BARE_403: Final = "403"
 # 4xx that a later try may pass; conditional writes that met each other are among them.
 _SEND_AGAIN: Final = _OVER | {
     "ConditionalRequestConflict",
@@ -89,7 +91,7 @@ def sends_again(error: Exception) -> bool:
 
 def keys_are_over(error: Exception) -> bool:
     """Tell whether the store does not know the keys, or not any more."""
-    return isinstance(error, ClientError) and code_of(error) in _OVER | _NOT_THESE
+    return isinstance(error, ClientError) and code_of(error) in _OVER | _NOT_THESE | {_BARE_403}
 
 
 def retry_after_s(error: Exception) -> float | None:
