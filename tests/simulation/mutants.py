@@ -33,6 +33,7 @@ from tierlog_offloader import worker
 from tierlog_offloader.worker import OffloadWorker
 from tierlog_scheduler import policy, scheduler
 from tierlog_scheduler.actions import Actions
+from tierlog_scheduler.manifests import BucketManifests
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,12 +332,30 @@ def _refuse_repeats() -> contextlib.AbstractContextManager[Any]:
     return _edited(StorageNode, "_add_checked", "if stored != run:", "if True:")
 
 
+@contextlib.contextmanager
+def _write_no_manifest() -> Iterator[None]:
+    """Delete local copies though the bucket's own manifest does not name the other ones."""
+
+    async def nothing(self: Any, *given: Any) -> None:
+        del given
+
+    async def allowed(self: Any, context: OffloadContext) -> bool:
+        return context.complete
+
+    with (
+        patch.object(BucketManifests, "record", nothing),
+        patch.object(BucketManifests, "may_delete_local", allowed),
+    ):
+        yield
+
+
 MUTANTS: dict[str, Mutant] = {
     "uuid after upload": Mutant(_uuid_after_upload, "c"),
     "complete whoever it is": Mutant(_complete_whoever_it_is, "ab", "stall", 2),
     "delete what is not complete": Mutant(_delete_incomplete, "abe"),
     "answer before sync": Mutant(_answer_before_sync, "ad!", likely_seed=2),
     "never sweep": Mutant(_never_sweep, "c"),
+    "write no manifest": Mutant(_write_no_manifest, "i"),
     "wall clock alone": Mutant(_wall_clock_alone, "e", "jump_clock"),
     "recover up to the LAC": Mutant(_recover_up_to_lac, "d"),
     "recover without a fence": Mutant(_recover_without_fence, "df", "usurp"),
