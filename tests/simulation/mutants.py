@@ -327,11 +327,6 @@ def _answer_repeats_at_once() -> contextlib.AbstractContextManager[Any]:
     return _edited(StorageNode, "_add_checked", "return appended.done", "return done()")
 
 
-def _refuse_repeats() -> contextlib.AbstractContextManager[Any]:
-    """Take an add that came before for one that says otherwise."""
-    return _edited(StorageNode, "_add_checked", "if stored != run:", "if True:")
-
-
 @contextlib.contextmanager
 def _write_no_manifest() -> Iterator[None]:
     """Delete local copies though the bucket's own manifest does not name the other ones."""
@@ -366,7 +361,6 @@ MUTANTS: dict[str, Mutant] = {
     "absent on one answer": Mutant(_absent_on_one_answer, "d", "die_at_ack", losses=True),
     "move what is written": Mutant(_move_what_is_written, "h", "decommission", losses=True),
     "answer repeats at once": Mutant(_answer_repeats_at_once, "adg", "repeat", 6, losses=True),
-    "refuse repeats": Mutant(_refuse_repeats, "c!", "repeat", losses=True),
     "name before copying": Mutant(_name_before_copying, "h", "decommission", losses=True),
 }
 
