@@ -114,6 +114,30 @@ async def test_a_member_that_joins_in_mid_upload_takes_none_of_it_away(corner: S
             await place.check(ledger_id)
 
 
+async def test_a_broker_away_in_mid_upload_costs_no_second_attempt(corner: Settings, servers):
+    """What is complete is complete; that it is so is told, and committed, once Kafka is back."""
+    settings = impatient(corner, part_delay_s=3.0)
+    async with open_offload_parts(settings) as parts:
+        place = Place(settings, parts, {})
+        claimed = await place.stream()
+        ledger_id = await place.seal(claimed, some_entries(4, total=12 * MIB))
+        async with place.working():
+            await place.ask(claimed, ledger_id)
+            await begun(place, ledger_id)
+            servers.kill("kafka")
+            try:
+                context = await place.until_complete(ledger_id)
+            finally:
+                await servers.restart("kafka")
+            assert context.attempt_count == 1
+            await until_no_lag(settings, seconds=90)
+        again = await parts.catalog.contexts.get(ledger_id)
+        assert again is not None
+        assert (again.attempt_count, again.uuid) == (1, context.uuid)
+        assert await results_of(settings, ledger_id)
+        await place.check_bucket()
+
+
 async def begun(place: Place, ledger_id: LedgerId) -> OffloadContext:
     async with asyncio.timeout(30):
         while True:

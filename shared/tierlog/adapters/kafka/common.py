@@ -56,7 +56,7 @@ def as_error(error: KafkaError, what: str, bootstrap: str) -> TierlogError:
     if error.code() in UNKNOWN_TOPIC:
         return RetryableError(
             f"Kafka at {bootstrap} has no topic for {what}",
-            remedy="Create the topics (services do when they start), then try again",
+            remedy="Create the topics with: tierlog topics apply; services do so when they start",
         )
     return RetryableError(
         f"Kafka at {bootstrap} did not do {what}: {error.str()}",
