@@ -24,6 +24,10 @@ from tierlog_reader.views import Views
 _SERVICE = reader_pb2.DESCRIPTOR.services_by_name["Reader"].full_name
 _FETCHES = Gauge("tierlog_reader_ranges_fetched", "Ranges that were asked of the object store")
 _FETCHED = Gauge("tierlog_reader_range_bytes_fetched", "Bytes that the object store gave")
+_MISMATCHES = Gauge(
+    "tierlog_reader_ranges_differed",
+    "Ranges that were not what was written, and were fetched once more",
+)
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -77,6 +81,7 @@ def _tier2(parts: ReaderParts, settings: Settings) -> ObjectTier:
     )
     _FETCHES.set_function(lambda: ranges.fetches)
     _FETCHED.set_function(lambda: ranges.bytes_fetched)
+    _MISMATCHES.set_function(lambda: ranges.mismatches)
     return ObjectTier(
         parts.objects,
         ranges,

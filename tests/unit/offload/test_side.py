@@ -8,7 +8,7 @@ import hashlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -180,6 +180,24 @@ def test_every_flipped_byte_is_found_on_every_read(grain_len):
                 assert bytes(frames.frames[12 : 12 + len(entry)]) == entry
 
     run_virtual(main(), until_s=10_000)
+
+
+def test_it_is_there_before_the_index_is():
+    async def main():
+        world = World()
+        offloader = world.offloader()
+        put, written_keys = offloader._objects.put, []
+
+        async def noting(key: str, *arguments: Any, **options: Any) -> Any:
+            written_keys.append(key)
+            return await put(key, *arguments, **options)
+
+        setattr(offloader._objects, "put", noting)  # noqa: B010 - mypy
+        await offloader.offload(ListHandle(LEDGER, ENTRIES), UUID_1, {})
+        location = offloader.location(LEDGER, UUID_1)
+        assert written_keys == [location.side_key, location.index_key]
+
+    run_virtual(main())
 
 
 def test_what_was_damaged_on_its_way_is_fetched_once_more():
