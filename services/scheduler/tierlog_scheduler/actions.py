@@ -51,7 +51,6 @@ class Memory:
     asked: dict[LedgerId, Asked] = field(default_factory=dict)
     complete_seen_ms: dict[LedgerId, int] = field(default_factory=dict)
     swept_seen_ms: dict[UUID, int] = field(default_factory=dict)
-    open_seen: set[LedgerId] = field(default_factory=set)
     closed_seen_ms: dict[LedgerId, int] = field(default_factory=dict)
     _passes: int = 0
 
@@ -61,7 +60,6 @@ class Memory:
             self.asked,
             self.complete_seen_ms,
             self.swept_seen_ms,
-            self.open_seen,
             self.closed_seen_ms,
         ):
             kept.clear()
@@ -80,7 +78,6 @@ class Memory:
                 del self.asked[ledger_id]
             for ledger_id in self.closed_seen_ms.keys() - listed:
                 del self.closed_seen_ms[ledger_id]
-            self.open_seen &= listed
             abandoned = mirror.abandoned()
             for uuid in self.swept_seen_ms.keys() - abandoned:
                 del self.swept_seen_ms[uuid]

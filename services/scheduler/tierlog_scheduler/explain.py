@@ -19,7 +19,7 @@ from tierlog_scheduler.policy import (
     offload_due_in_ms,
     wanted_ledgers,
 )
-from tierlog_scheduler.retention import judge, trimmable, with_bytes_behind
+from tierlog_scheduler.retention import Behind, judge, trimmable, with_what_is_behind
 
 
 class What(StrEnum):
@@ -47,7 +47,7 @@ def explain(view: StreamView, now: Now) -> list[Step]:
     wanted = wanted_ledgers(view, now)
     trimmed = frozenset(trimmable(view, now))
     steps: list[Step] = []
-    for one, behind_bytes in with_bytes_behind(view.ledgers):
+    for one, behind in with_what_is_behind(view.ledgers):
         ledger_id = one.listed.ledger_id
         if not one.listed.closed:
             steps.append(_seal(view, one, now))
@@ -58,7 +58,7 @@ def explain(view: StreamView, now: Now) -> list[Step]:
             steps.extend(_delete_local(view, one.context, now))
             steps.extend(_clean(one.context))
         if one.listed.closed:
-            steps.append(_trim(view, one, now, behind_bytes, goes=ledger_id in trimmed))
+            steps.append(_trim(view, one, now, behind, goes=ledger_id in trimmed))
     for ledger_id, context in view.trimmed.items():
         left = "its context" if context is None else f"{len(context.abandoned)} attempts"
         steps.append(
@@ -131,8 +131,8 @@ def _clean(context: OffloadContext) -> Iterator[Step]:
         yield Step(ledger_id=context.ledger_id, what=What.CLEAN, in_ms=0, why=why)
 
 
-def _trim(view: StreamView, one: LedgerView, now: Now, behind_bytes: int, *, goes: bool) -> Step:
-    verdict = judge(view, one, now, behind_bytes=behind_bytes)
+def _trim(view: StreamView, one: LedgerView, now: Now, behind: Behind, *, goes: bool) -> Step:
+    verdict = judge(view, one, now, behind)
     in_ms, why = verdict.in_ms, verdict.why
     if view.paused:
         in_ms, why = None, "deletions of the stream are paused"

@@ -97,6 +97,11 @@ class Mirror:
         """Return all ledgers that stand in a stream's list."""
         return {one.ledger_id for known in self.streams.values() for one in known.snapshot.ledgers}
 
+    def newest_id(self) -> LedgerId:
+        """Return the newest ledger id that stands in any list."""
+        lists = (known.snapshot.ledgers for known in self.streams.values())
+        return max((one[-1].ledger_id for one in lists if one), default=LedgerId(0))
+
     def abandoned(self) -> set[UUID]:
         """Return all attempts that are still to be cleaned."""
         return {

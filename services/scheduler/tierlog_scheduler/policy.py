@@ -74,7 +74,7 @@ class StreamView:
 
     ``trimmed``: ledgers that left the list, and of which something is left (None: no context).
     ``…_seen_ms``: the progress at which leaders first saw that it was so; ``closed_seen_ms``
-    only where this leader saw the ledger open before.
+    only of ledgers that are not offloaded, or whose successor came late or has not come yet.
     """
 
     ledgers: Sequence[LedgerView]

@@ -8,14 +8,15 @@ Invariants:
     * Only a prefix of the list goes, and never an open ledger.
     * A ledger whose copy is wanted, by a threshold or by an admin, does not go before it has one
       (seeds/000: "as otherwise the segment would be deleted before being offloaded").
-    * Time is counted for sure (``Now.surely_since``); a context that was not read stops the rest.
+    * Time is counted for sure (``Now.closed_since``), by no wall clock. A context that was not
+      read stops the rest.
     * A ledger in the middle of another change (local deletion, repair) goes after that.
     * At most ``TRIMMED_MAX`` ledgers of a stream are on their way out at once.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import OffloadState
@@ -64,6 +65,13 @@ class RemoveStream:
 Trimming = BeginTrim | DropTrimmed | FinishTrim | SweepAbandoned | RemoveStream
 
 
+class Behind(NamedTuple):
+    """What a stream's list has behind a ledger: sealed bytes, and the next one."""
+
+    bytes: int
+    successor: LedgerId | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Whether a ledger goes; ``in_ms``: when it does by time alone, None: not by time."""
@@ -98,26 +106,28 @@ def trimmable(view: StreamView, now: Now) -> list[LedgerId]:
     if not view.deleting and not _has_limits(view):
         return []
     found: list[LedgerId] = []
-    for one, behind_bytes in with_bytes_behind(view.ledgers):
-        if not judge(view, one, now, behind_bytes=behind_bytes).goes:
+    for one, behind in with_what_is_behind(view.ledgers):
+        if not judge(view, one, now, behind).goes:
             break
         found.append(one.listed.ledger_id)
     return found
 
 
-def with_bytes_behind(ledgers: Sequence[LedgerView]) -> Iterator[tuple[LedgerView, int]]:
-    """Iterate over the ledgers, with how many sealed bytes are behind each."""
-    behind_bytes = sum(one.listed.length for one in ledgers)
-    for one in ledgers:
-        behind_bytes -= one.listed.length
-        yield one, behind_bytes
+def with_what_is_behind(ledgers: Sequence[LedgerView]) -> Iterator[tuple[LedgerView, Behind]]:
+    """Iterate over the ledgers, with what is behind each."""
+    left = sum(one.listed.length for one in ledgers)
+    for number, one in enumerate(ledgers):
+        left -= one.listed.length
+        last = number + 1 == len(ledgers)
+        successor = None if last else ledgers[number + 1].listed.ledger_id
+        yield one, Behind(bytes=left, successor=successor)
 
 
-def judge(view: StreamView, one: LedgerView, now: Now, *, behind_bytes: int) -> Verdict:
+def judge(view: StreamView, one: LedgerView, now: Now, behind: Behind) -> Verdict:
     """Tell whether a ledger goes, were it the oldest."""
     if not one.listed.closed:
         return Verdict(goes=False, in_ms=None, why="it is open")
-    verdict = _by_limits(view, one, now, behind_bytes=behind_bytes)
+    verdict = _by_limits(view, one, now, behind)
     if not verdict.goes:
         return verdict
     held = _held_by(view, one)
@@ -130,21 +140,21 @@ def _has_limits(view: StreamView) -> bool:
     return any(threshold(limit) is not None for limit in limits)
 
 
-def _by_limits(view: StreamView, one: LedgerView, now: Now, *, behind_bytes: int) -> Verdict:
+def _by_limits(view: StreamView, one: LedgerView, now: Now, behind: Behind) -> Verdict:
     if view.deleting:
         return Verdict(goes=True, in_ms=0, why="its stream is being deleted")
     time_ms = threshold(view.policy.retention_time_ms)
     size_bytes = threshold(view.policy.retention_size_bytes)
-    if size_bytes is not None and behind_bytes >= size_bytes:
-        why = f"{behind_bytes} bytes are sealed behind it, retention_size is {size_bytes}"
+    if size_bytes is not None and behind.bytes >= size_bytes:
+        why = f"{behind.bytes} bytes are sealed behind it, retention_size is {size_bytes}"
         return Verdict(goes=True, in_ms=0, why=why)
     if time_ms is None:
         if size_bytes is None:
             return Verdict(goes=False, in_ms=None, why="retention has no limit")
-        why = f"once {size_bytes - behind_bytes} more bytes are sealed behind it"
+        why = f"once {size_bytes - behind.bytes} more bytes are sealed behind it"
         return Verdict(goes=False, in_ms=None, why=why)
     seen_ms = view.closed_seen_ms.get(one.listed.ledger_id)
-    left_ms = time_ms - now.surely_since(one.listed.closed_ms, seen_ms=seen_ms)
+    left_ms = time_ms - now.closed_since(seen_ms, behind.successor)
     why = f"retention_time is {time_ms} ms since it was sealed"
     return Verdict(goes=left_ms <= 0, in_ms=max(0, left_ms), why=why)
 

@@ -37,7 +37,7 @@ from tierlog.ports.ids import Ids
 from tierlog.runtime.worker import unless_stopped
 from tierlog_scheduler import retention
 from tierlog_scheduler.actions import Actions, Memory
-from tierlog_scheduler.clocks import History, Now, Timekeeper
+from tierlog_scheduler.clocks import PARTS, SAMPLE_AGAIN_MS, History, Now, Timekeeper
 from tierlog_scheduler.manifests import ManifestGate
 from tierlog_scheduler.mirror import KnownStream, Mirror
 from tierlog_scheduler.policy import (
@@ -54,8 +54,8 @@ from tierlog_scheduler.policy import (
 log = structlog.get_logger()
 
 OFFICE: Final = "scheduler"
-# 20 bytes each at most: well below the limit of a znode.
-CHECKPOINT_LEDGERS_MAX: Final = 40_000
+# Twice so many, of 16 bytes each at most: below the limit of a znode.
+CHECKPOINT_LEDGERS_MAX: Final = 30_000
 STREAMS_A_TURN: Final = 100
 """So many streams are decided about before others have their turn in the loop."""
 
@@ -214,12 +214,14 @@ class Scheduler:
             progress = SchedulerProgress()
         self._time.begin(progress)
         self._memory.complete_seen_ms.update(progress.complete_seen_ms)
+        self._memory.closed_seen_ms.update(progress.closed_seen_ms)
 
     async def run_pass(self) -> None:
         """Learn what changed, decide about every stream once, and do what is to be done."""
         begun_s = self._clock.monotonic_s()
         await self._manifests.record_cluster()
         await self.mirror.refresh(begun_s - self._passed_s)
+        self._time.note_newest(self.mirror.newest_id())
         now = self._time.now()
         await self._act(now)
         await self._checkpoint(now)
@@ -277,7 +279,10 @@ class Scheduler:
         memory, now = self._memory, self._time.now()
         if not self.leading:
             progress = await self._catalog.progress.load()
-            memory = Memory(complete_seen_ms=dict(progress.complete_seen_ms))
+            memory = Memory(
+                complete_seen_ms=dict(progress.complete_seen_ms),
+                closed_seen_ms=dict(progress.closed_seen_ms),
+            )
             now = Now(
                 wall_ms=now.wall_ms,
                 progress_ms=progress.progress_ms,
@@ -292,13 +297,9 @@ class Scheduler:
     def _note(self, view: StreamView, now: Now, seen: set[LedgerId]) -> None:
         """Note what is seen for the first time."""
         memory = self._memory
+        self._note_closed(view, now)
         for one in view.ledgers:
             ledger_id, context = one.listed.ledger_id, one.context
-            if not one.listed.closed:
-                memory.open_seen.add(ledger_id)
-            elif ledger_id in memory.open_seen:
-                memory.open_seen.discard(ledger_id)
-                memory.closed_seen_ms[ledger_id] = now.progress_ms
             if context is None:
                 continue
             if context.state is OffloadState.COMPLETE:
@@ -313,6 +314,21 @@ class Scheduler:
                 self._note_swept(trimmed, now)
         self._waits = self._waits or threshold(view.policy.retention_time_ms) is not None
 
+    def _note_closed(self, view: StreamView, now: Now) -> None:
+        """Note when ledgers were seen closed; forget it once a successor's id says as much."""
+        seen_ms = self._memory.closed_seen_ms
+        good_ms = max(SAMPLE_AGAIN_MS, (threshold(view.policy.retention_time_ms) or 0) // PARTS)
+        successor: LedgerId | None = None
+        for one in reversed(view.ledgers):
+            ledger_id = one.listed.ledger_id
+            if one.listed.closed and (successor is None or one.to_offload):
+                seen_ms.setdefault(ledger_id, now.progress_ms)
+            elif ledger_id in seen_ms and successor is not None:
+                given_ms = now.history.given_by(successor)
+                if given_ms is not None and given_ms - seen_ms[ledger_id] < good_ms:
+                    del seen_ms[ledger_id]
+            successor = ledger_id
+
     def _note_swept(self, context: OffloadContext, now: Now) -> None:
         for attempt in context.abandoned:
             if attempt.swept_ms:
@@ -320,7 +336,7 @@ class Scheduler:
 
     async def _checkpoint(self, now: Now, *, at_once: bool = False) -> None:
         """Keep the progress, when a wait depends on it."""
-        kept = dict(sorted(self._memory.complete_seen_ms.items())[:CHECKPOINT_LEDGERS_MAX])
+        kept = _oldest(self._memory.complete_seen_ms)
         first = self._saved is None
         if not kept and not self._waits and (first or not self._waited):
             return
@@ -328,7 +344,10 @@ class Scheduler:
         if not (due or at_once or first):
             return
         progress = SchedulerProgress(
-            progress_ms=now.progress_ms, complete_seen_ms=kept, samples=now.history.samples
+            progress_ms=now.progress_ms,
+            complete_seen_ms=kept,
+            closed_seen_ms=_oldest(self._memory.closed_seen_ms) if self._waits else {},
+            samples=now.history.samples,
         )
         await self._catalog.progress.save(progress)
         self._saved, self._saved_s = progress, self._clock.monotonic_s()
@@ -364,6 +383,10 @@ class Scheduler:
             selected=tuple(one.ledger_id for one in selected),
             requested=tuple(requested),
         )
+
+
+def _oldest(seen_ms: Mapping[LedgerId, int]) -> dict[LedgerId, int]:
+    return dict(sorted(seen_ms.items())[:CHECKPOINT_LEDGERS_MAX])
 
 
 def view_of(

@@ -24,7 +24,7 @@ from tierlog.model.node import Cluster, Cookie, NodeInfo
 from tierlog.model.offload import (
     AbandonedAttempt,
     AttemptOutcome,
-    ClockSample,
+    LedgerSample,
     OffloadContext,
     OffloadState,
     PastAttempt,
@@ -187,8 +187,10 @@ def encode_progress(progress: SchedulerProgress) -> bytes:
         progress_ms=progress.progress_ms,
         ledger_id=list(progress.complete_seen_ms),
         complete_seen_ms=list(progress.complete_seen_ms.values()),
-        sample_wall_ms=[one.wall_ms for one in progress.samples],
+        sample_ledger_id=[one.ledger_id for one in progress.samples],
         sample_progress_ms=[one.progress_ms for one in progress.samples],
+        closed_ledger_id=list(progress.closed_seen_ms),
+        closed_seen_ms=list(progress.closed_seen_ms.values()),
     ).SerializeToString(deterministic=True)
 
 
@@ -200,20 +202,20 @@ def decode_progress(data: Buffer) -> SchedulerProgress:
         Format.PROGRESS_RECORD,
         lambda record: SchedulerProgress(
             progress_ms=record.progress_ms,
-            complete_seen_ms={
-                LedgerId(ledger_id): seen_ms
-                for ledger_id, seen_ms in zip(
-                    record.ledger_id, record.complete_seen_ms, strict=True
-                )
-            },
+            complete_seen_ms=_numbers_by_ledger(record.ledger_id, record.complete_seen_ms),
+            closed_seen_ms=_numbers_by_ledger(record.closed_ledger_id, record.closed_seen_ms),
             samples=tuple(
-                ClockSample(wall_ms, progress_ms)
-                for wall_ms, progress_ms in zip(
-                    record.sample_wall_ms, record.sample_progress_ms, strict=True
+                LedgerSample(LedgerId(ledger_id), progress_ms)
+                for ledger_id, progress_ms in zip(
+                    record.sample_ledger_id, record.sample_progress_ms, strict=True
                 )
             ),
         ),
     )
+
+
+def _numbers_by_ledger(ids: Sequence[int], numbers: Sequence[int]) -> dict[LedgerId, int]:
+    return {LedgerId(one): number for one, number in zip(ids, numbers, strict=True)}
 
 
 def encode_cluster(cluster: Cluster) -> bytes:

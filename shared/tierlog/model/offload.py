@@ -114,10 +114,10 @@ class Tier2Copy:
     data_sha256: bytes = b""
 
 
-class ClockSample(NamedTuple):
-    """What the wall clock showed when leaders had been at work for so long."""
+class LedgerSample(NamedTuple):
+    """The newest ledger id that was seen when leaders had been at work for so long."""
 
-    wall_ms: int
+    ledger_id: LedgerId
     progress_ms: int
 
 
@@ -126,13 +126,14 @@ class SchedulerProgress:
     """How long leaders were at work in all, on clocks that never jump.
 
     ``complete_seen_ms``: when on that clock a ledger was first seen complete, while its local
-    copy stands. Time during which no leader was at work does not count. ``samples``, oldest
-    first: what the wall clock showed meanwhile.
+    copy stands; ``closed_seen_ms``: was first seen closed that is its stream's last, or was for
+    long. Time during which no leader was at work does not count. ``samples``, oldest first.
     """
 
     progress_ms: int = 0
     complete_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
-    samples: tuple[ClockSample, ...] = ()
+    closed_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
+    samples: tuple[LedgerSample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

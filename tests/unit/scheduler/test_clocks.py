@@ -1,4 +1,4 @@
-"""Time that is past for sure: never early, never stopped, whatever the wall clock does."""
+"""Time that is past for sure: never early, never stopped, whatever any wall clock does."""
 
 import pytest
 from hypothesis import given
@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.format import records
-from tierlog.model.offload import ClockSample, SchedulerProgress
+from tierlog.model.ids import LedgerId
+from tierlog.model.offload import LedgerSample, SchedulerProgress
 from tierlog_scheduler.clocks import (
-    JUMP_MS,
     PARTS,
     SAMPLE_AGAIN_MS,
     SAMPLES_MAX,
@@ -37,36 +37,23 @@ def pass_time(clock: SimClock, keeper: Timekeeper, seconds: float) -> Now:
     return now
 
 
-steps = st.lists(
-    st.tuples(
-        st.integers(1, 3000),
-        st.sampled_from([0.0, 0.0, 0.0, 5 * HOUR, -5 * HOUR, 1.0, -1.0, 100 * HOUR, -30.0]),
-        st.booleans(),
-    ),
-    min_size=1,
-    max_size=60,
-)
+jumps = st.sampled_from([0.0, 0.0, 5 * HOUR, -5 * HOUR, 1.0, -1.0, 100 * HOUR, -30.0])
+steps = st.lists(st.tuples(st.floats(0.001, 3000), jumps), min_size=1, max_size=60)
 
 
 @given(steps)
-def test_no_stamp_is_taken_for_older_than_it_is(given_steps):
+def test_progress_is_never_ahead_and_loses_no_more_than_steps_with_a_jump(given_steps):
     clock = SimClock()
     keeper = begun(clock)
-    stamps: list[tuple[int, float]] = []
-    true_s = jumps = 0.0
-    for step_s, jump_s, stamped in given_steps:
-        if stamped:
-            stamps.append((clock.wall_ms(), true_s))
+    true_s = lost_s = 0.0
+    for step_s, jump_s in given_steps:
         clock.advance(step_s)
-        true_s += step_s
-        # Small steps back are not told apart from slewing; each may cost so much.
-        jumps += 1 if jump_s else 0
         clock.jump_wall(jump_s)
-        now = keeper.now()
-        assert now.progress_ms <= true_s * 1000
-        for stamp_ms, at_s in stamps:
-            sure_ms = now.surely_since(stamp_ms)
-            assert sure_ms <= (true_s - at_s) * 1000 + jumps * JUMP_MS
+        true_s += step_s
+        lost_s += min(step_s, -jump_s) if jump_s < 0 else 0
+        progress_ms = keeper.now().progress_ms
+        assert progress_ms <= true_s * 1000 + 1
+        assert progress_ms >= (true_s - lost_s) * 1000 - len(given_steps) - 1
 
 
 @pytest.mark.parametrize("jump_s", [5 * HOUR, -5 * HOUR])
@@ -74,22 +61,13 @@ def test_no_stamp_is_taken_for_older_than_it_is(given_steps):
 def test_a_jump_of_five_hours_neither_hastens_nor_stops(jump_s, at_h):
     clock = SimClock()
     keeper = begun(clock)
-    pass_time(clock, keeper, 2 * HOUR)
-    stamp_ms, seen_ms = clock.wall_ms(), keeper.now().progress_ms
+    seen_ms = pass_time(clock, keeper, 2 * HOUR).progress_ms
+    keeper.note_newest(LedgerId(8))
     pass_time(clock, keeper, at_h * HOUR)
     clock.jump_wall(jump_s)
     now = pass_time(clock, keeper, (24 - at_h) * HOUR)
-    lost_ms = SAMPLE_AGAIN_MS + 2 * STEP_S * 1000
-    # A leader that saw it loses the step of the jump alone.
-    sure_ms = now.surely_since(stamp_ms, seen_ms=seen_ms)
-    assert 24 * MS_PER_H - STEP_S * 1000 <= sure_ms <= 24 * MS_PER_H
-    # The next one can't tell which of two times a clock that was set back has meant.
-    twice_ms = 5 * MS_PER_H if jump_s < 0 and at_h * HOUR < -jump_s else 0
-    sure_ms = now.surely_since(stamp_ms)
-    assert 24 * MS_PER_H - lost_ms - twice_ms <= sure_ms <= 24 * MS_PER_H
-    later_ms = clock.wall_ms()
-    now = pass_time(clock, keeper, 3 * HOUR)
-    assert 3 * MS_PER_H - lost_ms <= now.surely_since(later_ms) <= 3 * MS_PER_H
+    for sure_ms in (now.closed_since(seen_ms, None), now.closed_since(None, LedgerId(7))):
+        assert 24 * MS_PER_H - STEP_S * 1000 <= sure_ms <= 24 * MS_PER_H
 
 
 def test_what_may_come_early_believes_the_larger_clock():
@@ -102,79 +80,59 @@ def test_what_may_come_early_believes_the_larger_clock():
 def test_time_without_a_leader_does_not_count_and_the_rest_outlives_it():
     clock = SimClock()
     keeper = begun(clock)
-    stamp_ms = clock.wall_ms()
+    keeper.note_newest(LedgerId(3))
     now = pass_time(clock, keeper, 10 * HOUR)
-    kept = SchedulerProgress(progress_ms=now.progress_ms, samples=now.history.samples)
+    kept = SchedulerProgress(
+        progress_ms=now.progress_ms,
+        samples=now.history.samples,
+        closed_seen_ms={LedgerId(9): 77},
+        complete_seen_ms={LedgerId(2): 5},
+    )
     assert records.decode_progress(records.encode_progress(kept)) == kept
     clock.advance(100 * HOUR)
-    away_ms = clock.wall_ms() - 50 * MS_PER_H
     second = begun(clock, kept)
+    second.note_newest(LedgerId(6))
     now = pass_time(clock, second, 2 * HOUR)
-    slack_ms = SAMPLE_AGAIN_MS + 2 * STEP_S * 1000
-    assert 12 * MS_PER_H - slack_ms <= now.surely_since(stamp_ms) <= 12 * MS_PER_H
-    # Sealed while nobody led: since the next leader began, at the latest.
-    assert 2 * MS_PER_H - slack_ms <= now.surely_since(away_ms) <= 2 * MS_PER_H
+    assert now.closed_since(None, LedgerId(3)) == pytest.approx(12 * MS_PER_H, abs=2000)
+    # Of what was closed while nobody led it is known since the next leader began.
+    assert now.closed_since(None, LedgerId(5)) == pytest.approx(2 * MS_PER_H, abs=2000)
+    assert now.closed_since(None, LedgerId(7)) == 0
 
 
 def test_without_samples_everything_waits_anew():
-    clock = SimClock()
-    old_ms = clock.wall_ms() - 1000 * MS_PER_H
-    keeper = begun(clock)
-    assert keeper.now().surely_since(old_ms) == 0
-    now = pass_time(clock, keeper, HOUR)
-    assert now.surely_since(old_ms) == MS_PER_H
-    assert Now(wall_ms=clock.wall_ms(), progress_ms=5).surely_since(old_ms) == 0
+    now = Now(wall_ms=10**12, progress_ms=10**9)
+    assert now.closed_since(None, LedgerId(3)) == 0
+    assert now.closed_since(None, None) == 0
+    assert now.closed_since(10**9 - 5, LedgerId(3)) == 5
+    assert now.closed_since(10**9 + 5, None) == 0
 
 
-def test_a_stamp_of_a_clock_that_is_ahead_is_not_past():
-    clock = SimClock()
-    keeper = begun(clock)
-    now = pass_time(clock, keeper, HOUR)
-    assert now.surely_since(clock.wall_ms() + MS_PER_H) == 0
-    assert now.surely_since(clock.wall_ms() - MS_PER_H // 2, seen_ms=now.progress_ms - 5) == 5
+ids = st.lists(st.integers(0, 50), min_size=1, max_size=40)
 
 
-@pytest.mark.parametrize("jump_s", [0.0, 100.0])
-def test_samples_are_bounded_and_months_are_known_within_a_64th(jump_s):
-    clock = SimClock()
-    keeper = begun(clock)
-    stamps = []
-    count, step_s = 120 * 24 * 6, 600.0
+@given(ids, st.integers(0, 60))
+def test_an_id_was_given_by_the_first_sample_that_is_as_new(newest, asked):
+    history = History()
+    seen: list[tuple[int, int]] = []
+    for number, ledger_id in enumerate(newest):
+        at_ms = number * SAMPLE_AGAIN_MS
+        seen.append((ledger_id, at_ms))
+        history = history.with_newest(LedgerId(ledger_id), at_ms)
+    expected = next((at_ms for ledger_id, at_ms in seen if ledger_id >= asked), None)
+    assert history.given_by(LedgerId(asked)) == expected
+
+
+def test_samples_are_bounded_and_months_are_known_within_a_64th():
+    history = History()
+    count = 120 * 24 * 6
     for number in range(count):
-        if number % 997 == 0:
-            clock.jump_wall((-1) ** number * jump_s)
-        now = keeper.now()
-        stamps.append((clock.wall_ms(), number))
-        clock.advance(step_s)
-        assert len(now.history.samples) <= SAMPLES_MAX
-    now = keeper.now()
-    for stamp_ms, number in stamps[::101]:
-        true_ms = (count - number) * step_s * 1000
-        sure_ms = now.surely_since(stamp_ms)
-        assert sure_ms <= true_ms
-        assert sure_ms >= true_ms * (1 - 1.1 / PARTS) - 2 * SAMPLE_AGAIN_MS - 2 * jump_s * 1000
-
-
-def test_a_clock_that_jumps_all_the_time_makes_nothing_older():
-    clock = SimClock()
-    keeper = begun(clock)
-    stamps = []
-    for number in range(3000):
-        clock.jump_wall((-1) ** number * 100.0)
-        stamps.append((clock.wall_ms(), number))
-        now = keeper.now()
-        assert len(now.history.samples) <= SAMPLES_MAX
-        clock.advance(700)
-    now = keeper.now()
-    assert all(now.surely_since(ms) <= (3000 - number) * 700_000 for ms, number in stamps)
-
-
-@given(
-    st.lists(st.integers(0, 10**6), min_size=1, max_size=30, unique=True),
-    st.integers(-10, 10**6 + 10),
-)
-def test_the_quick_way_finds_what_the_long_one_does(walls, stamp_ms):
-    samples = [ClockSample(wall, number) for number, wall in enumerate(sorted(walls))]
-    now = ClockSample(10**6 + 5, len(samples))
-    history = History(samples)
-    assert history.latest(stamp_ms, now) == history._latest_of_all(stamp_ms, now)
+        history = history.with_newest(LedgerId(number), number * SAMPLE_AGAIN_MS)
+        # Too soon for another one.
+        assert history.with_newest(LedgerId(10**6), number * SAMPLE_AGAIN_MS + 1) is history
+    assert len(history.samples) <= SAMPLES_MAX
+    now = Now(wall_ms=0, progress_ms=count * SAMPLE_AGAIN_MS, history=history)
+    for number in range(0, count, 101):
+        true_ms = (count - number) * SAMPLE_AGAIN_MS
+        sure_ms = now.closed_since(None, LedgerId(number))
+        assert true_ms * (1 - 1.1 / PARTS) - 2 * SAMPLE_AGAIN_MS <= sure_ms <= true_ms
+    assert history.samples[-1] == LedgerSample(LedgerId(count - 1), (count - 1) * SAMPLE_AGAIN_MS)

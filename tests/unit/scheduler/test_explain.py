@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.scheduler.test_policy import DELAYS, ledger, place, stream
-from tests.unit.scheduler.test_retention import sampled
 from tierlog.model.ids import LedgerId
-from tierlog.model.offload import AbandonedAttempt, OffloadState
+from tierlog.model.offload import AbandonedAttempt, LedgerSample, OffloadState
 from tierlog.model.policy import Policy
 from tierlog_scheduler import retention
+from tierlog_scheduler.clocks import History, Now
 from tierlog_scheduler.explain import What, explain
 from tierlog_scheduler.policy import DeleteTier1, RequestOffload, decide, oldest_byte_age_ms
 
-NOW = sampled(1_000_000)
+HISTORY = History([LedgerSample(LedgerId(1000), 5)])
+NOW = Now(wall_ms=1_000_000, progress_ms=1_000_000, history=HISTORY)
 S = OffloadState
 
 
@@ -32,14 +33,15 @@ def test_times_are_those_of_the_thresholds():
         policy=Policy(
             offload_time_ms=60_000,
             deletion_lag_ms=100_000,
-            retention_time_ms=500_000,
+            retention_time_ms=1_500_000,
             ledger_age_ms_max=1_500_000,
         ),
         complete_seen_ms={LedgerId(1): 950_000},
+        closed_seen_ms={LedgerId(1): 1},
     )
     found = steps(view)
     assert found[1, What.DELETE_LOCAL].in_ms == 50_000
-    assert found[1, What.TRIM].in_ms == 401_000  # sampled once a second: a second late at most
+    assert found[1, What.TRIM].in_ms == 500_001
     assert found[2, What.OFFLOAD].in_ms == 50_000
     assert found[3, What.SEAL].in_ms == 500_000
     assert (1, What.OFFLOAD) not in found

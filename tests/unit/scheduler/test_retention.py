@@ -20,7 +20,7 @@ from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, faults, running, 
 from tierlog.adapters.memory.faults import FaultRates
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LedgerId
-from tierlog.model.offload import AbandonedAttempt, ClockSample, OffloadState
+from tierlog.model.offload import AbandonedAttempt, LedgerSample, OffloadState
 from tierlog.model.policy import NEVER, Policy
 from tierlog_scheduler.clocks import History, Now
 from tierlog_scheduler.retention import (
@@ -33,28 +33,37 @@ from tierlog_scheduler.retention import (
     trimmable,
 )
 
-SAMPLES = [ClockSample(at, at) for at in (0, 1, 5 * 10**8)]
-NOW = Now(wall_ms=10**9, progress_ms=10**9, history=History(SAMPLES))
-"""No jump: progress is what the wall clock shows."""
+NOW = Now(wall_ms=10**9, progress_ms=10**9, history=History([LedgerSample(LedgerId(1000), 1)]))
+"""Every ledger that has a successor has been closed for almost as long."""
 S = OffloadState
 DAY_MS = 24 * 3_600_000
 
 
-def sampled(now_ms: int) -> Now:
-    """Return a time whose samples are a second apart."""
-    history = History([ClockSample(at, at) for at in range(0, now_ms, 1000)])
-    return Now(wall_ms=now_ms, progress_ms=now_ms, history=history)
+@pytest.mark.parametrize(("sealed_ms", "gone"), [(59_999, []), (60_000, [1]), (70_000, [1])])
+def test_a_ledger_goes_once_it_was_seen_sealed_for_the_retention_time(sealed_ms, gone):
+    policy = Policy(retention_time_ms=60_000)
+    seen = {LedgerId(1): NOW.progress_ms - sealed_ms}
+    # Whatever the stamps of its owner say.
+    for closed_ms in (0, NOW.wall_ms, 10**15):
+        view = stream(ledger(1, closed_ms=closed_ms), policy=policy, closed_seen_ms=seen)
+        assert trimmable(view, NOW) == gone
 
 
-@pytest.mark.parametrize(("sealed_ms", "gone"), [(59_000, []), (61_000, [1]), (70_000, [1])])
-def test_a_ledger_goes_once_it_was_sealed_for_the_retention_time(sealed_ms, gone):
-    now = sampled(200_000)
-    view = stream(
-        ledger(1, closed_ms=200_000 - sealed_ms),
-        ledger(2, closed_ms=199_000),
-        policy=Policy(retention_time_ms=60_000),
-    )
-    assert trimmable(view, now) == gone
+def test_a_later_ledger_id_says_that_a_ledger_was_closed_before():
+    policy = Policy(retention_time_ms=60_000)
+    history = History([LedgerSample(LedgerId(5), 900_000), LedgerSample(LedgerId(8), 950_000)])
+    now = Now(wall_ms=0, progress_ms=1_000_000, history=history)
+    three = (ledger(3), ledger(5), ledger(6), ledger(9))
+    # 3 was closed before 5 was given, and 5 before 6 was: by 950,000 at the latest. Of 6 that is
+    # not known: 9 is newer than all samples.
+    assert trimmable(stream(*three, policy=policy), now) == [3]
+    later = Now(wall_ms=0, progress_ms=1_010_000, history=history)
+    assert trimmable(stream(*three, policy=policy), later) == [3, 5]
+    much_later = Now(wall_ms=0, progress_ms=10**9, history=history)
+    assert trimmable(stream(*three, policy=policy), much_later) == [3, 5]
+    seen = {LedgerId(6): 5_000_000}
+    view = stream(*three, policy=policy, closed_seen_ms=seen)
+    assert trimmable(view, much_later) == [3, 5, 6]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +76,7 @@ def test_by_size_at_least_so_much_stays_behind_what_goes(size, gone):
 
 def test_either_limit_is_enough_and_never_is_none():
     both = Policy(retention_time_ms=1000, retention_size_bytes=10**9)
-    old, young = ledger(1, closed_ms=0), ledger(2, closed_ms=NOW.wall_ms)
+    old, young = ledger(1), ledger(2)
     assert trimmable(stream(old, young, policy=both), NOW) == [1]
     size = Policy(retention_time_ms=NEVER, retention_size_bytes=50)
     assert trimmable(stream(old, young, policy=size), NOW) == [1]
@@ -83,6 +92,7 @@ def test_either_limit_is_enough_and_never_is_none():
 )
 def test_what_is_to_be_offloaded_stays_until_it_is(offloading):
     policy = Policy(retention_time_ms=1000, retention_size_bytes=10**9, **offloading)
+    seen = {LedgerId(1): 0}
     for state, gone in (
         (S.LOCAL, []),
         (S.OFFLOADING, []),
@@ -91,10 +101,11 @@ def test_what_is_to_be_offloaded_stays_until_it_is(offloading):
         (S.TIER1_DELETED, [1]),
         (S.REPAIRING, []),
     ):
-        assert trimmable(stream(ledger(1, state=state), policy=policy), NOW) == gone, state
+        view = stream(ledger(1, state=state), policy=policy, closed_seen_ms=seen)
+        assert trimmable(view, NOW) == gone, state
     alone = Policy(retention_time_ms=1000)
-    assert trimmable(stream(ledger(1), policy=alone), NOW) == [1]
-    wished = stream(ledger(1), policy=alone, offload_through=LedgerId(1))
+    assert trimmable(stream(ledger(1), policy=alone, closed_seen_ms=seen), NOW) == [1]
+    wished = stream(ledger(1), policy=alone, closed_seen_ms=seen, offload_through=LedgerId(1))
     assert trimmable(wished, NOW) == []
 
 
@@ -135,7 +146,7 @@ def test_only_a_prefix_that_nothing_needs_ever_goes(kinds, time_ms, size_bytes, 
         assert one.context is not None
         assert one.context.state not in {S.TIER1_DELETING, S.REPAIRING}
         assert one.context.complete or not view.policy.offloads
-        by_time = time_ms not in {None, NEVER} and one.listed.closed_ms <= NOW.wall_ms
+        by_time = time_ms not in {None, NEVER} and number + 1 < len(views)
         by_size = size_bytes not in {None, NEVER} and left >= (size_bytes or 0)
         assert by_time or by_size
 

@@ -686,8 +686,10 @@ class SchedulerProgressRecord(_message.Message):
     PROGRESS_MS_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     COMPLETE_SEEN_MS_FIELD_NUMBER: _builtins.int
-    SAMPLE_WALL_MS_FIELD_NUMBER: _builtins.int
+    SAMPLE_LEDGER_ID_FIELD_NUMBER: _builtins.int
     SAMPLE_PROGRESS_MS_FIELD_NUMBER: _builtins.int
+    CLOSED_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    CLOSED_SEEN_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     progress_ms: _builtins.int
     @_builtins.property
@@ -697,11 +699,17 @@ class SchedulerProgressRecord(_message.Message):
     @_builtins.property
     def complete_seen_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def sample_wall_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Parallel lists, oldest first: what the wall clock showed at which progress."""
+    def sample_ledger_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Parallel lists, oldest first: which ledger id was the newest at which progress."""
 
     @_builtins.property
     def sample_progress_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def closed_ledger_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Parallel lists: when on that clock a ledger was first seen closed."""
+
+    @_builtins.property
+    def closed_seen_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -709,12 +717,14 @@ class SchedulerProgressRecord(_message.Message):
         progress_ms: _builtins.int = ...,
         ledger_id: _abc.Iterable[_builtins.int] | None = ...,
         complete_seen_ms: _abc.Iterable[_builtins.int] | None = ...,
-        sample_wall_ms: _abc.Iterable[_builtins.int] | None = ...,
+        sample_ledger_id: _abc.Iterable[_builtins.int] | None = ...,
         sample_progress_ms: _abc.Iterable[_builtins.int] | None = ...,
+        closed_ledger_id: _abc.Iterable[_builtins.int] | None = ...,
+        closed_seen_ms: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete_seen_ms", b"complete_seen_ms", "ledger_id", b"ledger_id", "progress_ms", b"progress_ms", "sample_progress_ms", b"sample_progress_ms", "sample_wall_ms", b"sample_wall_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_ledger_id", b"closed_ledger_id", "closed_seen_ms", b"closed_seen_ms", "complete_seen_ms", b"complete_seen_ms", "ledger_id", b"ledger_id", "progress_ms", b"progress_ms", "sample_ledger_id", b"sample_ledger_id", "sample_progress_ms", b"sample_progress_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
