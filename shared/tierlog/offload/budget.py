@@ -20,10 +20,22 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-MIB: Final = 1024 * 1024
-BYTES_MAX: Final = 256 * MIB
+MB: Final = 10**6
+MEMORY_BYTES_MAX: Final = 256 * MB
+BESIDE_BYTES_MAX: Final = 40 * MB
 PARTS_MAX: Final = 4
 LEDGER_PARTS: Final = 2
+
+
+def bytes_for_blocks(memory_bytes_max: int) -> int:
+    """Return what of an offloader's memory is for blocks.
+
+    The rest is for what connections receive ahead, side objects that are built, and requests.
+    """
+    return max(memory_bytes_max - BESIDE_BYTES_MAX, memory_bytes_max // 2)
+
+
+BYTES_MAX: Final = bytes_for_blocks(MEMORY_BYTES_MAX)
 
 
 @dataclass(slots=True, eq=False)

@@ -326,8 +326,9 @@ class OffloaderSettings(_Section):
     ledgers_in_flight_max: int = Field(default=1, gt=0)
     parts_in_flight_max: int = Field(default=4, gt=0)
     """Parts of all ledgers that are on their way to the store at once."""
-    memory_bytes_max: PositiveBytes = 256 * MIB
-    """What blocks that are being filled or sent may take, of all ledgers at once."""
+    memory_bytes_max: PositiveBytes = 256 * 10**6
+    """What uploads of all ledgers at once may take: blocks that are being filled or sent, and 40 MB
+    (of less than 80 MB half) for what is received ahead of them and built beside them."""
     patience_s_max: Seconds = 300.0
     """So long a request of an upload is tried again, beyond the object store's own tries."""
     drain_s_max: Seconds = 30.0

@@ -10,7 +10,7 @@ from tierlog.catalog import Catalog
 from tierlog.ledger.damage import DamageReports
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.model.node import Cluster
-from tierlog.offload.budget import UploadBudget
+from tierlog.offload.budget import UploadBudget, bytes_for_blocks
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.verify import ReadBack
 from tierlog.ports.events import EventPublisher
@@ -52,7 +52,9 @@ async def open_offload_parts(settings: Settings) -> AsyncIterator[OffloadParts]:
         open_catalog(settings) as catalog,
         open_objects(settings, meter=meter) as objects,
         open_publisher(settings) as publisher,
-        open_storage_controls(catalog, kept_bytes_max=settings.offloader.memory_bytes_max) as nodes,
+        open_storage_controls(
+            catalog, kept_bytes_max=bytes_for_blocks(settings.offloader.memory_bytes_max)
+        ) as nodes,
         reporting_damage(catalog) as damage,
     ):
         cluster = await catalog.nodes.ensure_cluster(ledger_id_base=settings.cluster.ledger_id_base)
@@ -60,7 +62,7 @@ async def open_offload_parts(settings: Settings) -> AsyncIterator[OffloadParts]:
             objects,
             tier2_settings(settings, cluster),
             budget=UploadBudget(
-                bytes_max=settings.offloader.memory_bytes_max,
+                bytes_max=bytes_for_blocks(settings.offloader.memory_bytes_max),
                 parts_max=settings.offloader.parts_in_flight_max,
             ),
             retries=upload_retries(settings),
