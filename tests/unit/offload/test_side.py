@@ -271,6 +271,26 @@ def test_an_entry_anywhere_takes_two_requests_and_200_kib(entry_len):
     run_virtual(main(), until_s=10_000)
 
 
+def test_padding_is_not_fetched_for_the_entry_before_it():
+    async def main():
+        world = World()
+        # The long one leaves most of the first block to padding.
+        entries = [*([bytes(1000)] * 100), bytes(4 * MIB), bytes(10)]
+        copy = await written(world, entries, grain_len=65536, block_size=5 * MIB)
+        handle, reading, _, _ = await opened(world, copy, ranges=RangeLimits())
+        asked = noted(reading)
+        read = await handle.read_frames(EntryId(99), 8 * MIB, entries_max=1)
+        assert read.last_entry_id == 99
+        assert sum(length for _, _, length in asked) <= 200 * 1024
+        # The long one comes whole, and little more than that.
+        asked.clear()
+        read = await handle.read_frames(EntryId(100), 8 * MIB, entries_max=1)
+        assert len(read.frames) == 4 * MIB + 12
+        assert sum(length for _, _, length in asked) <= 4 * MIB + 200 * 1024
+
+    run_virtual(main())
+
+
 def noted(reading: BlockOffloader) -> list[tuple[str, int, int]]:
     """Note which ranges an offloader asks for from now on."""
     asked: list[tuple[str, int, int]] = []
