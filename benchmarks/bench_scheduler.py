@@ -51,7 +51,7 @@ LEDGERS_A_STREAM: Final = 10
 FULL_S_MAX: Final = 5.0
 RSS_MB_MAX: Final = 500.0
 READS_A_CHANGE_MAX: Final = 3.0  # the stream, its new ledger's context, the closed one's
-IN_FLIGHT: Final = 256
+IN_FLIGHT: Final = 32
 LEDGER_LEN: Final = 10**9
 INCARNATION: Final = UUID(int=1)
 LEVELS: Final = PolicyLevels(

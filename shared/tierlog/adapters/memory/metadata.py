@@ -42,6 +42,8 @@ class _Session:
     number: int
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     watching: list[asyncio.Event] = field(default_factory=list)
+    forget_at: int = 64
+    """So many watches, and those that were set are forgotten."""
 
 
 @dataclass(slots=True)
@@ -114,8 +116,10 @@ class MemoryMetadata:
         event = asyncio.Event()
         watches = self._child_watches if children and path in self._nodes else self._data_watches
         watches.setdefault(path, []).append(event)
-        session.watching = [e for e in session.watching if not e.is_set()]
         session.watching.append(event)
+        if len(session.watching) >= session.forget_at:
+            session.watching = [e for e in session.watching if not e.is_set()]
+            session.forget_at = 2 * len(session.watching) + 64
         return event
 
     def change(self, apply: Callable[[], T]) -> T:
