@@ -131,8 +131,16 @@ class Actions:
             case FinishTrim():
                 await self._finish_trim(stream, action.ledger_id)
             case RemoveStream():
-                await self._catalog.retention.remove_stream(stream.name, stream.incarnation)
-                log.info("stream.deleted", stream=stream.name, incarnation=str(stream.incarnation))
+                await self._remove_stream(stream)
+
+    async def _remove_stream(self, stream: Stream) -> None:
+        stopped = self._manifests.stopped(stream.name)
+        if stopped is not None:
+            # The last manifest must say that the stream goes: a restore would bring it back.
+            log.info("stream.kept", stream=stream.name, cause=stopped)
+            return
+        await self._catalog.retention.remove_stream(stream.name, stream.incarnation)
+        log.info("stream.deleted", stream=stream.name, incarnation=str(stream.incarnation))
 
     async def request(self, stream: Stream, action: RequestOffload, now: Now) -> None:
         """Ask workers for a ledger; raises when the queue does not take it."""
@@ -168,10 +176,11 @@ class Actions:
             return
         copy = context.copy
         assert copy is not None, "a complete context says what was written"
+        if not await self._manifests.may_delete_local(context):
+            # One that was begun too: it may be a backup's metadata that say so.
+            log.info("tier1.kept", ledger_id=ledger_id, cause="no manifest names its copy yet")
+            return
         if context.state is not OffloadState.TIER1_DELETING:
-            if not await self._manifests.may_delete_local(context):
-                log.info("tier1.kept", ledger_id=ledger_id, cause="no manifest names its copy yet")
-                return
             try:
                 await self._offloader.verify(ledger_id, uuid, context.location, copy)
             except CorruptError as error:

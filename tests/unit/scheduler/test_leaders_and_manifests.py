@@ -7,7 +7,9 @@ before a generation says so; and metadata from a backup delete nothing at all.
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -21,7 +23,7 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.keys import parse_key
 from tierlog.model.errors import RefusedError
 from tierlog.model.manifest import copy_of
-from tierlog.model.offload import GONE_FROM_TIER1
+from tierlog.model.offload import GONE_FROM_TIER1, OffloadState
 from tierlog.model.policy import Policy
 from tierlog.model.stream import StreamLifecycle
 from tierlog.runtime.worker import WorkerLimits, run_worker
@@ -232,5 +234,54 @@ def test_a_deleted_stream_leaves_a_manifest_that_says_so() -> None:
         assert known.head is not None
         assert known.head.lifecycle is StreamLifecycle.DELETING
         assert not known.ledgers
+
+    run_virtual(main())
+
+
+def test_an_empty_stream_is_not_removed_before_a_manifest_says_that_it_goes() -> None:
+    async def main() -> None:
+        judged = Judged()
+        world = judged.world
+        claimed = await world.stream()
+        given = faults()
+        async with judged.running(given, leaders=1):
+            await asyncio.sleep(60)
+            given.outages = {"objects.put"}
+            await world.catalog().retention.begin_stream_deletion(STREAM)
+            await asyncio.sleep(600)
+            await world.catalog().streams.snapshot(STREAM)
+            given.outages = set()
+            await asyncio.sleep(60)
+        with pytest.raises(RefusedError):
+            await world.catalog().streams.snapshot(STREAM)
+        known = await world.manifests().newest(STREAM, claimed.incarnation)
+        assert known.head is not None
+        assert known.head.lifecycle is StreamLifecycle.DELETING
+
+    run_virtual(main())
+
+
+def test_a_local_deletion_that_a_backup_has_begun_is_not_ended() -> None:
+    async def main() -> None:
+        judged = Judged()
+        world = judged.world
+        claimed = await world.stream(policy=Policy(offload_time_ms=0, deletion_lag_ms=0))
+        ledger_id = await offloaded(world, claimed)
+        async with judged.running(leaders=1):
+            await asyncio.sleep(60)
+        catalog = world.catalog()
+        deleted = await world.context(ledger_id)
+        # As if it were so, of an attempt that the bucket's own manifest does not name.
+        begun = replace(
+            deleted, state=OffloadState.TIER1_DELETING, bookkeeper_deleted=False, uuid=UUID(int=8)
+        )
+        await catalog.contexts.change(ledger_id, lambda _: begun, applied=lambda one: one == begun)
+        gate = BucketManifests(world.manifests(), world.catalog())
+        leader = scheduler(world, manifests=gate)
+        await leader.begin()
+        for _ in range(5):
+            await leader.run_pass()
+        assert (gate.stopped(STREAM) or "").startswith(RESTORED)
+        assert (await world.context(ledger_id)).state is OffloadState.TIER1_DELETING
 
     run_virtual(main())
