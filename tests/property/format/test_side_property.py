@@ -223,18 +223,35 @@ def test_pages_made_on_purpose_are_refused_or_mean_what_they_say(data):
     header = SideObject.decode(sound()).header
     start, end = header.page_place(0)
     page = bytearray(sound()[start:end])
-    at = data.draw(st.integers(4, len(page) - 8))
-    page[at : at + 8] = data.draw(hostile_words)
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(4, len(page) - 8))
+        page[at : at + 8] = data.draw(hostile_words)
+    else:
+        # A little more or less of one entry id or offset.
+        count = header.grain_count
+        width, start, row = data.draw(st.sampled_from([(8, 32, count), (4, 32 + 8 * count, count)]))
+        at = start + width * data.draw(st.integers(0, row - 1))
+        moved = int.from_bytes(page[at : at + width], "big") + data.draw(st.integers(-70, 70))
+        page[at : at + width] = max(moved, 0).to_bytes(width, "big")
     page[:4] = crc32c(memoryview(page)[4:], header.salt).to_bytes(4, "big")
     try:
         rows = header.decode_page(page, 0)
     except CorruptError:
         return
     assert header.encode_page(0, rows) == page
-    places = np.arange(header.grain_count) * header.grain_len + rows.entry_offsets
-    assert sorted(rows.first_entry_ids) == rows.first_entry_ids.tolist()
-    assert sorted(places) == places.tolist()
-    assert places[-1] <= header.data_len
+    ids, size = rows.first_entry_ids.tolist(), header.grain_len
+    offsets = rows.entry_offsets.tolist()
+    for grain, (entry_id, offset) in enumerate(zip(ids, offsets, strict=True)):
+        place = grain * size + offset
+        assert (entry_id == header.entry_count) == (place == header.data_len)
+        assert entry_id <= header.entry_count
+        if grain + 1 < len(ids):
+            follower = (grain + 1) * size + offsets[grain + 1]
+            if offset >= size:
+                assert (ids[grain + 1], follower) == (entry_id, place)
+            else:
+                assert ids[grain + 1] > entry_id
+                assert follower >= place + 12 * (ids[grain + 1] - entry_id)
 
 
 @settings(max_examples=300)
