@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed: list[int] = []
     progress = Progress(chosen.seeds)
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
-        echo = chosen.seeds == 1 and not chosen.quiet
+        echo = chosen.seeds == 1 and not (chosen.quiet or chosen.progress)
         trace = Trace(echo=echo, keep_calls=chosen.calls)
         began_s = time.perf_counter()
         try:
