@@ -103,6 +103,9 @@ class KafkaEventSource:
             "session.timeout.ms": round(session_timeout_s * 1000),
             "heartbeat.interval.ms": round(session_timeout_s * 1000 / 3),
             "topic.metadata.refresh.interval.ms": 5000,
+            # A topic that is lost and made again, of as many partitions, is else taken for one
+            # that was never away, and a group that was given none of them meanwhile stays so.
+            "topic.metadata.propagation.max.ms": 0,
             "reconnect.backoff.max.ms": 2000,
             "queued.min.messages": 100,
             "queued.max.messages.kbytes": 16 * 1024,
