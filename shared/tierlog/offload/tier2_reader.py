@@ -170,8 +170,8 @@ class Tier2Handle:
         if not 0 <= first_entry_id <= self.index.last_entry_id:
             return
         block = self.index.block_of(first_entry_id)
-        note = self._note_in(block, first_entry_id)
-        if note.entry_id == first_entry_id:
+        note = await self._nearest(block, first_entry_id)
+        if note.entry_id == first_entry_id or self._side is not None:
             await self._ranges.warm(self._source, note.offset, note.offset + bytes_max)
 
     def _note_in(self, block: BlockRange, entry_id: EntryId) -> Note:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.golden.objects import runs_of
@@ -134,6 +134,7 @@ times = st.lists(
 
 
 @given(ledgers, grains, times)
+@example([b"ten bytes."] * 30, 64, [(9, 9), (1, 1)])
 def test_every_grain_has_the_times_of_the_runs_that_begin_in_it(entries, grain_len, spans):
     found = built(entries, grain_len=grain_len, times=spans, run_bytes_max=60)
     places = places_of(entries, found.blocks)

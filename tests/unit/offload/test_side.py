@@ -437,6 +437,18 @@ class TestSideObjectsThatAreNotAsTheyShouldBe:
 
         run_virtual(main(), until_s=10_000)
 
+    def test_a_page_that_memory_spoilt_is_read_anew(self):
+        async def main():
+            world = World()
+            handle, reading, *_ = await copied(world, ENTRIES)
+            (rows,) = reading._side_pages._kept.values()
+            rows.crcs[5] ^= 1
+            with pytest.raises(CorruptError):
+                await entries_of(handle)
+            assert await entries_of(handle) == ENTRIES
+
+        run_virtual(main())
+
     def test_one_of_another_attempt_is_refused(self):
         async def main():
             world = World()
