@@ -246,3 +246,20 @@ def test_an_upload_that_fails_or_is_cancelled_gives_all_back(seed, monkeypatch):
         assert await tier2.last_add_confirmed() == EntryId(8)
 
     run_virtual(main())
+
+
+def test_room_that_was_given_to_someone_who_is_cancelled_just_then_is_not_lost():
+    async def main():
+        budget = UploadBudget(bytes_max=10)
+        with budget.share() as one, budget.share() as other:
+            await one.take(10)
+            waiting = asyncio.create_task(other.take(10))
+            await asyncio.sleep(1)
+            one.give_back(10)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert budget.held_bytes == 0
+            await one.take(10)
+
+    run_virtual(main())
