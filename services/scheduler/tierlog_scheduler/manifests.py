@@ -202,7 +202,7 @@ class BucketManifests:
             kept, context = known.ledgers.get(ledger_id), contexts.get(ledger_id)
             if context is None and kept is None:
                 context = await self._catalog.contexts.peek(ledger_id)
-            elif context is None:
+            elif context is None or _being_repaired(context, kept):
                 continue
             copy = copy_of(context) if context is not None else None
             uuid = copy.uuid if copy is not None else None
@@ -309,3 +309,14 @@ class BucketManifests:
         if before is not None:
             STOPPED.labels(before[0]).dec()
             log.info("deletions.go_on", stream=name)
+
+
+def _being_repaired(context: OffloadContext, kept: KeptLedger | None) -> bool:
+    """Tell whether the manifest names a damaged copy that has no successor yet.
+
+    It goes on naming it: until the new one is complete, its objects stay.
+    """
+    damaged = context.repair_source_uuid
+    return (
+        not context.complete and kept is not None and damaged is not None and kept.uuid == damaged
+    )

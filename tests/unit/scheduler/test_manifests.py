@@ -22,7 +22,7 @@ from tierlog.format.manifest import parse_manifest_key, unkeep
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.manifest import copy_of
-from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.offload import AbandonedAttempt, OffloadContext, OffloadState
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
 from tierlog.offload.manifests import BucketGuard, KnownManifest, ManifestStore
@@ -467,6 +467,47 @@ def test_an_abandoned_attempt_is_swept_unless_a_manifest_could_name_it() -> None
         assert await leader.gate.may_sweep(context, UUID(int=6))
         trying = replace(context, complete=False, state=OffloadState.OFFLOADING)
         assert await leader.gate.may_sweep(trying, UUID(int=6))
+
+    run_virtual(main())
+
+
+def test_a_damaged_copy_is_named_until_there_is_a_new_one() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        ledger_id = await offloaded(world, claimed)
+        leader = Leader(world)
+        await leader.visit()
+        whole = await world.context(ledger_id)
+        assert whole.uuid is not None
+        assert whole.location is not None
+        damaged = AbandonedAttempt(uuid=whole.uuid, location=whole.location, abandoned_ms=1)
+        revoked = replace(
+            whole,
+            state=OffloadState.LOCAL,
+            complete=False,
+            uuid=None,
+            location=None,
+            copy=None,
+            abandoned=(damaged,),
+            repair_source_uuid=whole.uuid,
+        )
+        await world.catalog().contexts.change(
+            ledger_id, lambda _: revoked, applied=lambda one: one == revoked
+        )
+        # A generation for another reason goes on naming it.
+        await offloaded(world, claimed)
+        await leader.visit()
+        assert leader.gate.stopped(STREAM) is None
+        known = await newest(world)
+        assert (known.generation, known.names(ledger_id, whole.uuid)) == (2, True)
+        assert not await leader.gate.may_sweep(revoked, whole.uuid)
+        await world.worker().handle(world.request(claimed, ledger_id))
+        again = await world.context(ledger_id)
+        assert again.complete
+        assert not await leader.gate.may_sweep(again, whole.uuid)
+        await leader.visit()
+        assert await leader.gate.may_sweep(again, whole.uuid)
 
     run_virtual(main())
 
