@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from tests.simulation.trace import CURRENT
 from tierlog.format.run import Run
-from tierlog.model.errors import TierlogError
+from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.ports.storage_node import StorageNodeControl
@@ -30,6 +30,7 @@ class Copies:
     def __init__(self, complain: Callable[[str, str], None]) -> None:
         self._complain = complain
         self._holders: dict[Position, set[str]] = {}
+        self._unanswered: dict[Position, set[str]] = {}
         self._data: dict[Position, bytes] = {}
         self.repeated = 0
         """How many adds a node answered of what it had answered for before."""
@@ -41,6 +42,10 @@ class Copies:
     def holders(self, position: Position) -> set[str]:
         """Return the nodes that ever had an entry, those that lost their disks too."""
         return self._holders.get(position, set())
+
+    def may_hold(self, position: Position) -> set[str]:
+        """Return ``holders``, and the nodes that crashed, or are, before they answered for it."""
+        return self.holders(position) | self._unanswered.get(position, set())
 
     def note(self, node: str, run: Run) -> None:
         """Take note that a node has made a run durable."""
@@ -79,10 +84,19 @@ class Copies:
         def noted(node: StorageNode, run: Run, *, recovery: bool = False) -> Any:
             name = CURRENT.get()
             copied = Run.decode(bytes(run.encoded))
+            ledger_id = run.header.ledger_id
+            entry_ids = range(run.first_entry_id, run.last_entry_id + 1)
+            for entry_id in entry_ids:
+                self._unanswered.setdefault((ledger_id, entry_id), set()).add(name)
 
             def done(answer: "asyncio.Future[None]") -> None:
-                if not answer.cancelled() and answer.exception() is None:
+                error = None if answer.cancelled() else answer.exception()
+                if answer.cancelled() or not isinstance(error, RefusedError | None):
+                    return
+                if error is None:
                     self.note(name, copied)
+                for entry_id in entry_ids:
+                    self._unanswered[ledger_id, entry_id].discard(name)
 
             answer = add(node, run, recovery=recovery)
             answer.add_done_callback(done)
