@@ -44,6 +44,7 @@ _ID: Final = Struct(">q")
 _LEN_TYPE: Final = np.dtype(">i4")
 _ID_TYPE: Final = np.dtype(">i8")
 _HEADER_TYPE: Final = np.dtype([("entry_len", _LEN_TYPE), ("entry_id", _ID_TYPE)])
+_HEADER_BYTES: Final = np.dtype((np.void, FRAME_HEADER_LEN))
 
 assert FRAME_HEADER_LEN == _FRAME_HEADER.size == 12
 assert _LEN_TYPE.itemsize == ENTRY_LEN_LEN
@@ -182,10 +183,16 @@ def frame_sets_agree(buffer: Buffer, offsets: Offsets, sets: FrameSets) -> bool:
     # Before any look at the frames: after this, every place leaves room for a header.
     if not np.array_equal(places[firsts], starts) or int(lens.min()) < 0:
         return False
-    found = _windows(buffer, _HEADER_TYPE, ENTRY_LEN_OFFSET)[places]
+    assert int(lens.max()) <= ENTRY_LEN_MAX, "sets are runs, whose length was checked"
+    # Headers as they must be, compared as bytes: three times as quick as field by field. No length
+    # is too large for its field, since no set is.
+    expected = np.empty(len(places), _HEADER_TYPE)
+    expected["entry_len"] = lens
     ids = np.repeat(np.array(sets.first_entry_ids, np.int64) - firsts, counts)
     ids += np.arange(len(places))
-    return bool((found["entry_len"] == lens).all() and (found["entry_id"] == ids).all())
+    expected["entry_id"] = ids
+    found = _windows(buffer, _HEADER_BYTES, ENTRY_LEN_OFFSET)[places]
+    return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 def walk_frames(buffer: Buffer, first_entry_id: int, *, start: int = 0) -> Offsets:
