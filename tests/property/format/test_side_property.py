@@ -255,6 +255,16 @@ def test_pages_made_on_purpose_are_refused_or_mean_what_they_say(data):
                 assert follower >= place + 12 * (ids[grain + 1] - entry_id)
 
 
+@pytest.mark.parametrize(("column", "more"), [(0, 1), (0, -1), (1, 1), (1, -1), (1, 64)])
+def test_nothing_lies_behind_the_last_entry(column, more):
+    side = built([bytes(10)] * 40, grain_len=64).side
+    assert side.columns.first_entry_ids[-1] == 40
+    damaged = [values.copy() for values in side.columns]
+    damaged[column][-1] = int(damaged[column][-1]) + more
+    with pytest.raises(CorruptError):
+        side.header.encode_page(0, GrainColumns._make(damaged))
+
+
 @settings(max_examples=300)
 @given(st.data())
 def test_headers_made_on_purpose_are_refused_or_mean_what_they_say(data):
