@@ -239,7 +239,7 @@ def openapi(service: str) -> str:
     if service == "scheduler":
         from tierlog_scheduler.app import build_app  # noqa: PLC0415 - the rest needs no service
 
-        app = build_app(nothing, nothing, nothing, nothing, checks={})
+        app = build_app(nothing, nothing, nothing, nothing, nothing, checks={})
     else:
         from tierlog_reader.http import add_routes  # noqa: PLC0415
 

@@ -12,6 +12,8 @@ from tierlog_scheduler.dead_letters_api import DeadLettersApi
 from tierlog_scheduler.manifests_api import ManifestsApi
 from tierlog_scheduler.policy_api import PolicyApi
 from tierlog_scheduler.scheduler import Scheduler
+from tierlog_scheduler.scrubs import ScrubRunner
+from tierlog_scheduler.scrubs_api import ScrubsApi
 
 
 def build_app(
@@ -19,6 +21,7 @@ def build_app(
     scheduler: Scheduler,
     letters: DeadLetters,
     manifests: ManifestStore,
+    scrubs: ScrubRunner,
     *,
     checks: Checks,
 ) -> FastAPI:
@@ -29,4 +32,5 @@ def build_app(
     AttemptsApi(catalog).add_routes(app)
     DeadLettersApi(letters).add_routes(app)
     ManifestsApi(catalog, manifests).add_routes(app)
+    ScrubsApi(scrubs).add_routes(app)
     return app

@@ -5,18 +5,23 @@ import sys
 
 from prometheus_client import REGISTRY
 
+from tierlog.ledger.reader import Tier1ReadHandle
+from tierlog.offload.manifests import ManifestStore
 from tierlog.offload.messages import Stationery, Topics
+from tierlog.offload.scrub import Scrubber, ScrubLimits
 from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import serve_http
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_dead_letters, system_clock, system_ids
+from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.manifests import manifest_store
-from tierlog.wiring.offload import open_offload_parts
+from tierlog.wiring.offload import OffloadParts, open_offload_parts
 from tierlog_scheduler.app import build_app
 from tierlog_scheduler.manifests import BucketManifests
 from tierlog_scheduler.metrics import SchedulerCollector
 from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
+from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule, tier1_check
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -47,7 +52,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
         letters = open_dead_letters(settings, parts.publisher, stationery)
         checks = {"metadata": parts.catalog.answers}
-        app = build_app(parts.catalog, scheduler, letters, manifests, checks=checks)
+        scrubs = _scrubs(parts, settings, manifests, scheduler)
+        app = build_app(parts.catalog, scheduler, letters, manifests, scrubs, checks=checks)
         collector = SchedulerCollector(scheduler)
         REGISTRY.register(collector)
         try:
@@ -58,9 +64,51 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                 announce_ready(
                     service="scheduler", http=f"{listen.advertise_host or listen.host}:{http_port}"
                 )
-                await scheduler.run(stop)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(scrubs.run(stop))
+                    await scheduler.run(stop)
         finally:
             REGISTRY.unregister(collector)
+
+
+def _scrubs(
+    parts: OffloadParts, settings: Settings, manifests: ManifestStore, scheduler: Scheduler
+) -> ScrubRunner:
+    own, keys, clock = settings.scheduler, ledger_keys(settings), system_clock()
+    scrubber = Scrubber(
+        objects=parts.objects,
+        catalog=parts.catalog,
+        manifests=manifests,
+        offloader=parts.offloader,
+        check_tier1=tier1_check(
+            parts.catalog,
+            lambda ledger_id, metadata: Tier1ReadHandle(
+                ledger_id, metadata, parts.nodes, keys=keys, on_damage=parts.damage
+            ),
+        ),
+        cluster_id=parts.cluster.cluster_id,
+        key_prefix=settings.s3.key_prefix,
+        clock=clock,
+        limits=ScrubLimits(
+            safety_age_s=own.scrub_safety_age_s,
+            requests_per_s=own.scrub_requests_per_s,
+            bytes_per_s=own.scrub_bytes_per_s,
+            deep_s_max=own.scrub_deep_s_max,
+        ),
+    )
+    return ScrubRunner(
+        scrubber,
+        leading=lambda: scheduler.leading,
+        clock=clock,
+        ids=system_ids(),
+        schedule=ScrubSchedule(
+            interval_s=own.scrub_interval_s,
+            deep_interval_s=own.scrub_deep_interval_s,
+            repair=own.scrub_repairs,
+            findings_max=own.scrub_findings_max,
+            reports_max=own.scrub_reports_max,
+        ),
+    )
 
 
 def main() -> None:

@@ -105,6 +105,19 @@ class ContextCatalog:
             applied=lambda context: context.in_tier1_deletion(uuid),
         )
 
+    async def revoke_copy(self, ledger_id: LedgerId, *, uuid: UUID, error: str) -> OffloadContext:
+        """Give a damaged copy up in favour of the local one, which is copied anew.
+
+        Refused unless the ledger is COMPLETE with that very attempt: a local copy that is being
+        deleted is none to rely on.
+        """
+        text, now_ms = error[:LAST_ERROR_LEN_MAX], self._clock.wall_ms()
+        return await self.change(
+            ledger_id,
+            lambda context: context.copy_revoked(uuid=uuid, error=text, now_ms=now_ms),
+            applied=lambda context: context.repair_source_uuid == uuid,
+        )
+
     async def change(
         self,
         ledger_id: LedgerId,

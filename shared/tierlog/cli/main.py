@@ -21,6 +21,7 @@ from tierlog.cli import (
     policy,
     read,
     restore,
+    scrub,
     stream,
     topics,
     up,
@@ -68,6 +69,7 @@ app.command("demo")(demo.demo)
 app.command("append")(append.append)
 app.command("read")(read.read)
 app.command("restore")(restore.restore)
+app.command("scrub")(scrub.scrub)
 app.add_typer(stream.app, name="stream")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(cluster.app, name="cluster")
@@ -86,6 +88,7 @@ OWN: Final = frozenset(
         "append",
         "read",
         "restore",
+        "scrub",
         "stream",
         "ledger",
         "cluster",

@@ -23,7 +23,7 @@ from tierlog.model.ids import LedgerId, StreamName, stream_name
 from tierlog.model.partitions import count_told, is_partitioned, partition_names
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
-from tierlog.ports.admin import DeadLetterDesk, Document
+from tierlog.ports.admin import DeadLetterDesk, Document, ScrubDesk
 from tierlog.ports.progress import Progress
 from tierlog.ports.streams import AppendChannel
 from tierlog.runtime.settings import Settings, load_settings
@@ -253,6 +253,11 @@ class Client:
     def dead_letters(self) -> DeadLetterDesk:
         """The offload requests that kept failing."""
         return self._connections.dead_letters
+
+    @property
+    def scrubs(self) -> ScrubDesk:
+        """Comparisons of the bucket with the metadata."""
+        return self._connections.scrubs
 
     async def policy(self, name: str) -> Document:
         """Return a stream's thresholds."""

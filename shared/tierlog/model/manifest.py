@@ -178,4 +178,5 @@ def _as_new(context: OffloadContext, uuid: UUID) -> bool:
     """Tell whether a context is at least as new as the completion of that attempt."""
     if context.state is OffloadState.TRIMMING:
         return True
-    return context.complete and context.names(uuid)
+    # A copy that was found damaged is given up by those who knew it as complete.
+    return context.repair_source_uuid == uuid or (context.complete and context.names(uuid))

@@ -34,7 +34,7 @@ _S = OffloadState
 TRANSITIONS: Final[Mapping[OffloadState, frozenset[OffloadState]]] = {
     _S.LOCAL: frozenset({_S.LOCAL, _S.OFFLOADING, _S.TRIMMING}),
     _S.OFFLOADING: frozenset({_S.OFFLOADING, _S.COMPLETE, _S.LOCAL, _S.TRIMMING}),
-    _S.COMPLETE: frozenset({_S.COMPLETE, _S.TIER1_DELETING, _S.REPAIRING, _S.TRIMMING}),
+    _S.COMPLETE: frozenset({_S.COMPLETE, _S.LOCAL, _S.TIER1_DELETING, _S.REPAIRING, _S.TRIMMING}),
     _S.TIER1_DELETING: frozenset({_S.TIER1_DELETING, _S.TIER1_DELETED}),
     _S.TIER1_DELETED: frozenset({_S.TIER1_DELETED, _S.REPAIRING, _S.TRIMMING}),
     _S.REPAIRING: frozenset({_S.REPAIRING, _S.COMPLETE, _S.TIER1_DELETED, _S.TRIMMING}),
@@ -228,8 +228,35 @@ class OffloadContext:
             complete=True,
             timestamp_ms=now_ms,
             copy=copy,
+            repair_source_uuid=None,
             last_error="",
             history=self._ended(uuid, AttemptOutcome.COMPLETE, now_ms),
+        )
+
+    def copy_revoked(self, *, uuid: UUID, error: str, now_ms: int) -> Self:
+        """Return the context of a ledger that is copied anew, since its copy is damaged.
+
+        Only from COMPLETE, where the local copy stands and nobody is deleting it: refused else.
+        The damaged attempt is kept for as long as a manifest names it.
+        """
+        if self.state is not OffloadState.COMPLETE or self.uuid != uuid:
+            raise RefusedError(
+                f"ledger {self.ledger_id} has no complete copy {uuid} beside its local one",
+                remedy="Read the ledger's context again and decide anew",
+            )
+        assert self.location is not None
+        damaged = AbandonedAttempt(uuid=uuid, location=self.location, abandoned_ms=now_ms)
+        return replace(
+            self.moved_to(OffloadState.LOCAL),
+            uuid=None,
+            location=None,
+            copy=None,
+            complete=False,
+            timestamp_ms=0,
+            abandoned=(*self.abandoned, damaged),
+            repair_source_uuid=uuid,
+            last_error=error,
+            last_error_ms=now_ms,
         )
 
     def swept_at(self, uuid: UUID) -> int | None:

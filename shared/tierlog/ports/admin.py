@@ -81,6 +81,22 @@ class Administration(Protocol):
         ...
 
 
+class ScrubDesk(Protocol):
+    """Scrubs of the bucket, as the scheduler's REST shows them."""
+
+    async def begin(self, *, repair: bool, deep: bool) -> Document:
+        """Begin a scrub; UNAVAILABLE while another one is at work."""
+        ...
+
+    async def find(self) -> Sequence[Document]:
+        """Return the newest scrubs, newest first, without their findings."""
+        ...
+
+    async def get(self, scrub_id: str) -> Document:
+        """Return a scrub with its findings, or raise NO_SUCH_ENTRY."""
+        ...
+
+
 class DeadLetterDesk(Protocol):
     """Requests that were put aside, as the scheduler's REST shows them."""
 

@@ -351,6 +351,21 @@ class SchedulerSettings(_Section):
     checkpoint_s: Seconds = 60.0
     reread_s: Seconds = 6 * 3600.0
     streams_in_flight_max: int = Field(default=16, gt=0)
+    scrub_interval_s: Seconds = 86_400.0
+    """How often the bucket is compared with the metadata; 0: only when somebody asks."""
+    scrub_deep_interval_s: Seconds = 604_800.0
+    """How often all data in it are read back too; 0: only when somebody asks."""
+    scrub_repairs: bool = True
+    """Whether a scrub by schedule also repairs what it finds."""
+    scrub_safety_age_s: float = Field(default=86_400.0, gt=0)
+    """What is younger is never called an orphan. Keep it above what an attempt may take, and far
+    above what the clocks of this process and of the store may differ."""
+    scrub_requests_per_s: float = Field(default=100.0, gt=0)
+    scrub_bytes_per_s: PositiveBytes = 50 * MIB
+    scrub_deep_s_max: float = Field(default=6 * 3600.0, gt=0)
+    """A deep scrub reads no longer than that, and the next one goes on there."""
+    scrub_findings_max: int = Field(default=1000, gt=0)
+    scrub_reports_max: int = Field(default=20, gt=0)
 
 
 class ReaderSettings(_Section):

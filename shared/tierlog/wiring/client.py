@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
-from tierlog.adapters.rpc.admin import HttpAdministration, HttpDeadLetters
+from tierlog.adapters.rpc.admin import HttpAdministration, HttpDeadLetters, HttpScrubs
 from tierlog.adapters.rpc.ingest import GrpcStreamControl
 from tierlog.adapters.rpc.ingest_nodes import IngestNodes, split_addresses
 from tierlog.adapters.rpc.reader import HttpReads
 from tierlog.adapters.system import SystemClock, SystemIds
-from tierlog.ports.admin import Administration, DeadLetterDesk
+from tierlog.ports.admin import Administration, DeadLetterDesk, ScrubDesk
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.reads import StreamReads
@@ -34,6 +34,7 @@ class ClientConnections:
     reads: StreamReads
     admin: Administration
     dead_letters: DeadLetterDesk
+    scrubs: ScrubDesk
     clock: Clock
     ids: Ids
     transport: Transport
@@ -72,12 +73,15 @@ async def open_client_connections(
         stack.push_async_callback(admin.close)
         dead_letters = HttpDeadLetters(scheduler_http, timeout_s=timeout_s)
         stack.push_async_callback(dead_letters.close)
+        scrubs = HttpScrubs(scheduler_http, timeout_s=timeout_s)
+        stack.push_async_callback(scrubs.close)
         yield ClientConnections(
             settings=settings,
             control=control,
             reads=reads,
             admin=admin,
             dead_letters=dead_letters,
+            scrubs=scrubs,
             clock=SystemClock(),
             ids=SystemIds(),
             transport=open_transport(settings.wire),

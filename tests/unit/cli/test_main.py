@@ -15,6 +15,7 @@ COMMANDS = [
     ["append"],
     ["read"],
     ["restore"],
+    ["scrub"],
     *(["stream", verb] for verb in ("ls", "show", "create", "seal", "delete")),
     *(
         ["ledger", verb]

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.unit.offload.scrubs import runner
 from tests.unit.offload.world import STREAM, TOPICS, World
 from tests.unit.scheduler.test_api import ask
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
@@ -27,7 +28,14 @@ def letters(world: World) -> DeadLetters:
 async def served(world: World):
     import aiohttp
 
-    app = build_app(world.catalog(), scheduler(world), letters(world), world.manifests(), checks={})
+    app = build_app(
+        world.catalog(),
+        scheduler(world),
+        letters(world),
+        world.manifests(),
+        runner(world),
+        checks={},
+    )
     async with (
         serve_http(app, host="127.0.0.1", port=0) as port,
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,

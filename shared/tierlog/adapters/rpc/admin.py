@@ -10,6 +10,7 @@ from tierlog.model.position import Position
 from tierlog.ports.admin import Document
 
 DEAD_LETTERS: Final = "/v1/dead-letters"
+SCRUBS: Final = "/v1/scrubs"
 
 
 class HttpAdministration:
@@ -108,6 +109,30 @@ class HttpDeadLetters:
 
     async def dismiss(self, place: str) -> Document:
         return _document(await self._service.json("POST", _letter(place, "/dismiss")))
+
+    async def close(self) -> None:
+        await self._service.close()
+
+
+class HttpScrubs:
+    """``ScrubDesk`` over HTTP."""
+
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        self._service = RestService(address, name="scheduler", timeout_s=timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<HttpScrubs {self._service!r}>"
+
+    async def begin(self, *, repair: bool, deep: bool) -> Document:
+        body = {"repair": repair, "deep": deep}
+        return _document(await self._service.json("POST", SCRUBS, body=body))
+
+    async def find(self) -> Sequence[Document]:
+        return _items(await self._service.json("GET", SCRUBS), "scrubs")
+
+    async def get(self, scrub_id: str) -> Document:
+        path = f"{SCRUBS}/{quote(scrub_id, safe='')}"
+        return _document(await self._service.json("GET", path))
 
     async def close(self) -> None:
         await self._service.close()

@@ -1,0 +1,206 @@
+"""What a scrub of a bucket finds, and what is done about each kind.
+
+Owns the table of kinds and the report as values. Does not own how things are found
+(``tierlog.offload.scrub_rules``) nor reading, deleting and copying (``tierlog.offload.scrub``).
+
+Invariant: every kind stands in ``KINDS``; what is no fault never makes a scrub fail, and is
+counted only.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+from uuid import UUID
+
+from tierlog.model.ids import LedgerId
+
+
+class FindingKind(StrEnum):
+    """What is wrong, or only worth counting."""
+
+    ORPHAN_OBJECTS = "orphan-objects"
+    ORPHAN_UPLOAD = "orphan-upload"
+    MISSING_OBJECT = "missing-object"
+    WRONG_OBJECT = "wrong-object"
+    DAMAGED_DATA = "damaged-data"
+    POINTS_NOWHERE = "points-nowhere"
+    STALLED_ATTEMPT = "stalled-attempt"
+    METADATA_OLDER = "metadata-older"
+    MANIFEST_UNREADABLE = "manifest-unreadable"
+    TOO_YOUNG = "too-young"
+    FOREIGN = "foreign"
+
+
+class Repair(StrEnum):
+    """What is done about a finding, when that is wanted and may be done."""
+
+    DELETE = "delete"
+    ABORT = "abort"
+    COPY_AGAIN = "copy-again"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a kind means and what follows. ``fault``: it counts as long as it is not repaired."""
+
+    repair: Repair
+    meaning: str
+    remedy: str = ""
+    fault: bool = True
+
+
+_K = FindingKind
+KINDS: Final[Mapping[FindingKind, Rule]] = {
+    _K.ORPHAN_OBJECTS: Rule(
+        Repair.DELETE,
+        "objects of an attempt that neither the metadata nor a manifest names",
+        "Delete them with: tierlog scrub --repair",
+    ),
+    _K.ORPHAN_UPLOAD: Rule(
+        Repair.ABORT,
+        "an open multipart upload of which nothing will come",
+        "Abort it with: tierlog scrub --repair",
+    ),
+    _K.MISSING_OBJECT: Rule(
+        Repair.COPY_AGAIN,
+        "a complete copy lacks an object",
+        "Copy the ledger again with: tierlog scrub --repair",
+    ),
+    _K.WRONG_OBJECT: Rule(
+        Repair.COPY_AGAIN,
+        "an object of a complete copy has another length or digest",
+        "Copy the ledger again with: tierlog scrub --repair",
+    ),
+    _K.DAMAGED_DATA: Rule(
+        Repair.COPY_AGAIN,
+        "data of a complete copy are not what was written",
+        "Copy the ledger again with: tierlog scrub --repair",
+    ),
+    _K.POINTS_NOWHERE: Rule(
+        Repair.COPY_AGAIN,
+        "the metadata name a ledger that is not where they say",
+        "Bring back what is gone; see the how-to scrub-a-bucket",
+    ),
+    _K.STALLED_ATTEMPT: Rule(
+        Repair.NONE,
+        "an attempt has not ended for longer than the safety age",
+        "The scheduler asks again by itself; look at: tierlog offload attempts",
+    ),
+    _K.METADATA_OLDER: Rule(
+        Repair.NONE,
+        "the metadata are older than the bucket; nothing at all is deleted",
+        "Restore newer metadata; see the how-to restore-from-a-bucket",
+    ),
+    _K.MANIFEST_UNREADABLE: Rule(
+        Repair.NONE,
+        "a manifest can't be read, and what it names is not known; nothing at all is deleted",
+        "See the how-to restore-from-a-bucket",
+    ),
+    _K.TOO_YOUNG: Rule(
+        Repair.NONE, "named by nobody, and younger than the safety age", fault=False
+    ),
+    _K.FOREIGN: Rule(Repair.NONE, "of another cluster, or of nobody who says so", fault=False),
+}
+assert set(KINDS) == set(FindingKind)
+
+
+@dataclass(slots=True, kw_only=True)
+class Finding:
+    """Something that was found. ``repaired``: what was done; ``kept``: why it was not."""
+
+    kind: FindingKind
+    stream: str = ""
+    ledger_id: LedgerId | None = None
+    uuid: UUID | None = None
+    key: str = ""
+    cause: str = ""
+    remedy: str = ""
+    repaired: str = ""
+    kept: str = ""
+
+
+class ScrubState(StrEnum):
+    """How far a scrub has come."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubWish:
+    """What is asked for: ``deep`` reads all data, ``repair`` changes what may be changed."""
+
+    repair: bool = False
+    deep: bool = False
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DeepPlace:
+    """Where a deep scrub ran out of time; the next one goes on there."""
+
+    stream: str
+    ledger_id: int
+
+
+@dataclass(slots=True, kw_only=True)
+class ScrubReport:
+    """What a scrub came to, or how far it has come."""
+
+    scrub_id: UUID
+    wish: ScrubWish
+    started_ms: int
+    findings_max: int
+    ended_ms: int = 0
+    state: ScrubState = ScrubState.RUNNING
+    phase: str = ""
+    error: str = ""
+    objects: int = 0
+    uploads: int = 0
+    streams: int = 0
+    ledgers: int = 0
+    copies_checked: int = 0
+    bytes_read: int = 0
+    elsewhere: int = 0
+    """Copies in buckets that this process does not have."""
+    unread: list[str] = field(default_factory=list)
+    """What could not be looked at, with the cause; nothing is said of it."""
+    deletions_stopped: str = ""
+    deep_next: DeepPlace | None = None
+    counts: Counter[FindingKind] = field(default_factory=Counter)
+    repaired: Counter[FindingKind] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    findings_left_off: int = 0
+
+    def add(self, finding: Finding) -> None:
+        """Count what was found, and keep it if it is a fault and there is room."""
+        self.counts[finding.kind] += 1
+        if finding.repaired:
+            self.repaired[finding.kind] += 1
+        if not KINDS[finding.kind].fault:
+            return
+        finding.remedy = finding.remedy or KINDS[finding.kind].remedy
+        if len(self.findings) < self.findings_max:
+            self.findings.append(finding)
+        else:
+            self.findings_left_off += 1
+
+    def skip(self, cause: str) -> None:
+        """Note that something could not be looked at."""
+        if len(self.unread) < self.findings_max:
+            self.unread.append(cause)
+
+    @property
+    def remaining(self) -> int:
+        """How many faults were found and not repaired."""
+        return sum(
+            count - self.repaired[kind] for kind, count in self.counts.items() if KINDS[kind].fault
+        )
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything was looked at and no fault is left."""
+        return self.state is ScrubState.DONE and not self.remaining and not self.unread

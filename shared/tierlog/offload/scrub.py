@@ -1,0 +1,542 @@
+"""One scrub: list the bucket, read the metadata, look anew at what seems wrong, repair it.
+
+Owns the order of steps and the second look before anything is told or changed. Does not own what
+the values mean (``tierlog.offload.scrub_rules``), nor when a scrub runs: the scheduler does.
+
+Steps (protocols.md section 3, step 11): list the bucket and its open uploads; per stream read the
+newest manifest, then the metadata; then judge what nobody named.
+
+Invariants:
+    * Nothing is told to be wrong before it was looked at again, together with the ledger's
+      context as of then: an offload at work is no fault.
+    * Deletions come last, one attempt at a time, each after its context, the newest manifests
+      that could name it and its objects were read at that very moment.
+    * Metadata that are older than a manifest, or a manifest that can't be read, stop every
+      deletion of the scrub.
+    * A copy is given up for a new one only while the local one stands, and after all of that was
+      read. The damaged objects stay until a manifest names the new copy.
+    * Requests, bytes, findings and the time of a deep scrub are bounded.
+
+Crash: nothing is left half done; each repair is one compare-and-set, or a deletion that the next
+scrub finishes. Two scrubs at once do no harm.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+from uuid import UUID
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.catalog.streams import StreamSnapshot
+from tierlog.format import keys
+from tierlog.format.keys import ObjectRole, parse_key
+from tierlog.format.manifest import is_manifest_key
+from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
+from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.manifest import copy_of, older_than_manifest
+from tierlog.model.offload import OffloadContext, OffloadState, Tier2Location
+from tierlog.model.scrub import DeepPlace, Finding, FindingKind, ScrubReport, ScrubWish
+from tierlog.model.stream import StreamLifecycle
+from tierlog.offload import scrub_rules as rules
+from tierlog.offload.cleaning import delete_attempt
+from tierlog.offload.groups import plain_errors
+from tierlog.offload.interface import LedgerOffloader
+from tierlog.offload.manifests import KnownManifest, ManifestStore
+from tierlog.offload.verify import ReadBack, verify_copy
+from tierlog.ports.clock import Clock
+from tierlog.ports.objects import ObjectInfo, ObjectStore, OpenUpload
+from tierlog.ports.spending import Cause, spending
+from tierlog.ports.throttle import TokenBucket
+
+log = structlog.get_logger()
+
+Answer = TypeVar("Answer")
+CheckTier1 = Callable[[OffloadContext], Awaitable[None]]
+"""Reads all of a ledger's local copy; raises unless it is there and whole."""
+
+CONTEXTS_AT_ONCE: Final = 64
+LIST_PAGE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubLimits:
+    """How old, how fast, how long."""
+
+    safety_age_s: float = 86_400.0
+    requests_per_s: float = 100.0
+    bytes_per_s: float = 50 * 1024 * 1024
+    deep_s_max: float = 6 * 3600.0
+
+    @property
+    def safety_ms(self) -> int:
+        """The safety age in milliseconds."""
+        return round(self.safety_age_s * 1000)
+
+
+class Scrubber:
+    """Scrubs one cluster's part of one bucket."""
+
+    def __init__(
+        self,
+        *,
+        objects: ObjectStore,
+        catalog: Catalog,
+        manifests: ManifestStore,
+        offloader: LedgerOffloader,
+        check_tier1: CheckTier1,
+        cluster_id: UUID,
+        key_prefix: str,
+        clock: Clock,
+        limits: ScrubLimits,
+    ) -> None:
+        self.objects = objects
+        self.catalog = catalog
+        self.manifests = manifests
+        self.offloader = offloader
+        self.check_tier1 = check_tier1
+        self.cluster_id = cluster_id
+        self.key_prefix = key_prefix
+        self.clock = clock
+        self.limits = limits
+
+    def __repr__(self) -> str:
+        return f"<Scrubber {self.key_prefix!r} of {self.cluster_id}>"
+
+    async def run(self, report: ScrubReport, *, deep_from: DeepPlace | None = None) -> None:
+        """Scrub, and tell ``report``; raises what makes the whole of it impossible."""
+        with spending(Cause.SCRUB, ""):
+            await _Run(self, report, deep_from).run()
+
+
+class _Run:
+    """One scrub at work."""
+
+    def __init__(self, parts: Scrubber, report: ScrubReport, deep_from: DeepPlace | None) -> None:
+        self._parts = parts
+        self._objects = parts.objects
+        self._contexts = parts.catalog.contexts
+        self._report = report
+        self._wish: ScrubWish = report.wish
+        self._deep_from = deep_from
+        self._deep_until_s = parts.clock.monotonic_s() + parts.limits.deep_s_max
+        self._requests = TokenBucket(
+            parts.clock, per_s=parts.limits.requests_per_s, burst=parts.limits.requests_per_s
+        )
+        self._bytes = TokenBucket(parts.clock, per_s=parts.limits.bytes_per_s)
+        self._survey = rules.Survey(parts.key_prefix)
+        self._uploads: Sequence[OpenUpload] = ()
+        self._incarnations: dict[StreamName, list[UUID]] = {}
+        self._shared = False
+        self._unread: set[StreamName] = set()
+        self._walked: dict[StreamName, tuple[UUID, int]] = {}
+        self._newest: KnownManifest | None = None
+
+    async def run(self) -> None:
+        report = self._report
+        report.phase = "list"
+        await self._list()
+        report.phase = "metadata"
+        await self._walk()
+        report.phase = "unnamed"
+        for seen in self._survey.unnamed():
+            await self._unnamed(seen)
+        report.phase = "uploads"
+        for upload in self._uploads:
+            await self._upload(upload)
+        report.phase = ""
+
+    async def _list(self) -> None:
+        """List everything before any metadata are read."""
+        prefix = keys.key_prefix(self._parts.key_prefix)
+        self._uploads = await self._paid(self._objects.list_uploads(prefix))
+        self._report.uploads = len(self._uploads)
+        async for info in self._objects.list(prefix):
+            if self._report.objects % LIST_PAGE == 0:
+                await self._requests.take(1)
+            self._report.objects += 1
+            if not self._survey.see_object(info) and not is_manifest_key(
+                self._parts.key_prefix, info.key
+            ):
+                self._report.counts[FindingKind.FOREIGN] += 1
+        for name, incarnation in await self._parts.manifests.streams():
+            self._incarnations.setdefault(name, []).append(incarnation)
+        self._shared = bool(set(await self._parts.manifests.clusters()) - {self._parts.cluster_id})
+
+    async def _walk(self) -> None:
+        """Read each stream's manifest, then its metadata."""
+        names = sorted(await self._parts.catalog.streams.names())
+        self._unread.update(names)
+        for name in names:
+            with spending(Cause.SCRUB, name):
+                await self._stream(name)
+        for name, incarnations in self._incarnations.items():
+            for incarnation in incarnations:
+                if self._walked.get(name, (None, 0))[0] != incarnation:
+                    await self._only_in_bucket(name, incarnation)
+
+    async def _stream(self, name: StreamName) -> None:
+        streams = self._parts.catalog.streams
+        try:
+            incarnation = (await streams.get(name)).incarnation
+            known = await self._manifest(name, incarnation)
+            snapshot = await streams.snapshot(name)
+        except TierlogError as error:
+            if error.reason is not Reason.STREAM_NOT_FOUND:
+                self._report.skip(f"stream {name}: {error}")
+                self._stop(f"the metadata of stream {name} could not be read")
+            return
+        self._report.streams += 1
+        self._unread.discard(name)
+        self._walked[name] = (incarnation, snapshot.stream.created_ms)
+        if known is None or snapshot.stream.incarnation != incarnation:
+            known = None
+        elif known.head is not None:
+            older = older_than_manifest(
+                known.head, known.ledgers, snapshot.stream, snapshot.ledgers, {}
+            )
+            if older is not None:
+                self._older(name, older)
+                known = None
+        await self._ledgers(snapshot, known)
+
+    async def _manifest(self, name: StreamName, incarnation: UUID) -> KnownManifest | None:
+        """Return the newest manifest and note what it names; None: nobody can tell."""
+        try:
+            known = await self._paid(self._parts.manifests.newest(name, incarnation))
+        except TierlogError as error:
+            if isinstance(error, CorruptError | RefusedError):
+                kind = FindingKind.MANIFEST_UNREADABLE
+                self._report.add(Finding(kind=kind, stream=name, cause=str(error)))
+            else:
+                self._report.skip(f"the manifest of stream {name}: {error}")
+            self._stop(f"the manifest of stream {name} could not be read")
+            return None
+        self._survey.see_manifest(known)
+        return known
+
+    async def _only_in_bucket(self, name: StreamName, incarnation: UUID) -> None:
+        """Look at a manifest of a stream that the metadata do not have."""
+        known = await self._manifest(name, incarnation)
+        if known is None or known.head is None or known.cluster_id != self._parts.cluster_id:
+            return
+        if name in self._unread:
+            return
+        copied = any(one.uuid is not None for one in known.ledgers.values())
+        if known.head.created_ms < self._walked.get(name, (None, 0))[1]:
+            # An older incarnation: what its manifest names is kept, and that is all.
+            return
+        if copied and known.head.lifecycle is StreamLifecycle.ACTIVE:
+            self._older(name, f"incarnation {incarnation} is unknown to the metadata")
+
+    def _older(self, name: StreamName, cause: str) -> None:
+        self._report.add(Finding(kind=FindingKind.METADATA_OLDER, stream=name, cause=cause))
+        self._stop(f"the metadata of stream {name} are older than its manifest")
+
+    def _stop(self, cause: str) -> None:
+        self._report.deletions_stopped = self._report.deletions_stopped or cause
+
+    async def _ledgers(self, snapshot: StreamSnapshot, known: KnownManifest | None) -> None:
+        """Look at the ledgers of a stream, and at those that are being deleted."""
+        wanted = [*(one.ledger_id for one in snapshot.ledgers), *snapshot.stream.deleting]
+        listed = {one.ledger_id: one for one in snapshot.ledgers}
+        for start in range(0, len(wanted), CONTEXTS_AT_ONCE):
+            some = wanted[start : start + CONTEXTS_AT_ONCE]
+            contexts = await self._read_contexts(some)
+            older = None
+            if known is not None and known.head is not None:
+                # Of these ledgers alone: all contexts of a stream at once may be too many.
+                older = older_than_manifest(
+                    known.head,
+                    {one: known.ledgers[one] for one in contexts if one in known.ledgers},
+                    snapshot.stream,
+                    [listed[one] for one in contexts if one in listed],
+                    contexts,
+                )
+            if older is not None:
+                self._older(snapshot.stream.name, older)
+                known = None
+            for ledger_id in some:
+                self._report.ledgers += 1
+                context = contexts.get(ledger_id)
+                if context is not None:
+                    await self._context(context, may_repair=known is not None)
+                elif ledger_id in listed:
+                    await self._without_context(snapshot.stream.name, ledger_id)
+
+    async def _read_contexts(self, some: Sequence[LedgerId]) -> dict[LedgerId, OffloadContext]:
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = {one: group.create_task(self._contexts.peek(one)) for one in some}
+        found = {one: task.result() for one, task in tasks.items()}
+        return {one: context for one, context in found.items() if context is not None}
+
+    async def _without_context(self, name: StreamName, ledger_id: LedgerId) -> None:
+        snapshot = await self._parts.catalog.streams.snapshot(name)
+        there = await self._contexts.get(ledger_id)
+        if there is None and any(one.ledger_id == ledger_id for one in snapshot.ledgers):
+            cause = "the ledger is listed and has no context"
+            self._report.add(
+                Finding(
+                    kind=FindingKind.POINTS_NOWHERE, stream=name, ledger_id=ledger_id, cause=cause
+                )
+            )
+
+    async def _context(self, context: OffloadContext, *, may_repair: bool) -> None:
+        verdict = self._survey.see_context(context)
+        now_ms, safety_ms = self._parts.clock.wall_ms(), self._parts.limits.safety_ms
+        if rules.is_stalled(context, now_ms=now_ms, safety_ms=safety_ms):
+            cause = context.last_error or f"begun by {context.last_worker}"
+            self._report.add(rules.finding_of(context, FindingKind.STALLED_ATTEMPT, cause))
+        if not context.complete or context.location is None:
+            await self._local_alone(context)
+            return
+        if not self._is_here(context):
+            self._report.elsewhere += 1
+            return
+        self._report.copies_checked += 1
+        try:
+            finding = None
+            if verdict is not None:
+                finding = await self._confirmed(context)
+            if finding is None and self._wish.deep:
+                finding = await self._deep(context)
+            if finding is not None:
+                await self._copy_again(context, finding, may_repair=may_repair)
+                self._report.add(finding)
+        except TierlogError as error:
+            self._report.skip(f"ledger {context.ledger_id} of {context.stream}: {error}")
+
+    async def _local_alone(self, context: OffloadContext) -> None:
+        """Look whether a ledger that has no complete copy is in tier 1."""
+        if context.state is OffloadState.TRIMMING:
+            return
+        if await self._parts.catalog.ledgers.get(context.ledger_id) is not None:
+            return
+        again = await self._contexts.get(context.ledger_id)
+        if again is not None and not again.complete and again.state is not OffloadState.TRIMMING:
+            cause = "the ledger is in neither tier"
+            self._report.add(rules.finding_of(again, FindingKind.POINTS_NOWHERE, cause))
+
+    def _is_here(self, context: OffloadContext) -> bool:
+        assert context.location is not None
+        assert context.uuid is not None
+        own = self._parts.offloader.location(context.ledger_id, context.uuid)
+        there = context.location
+        return (there.bucket, there.endpoint_name) == (own.bucket, own.endpoint_name)
+
+    async def _as_before(self, context: OffloadContext) -> OffloadContext | None:
+        """Return a ledger's context as of now, if it still names that complete copy."""
+        again = await self._contexts.get(context.ledger_id)
+        if again is None or copy_of(again) is None or again.uuid != context.uuid:
+            return None
+        return again
+
+    async def _confirmed(self, context: OffloadContext) -> Finding | None:
+        """Look at a copy's objects themselves: the list is older than the metadata."""
+        location = context.location
+        assert location is not None
+        roles = dict(zip(ObjectRole, location.keys, strict=True))
+        found = {role: await self._paid(self._objects.head(key)) for role, key in roles.items()}
+        again = await self._as_before(context)
+        if again is None or again.copy is None:
+            return None
+        sizes = {role: info.size for role, info in found.items() if info is not None}
+        verdict = rules.judge_copy(again.copy, sizes)
+        return rules.finding_of(again, *verdict) if verdict is not None else None
+
+    async def _deep(self, context: OffloadContext) -> Finding | None:
+        """Read all of a copy and compare."""
+        place = DeepPlace(context.stream, context.ledger_id)
+        if self._deep_from is not None and place < self._deep_from:
+            return None
+        if self._parts.clock.monotonic_s() >= self._deep_until_s:
+            self._report.deep_next = self._report.deep_next or place
+            return None
+        copy, location = context.copy, context.location
+        assert copy is not None
+        assert location is not None
+        await self._bytes.take(copy.data_len)
+        try:
+            await verify_copy(self._objects, location, copy, read_back=ReadBack.FULL)
+        except CorruptError as error:
+            again = await self._as_before(context)
+            if again is None:
+                return None
+            data = error.details.get("object") == location.data_key
+            kind = FindingKind.DAMAGED_DATA if data else FindingKind.WRONG_OBJECT
+            offset = error.details.get("offset", "0")
+            return rules.finding_of(again, kind, f"{error.message} (at byte {offset})")
+        finally:
+            self._report.bytes_read += copy.data_len
+        return None
+
+    async def _copy_again(
+        self, context: OffloadContext, finding: Finding, *, may_repair: bool
+    ) -> None:
+        """Give a damaged copy up while the local one stands, or say what there is to do."""
+        if context.state is not OffloadState.COMPLETE:
+            finding.remedy = (
+                "There is no local copy to copy anew: bring the objects back from another copy "
+                "of the bucket; see the how-to scrub-a-bucket"
+            )
+            return
+        if not self._wish.repair:
+            return
+        if not may_repair:
+            finding.kept = "the manifest of the stream does not vouch for the metadata"
+            return
+        assert context.uuid is not None
+        try:
+            await self._parts.check_tier1(context)
+            await self._contexts.revoke_copy(
+                context.ledger_id, uuid=context.uuid, error=f"{finding.kind.value}: {finding.cause}"
+            )
+        except TierlogError as error:
+            finding.kept = str(error)
+            return
+        finding.repaired = "the local copy is offloaded anew"
+        log.warning(
+            "scrub.copy_revoked",
+            stream=context.stream,
+            ledger_id=context.ledger_id,
+            uuid=str(context.uuid),
+            cause=finding.cause,
+        )
+
+    async def _unnamed(self, seen: rules.SeenAttempt) -> None:
+        """Judge objects that neither metadata nor manifests name."""
+        location = self._parts.offloader.location(seen.ledger_id, seen.uuid)
+        try:
+            looked = await self._look(location)
+            if looked is None:
+                return
+            finding = Finding(
+                kind=self._kind_of(looked),
+                stream=looked[0].metadata.get(keys.MANAGED_LEDGER_NAME, "")[:256],
+                ledger_id=seen.ledger_id,
+                uuid=seen.uuid,
+                key=location.data_key,
+                cause=f"{len(looked)} objects with {sum(one.size for one in looked)} bytes",
+            )
+            if finding.kind is FindingKind.FOREIGN:
+                self._shared = True
+            elif await self._named_now(seen.ledger_id, seen.uuid, finding.stream):
+                return
+            elif finding.kind is FindingKind.ORPHAN_OBJECTS:
+                await self._delete(location, seen, finding)
+        except TierlogError as error:
+            self._report.skip(f"{location.data_key}: {error}")
+            return
+        self._report.add(finding)
+
+    async def _look(self, location: Tier2Location) -> list[ObjectInfo] | None:
+        """Return an attempt's objects as of now; None: they are gone."""
+        found = [await self._paid(self._objects.head(key)) for key in location.keys]
+        return [one for one in found if one is not None] or None
+
+    def _kind_of(self, looked: Sequence[ObjectInfo]) -> FindingKind:
+        """Say what these are; of several clusters or ages, the one that keeps them counts."""
+        verdicts = {
+            rules.judge_unnamed(
+                one.modified_ms,
+                keys.cluster_of(one.metadata),
+                own=self._parts.cluster_id,
+                now_ms=self._parts.clock.wall_ms(),
+                safety_ms=self._parts.limits.safety_ms,
+            )
+            for one in looked
+        }
+        kept = (FindingKind.FOREIGN, FindingKind.TOO_YOUNG)
+        return next((one for one in kept if one in verdicts), FindingKind.ORPHAN_OBJECTS)
+
+    async def _named_now(self, ledger_id: LedgerId, uuid: UUID, stream: str) -> bool:
+        """Ask metadata and manifests, as of now, whether they name an attempt."""
+        context = await self._contexts.get(ledger_id)
+        if context is not None and context.names(uuid):
+            return True
+        asked: dict[StreamName, list[UUID]] = {}
+        if context is not None:
+            asked.setdefault(context.stream, []).append(context.incarnation)
+        # By the word of the objects: what names them is below their stream's folder.
+        for incarnation in self._incarnations.get(StreamName(stream), ()):
+            asked.setdefault(StreamName(stream), []).append(incarnation)
+        for name, incarnations in asked.items():
+            for incarnation in dict.fromkeys(incarnations):
+                known = await self._newest_of(name, incarnation)
+                if known.names(ledger_id, uuid):
+                    return True
+        return False
+
+    async def _newest_of(self, name: StreamName, incarnation: UUID) -> KnownManifest:
+        """Return the newest manifest; the last one that was read is read again if it moved."""
+        kept = self._newest
+        if kept is not None and (kept.stream, kept.incarnation) == (name, incarnation):
+            generation = await self._paid(
+                self._parts.manifests.newest_generation(name, incarnation)
+            )
+            if generation == kept.generation:
+                return kept
+        self._newest = await self._paid(self._parts.manifests.newest(name, incarnation))
+        return self._newest
+
+    async def _delete(
+        self, location: Tier2Location, seen: rules.SeenAttempt, finding: Finding
+    ) -> None:
+        if not self._wish.repair or self._kept(finding):
+            return
+        young = [
+            one
+            for one in await self._paid(self._objects.list_uploads(location.data_key))
+            if self._parts.clock.wall_ms() - one.initiated_ms < self._parts.limits.safety_ms
+        ]
+        if young:
+            finding.kept = "an upload of the same attempt is younger than the safety age"
+            return
+        await delete_attempt(self._objects, location)
+        finding.repaired = "deleted"
+        log.warning("scrub.deleted", ledger_id=seen.ledger_id, uuid=str(seen.uuid))
+
+    def _kept(self, finding: Finding) -> bool:
+        """Say why nothing is deleted, if something stops it."""
+        finding.kept = self._report.deletions_stopped
+        return bool(finding.kept)
+
+    async def _upload(self, upload: OpenUpload) -> None:
+        """Judge an open upload, with the context of its ledger as of now."""
+        at = parse_key(self._parts.key_prefix, upload.key)
+        if at is None:
+            self._report.counts[FindingKind.FOREIGN] += 1
+            return
+        try:
+            context = await self._contexts.get(at.ledger_id)
+            kind = rules.judge_upload(
+                upload,
+                context,
+                at.uuid,
+                shared=self._shared,
+                now_ms=self._parts.clock.wall_ms(),
+                safety_ms=self._parts.limits.safety_ms,
+            )
+            if kind is None:
+                return
+            finding = Finding(kind=kind, ledger_id=at.ledger_id, uuid=at.uuid, key=upload.key)
+            finding.stream = context.stream if context is not None else ""
+            if kind is FindingKind.ORPHAN_UPLOAD:
+                open_now = await self._paid(self._objects.list_uploads(upload.key))
+                if upload.upload_id not in {one.upload_id for one in open_now}:
+                    return
+                if self._wish.repair and not self._kept(finding):
+                    await self._paid(self._objects.abort_upload(upload.key, upload.upload_id))
+                    finding.repaired = "aborted"
+                    log.warning("scrub.aborted", key=upload.key)
+        except TierlogError as error:
+            self._report.skip(f"upload of {upload.key}: {error}")
+            return
+        self._report.add(finding)
+
+    async def _paid(self, asked: Awaitable[Answer]) -> Answer:
+        await self._requests.take(1)
+        return await asked

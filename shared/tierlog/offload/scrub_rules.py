@@ -1,0 +1,281 @@
+"""What a bucket, the metadata and the manifests say of each other, as functions of values.
+
+Owns the judgement of what was listed first and of metadata that were read after it. Does not own
+reading, nor repairs: each finding is a suspicion until it was looked at anew, since attempts
+begin, end and are swept meanwhile (``tierlog.offload.scrub``).
+
+Invariants:
+    * What was listed before the metadata were read, and is named by nothing in them nor in the
+      newest manifests, will never be named: an attempt is named before its first byte is sent.
+    * What is younger than the safety age is never called an orphan, nor what is of a cluster
+      with another id, or of none.
+    * Memory: about 80 bytes for each attempt in the bucket (27 MB for a million objects), and
+      what one stream needs.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from tierlog.format import keys
+from tierlog.format.keys import ObjectRole, ParsedKey, parse_key
+from tierlog.model.errors import CorruptError
+from tierlog.model.ids import LedgerId
+from tierlog.model.manifest import copy_of
+from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy
+from tierlog.model.scrub import Finding, FindingKind
+from tierlog.offload.manifests import KnownManifest
+from tierlog.ports.objects import ObjectInfo, OpenUpload
+
+Sizes = Mapping[ObjectRole, int]
+Verdict = tuple[FindingKind, str]
+
+_ABSENT: Final = -1
+_UUID_LEN: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAttempt:
+    """Objects of one attempt, as they were listed."""
+
+    uuid: UUID
+    ledger_id: LedgerId
+    sizes: Sizes
+    modified_ms: int
+    """Of the youngest of them."""
+
+
+class Survey:
+    """Attempts in a bucket, and which of them are named."""
+
+    def __init__(self, key_prefix: str = "") -> None:
+        self._prefix = key_prefix
+        self._uuids = bytearray()
+        self._ledgers = array("q")
+        self._modified = array("q")
+        self._sizes = {role: array("q") for role in ObjectRole}
+        self._named = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._ledgers)
+
+    def __repr__(self) -> str:
+        return f"<Survey attempts={len(self)} named={self._named.count(1)}>"
+
+    def see_object(self, info: ObjectInfo) -> bool:
+        """Take an object, in the order of keys; False when it is none of an attempt."""
+        parsed = parse_key(self._prefix, info.key)
+        if parsed is None:
+            return False
+        last = len(self) - 1
+        here = (parsed.uuid.bytes, parsed.ledger_id)
+        if last < 0 or (self._raw_uuid(last), self._ledgers[last]) != here:
+            self._append(parsed, info.key)
+        self._sizes[parsed.role][-1] = info.size
+        self._modified[-1] = max(self._modified[-1], info.modified_ms)
+        return True
+
+    def _append(self, parsed: ParsedKey, key: str) -> None:
+        if len(self) and parsed.uuid.bytes < self._raw_uuid(len(self) - 1):
+            raise CorruptError(
+                f"the store lists {key} behind keys that come after it",
+                remedy="Look whether the store lists objects in the order of their keys",
+                details={"object": key, "offset": "0"},
+            )
+        self._uuids += parsed.uuid.bytes
+        self._ledgers.append(parsed.ledger_id)
+        self._modified.append(0)
+        self._named.append(0)
+        for column in self._sizes.values():
+            column.append(_ABSENT)
+
+    def _raw_uuid(self, row: int) -> bytes:
+        return bytes(self._uuids[row * _UUID_LEN : (row + 1) * _UUID_LEN])
+
+    def _row(self, uuid: UUID, ledger_id: LedgerId) -> int | None:
+        row = bisect_left(range(len(self)), uuid.bytes, key=self._raw_uuid)
+        while row < len(self) and self._raw_uuid(row) == uuid.bytes:
+            if self._ledgers[row] == ledger_id:
+                return row
+            row += 1
+        return None
+
+    def sizes_of(self, uuid: UUID, ledger_id: LedgerId) -> Sizes:
+        """Return the lengths of an attempt's objects that were listed."""
+        row = self._row(uuid, ledger_id)
+        return {} if row is None else self._sizes_in(row)
+
+    def _sizes_in(self, row: int) -> Sizes:
+        return {role: column[row] for role, column in self._sizes.items() if column[row] != _ABSENT}
+
+    def name(self, uuid: UUID, ledger_id: LedgerId) -> None:
+        """Note that something names an attempt."""
+        row = self._row(uuid, ledger_id)
+        if row is not None:
+            self._named[row] = 1
+
+    def see_context(self, context: OffloadContext) -> Verdict | None:
+        """Note what a context names; return what seems wrong with its complete copy."""
+        if context.uuid is not None:
+            self.name(context.uuid, context.ledger_id)
+        for attempt in context.abandoned:
+            self.name(attempt.uuid, context.ledger_id)
+        copy = copy_of(context)
+        if copy is None:
+            return None
+        return judge_copy(copy.copy, self.sizes_of(copy.uuid, context.ledger_id))
+
+    def see_manifest(self, known: KnownManifest) -> None:
+        """Note what a manifest names."""
+        for ledger_id, kept in known.ledgers.items():
+            if kept.uuid is not None:
+                self.name(kept.uuid, ledger_id)
+
+    def unnamed(self) -> Iterator[SeenAttempt]:
+        """Iterate over the attempts that nothing has named."""
+        for row, named in enumerate(self._named):
+            if not named:
+                yield SeenAttempt(
+                    UUID(bytes=self._raw_uuid(row)),
+                    LedgerId(self._ledgers[row]),
+                    self._sizes_in(row),
+                    self._modified[row],
+                )
+
+
+def judge_copy(copy: Tier2Copy, sizes: Sizes) -> Verdict | None:
+    """Say what is wrong with a complete copy of which these objects are there."""
+    wanted = {ObjectRole.DATA: copy.data_len, ObjectRole.INDEX: copy.index_len}
+    if copy.side_len:
+        wanted[ObjectRole.SIDE] = copy.side_len
+    missing = [role.value for role in wanted if role not in sizes]
+    if len(missing) == len(wanted):
+        return FindingKind.POINTS_NOWHERE, "no object of its copy is there"
+    if missing:
+        return FindingKind.MISSING_OBJECT, f"not there: {', '.join(missing)}"
+    wrong = [
+        f"the {role.value} object has {sizes[role]} bytes and not {length}"
+        for role, length in wanted.items()
+        if sizes[role] != length
+    ]
+    return (FindingKind.WRONG_OBJECT, "; ".join(wrong)) if wrong else None
+
+
+def judge_unnamed(
+    modified_ms: int, cluster: UUID | None, *, own: UUID, now_ms: int, safety_ms: int
+) -> FindingKind:
+    """Say what an object is that nothing names; ``cluster``: whose it says it is."""
+    if cluster != own:
+        return FindingKind.FOREIGN
+    if now_ms - modified_ms < safety_ms:
+        return FindingKind.TOO_YOUNG
+    return FindingKind.ORPHAN_OBJECTS
+
+
+def upload_is_wanted(context: OffloadContext | None, uuid: UUID) -> bool:
+    """Tell whether an open upload is an attempt's at work, or one that is swept by itself.
+
+    Beside a complete copy an open upload is what a lost answer left.
+    """
+    if context is None:
+        return False
+    return context.swept_at(uuid) is not None or (context.uuid == uuid and not context.complete)
+
+
+def judge_upload(
+    upload: OpenUpload,
+    context: OffloadContext | None,
+    uuid: UUID,
+    *,
+    shared: bool,
+    now_ms: int,
+    safety_ms: int,
+) -> FindingKind | None:
+    """Say what an open upload is; ``shared``: others have objects below the same prefix.
+
+    An upload does not say whose it is: in a shared place only what a context knows is ours.
+    """
+    if upload_is_wanted(context, uuid):
+        return None
+    if shared and (context is None or not context.names(uuid)):
+        return FindingKind.FOREIGN
+    if now_ms - upload.initiated_ms < safety_ms:
+        return FindingKind.TOO_YOUNG
+    return FindingKind.ORPHAN_UPLOAD
+
+
+def is_stalled(context: OffloadContext, *, now_ms: int, safety_ms: int) -> bool:
+    """Tell whether an attempt has been going on for too long."""
+    begun = context.state is OffloadState.OFFLOADING and bool(context.attempt_started_ms)
+    return begun and now_ms - context.attempt_started_ms >= safety_ms
+
+
+def classify(
+    objects: Iterable[ObjectInfo],
+    uploads: Iterable[OpenUpload],
+    contexts: Iterable[OffloadContext],
+    manifests: Iterable[KnownManifest],
+    *,
+    cluster_id: UUID,
+    key_prefix: str = "",
+    now_ms: int,
+    safety_ms: int,
+) -> list[Finding]:
+    """Judge a whole bucket at once; ``objects`` with their metadata, in the order of keys.
+
+    The same judgement as a scrub's, which has them one after the other.
+    """
+    survey = Survey(key_prefix)
+    clusters = {
+        parsed.uuid: keys.cluster_of(info.metadata)
+        for info in objects
+        if survey.see_object(info) and (parsed := parse_key(key_prefix, info.key)) is not None
+    }
+    known = {one.ledger_id: one for one in contexts}
+    found: list[Finding] = []
+    for context in known.values():
+        verdict = survey.see_context(context)
+        found += [finding_of(context, *verdict)] if verdict is not None else []
+        if is_stalled(context, now_ms=now_ms, safety_ms=safety_ms):
+            found.append(finding_of(context, FindingKind.STALLED_ATTEMPT, context.last_error))
+    for manifest in manifests:
+        survey.see_manifest(manifest)
+    shared = False
+    for seen in survey.unnamed():
+        kind = judge_unnamed(
+            seen.modified_ms,
+            clusters[seen.uuid],
+            own=cluster_id,
+            now_ms=now_ms,
+            safety_ms=safety_ms,
+        )
+        shared = shared or kind is FindingKind.FOREIGN
+        found.append(Finding(kind=kind, ledger_id=seen.ledger_id, uuid=seen.uuid))
+    for upload in uploads:
+        at = parse_key(key_prefix, upload.key)
+        if at is not None:
+            what = judge_upload(
+                upload,
+                known.get(at.ledger_id),
+                at.uuid,
+                shared=shared,
+                now_ms=now_ms,
+                safety_ms=safety_ms,
+            )
+            found += [Finding(kind=what, ledger_id=at.ledger_id, uuid=at.uuid)] if what else []
+    return found
+
+
+def finding_of(context: OffloadContext, kind: FindingKind, cause: str) -> Finding:
+    """Return a finding about a ledger of which a context is there."""
+    return Finding(
+        kind=kind,
+        stream=context.stream,
+        ledger_id=context.ledger_id,
+        uuid=context.uuid,
+        key=context.location.data_key if context.location is not None else "",
+        cause=cause,
+    )

@@ -1,0 +1,352 @@
+"""What a scrub finds and mends, and that it leaves alone what is young, foreign or in use."""
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.scrubs import (
+    BOTH,
+    DEEP,
+    REPAIR,
+    SAFETY_S,
+    kinds,
+    metadata,
+    plant,
+    plant_upload,
+    scrub,
+)
+from tests.unit.offload.world import STREAM, World
+from tierlog.format import paths, records
+from tierlog.format.keys import object_keys
+from tierlog.format.manifest import keep
+from tierlog.model.ids import LedgerId
+from tierlog.model.manifest import ManifestLedger, copy_of, head_of
+from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.scrub import FindingKind, ScrubWish
+
+ENTRIES = [bytes([number]) * (number * 37 % 200) for number in range(10)]
+K = FindingKind
+
+
+async def offloaded(count: int = 1) -> tuple[World, list[LedgerId]]:
+    """Return a world with ledgers that were offloaded, and whose bucket says so."""
+    world = World()
+    claimed = await world.stream()
+    made = []
+    for _ in range(count):
+        ledger_id = await world.seal(claimed, ENTRIES)
+        await world.worker().handle(world.request(claimed, ledger_id))
+        made.append(ledger_id)
+    await write_manifest(world)
+    return world, made
+
+
+async def write_manifest(world: World) -> None:
+    """Write the next manifest of the stream from its metadata."""
+    catalog, store = world.catalog(), world.manifests()
+    snapshot = await catalog.streams.snapshot(STREAM)
+    known = await store.newest(STREAM, snapshot.stream.incarnation)
+    put = {
+        one.ledger_id: keep(
+            ManifestLedger(listed=one, copy=copy_of(await world.context(one.ledger_id)))
+        )
+        for one in snapshot.ledgers
+        if one.closed
+    }
+    await store.write(known, head_of(snapshot.stream, snapshot.ledgers, known.head), put=put)
+
+
+def test_a_bucket_that_is_as_it_should_be_has_no_findings():
+    async def main():
+        world, _ = await offloaded(3)
+        world.clock.advance(10 * SAFETY_S)
+        report = await scrub(world, BOTH, safety_age_s=0.001)
+        assert (kinds(report), report.remaining, report.unread) == ([], 0, [])
+        assert (report.streams, report.ledgers, report.copies_checked) == (1, 3, 3)
+        assert report.objects == len(world.bucket.objects)
+        assert report.bytes_read > 0
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_orphans_are_found_and_deleted_once_they_are_old_enough(old: bool):
+    async def main():
+        world, _ = await offloaded()
+        before = set(world.bucket.objects)
+        key = await plant(world, 5)
+        other = object_keys("", UUID(int=6), LedgerId(901)).data
+        await plant_upload(world, other)
+        world.clock.advance(SAFETY_S + 1 if old else SAFETY_S - 1)
+        found = await scrub(world)
+        assert kinds(found) == (["orphan-objects", "orphan-upload"] if old else [])
+        assert found.counts[K.TOO_YOUNG] == (0 if old else 2)
+        assert key in world.bucket.objects
+        mended = await scrub(world, REPAIR)
+        assert mended.remaining == 0
+        if old:
+            assert (set(world.bucket.objects), len(world.bucket.uploads)) == (before, 0)
+            assert kinds(await scrub(world)) == []
+        else:
+            assert key in world.bucket.objects
+            assert len(world.bucket.uploads) == 1
+
+    run_virtual(main())
+
+
+def test_what_is_of_another_cluster_or_of_nobody_is_left_alone():
+    async def main():
+        world, _ = await offloaded()
+        await plant(world, 5, cluster_id=UUID(int=3))
+        store = world.bucket.connect()
+        found = object_keys("", UUID(int=7), LedgerId(902))
+        await store.put(found.data, b"of Pulsar", metadata={"role": "data"})
+        await store.put("holiday.jpg", b"x", metadata={})
+        # Whose it is, an upload does not say: here it may be anybody's.
+        await plant_upload(world, object_keys("", UUID(int=8), LedgerId(903)).data)
+        own = await plant(world, 9, 904)
+        world.clock.advance(2 * SAFETY_S)
+        before = set(world.bucket.objects)
+        report = await scrub(world, REPAIR)
+        assert kinds(report) == ["orphan-objects"]
+        assert report.counts[K.FOREIGN] == 4
+        assert before - set(world.bucket.objects) == {own, f"{own}-index"}
+        assert len(world.bucket.uploads) == 1
+
+    run_virtual(main())
+
+
+def test_an_attempt_of_two_owners_is_kept():
+    async def main():
+        world, _ = await offloaded()
+        key = await plant(world, 5)
+        await world.bucket.connect().put(f"{key}-side", b"x", metadata=metadata(UUID(int=3)))
+        world.clock.advance(2 * SAFETY_S)
+        report = await scrub(world, REPAIR)
+        assert kinds(report) == []
+        assert key in world.bucket.objects
+
+    run_virtual(main())
+
+
+def test_an_upload_beside_a_complete_copy_is_what_a_lost_answer_left():
+    async def main():
+        world, made = await offloaded()
+        context = await world.context(made[0])
+        assert context.location is not None
+        await plant_upload(world, context.location.data_key)
+        world.clock.advance(2 * SAFETY_S)
+        report = await scrub(world, REPAIR)
+        assert [(one.kind, one.repaired) for one in report.findings] == [
+            (K.ORPHAN_UPLOAD, "aborted")
+        ]
+        assert not world.bucket.uploads
+        assert context.location.data_key in world.bucket.objects
+
+    run_virtual(main())
+
+
+def test_an_attempt_at_work_and_one_to_be_swept_are_nobodys_orphans():
+    async def main():
+        world, _ = await offloaded()
+        claimed = await world.catalog().streams.get(STREAM)
+        ledger_id = await world.seal(claimed, ENTRIES)
+        catalog, offloader = world.catalog(), world.offloader()
+        for number in (1, 2):
+            uuid = UUID(int=number)
+            location = offloader.location(ledger_id, uuid)
+            await catalog.contexts.begin_attempt(
+                ledger_id, uuid=uuid, location=location, worker="w"
+            )
+            await world.bucket.connect().put(location.data_key, b"x", metadata=metadata())
+            await plant_upload(world, location.data_key)
+        before = set(world.bucket.objects)
+        report = await scrub(world, REPAIR, safety_age_s=0)
+        # It says what takes so long, and leaves it to those at work.
+        assert kinds(report) == ["stalled-attempt"]
+        assert (set(world.bucket.objects), len(world.bucket.uploads)) == (before, 2)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("role", ["data", "index", "side", "all", "short", "flipped"])
+def test_a_damaged_copy_is_offloaded_anew_from_the_local_one(role: str):
+    async def main():
+        world, made = await offloaded()
+        context = await world.context(made[0])
+        assert context.location is not None
+        assert context.uuid is not None
+        kind = spoil(world, context, role)
+        deep = ScrubWish(deep=role == "flipped")
+        found = await scrub(world, deep)
+        assert [(one.kind, one.uuid) for one in found.findings] == [(kind, context.uuid)]
+        assert (await world.context(made[0])).complete
+        mended = await scrub(world, replace(deep, repair=True))
+        assert mended.remaining == 0
+        after = await world.context(made[0])
+        assert (after.state, after.repair_source_uuid) == (OffloadState.LOCAL, context.uuid)
+        # As long as the manifest names the damaged copy, nothing of it goes; nothing is stopped.
+        assert kinds(await scrub(world, deep)) == []
+        claimed = await world.catalog().streams.get(STREAM)
+        await world.worker().handle(world.request(claimed, made[0]))
+        again = await world.context(made[0])
+        assert again.complete
+        assert again.uuid != context.uuid
+        assert kinds(await scrub(world, BOTH)) == []
+
+    run_virtual(main())
+
+
+def spoil(world: World, context: OffloadContext, role: str) -> FindingKind:
+    """Do something to a copy, and return what it is called."""
+    location = context.location
+    assert location is not None
+    objects = world.bucket.objects
+    if role == "all":
+        for key in location.keys:
+            del objects[key]
+        return K.POINTS_NOWHERE
+    if role == "short":
+        info, body = objects[location.data_key]
+        objects[location.data_key] = (replace(info, size=info.size - 1), body[:-1])
+        return K.WRONG_OBJECT
+    if role == "flipped":
+        world.bucket.damage(location.data_key, 300)
+        return K.DAMAGED_DATA
+    del objects[getattr(location, f"{role}_key")]
+    return K.MISSING_OBJECT
+
+
+def test_without_a_local_copy_a_damaged_one_stays_as_it_is():
+    async def main():
+        world, made = await offloaded()
+        catalog = world.catalog()
+        context = await world.context(made[0])
+        assert context.uuid is not None
+        deleting = await catalog.contexts.begin_tier1_deletion(made[0], uuid=context.uuid)
+        spoil(world, context, "flipped")
+        for _ in range(2):
+            report = await scrub(world, BOTH)
+            assert kinds(report) == ["damaged-data"]
+            assert "at byte 2" in report.findings[0].cause
+            assert "no local copy" in report.findings[0].remedy
+            assert await world.context(made[0]) == deleting
+            await catalog.ledgers.delete_tier1(made[0], deleting)
+            deleting = await world.context(made[0])
+
+    run_virtual(main())
+
+
+def test_a_damaged_copy_is_kept_when_the_local_one_is_damaged_too():
+    async def main():
+        world, made = await offloaded()
+        context = await world.context(made[0])
+        spoil(world, context, "index")
+        report = await scrub(world, REPAIR, damaged_locally=True)
+        assert report.remaining == 1
+        assert report.findings[0].kept
+        assert await world.context(made[0]) == context
+
+    run_virtual(main())
+
+
+def test_metadata_from_a_backup_stop_every_deletion():
+    async def main():
+        world, made = await offloaded(2)
+        orphan = await plant(world, 5)
+        await plant_upload(world, object_keys("", UUID(int=6), LedgerId(901)).data)
+        # As in a backup from before the first ledger was offloaded.
+        path = paths.context_path(made[0])
+        store = world.catalog().store
+        node = await store.get(path)
+        assert node is not None
+        old = replace(
+            await world.context(made[0]),
+            state=OffloadState.LOCAL,
+            uuid=None,
+            location=None,
+            copy=None,
+            complete=False,
+        )
+        await store.set(path, records.encode_context(old), version=node.version)
+        world.clock.advance(2 * SAFETY_S)
+        before = set(world.bucket.objects)
+        report = await scrub(world, REPAIR)
+        assert kinds(report) == ["metadata-older", "orphan-objects", "orphan-upload"]
+        assert report.deletions_stopped
+        assert (set(world.bucket.objects), len(world.bucket.uploads)) == (before, 1)
+        assert orphan in before
+
+    run_virtual(main())
+
+
+def test_what_only_a_manifest_names_is_kept_and_a_stream_unknown_to_the_metadata_stops_it():
+    async def main():
+        world, made = await offloaded()
+        orphan = await plant(world, 5)
+        store = world.catalog().store
+        for path in (paths.context_path(made[0]), paths.stream_path(STREAM)):
+            for child in await store.children(path) or ():
+                await store.delete(f"{path}/{child}", version=-1)
+            node = await store.get(path)
+            assert node is not None
+            await store.delete(path, version=node.version)
+        world.clock.advance(2 * SAFETY_S)
+        before = set(world.bucket.objects)
+        report = await scrub(world, REPAIR)
+        assert kinds(report) == ["metadata-older", "orphan-objects"]
+        assert [one.key for one in report.findings if one.kind is K.ORPHAN_OBJECTS] == [orphan]
+        assert set(world.bucket.objects) == before
+
+    run_virtual(main())
+
+
+def test_a_damaged_manifest_stops_every_deletion():
+    async def main():
+        world, _ = await offloaded()
+        await plant(world, 5)
+        world.clock.advance(2 * SAFETY_S)
+        manifest = next(key for key in world.bucket.objects if key.endswith(".manifest"))
+        world.bucket.damage(manifest, 20)
+        before = set(world.bucket.objects)
+        report = await scrub(world, REPAIR)
+        assert kinds(report) == ["manifest-unreadable"]
+        assert report.deletions_stopped
+        # What it may name is not known, so the planted one is not called an orphan either.
+        assert len(report.unread) == 1
+        assert not report.is_clean
+        assert set(world.bucket.objects) == before
+
+    run_virtual(main())
+
+
+def test_a_deep_scrub_that_runs_out_of_time_goes_on_where_it_was():
+    async def main():
+        world, made = await offloaded(4)
+        spoil(world, await world.context(made[3]), "flipped")
+        length = (await world.context(made[0])).copy
+        assert length is not None
+        pace = length.data_len / 10  # ten seconds each
+        first = await scrub(world, DEEP, bytes_per_s=pace, deep_s_max=15)
+        assert (kinds(first), first.deep_next is not None) == ([], True)
+        assert first.deep_next is not None
+        assert first.deep_next.ledger_id == made[2]
+        second = await scrub(world, DEEP, deep_from=first.deep_next)
+        assert (kinds(second), second.deep_next) == (["damaged-data"], None)
+        assert second.bytes_read == 2 * length.data_len
+
+    run_virtual(main())
+
+
+def test_findings_are_bounded_and_counted():
+    async def main():
+        world, _ = await offloaded()
+        for number in range(10):
+            await plant(world, 100 + number, 900 + number)
+        world.clock.advance(2 * SAFETY_S)
+        report = await scrub(world, findings_max=3)
+        assert (len(report.findings), report.findings_left_off, report.remaining) == (3, 7, 10)
+
+    run_virtual(main())
