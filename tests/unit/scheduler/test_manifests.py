@@ -5,6 +5,7 @@ is deleted only when the newest manifest names the other one; metadata that came
 backup stop every deletion of the stream.
 """
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -17,6 +18,7 @@ from tierlog.adapters.memory.faults import Faults, Outcome, no_faults
 from tierlog.adapters.memory.metadata import MemoryMetadata
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
+from tierlog.format import manifest as fmt
 from tierlog.format import paths
 from tierlog.format.manifest import parse_manifest_key, unkeep
 from tierlog.model.errors import RefusedError
@@ -276,6 +278,51 @@ def test_a_damaged_manifest_stops_deletions_until_it_is_taken_away() -> None:
         assert await leader.gate.may_delete_local(context)
 
     run_virtual(main())
+
+
+def test_a_leader_that_dies_at_any_step_of_a_pass_is_followed_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fmt, "PART_LEDGERS", 2)
+
+    async def main(steps: int) -> bool:
+        world = World()
+        claimed = await world.stream()
+        ledgers = [await offloaded(world, claimed) for _ in range(5)]
+        dying = no_faults()
+        leader = Leader(world, dying)
+
+        async def lead() -> None:
+            await leader.gate.record_cluster()
+            await leader.visit()
+            await world.catalog().streams.set_policy(STREAM, Policy(offload_time_ms=1))
+            await leader.visit()
+
+        task = asyncio.create_task(lead())
+        dying.on_crash = task.cancel
+        dying.crash_after(steps)
+        await asyncio.wait({task})
+        if not dying.crashed:
+            task.result()
+        # What is half there is whole for whoever comes next, or is not there.
+        known = await newest(world)
+        assert list(known.ledgers) in ([], ledgers)
+        follower = Leader(world)
+        await follower.gate.record_cluster()
+        await follower.visit()
+        assert follower.gate.stopped(STREAM) is None
+        for ledger_id in ledgers:
+            assert await follower.gate.may_delete_local(await world.context(ledger_id))
+        generation, manifest = await store_of(world).cluster(
+            (await world.catalog().nodes.ensure_cluster()).cluster_id
+        )
+        assert (generation, manifest is not None) == (1, True)
+        return dying.crashed
+
+    steps = 1
+    while run_virtual(main(steps)):
+        steps += 1
+    assert steps > 40
 
 
 class TestOlderMetadata:
