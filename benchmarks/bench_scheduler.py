@@ -42,6 +42,7 @@ from tierlog.model.policy import Policy, PolicyLevels
 from tierlog.model.stream import ListedLedger, Stream
 from tierlog.offload.interface import UnconfiguredOffloader
 from tierlog.offload.messages import Stationery, Topics
+from tierlog.ports.metadata import Create
 from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.settings import load_settings
 from tierlog.wiring.build import open_catalog, system_clock, system_ids
@@ -197,15 +198,25 @@ async def fill(arguments: Mapping[str, Any]) -> Result:
         await catalog.streams.ensure_roots()
         await catalog.store.create(paths.POLICIES, records.encode_levels(LEVELS))
 
+        async def make_folder(number: int) -> None:
+            path = paths.context_path(LedgerId(number * 10_000)).rpartition("/")[0]
+            await catalog.store.create(path, b"")
+
         async def write(number: int) -> None:
             stream, contexts = stream_of(number, now_ms)
-            for one in contexts:
-                path = paths.context_path(one.ledger_id)
-                await catalog.store.create(path, records.encode_context(one))
-            path = paths.stream_path(stream.name)
-            await catalog.store.create(path, records.encode_stream(stream))
+            await catalog.store.transact(
+                [
+                    Create(paths.stream_path(stream.name), records.encode_stream(stream)),
+                    *(
+                        Create(paths.context_path(one.ledger_id), records.encode_context(one))
+                        for one in contexts
+                    ),
+                ]
+            )
 
-        await all_of(int(arguments["streams"]), write)
+        count = int(arguments["streams"])
+        await all_of(count // 100 + 1, make_folder)
+        await all_of(count, write)
     return {"seconds": time.perf_counter() - begun_s}
 
 

@@ -15,13 +15,14 @@ Rules (protocols.md section 3, "Must hold", and section 1), by the letter in a v
     h  ensembles name a node for an entry that was shown only once the node has it; of a closed
        ledger nothing else changes; the last ensemble of an unclosed one, its writer changes alone
     i  manifests: see ``tests.simulation.manifests``
+    j  retention: see ``tests.simulation.trimming``
 
 A rule that fails is noted with the time and does not disturb the run; whoever drives it looks at
 ``violations`` after each step.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -31,10 +32,12 @@ from tests.simulation.manifests import ManifestRules, is_manifest
 from tests.simulation.model import Model, Position
 from tests.simulation.servers import Changes, WatchedBucket, WatchedMetadata
 from tests.simulation.trace import CURRENT, Trace
+from tests.simulation.trimming import TrimRules
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.ledger import LedgerMetadata, LedgerState
+from tierlog.model.manifest import ManifestHead
 from tierlog.model.offload import (
     GONE_FROM_TIER1,
     TRANSITIONS,
@@ -44,9 +47,6 @@ from tierlog.model.offload import (
 )
 from tierlog.model.stream import ListedLedger, Stream
 from tierlog.ports.metadata import Versioned
-
-ClockOf = Callable[[str], int]
-"""A process's wall clock, in milliseconds."""
 
 
 class Checker:
@@ -60,7 +60,6 @@ class Checker:
         *,
         stream: StreamName,
         lag_s: float,
-        wall_ms_of: ClockOf,
     ) -> None:
         self.violations: list[str] = []
         self.model = Model(stream, self.complain)
@@ -79,7 +78,6 @@ class Checker:
         self._bucket = bucket
         self._trace = trace
         self._lag_s = lag_s
-        self._wall_ms_of = wall_ms_of
         self._contexts: dict[int, OffloadContext] = {}
         self._made_by: dict[int, str] = {}
         """Who made each ledger, and so writes it."""
@@ -87,6 +85,7 @@ class Checker:
         self._ever_named: set[str] = set()
         """Every key that the metadata ever held; a slow worker may come after its strike-off."""
         self.manifests = ManifestRules(self.complain)
+        self.trims = TrimRules(self.complain, trace.now_s)
         self._good_copies: set[tuple[str, str]] = set()
         """Keys and etags of data objects whose content was looked at already."""
 
@@ -182,11 +181,16 @@ class Checker:
         ledger_id = was.ledger_id
         if now is None:
             gone = ledger_id not in self.model.acked_ends and not was.complete
+            if was.is_trimmed:
+                self.trims.deleted("the context", ledger_id, self._head_of(was))
+                gone = True
             self._expect("a", f"the context of ledger {ledger_id} was removed", holds=gone)
             return
         legal = now.state in TRANSITIONS[was.state]
         self._expect("b", f"ledger {ledger_id}: {was.state} to {now.state}", holds=legal)
-        if was.complete:
+        if now.state is OffloadState.TRIMMING and was.state is not now.state:
+            self.trims.began(was)
+        elif was.complete:
             kept = was.uuid, was.copy, was.location, was.timestamp_ms
             same = now.complete and kept == (now.uuid, now.copy, now.location, now.timestamp_ms)
             self._expect("b", f"complete ledger {ledger_id} became {now}", holds=same)
@@ -237,8 +241,11 @@ class Checker:
             context = self.context(ledger_id)
             emptied = context is None and acked < 0
             moved = context is not None and context.complete and context.state in GONE_FROM_TIER1
+            trimmed = context is not None and context.state is OffloadState.TRIMMING
+            if trimmed and context is not None:
+                self.trims.deleted("the local copy", ledger_id, self._head_of(context))
             text = f"ledger {ledger_id} was deleted from tier 1, its context: {context}"
-            self._expect("a", text, holds=emptied or moved)
+            self._expect("a", text, holds=emptied or moved or trimmed)
             if context is not None and context.complete:
                 self.check_copy(context)
         elif was.state is LedgerState.CLOSED:
@@ -283,8 +290,11 @@ class Checker:
         grown = now.owner_epoch >= was.owner_epoch
         self._expect("f", f"epoch {was.owner_epoch} became {now.owner_epoch}", holds=grown)
         listed = {one.ledger_id: one for one in self.ledgers()}
+        self.trims.list_changed(was, now, self.context)
         for one in was.ledgers:
             kept = listed.get(one.ledger_id)
+            if one.ledger_id in now.deleting:
+                continue
             if kept is None:
                 empty = one.ledger_id not in self.model.acked_ends and not one.closed
                 self._expect("a", f"ledger {one.ledger_id} left the list", holds=empty)
@@ -365,6 +375,14 @@ class Checker:
         context = self._named().get(key)
         serving = context is not None and _serves(context, key)
         self._expect("a", f"object {key} of a complete copy was deleted", holds=not serving)
+        found = self._metadata.get(paths.stream_path(self.stream))
+        incarnation = records.decode_stream(found.data).incarnation if found is not None else None
+        if incarnation is not None:
+            head = self.manifests.head_of(self.stream, incarnation)
+            self.trims.object_deleted(key, head)
+
+    def _head_of(self, context: OffloadContext) -> ManifestHead | None:
+        return self.manifests.head_of(context.stream, context.incarnation)
 
     def _leftovers(self, location: Tier2Location) -> list[str]:
         keys = _keys(location)
@@ -413,6 +431,7 @@ class Checker:
             if context.complete and context.location is not None:
                 wanted |= set(context.location.keys)
         self.manifests.at_rest(self.ledgers(), self.contexts())
+        self.trims.at_rest(list(self.contexts()), list(self._bucket.objects))
         have = {key for key in self._bucket.objects if not is_manifest(key)}
         text = f"the bucket has {sorted(have - wanted)} too many, {sorted(wanted - have)} too few"
         self._expect("c", text, holds=have == wanted)

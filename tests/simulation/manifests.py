@@ -21,7 +21,7 @@ from tierlog.format.manifest import (
 )
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import LedgerId, StreamName
-from tierlog.model.manifest import KeptLedger, ManifestLedger, copy_of
+from tierlog.model.manifest import KeptLedger, ManifestHead, ManifestLedger, copy_of
 from tierlog.model.offload import OffloadContext
 from tierlog.model.stream import ListedLedger
 
@@ -62,6 +62,11 @@ class ManifestRules:
     def given_up(self, context: OffloadContext) -> None:
         """The local copy of a ledger is given up."""
         self._chain(context.stream, context.incarnation).given_up(context)
+
+    def head_of(self, stream: StreamName, incarnation: UUID) -> ManifestHead | None:
+        """Return the head of the newest generation of a stream."""
+        newest = self._chain(stream, incarnation).newest
+        return newest.head if newest is not None else None
 
     def at_rest(self, ledgers: Iterable[ListedLedger], contexts: Iterable[OffloadContext]) -> None:
         """The newest generation says what the metadata say of a stream."""

@@ -31,7 +31,7 @@ from tierlog_ingest.replication.worker import Worker
 from tierlog_ingest.storage.node import StorageNode
 from tierlog_offloader import worker
 from tierlog_offloader.worker import OffloadWorker
-from tierlog_scheduler import policy, scheduler
+from tierlog_scheduler import policy, retention, scheduler
 from tierlog_scheduler.actions import Actions
 from tierlog_scheduler.manifests import BucketManifests
 
@@ -48,10 +48,15 @@ class Mutant:
     """A seed that is known to catch it; the search begins there."""
     losses: bool = False
     """It is about ledgers whose nodes are lost; found by ``lose_nodes``."""
+    trims: bool = False
+    """It is about retention; found by ``trim_many``."""
 
     def plan(self, ledgers: int) -> Plan:
         """Return what is to find it."""
         plan = Plan(ledgers=ledgers, focus=self.focus)
+        if self.trims:
+            # Each has a retention to wait for.
+            return replace(plan, ledgers=1, scenario="trim_many")
         if not self.losses:
             return plan
         return replace(plan, size=LOSSES_SIZE, scenario="lose_nodes")
@@ -152,6 +157,29 @@ def _wall_clock_alone() -> contextlib.AbstractContextManager[Any]:
                 yield policy.DeleteTier1(context=context)
 
     return patch.object(policy, "_deletions", deletions)
+
+
+def _trim_by_stamps() -> contextlib.AbstractContextManager[Any]:
+    """Believe the wall clocks of whoever closed a ledger and of who looks at it."""
+
+    def by_limits(view: Any, one: Any, now: Any, behind: Any) -> retention.Verdict:
+        del behind
+        left_ms = view.policy.retention_time_ms - (now.wall_ms - one.listed.closed_ms)
+        return retention.Verdict(goes=left_ms <= 0, in_ms=max(0, left_ms), why="")
+
+    return patch.object(retention, "_by_limits", by_limits)
+
+
+def _delete_before_manifest() -> contextlib.AbstractContextManager[Any]:
+    """Delete local copies as soon as they are off the list, whatever a manifest still has."""
+
+    async def begin(self: Any, stream: Any, action: Any) -> None:
+        catalog = self._catalog.retention
+        await catalog.begin_trim(stream.name, stream.incarnation, action.ledger_ids)
+        for ledger_id in action.ledger_ids:
+            await catalog.drop_tier1(ledger_id)
+
+    return patch.object(Actions, "_begin_trim", begin)
 
 
 def _recover_up_to_lac() -> contextlib.AbstractContextManager[Any]:
@@ -352,6 +380,8 @@ MUTANTS: dict[str, Mutant] = {
     "never sweep": Mutant(_never_sweep, "c"),
     "write no manifest": Mutant(_write_no_manifest, "i"),
     "wall clock alone": Mutant(_wall_clock_alone, "e", "jump_clock"),
+    "trim by the wall clock": Mutant(_trim_by_stamps, "j", "jump_clock", trims=True),
+    "delete before a manifest": Mutant(_delete_before_manifest, "j", likely_seed=2, trims=True),
     "recover up to the LAC": Mutant(_recover_up_to_lac, "d"),
     "recover without a fence": Mutant(_recover_without_fence, "df", "usurp"),
     "ambiguous is failure": Mutant(_ambiguous_is_failure, "a", likely_seed=2),

@@ -54,6 +54,8 @@ def replay_command(seed: int, plan: Plan) -> str:
         command += " --signed"
     if plan.scenario == "lose_nodes":
         command += " --losses"
+    if plan.scenario == "trim_many":
+        command += " --trims"
     return command
 
 
@@ -69,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quorum", action="store_true", help="3 nodes, each entry on all of them")
     parser.add_argument("--signed", action="store_true", help="as --quorum; ledgers have a key")
     parser.add_argument("--losses", action="store_true", help="nodes are lost, bare ledgers too")
+    parser.add_argument("--trims", action="store_true", help="retention takes that many away")
     parser.add_argument("--focus", default="", help="what goes wrong most: crash, stall, usurp, …")
     chosen = parser.parse_args(arguments)
     size = QUORUM_SIZE if chosen.quorum else DEFAULT_SIZE
@@ -76,6 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
     plan = Plan(ledgers=chosen.ledgers, focus=chosen.focus, size=size)
     if chosen.losses:
         plan = replace(plan, size=LOSSES_SIZE, scenario="lose_nodes")
+    if chosen.trims:
+        plan = replace(plan, scenario="trim_many")
     failed: list[int] = []
     progress = Progress(chosen.seeds)
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):

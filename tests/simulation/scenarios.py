@@ -5,17 +5,21 @@ at random steps, sessions expire, clocks jump, servers go away, connections are 
 loses, repeats, delays and forgets. After each step what must hold is checked; at the end the
 world is healed and must come to rest within a bound of virtual time.
 
-``lose_nodes``: see ``losses``.
+``lose_nodes``: see ``losses``. ``trim_many``: the same as the first, with a retention that ends.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from tests.simulation.losses import lose_nodes
 from tests.simulation.services import IngestProcess, Producer
 from tests.simulation.steps import Plan, Result, Steps
 from tests.simulation.trace import Trace
+from tests.simulation.trimming import RETENTION_S
 from tests.simulation.virtual_loop import run_virtual
 from tests.simulation.world import BLOCK_SIZE, STREAM, World, logs_into, small_blocks
+from tierlog.model.errors import TierlogError
 from tierlog.model.offload import OffloadState
 from tierlog.model.policy import HOUR_MS, MINUTE_MS, Policy
 
@@ -114,4 +118,50 @@ async def _unsettled(world: World) -> list[str]:
     return [f"{ledger_id} on disk" for ledger_id in sorted(held - kept)]
 
 
-SCENARIOS = {"offload_many": offload_many, "lose_nodes": lose_nodes}
+async def trim_many(world: World, plan: Plan) -> Result:
+    """Bring many ledgers to tier 2 while retention takes the oldest away."""
+    chance = world.servers.rng("scenario")
+    policy = Policy(
+        offload_time_ms=MINUTE_MS,
+        retention_time_ms=round(RETENTION_S * 1000),
+        deletion_lag_ms=round(plan.size.lag_s * 1000),
+        ledger_entries_max=chance.randint(3, 12),
+        ledger_age_ms_max=2 * MINUTE_MS,
+        block_size=BLOCK_SIZE,
+    )
+    await world.start(policy)
+    steps = Steps(world, chance, plan.focus)
+    while len(world.checker.trims.trimmed) < plan.ledgers:
+        await steps.next()
+        world.look()
+    # What is there now stays, so that there is something to read back.
+    await _insist(lambda: world.admin_catalog.streams.set_policy(STREAM, without_retention(policy)))
+    await _come_to_rest(world)
+    await world.check_all()
+    return Result(
+        seed=world.seed,
+        digest=world.trace.digest,
+        ledgers=len(world.checker.trims.trimmed),
+        crashes=steps.crashes,
+        checks=world.checker.checks,
+        appends=world.checker.model.counts(),
+        virtual_s=world.now_s(),
+    )
+
+
+def without_retention(policy: Policy) -> Policy:
+    """Return a policy that keeps everything."""
+    return replace(policy, retention_time_ms=None)
+
+
+async def _insist(call: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        try:
+            await call()
+        except TierlogError:
+            await asyncio.sleep(1.0)
+        else:
+            return
+
+
+SCENARIOS = {"offload_many": offload_many, "lose_nodes": lose_nodes, "trim_many": trim_many}

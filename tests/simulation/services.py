@@ -339,6 +339,9 @@ class ReaderProcess(Service):
                     answer = await source.read(servers.stream, self.position, budget)
                 except TierlogError as error:
                     self.trace.note("read.failed", at=self.position, reason=error.reason.value)
+                    if error.reason is Reason.TRIMMED and servers.checker.trims.trimmed:
+                        self.position, expected = Edge.EARLIEST, None
+                        continue
                     lost = error.reason in {Reason.TRIMMED, Reason.CORRUPT, Reason.NO_SUCH_ENTRY}
                     if lost:
                         servers.checker.complain("a", f"at {self.position} the reader got {error}")

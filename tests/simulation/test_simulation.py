@@ -68,6 +68,15 @@ def test_signed_ledgers_come_to_tier_2_through_crashes_too():
     assert result.ledgers >= 15
 
 
+@pytest.mark.covers("A24", "A25", "B10", "B12")
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_retention_takes_ledgers_away_while_everything_else_goes_on(seed):
+    result = run_seed(seed, Plan(ledgers=3, scenario="trim_many"))
+    assert result.ledgers >= 3
+    assert result.appends["acknowledged"] > 50
+
+
 @pytest.mark.covers("D03", "D09", "D17", "D18")
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize("seed", range(1, 5))
