@@ -31,7 +31,6 @@ class HostClock:
         self.skew_s = 0.0
         """How wrong the wall clock is."""
         self._booted_s = 0.0
-        self._skew_before: tuple[float, float] = (0.0, 0.0)
 
     def __repr__(self) -> str:
         return f"<HostClock skew={self.skew_s:g} s>"
@@ -44,18 +43,7 @@ class HostClock:
 
     def set_wall(self, skew_s: float) -> None:
         """Set the wall clock, right or wrong."""
-        self._skew_before = (self.skew_s, _loop_time_s())
         self.skew_s = skew_s
-
-    def latest_wall_ms(self, *, within_s: float) -> int:
-        """Return the latest time that the wall clock could have told lately.
-
-        What was decided just before it was set back was decided rightly.
-        """
-        skew_s, until_s = self._skew_before
-        if _loop_time_s() - until_s > within_s:
-            return self.wall_ms()
-        return max(self.wall_ms(), SIM_EPOCH_MS + round((until_s + skew_s) * 1000))
 
     def boot(self, rng: random.Random) -> None:
         """Begin to count anew, from anywhere."""
