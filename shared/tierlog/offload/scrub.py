@@ -24,7 +24,7 @@ scrub finishes. Two scrubs at once do no harm.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 from uuid import UUID
 
 import structlog
@@ -54,6 +54,7 @@ from tierlog.ports.throttle import TokenBucket
 log = structlog.get_logger()
 
 Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
 CheckTier1 = Callable[[OffloadContext], Awaitable[None]]
 """Reads all of a ledger's local copy; raises unless it is there and whole."""
 
@@ -151,7 +152,7 @@ class _Run:
     async def _list(self) -> None:
         """List everything before any metadata are read."""
         prefix = keys.key_prefix(self._parts.key_prefix)
-        self._uploads = await self._paid(self._objects.list_uploads(prefix))
+        self._uploads = await self._paid(self._objects.list_uploads, prefix)
         self._report.uploads = len(self._uploads)
         async for info in self._objects.list(prefix):
             if self._report.objects % LIST_PAGE == 0:
@@ -205,7 +206,7 @@ class _Run:
     async def _manifest(self, name: StreamName, incarnation: UUID) -> KnownManifest | None:
         """Return the newest manifest and note what it names; None: nobody can tell."""
         try:
-            known = await self._paid(self._parts.manifests.newest(name, incarnation))
+            known = await self._paid(self._parts.manifests.newest, name, incarnation)
         except TierlogError as error:
             if isinstance(error, CorruptError | RefusedError):
                 kind = FindingKind.MANIFEST_UNREADABLE
@@ -339,7 +340,7 @@ class _Run:
         location = context.location
         assert location is not None
         roles = dict(zip(ObjectRole, location.keys, strict=True))
-        found = {role: await self._paid(self._objects.head(key)) for role, key in roles.items()}
+        found = {role: await self._paid(self._objects.head, key) for role, key in roles.items()}
         again = await self._as_before(context)
         if again is None or again.copy is None:
             return None
@@ -414,7 +415,12 @@ class _Run:
             if looked is None:
                 return
             finding = Finding(
-                kind=self._kind_of(looked),
+                kind=rules.judge_unnamed(
+                    looked,
+                    own=self._parts.cluster_id,
+                    now_ms=self._parts.clock.wall_ms(),
+                    safety_ms=self._parts.limits.safety_ms,
+                ),
                 stream=looked[0].metadata.get(keys.MANAGED_LEDGER_NAME, "")[:256],
                 ledger_id=seen.ledger_id,
                 uuid=seen.uuid,
@@ -434,23 +440,8 @@ class _Run:
 
     async def _look(self, location: Tier2Location) -> list[ObjectInfo] | None:
         """Return an attempt's objects as of now; None: they are gone."""
-        found = [await self._paid(self._objects.head(key)) for key in location.keys]
+        found = [await self._paid(self._objects.head, key) for key in location.keys]
         return [one for one in found if one is not None] or None
-
-    def _kind_of(self, looked: Sequence[ObjectInfo]) -> FindingKind:
-        """Say what these are; of several clusters or ages, the one that keeps them counts."""
-        verdicts = {
-            rules.judge_unnamed(
-                one.modified_ms,
-                keys.cluster_of(one.metadata),
-                own=self._parts.cluster_id,
-                now_ms=self._parts.clock.wall_ms(),
-                safety_ms=self._parts.limits.safety_ms,
-            )
-            for one in looked
-        }
-        kept = (FindingKind.FOREIGN, FindingKind.TOO_YOUNG)
-        return next((one for one in kept if one in verdicts), FindingKind.ORPHAN_OBJECTS)
 
     async def _named_now(self, ledger_id: LedgerId, uuid: UUID, stream: str) -> bool:
         """Ask metadata and manifests, as of now, whether they name an attempt."""
@@ -475,11 +466,11 @@ class _Run:
         kept = self._newest
         if kept is not None and (kept.stream, kept.incarnation) == (name, incarnation):
             generation = await self._paid(
-                self._parts.manifests.newest_generation(name, incarnation)
+                self._parts.manifests.newest_generation, name, incarnation
             )
             if generation == kept.generation:
                 return kept
-        self._newest = await self._paid(self._parts.manifests.newest(name, incarnation))
+        self._newest = await self._paid(self._parts.manifests.newest, name, incarnation)
         return self._newest
 
     async def _delete(
@@ -489,7 +480,7 @@ class _Run:
             return
         young = [
             one
-            for one in await self._paid(self._objects.list_uploads(location.data_key))
+            for one in await self._paid(self._objects.list_uploads, location.data_key)
             if self._parts.clock.wall_ms() - one.initiated_ms < self._parts.limits.safety_ms
         ]
         if young:
@@ -525,11 +516,11 @@ class _Run:
             finding = Finding(kind=kind, ledger_id=at.ledger_id, uuid=at.uuid, key=upload.key)
             finding.stream = context.stream if context is not None else ""
             if kind is FindingKind.ORPHAN_UPLOAD:
-                open_now = await self._paid(self._objects.list_uploads(upload.key))
+                open_now = await self._paid(self._objects.list_uploads, upload.key)
                 if upload.upload_id not in {one.upload_id for one in open_now}:
                     return
                 if self._wish.repair and not self._kept(finding):
-                    await self._paid(self._objects.abort_upload(upload.key, upload.upload_id))
+                    await self._paid(self._objects.abort_upload, upload.key, upload.upload_id)
                     finding.repaired = "aborted"
                     log.warning("scrub.aborted", key=upload.key)
         except TierlogError as error:
@@ -537,6 +528,12 @@ class _Run:
             return
         self._report.add(finding)
 
-    async def _paid(self, asked: Awaitable[Answer]) -> Answer:
+    async def _paid(
+        self,
+        ask: Callable[Arguments, Awaitable[Answer]],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Answer:
+        """Ask the store, at the pace that is allowed."""
         await self._requests.take(1)
-        return await asked
+        return await ask(*args, **kwargs)

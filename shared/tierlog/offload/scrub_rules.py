@@ -9,15 +9,14 @@ Invariants:
       newest manifests, will never be named: an attempt is named before its first byte is sent.
     * What is younger than the safety age is never called an orphan, nor what is of a cluster
       with another id, or of none.
-    * Memory: about 80 bytes for each attempt in the bucket (27 MB for a million objects), and
+    * Memory: about 50 bytes for each attempt in the bucket (17 MB for a million objects), and
       what one stream needs.
 """
 
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from tierlog.format import keys
@@ -37,15 +36,11 @@ _ABSENT: Final = -1
 _UUID_LEN: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class SeenAttempt:
-    """Objects of one attempt, as they were listed."""
+class SeenAttempt(NamedTuple):
+    """An attempt of which objects were listed."""
 
     uuid: UUID
     ledger_id: LedgerId
-    sizes: Sizes
-    modified_ms: int
-    """Of the youngest of them."""
 
 
 class Survey:
@@ -55,7 +50,6 @@ class Survey:
         self._prefix = key_prefix
         self._uuids = bytearray()
         self._ledgers = array("q")
-        self._modified = array("q")
         self._sizes = {role: array("q") for role in ObjectRole}
         self._named = bytearray()
 
@@ -75,7 +69,6 @@ class Survey:
         if last < 0 or (self._raw_uuid(last), self._ledgers[last]) != here:
             self._append(parsed, info.key)
         self._sizes[parsed.role][-1] = info.size
-        self._modified[-1] = max(self._modified[-1], info.modified_ms)
         return True
 
     def _append(self, parsed: ParsedKey, key: str) -> None:
@@ -87,7 +80,6 @@ class Survey:
             )
         self._uuids += parsed.uuid.bytes
         self._ledgers.append(parsed.ledger_id)
-        self._modified.append(0)
         self._named.append(0)
         for column in self._sizes.values():
             column.append(_ABSENT)
@@ -138,12 +130,7 @@ class Survey:
         """Iterate over the attempts that nothing has named."""
         for row, named in enumerate(self._named):
             if not named:
-                yield SeenAttempt(
-                    UUID(bytes=self._raw_uuid(row)),
-                    LedgerId(self._ledgers[row]),
-                    self._sizes_in(row),
-                    self._modified[row],
-                )
+                yield SeenAttempt(UUID(bytes=self._raw_uuid(row)), LedgerId(self._ledgers[row]))
 
 
 def judge_copy(copy: Tier2Copy, sizes: Sizes) -> Verdict | None:
@@ -165,12 +152,16 @@ def judge_copy(copy: Tier2Copy, sizes: Sizes) -> Verdict | None:
 
 
 def judge_unnamed(
-    modified_ms: int, cluster: UUID | None, *, own: UUID, now_ms: int, safety_ms: int
+    objects: Iterable[ObjectInfo], *, own: UUID, now_ms: int, safety_ms: int
 ) -> FindingKind:
-    """Say what an object is that nothing names; ``cluster``: whose it says it is."""
-    if cluster != own:
+    """Say what the objects of an attempt are that nothing names; ``own``: this cluster's id.
+
+    One that is another's, or too young, keeps all of them.
+    """
+    some = list(objects)
+    if any(keys.cluster_of(one.metadata) != own for one in some):
         return FindingKind.FOREIGN
-    if now_ms - modified_ms < safety_ms:
+    if any(now_ms - one.modified_ms < safety_ms for one in some):
         return FindingKind.TOO_YOUNG
     return FindingKind.ORPHAN_OBJECTS
 
@@ -229,11 +220,10 @@ def classify(
     The same judgement as a scrub's, which has them one after the other.
     """
     survey = Survey(key_prefix)
-    clusters = {
-        parsed.uuid: keys.cluster_of(info.metadata)
-        for info in objects
-        if survey.see_object(info) and (parsed := parse_key(key_prefix, info.key)) is not None
-    }
+    lying: dict[tuple[UUID, LedgerId], list[ObjectInfo]] = {}
+    for info in objects:
+        if survey.see_object(info) and (parsed := parse_key(key_prefix, info.key)) is not None:
+            lying.setdefault(parsed[:2], []).append(info)
     known = {one.ledger_id: one for one in contexts}
     found: list[Finding] = []
     for context in known.values():
@@ -245,13 +235,8 @@ def classify(
         survey.see_manifest(manifest)
     shared = False
     for seen in survey.unnamed():
-        kind = judge_unnamed(
-            seen.modified_ms,
-            clusters[seen.uuid],
-            own=cluster_id,
-            now_ms=now_ms,
-            safety_ms=safety_ms,
-        )
+        some = lying[seen.uuid, seen.ledger_id]
+        kind = judge_unnamed(some, own=cluster_id, now_ms=now_ms, safety_ms=safety_ms)
         shared = shared or kind is FindingKind.FOREIGN
         found.append(Finding(kind=kind, ledger_id=seen.ledger_id, uuid=seen.uuid))
     for upload in uploads:

@@ -100,11 +100,15 @@ async def scrub(
 
 
 def runner(
-    world: World, schedule: ScrubSchedule | None = None, *, leading: bool = True
+    world: World,
+    schedule: ScrubSchedule | None = None,
+    *,
+    leading: bool = True,
+    faults: Faults | None = None,
 ) -> ScrubRunner:
     """Return what runs scrubs of the world."""
     return ScrubRunner(
-        scrubber(world),
+        scrubber(world, faults),
         leading=lambda: leading,
         clock=world.clock,
         ids=world.ids,
