@@ -233,6 +233,60 @@ def test_retention_takes_ledgers_out_of_everything():
     run_virtual(main())
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+@pytest.mark.parametrize("jump_h", [0, 5, -5])
+def test_retention_outlives_leaders_and_is_never_early(quiet, jump_h):
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(retention_time_ms=5 * 3_600_000))
+        first = await world.seal(claimed, ENTRIES)
+        if not quiet:
+            await world.seal(claimed, ENTRIES, close=False)
+        led_h = 0.0
+        while first in [one.ledger_id for one in await listed(world)]:
+            assert led_h < 6
+            async with running(world, workers=0):
+                await asyncio.sleep(0.5 * HOUR)
+                world.clock.jump_wall(jump_h * HOUR)
+                await asyncio.sleep(0.5 * HOUR)
+            led_h += 1
+            await asyncio.sleep(2 * HOUR)
+        assert led_h >= 5
+
+    run_virtual(main())
+
+
+async def listed(world: World):
+    return (await world.catalog().streams.snapshot(STREAM)).ledgers
+
+
+def test_what_is_remembered_of_closed_ledgers_is_little():
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(retention_time_ms=1000 * 3_600_000))
+        leader = scheduler(world)
+        await leader.begin()
+        for _ in range(20):
+            await world.seal(claimed, ENTRIES)
+            await leader.run_pass()
+            await asyncio.sleep(60)
+        seen = leader._memory.closed_seen_ms
+        await asyncio.sleep(5 * HOUR)
+        await leader.run_pass()
+        # Not offloaded, all of them: each is remembered for as long as it may be due.
+        assert len(seen) == 20
+        for ledger_id in list(world.ledgers):
+            await world.worker().handle(world.request(claimed, ledger_id))
+        newest = await world.seal(claimed, ENTRIES)
+        await world.worker().handle(world.request(claimed, newest))
+        for _ in range(3):
+            await asyncio.sleep(0.5 * HOUR)
+            await leader.run_pass()
+        assert len(seen) <= 3
+
+    run_virtual(main())
+
+
 def test_retention_alone_deletes_local_copies():
     async def main():
         world = World()
