@@ -89,6 +89,15 @@ async def _lacking(catalog):
     return found
 
 
+async def _held(catalog, node_id):
+    """Ask a node which ledgers it holds entries of."""
+    nodes = NodeDirectory(catalog.nodes.live, ControlConnector())
+    try:
+        return await (await nodes.client(node_id)).list_ledgers()
+    finally:
+        await nodes.close()
+
+
 async def _check_all(client, count):
     found = [event.payload async for event in client.reader(STREAM).events()]
     assert found == [_event(number) for number in range(count)]
@@ -119,15 +128,20 @@ async def test_a_lost_machine_and_one_that_is_emptied_leave_every_entry_with_all
         rows = {row["node_id"]: row for row in await _json(cluster, "cluster", "nodes")}
         assert rows[LOST]["state"] == "away"
         assert await _json(cluster, "cluster", "underreplicated") == []
-        code, _, stderr = await _run(cluster, "node", "decommission", LOST)
+        code, stdout, stderr = await _run(cluster, "node", "decommission", LOST, "-o", "json")
         assert code == 0, stderr
+        assert json.loads(stdout)["holds"] == "unknown", "it is gone, and can't be asked"
+        assert "what its disk holds is not known" in stderr
 
         leaving = NodeId("node-4")
+        assert await _held(catalog, leaving)
         code, stdout, stderr = await _run(
-            cluster, "node", "decommission", leaving, "--timeout", "90", "-o", "json"
+            cluster, "node", "decommission", leaving, "--timeout", "120", "-o", "json"
         )
         assert code == 0, stderr
         assert json.loads(stdout)["state"] == "decommissioned"
+        assert json.loads(stdout)["holds"] == "nothing"
+        assert await _held(catalog, leaving) == [], "its bytes are freed, not only given up"
         assert await ledgers_on(catalog, leaving) == []
         assert await _lacking(catalog) == []
         cluster.kill("ingest-4")
