@@ -12,6 +12,7 @@ from tierlog.model.offload import OffloadContext
 from tierlog.model.scrub import DeepPlace, ScrubReport, ScrubWish
 from tierlog.offload.driver import SOFTWARE
 from tierlog.offload.scrub import Scrubber, ScrubLimits
+from tierlog.ports.objects import ObjectStore
 from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
 
 SAFETY_S = 3600.0
@@ -53,6 +54,7 @@ def scrubber(
     *,
     safety_age_s: float = SAFETY_S,
     damaged_locally: bool = False,
+    objects: ObjectStore | None = None,
     **limits: float,
 ) -> Scrubber:
     """Return what scrubs the world's bucket."""
@@ -63,7 +65,7 @@ def scrubber(
             raise CorruptError("the local copy is not whole")
 
     return Scrubber(
-        objects=world.bucket.connect(faults or no_faults()),
+        objects=objects or world.bucket.connect(faults or no_faults()),
         catalog=catalog,
         manifests=world.manifests(faults),
         offloader=world.offloader(faults),
@@ -83,6 +85,7 @@ async def scrub(
     findings_max: int = 100,
     deep_from: DeepPlace | None = None,
     damaged_locally: bool = False,
+    objects: ObjectStore | None = None,
     **limits: float,
 ) -> ScrubReport:
     """Scrub once."""
@@ -93,7 +96,12 @@ async def scrub(
         findings_max=findings_max,
     )
     found = scrubber(
-        world, None, safety_age_s=safety_age_s, damaged_locally=damaged_locally, **limits
+        world,
+        None,
+        safety_age_s=safety_age_s,
+        damaged_locally=damaged_locally,
+        objects=objects,
+        **limits,
     )
     await found.run(report, deep_from=deep_from)
     return report

@@ -1,5 +1,6 @@
 """What a scrub finds and mends, and that it leaves alone what is young, foreign or in use."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import UUID
 
@@ -25,6 +26,7 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.manifest import ManifestLedger, copy_of, head_of
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.scrub import FindingKind, ScrubWish
+from tierlog.ports.objects import ObjectStore
 
 ENTRIES = [bytes([number]) * (number * 37 % 200) for number in range(10)]
 K = FindingKind
@@ -338,6 +340,65 @@ def test_a_deep_scrub_that_runs_out_of_time_goes_on_where_it_was():
         assert second.bytes_read == 2 * length.data_len
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_offloaded_while_the_bucket_is_listed_is_no_fault(seed: int):
+    async def main():
+        world, made = await offloaded()
+        claimed = await world.catalog().streams.get(STREAM)
+        ledger_id = await world.seal(claimed, ENTRIES)
+
+        going = await plant(world, 5)
+
+        async def meanwhile() -> None:
+            for key in (going, f"{going}-index"):
+                del world.bucket.objects[key]
+            await world.worker().handle(world.request(claimed, ledger_id))
+            assert (await world.context(ledger_id)).complete
+            # The copy that was listed is given up, swept and struck off, all at once.
+            context, catalog = await world.context(made[0]), world.catalog()
+            assert context.uuid is not None
+            await catalog.contexts.revoke_copy(made[0], uuid=context.uuid, error="seen damaged")
+            if seed == 0:
+                return
+            await world.offloader().delete_offloaded(made[0], context.uuid, context.location)
+            if seed == 1:
+                await catalog.contexts.strike_off(made[0], context.uuid)
+
+        listed = AfterListing(world.bucket.connect(), meanwhile)
+        report = await scrub(world, REPAIR, safety_age_s=0, objects=listed)
+        assert (kinds(report), report.unread) == ([], [])
+        assert listed.done
+        await world.offloader().verify(*(await copy_arguments(world, ledger_id)))
+
+    run_virtual(main())
+
+
+async def copy_arguments(world: World, ledger_id: LedgerId):
+    context = await world.context(ledger_id)
+    assert context.uuid is not None
+    assert context.copy is not None
+    return ledger_id, context.uuid, context.location, context.copy
+
+
+class AfterListing:
+    """A store at which something happens as soon as its objects were listed for the first time."""
+
+    def __init__(self, store: ObjectStore, what: Callable[[], Awaitable[None]]) -> None:
+        self._store = store
+        self._what = what
+        self.done = False
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    async def list(self, prefix: str = ""):
+        async for info in self._store.list(prefix):
+            yield info
+        if not self.done:
+            self.done = True
+            await self._what()
 
 
 def test_findings_are_bounded_and_counted():

@@ -4,11 +4,9 @@ Small grains where every edge must come soon; grains of 64 KiB where requests ar
 """
 
 import asyncio
-import hashlib
 import random
-from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,101 +15,30 @@ from hypothesis import strategies as st
 
 from tests.golden.oracle import naive_read
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.side_kit import (
+    ENTRIES,
+    LEDGER,
+    MIB,
+    UUID_1,
+    copied,
+    data_of,
+    opened,
+    put_data,
+    written,
+)
 from tests.unit.offload.world import (
     BLOCK,
-    CLUSTER,
-    SMALL_RANGES,
     ListHandle,
     World,
     entries_of,
-    metadata_of,
 )
 from tierlog.adapters.memory.cache import MemoryCache
-from tierlog.adapters.memory.faults import Faults
 from tierlog.format.frame import pack_entries
-from tierlog.format.run import Run, build_run
-from tierlog.format.side import SideObject
 from tierlog.model.errors import CorruptError, Reason, RefusedError
-from tierlog.model.ids import EntryId, LedgerId
-from tierlog.model.offload import Tier2Copy
-from tierlog.offload.driver import BlockOffloader, Tier2Settings
+from tierlog.model.ids import EntryId
+from tierlog.offload.driver import BlockOffloader
 from tierlog.offload.ranges import RANGE_BYTES, RangeLimits
 from tierlog.offload.side_reader import PAGE_BYTES, PAGES_AHEAD, SidePages, open_side
-from tierlog.offload.tier2_reader import Tier2Handle
-from tierlog.offload.verify import SAMPLED_GRAINS, ReadBack, sampled, verify_copy
-
-LEDGER = LedgerId(7)
-UUID_1 = UUID(int=1)
-MIB = 1024 * 1024
-ENTRIES = [bytes([65 + number]) * length for number, length in enumerate([60, 0, 200, 90, 5, 372])]
-
-
-class TimedHandle(ListHandle):
-    """A read handle whose runs have publish times, one of each entry."""
-
-    times: Sequence[int] = ()
-    entries_a_run = 3
-
-    async def read_runs(
-        self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
-    ) -> AsyncIterator[Sequence[Run]]:
-        for start in range(0, len(self.entries), self.entries_a_run):
-            stop = start + self.entries_a_run
-            frames, offsets = pack_entries(self.entries[start:stop], start)
-            times = self.times[start:stop]
-            yield [
-                build_run(
-                    frames,
-                    offsets,
-                    ledger_id=LEDGER,
-                    first_entry_id=start,
-                    publish_ms_min=min(times),
-                    publish_ms_max=max(times),
-                )
-            ]
-
-
-class Copied(NamedTuple):
-    """A handle of one offloader on the copy that another one wrote."""
-
-    handle: Tier2Handle
-    reading: BlockOffloader
-    copy: Tier2Copy
-    faults: Faults
-
-
-async def written(world, entries, *, grain_len=64, block_size=BLOCK, times=(), **options):
-    """Offload entries; return what an offloader says of its copy."""
-    handle = TimedHandle(LEDGER, entries, metadata_of(entries, block_size=block_size))
-    handle.times = times or [0] * len(entries)
-    return await world.offloader(grain_len=grain_len, **options).offload(handle, UUID_1, {})
-
-
-async def opened(world, copy, *, ranges=SMALL_RANGES, cache=None) -> Copied:
-    """Open a copy with another offloader, whose calls are counted from then on."""
-    faults = Faults(random.Random(1))
-    faults.calls = []
-    reading = BlockOffloader(
-        world.bucket.connect(faults),
-        Tier2Settings(bucket="b", cluster_id=CLUSTER, ranges=ranges),
-        cache=cache,
-    )
-    handle = await reading.read_offloaded(LEDGER, UUID_1, copy=copy)
-    return Copied(handle, reading, copy, faults)
-
-
-async def copied(world, entries, *, ranges=SMALL_RANGES, cache=None, **options) -> Copied:
-    return await opened(world, await written(world, entries, **options), ranges=ranges, cache=cache)
-
-
-def data_of(world: World) -> bytes:
-    return bytes(world.bucket.objects[f"{UUID_1}-ledger-7"][1])
-
-
-def put_data(world: World, raw: bytes) -> None:
-    info, _ = world.bucket.objects[f"{UUID_1}-ledger-7"]
-    world.bucket.objects[f"{UUID_1}-ledger-7"] = (info, raw)
-
 
 lengths_lists = st.lists(st.integers(0, 90) | st.sampled_from([150, 372]), min_size=1, max_size=60)
 
@@ -508,87 +435,6 @@ class TestSharedCache:
             without = replace(copy, side_header_sha256=b"")
             await opened(world, without, cache=cache.connect())
             assert not [one for one in cache.values if one.startswith("side:")]
-
-        run_virtual(main())
-
-
-class TestVerification:
-    @staticmethod
-    async def refused(world, copy, read_back, match):
-        location = world.offloader().location(LEDGER, UUID_1)
-        with pytest.raises(CorruptError, match=match):
-            await verify_copy(world.bucket.connect(), location, copy, read_back=read_back)
-
-    def test_reading_back_in_full_finds_every_flipped_byte(self):
-        async def main():
-            world = World()
-            copy = await written(world, ENTRIES)
-            whole = data_of(world)
-            location = world.offloader().location(LEDGER, UUID_1)
-            for offset in range(0, len(whole), 5):
-                put_data(world, whole[:offset] + bytes([whole[offset] ^ 2]) + whole[offset + 1 :])
-                with pytest.raises(CorruptError) as found:
-                    await verify_copy(
-                        world.bucket.connect(), location, copy, read_back=ReadBack.FULL
-                    )
-                assert found.value.details["object"] == location.data_key
-            put_data(world, whole)
-            await verify_copy(world.bucket.connect(), location, copy, read_back=ReadBack.FULL)
-
-        run_virtual(main(), until_s=1000)
-
-    def test_a_sample_looks_at_its_grains_and_no_others(self):
-        async def main():
-            world = World()
-            copy = await written(world, [bytes(200)] * 40)
-            whole, location = data_of(world), world.offloader().location(LEDGER, UUID_1)
-            count = SideObject.decode(world.bucket.objects[location.side_key][1]).header.grain_count
-            picked = sampled(count, copy.side_sha256)
-            assert {0, count - 1} < set(picked)
-            assert SAMPLED_GRAINS // 2 < len(picked) <= SAMPLED_GRAINS
-            for grain in range(count):
-                at = grain * 64 + 40
-                if at >= len(whole):
-                    continue
-                put_data(world, whole[:at] + b"\xee" + whole[at + 1 :])
-                if grain in picked:
-                    await self.refused(world, copy, ReadBack.SAMPLE, f"grain {grain}")
-                else:
-                    await verify_copy(
-                        world.bucket.connect(), location, copy, read_back=ReadBack.SAMPLE
-                    )
-
-        run_virtual(main(), until_s=1000)
-
-    def test_the_digest_of_the_data_is_kept_and_compared_where_asked_for(self):
-        async def main():
-            world = World()
-            copy = await written(world, ENTRIES, data_sha256=True)
-            assert copy.data_sha256 == hashlib.sha256(data_of(world)).digest()
-            assert (await written(World(), ENTRIES)).data_sha256 == b""
-            wrong = replace(copy, data_sha256=bytes(32))
-            await self.refused(world, wrong, ReadBack.FULL, "another digest")
-
-        run_virtual(main())
-
-    def test_a_side_object_and_an_index_that_disagree_are_refused(self):
-        async def main():
-            world = World()
-            copy = await written(world, ENTRIES)
-            other = World()
-            # As many entries in as many bytes, of which the second block begins with another.
-            shifted = [bytes(length) for length in (350, 1, 2, 3, 4, 372)]
-            theirs = await written(other, shifted)
-            assert theirs.data_len == copy.data_len
-            key = f"{UUID_1}-ledger-7-side"
-            world.bucket.objects[key] = other.bucket.objects[key]
-            mixed = replace(
-                copy,
-                side_len=theirs.side_len,
-                side_sha256=theirs.side_sha256,
-                side_header_sha256=theirs.side_header_sha256,
-            )
-            await self.refused(world, mixed, ReadBack.NONE, "entry 3 elsewhere than the index")
 
         run_virtual(main())
 
