@@ -12,7 +12,7 @@ Invariants:
     * Deletions come last, one attempt at a time, each after its context, the newest manifests
       that could name it and its objects were read at that very moment.
     * Metadata that are older than a manifest, or a manifest that can't be read, stop every
-      deletion of the scrub.
+      deletion of the scrub. A stream that is paused is left as it is.
     * A copy is given up for a new one only while the local one stands, and after all of that was
       read. The damaged objects stay until a manifest names the new copy.
     * Requests, bytes, findings and the time of a deep scrub are bounded.
@@ -60,6 +60,7 @@ CheckTier1 = Callable[[OffloadContext], Awaitable[None]]
 
 CONTEXTS_AT_ONCE: Final = 64
 LIST_PAGE: Final = 1000
+PAUSED: Final = "the stream is paused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,7 @@ class _Run:
         self._incarnations: dict[StreamName, list[UUID]] = {}
         self._shared = False
         self._unread: set[StreamName] = set()
+        self._paused: set[str] = set()
         self._walked: dict[StreamName, tuple[UUID, int]] = {}
         self._newest: KnownManifest | None = None
 
@@ -191,6 +193,8 @@ class _Run:
             return
         self._report.streams += 1
         self._unread.discard(name)
+        if snapshot.stream.offload_pause is not None:
+            self._paused.add(name)
         self._walked[name] = (incarnation, snapshot.stream.created_ms)
         if known is None or snapshot.stream.incarnation != incarnation:
             known = None
@@ -288,7 +292,8 @@ class _Run:
     async def _context(self, context: OffloadContext, *, may_repair: bool) -> None:
         verdict = self._survey.see_context(context)
         now_ms, safety_ms = self._parts.clock.wall_ms(), self._parts.limits.safety_ms
-        if rules.is_stalled(context, now_ms=now_ms, safety_ms=safety_ms):
+        stalled = rules.is_stalled(context, now_ms=now_ms, safety_ms=safety_ms)
+        if stalled and context.stream not in self._paused:
             cause = context.last_error or f"begun by {context.last_worker}"
             self._report.add(rules.finding_of(context, FindingKind.STALLED_ATTEMPT, cause))
         if not context.complete or context.location is None:
@@ -385,6 +390,9 @@ class _Run:
             )
             return
         if not self._wish.repair:
+            return
+        if context.stream in self._paused:
+            finding.kept = PAUSED
             return
         if not may_repair:
             finding.kept = "the manifest of the stream does not vouch for the metadata"
@@ -493,6 +501,8 @@ class _Run:
     def _kept(self, finding: Finding) -> bool:
         """Say why nothing is deleted, if something stops it."""
         finding.kept = self._report.deletions_stopped
+        if finding.stream in self._paused:
+            finding.kept = PAUSED
         return bool(finding.kept)
 
     async def _upload(self, upload: OpenUpload) -> None:

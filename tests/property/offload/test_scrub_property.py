@@ -5,6 +5,7 @@ Buckets, contexts and manifests are drawn at random from few attempts, so that t
 
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +37,8 @@ COPY = Tier2Copy(
     side_len=LEN[ObjectRole.SIDE],
 )
 PREFIXES = st.sampled_from(["", "a/b"])
-attempts = st.tuples(st.integers(1, 6).map(lambda one: UUID(int=one << 64)), st.integers(0, 12))
+uuids = st.integers(1, 4).map(lambda one: UUID(int=one << 64))
+attempts = st.tuples(uuids, st.integers(0, 3))
 ages = st.sampled_from([0, SAFETY_MS - 1, SAFETY_MS, SAFETY_MS + 1])
 
 
@@ -51,7 +53,9 @@ def buckets(draw):
     seen = draw(
         st.dictionaries(
             st.tuples(attempts, st.sampled_from(ObjectRole)),
-            st.tuples(ages, st.booleans(), st.sampled_from([OWN, OTHER, None])),
+            st.tuples(
+                ages, st.sampled_from([0, 0, 0, 1]), st.sampled_from([OWN, OWN, OWN, OTHER, None])
+            ),
             max_size=20,
         )
     )
@@ -81,9 +85,9 @@ def buckets(draw):
         context(prefix, ledger, uuid, state, given_up)
         for ledger, (uuid, state, given_up) in draw(
             st.dictionaries(
-                st.integers(0, 12),
+                st.integers(0, 3),
                 st.tuples(
-                    st.integers(1, 6).map(lambda one: UUID(int=one << 64)),
+                    uuids,
                     st.sampled_from([OffloadState.OFFLOADING, OffloadState.COMPLETE]),
                     st.booleans(),
                 ),
@@ -154,6 +158,31 @@ def test_nothing_that_is_named_young_or_foreign_is_called_an_orphan(drawn):
         if one.kind is FindingKind.ORPHAN_UPLOAD:
             works = {(at.ledger_id, at.uuid) for at in contexts if not at.complete}
             assert (one.ledger_id, one.uuid) not in works
+
+
+@pytest.mark.parametrize("by", ["nobody", "newest", "abandoned", "manifest"])
+def test_each_of_those_that_name_an_attempt_keeps_it(by: str):
+    uuid = UUID(int=3 << 64)
+    info = ObjectInfo(
+        key=key_of("", uuid, 1), size=1, etag="", metadata={CLUSTER_ID: str(OWN)}, modified_ms=0
+    )
+    named = LedgerId(1) if by == "manifest" else LedgerId(2)
+    known = KnownManifest(
+        stream=StreamName("s"),
+        incarnation=OWN,
+        ledgers={named: KeptLedger(uuid, EntryId(0), b"")},
+    )
+    newest = uuid if by == "newest" else UUID(int=4 << 64)
+    found = classify(
+        [info],
+        [],
+        [context("", 1, newest, OffloadState.OFFLOADING, by == "abandoned")],
+        [known],
+        cluster_id=OWN,
+        now_ms=NOW_MS,
+        safety_ms=SAFETY_MS,
+    )
+    assert [one.kind for one in found] == ([FindingKind.ORPHAN_OBJECTS] if by == "nobody" else [])
 
 
 @given(buckets())

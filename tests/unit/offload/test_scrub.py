@@ -342,6 +342,26 @@ def test_a_deep_scrub_that_runs_out_of_time_goes_on_where_it_was():
     run_virtual(main())
 
 
+def test_a_paused_stream_is_looked_at_and_left_as_it_is():
+    async def main():
+        world, made = await offloaded()
+        await plant(world, 5)
+        context = await world.context(made[0])
+        spoil(world, context, "index")
+        world.clock.advance(2 * SAFETY_S)
+        await world.catalog().streams.pause_offload(STREAM)
+        before = set(world.bucket.objects)
+        report = await scrub(world, REPAIR)
+        assert kinds(report) == ["missing-object", "orphan-objects"]
+        assert {one.kept for one in report.findings} == {"the stream is paused"}
+        assert set(world.bucket.objects) == before
+        assert await world.context(made[0]) == context
+        await world.catalog().streams.resume_offload(STREAM)
+        assert (await scrub(world, REPAIR)).remaining == 0
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_offloaded_while_the_bucket_is_listed_is_no_fault(seed: int):
     async def main():

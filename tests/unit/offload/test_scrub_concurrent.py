@@ -72,7 +72,7 @@ async def named_keys(world: World) -> set[str]:
     return named
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.timeout(120)
 def test_scrubs_beside_offloads_find_nothing_that_is_not_so(seed: int):
     async def main():
@@ -99,7 +99,7 @@ def test_scrubs_beside_offloads_find_nothing_that_is_not_so(seed: int):
                 await check_readable(world)
             await asyncio.sleep(1800)
             given.rates = FaultRates()
-            await asyncio.sleep(2 * 3600)
+            await asyncio.sleep(3600)
             stop.set()
             stop_scrubs.set()
         await check_readable(world)
