@@ -17,7 +17,7 @@ from tests.simulation.manifests import ManifestRules, is_manifest
 from tests.simulation.servers import WatchedBucket
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import STREAM, TOPICS, World
-from tests.unit.scheduler.test_manifests import backup, offloaded, restore
+from tests.unit.scheduler.manifests_kit import backup, offloaded, restore
 from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, faults, scheduler
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.keys import parse_key

@@ -7,90 +7,30 @@ backup stop every deletion of the stream.
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 from uuid import UUID
 
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.world import CLUSTER, STREAM, World
-from tierlog.adapters.memory.faults import Faults, Outcome, no_faults
-from tierlog.adapters.memory.metadata import MemoryMetadata
-from tierlog.catalog import Catalog
-from tierlog.catalog.streams import StreamSnapshot
+from tests.unit.offload.world import STREAM, World
+from tests.unit.scheduler.manifests_kit import (
+    ENTRIES,
+    Leader,
+    manifests_of,
+    newest,
+    offloaded,
+    store_of,
+    trim,
+)
+from tierlog.adapters.memory.faults import Outcome, no_faults
 from tierlog.format import manifest as fmt
 from tierlog.format import paths
-from tierlog.format.manifest import parse_manifest_key, unkeep
+from tierlog.format.manifest import unkeep
 from tierlog.model.errors import RefusedError
-from tierlog.model.ids import LedgerId, NodeId, StreamName
+from tierlog.model.ids import NodeId, StreamName
 from tierlog.model.manifest import copy_of
-from tierlog.model.offload import AbandonedAttempt, OffloadContext, OffloadState
+from tierlog.model.offload import AbandonedAttempt, OffloadState
 from tierlog.model.policy import Policy
-from tierlog.model.stream import Stream
-from tierlog.offload.manifests import BucketGuard, KnownManifest, ManifestStore
-from tierlog_scheduler.manifests import RESTORED, BucketManifests
-
-ENTRIES = [bytes([number]) * (number * 37 % 200) for number in range(10)]
-
-
-def store_of(world: World, faults: Faults | None = None) -> ManifestStore:
-    return ManifestStore(
-        world.bucket.connect(faults or no_faults()),
-        cluster_id=CLUSTER,
-        clock=world.clock,
-        ids=world.ids,
-    )
-
-
-class Leader:
-    """What a pass of the scheduler does about manifests."""
-
-    def __init__(self, world: World, faults: Faults | None = None) -> None:
-        self.world = world
-        self.catalog: Catalog = world.catalog(faults)
-        self.gate = BucketManifests(store_of(world, faults), self.catalog)
-
-    async def read(
-        self, name: StreamName = STREAM
-    ) -> tuple[StreamSnapshot, dict[LedgerId, OffloadContext]]:
-        snapshot = await self.catalog.streams.snapshot(name)
-        contexts = {}
-        for listed in snapshot.ledgers:
-            context = await self.catalog.contexts.peek(listed.ledger_id)
-            if context is not None:
-                contexts[listed.ledger_id] = context
-        return snapshot, contexts
-
-    async def visit(self, name: StreamName = STREAM) -> None:
-        await self.gate.look(name)
-        await self.gate.record(*await self.read(name))
-
-
-async def offloaded(world: World, claimed: Stream) -> LedgerId:
-    """Seal a ledger and copy it."""
-    ledger_id = await world.seal(claimed, ENTRIES)
-    await world.worker().handle(world.request(claimed, ledger_id))
-    assert (await world.context(ledger_id)).complete
-    return ledger_id
-
-
-async def newest(world: World, name: StreamName = STREAM) -> KnownManifest:
-    stream = await world.catalog().streams.get(name)
-    return await store_of(world).newest(name, stream.incarnation)
-
-
-def manifests_of(world: World) -> list[str]:
-    return [key for key in sorted(world.bucket.objects) if parse_manifest_key("", key)]
-
-
-def backup(metadata: MemoryMetadata) -> dict[str, Any]:
-    nodes = metadata._nodes
-    return {path: replace(node, children=set(node.children)) for path, node in nodes.items()}
-
-
-def restore(metadata: MemoryMetadata, nodes: dict[str, Any]) -> None:
-    metadata._nodes.clear()
-    metadata._nodes.update(nodes)
 
 
 def test_a_manifest_names_what_is_complete_and_only_then_the_local_copy_may_go() -> None:
@@ -325,147 +265,6 @@ def test_a_leader_that_dies_at_any_step_of_a_pass_is_followed_up(
     assert steps > 40
 
 
-class TestOlderMetadata:
-    """ZooKeeper came back from a backup."""
-
-    async def _told(self, world: World) -> str | None:
-        leader = Leader(world)
-        before = dict(world.bucket.objects)
-        for _ in range(3):
-            await leader.visit()
-        assert world.bucket.objects == before
-        return leader.gate.stopped(STREAM)
-
-    def test_a_ledger_that_they_do_not_know(self) -> None:
-        async def main() -> None:
-            world = World()
-            claimed = await world.stream()
-            first = await offloaded(world, claimed)
-            kept = backup(world.metadata)
-            second = await offloaded(world, claimed)
-            await Leader(world).visit()
-            now = backup(world.metadata)
-            restore(world.metadata, kept)
-            why = await self._told(world)
-            assert why == (
-                f"{RESTORED}: ledger {second} is named by the manifest and unknown to the metadata"
-            )
-            leader = Leader(world)
-            await leader.visit()
-            context = await world.context(first)
-            assert not await leader.gate.may_delete_local(context)
-            assert not await leader.gate.may_sweep(context, UUID(int=1))
-            assert not await leader.gate.let_go(STREAM, claimed.incarnation, first)
-            # Newer metadata are there: it goes on by itself.
-            restore(world.metadata, now)
-            await leader.visit()
-            assert leader.gate.stopped(STREAM) is None
-            assert await leader.gate.may_delete_local(context)
-
-        run_virtual(main())
-
-    def test_an_attempt_that_they_do_not_know(self) -> None:
-        async def main() -> None:
-            world = World()
-            claimed = await world.stream()
-            ledger_id = await world.seal(claimed, ENTRIES)
-            kept = backup(world.metadata)
-            await world.worker().handle(world.request(claimed, ledger_id))
-            done = await world.context(ledger_id)
-            assert done.uuid is not None
-            await Leader(world).visit()
-            restore(world.metadata, kept)
-            assert f"newer attempt in the manifest, {done.uuid}" in (await self._told(world) or "")
-            # A worker that comes now abandons what it does not know, and cleans nothing.
-            await world.worker(name="w2").handle(world.request(claimed, ledger_id))
-            context = await world.context(ledger_id)
-            assert context.uuid != done.uuid
-            assert (await self._told(world) or "").startswith(RESTORED)
-
-        run_virtual(main())
-
-    def test_the_attempt_that_was_under_way_in_them_is_kept_by_workers(self) -> None:
-        async def main() -> None:
-            world = World()
-            claimed = await world.stream()
-            ledger_id = await world.seal(claimed, ENTRIES)
-            attempt = await world.catalog().contexts.begin_attempt(
-                ledger_id,
-                uuid=UUID(int=9),
-                location=world.offloader().location(ledger_id, UUID(int=9)),
-                worker="w",
-            )
-            kept = backup(world.metadata)
-            handle = world.open_ledger(
-                ledger_id,
-                await world.catalog().ledgers.get(ledger_id),  # type: ignore[arg-type]
-            )
-            copy = await world.offloader().offload(handle, UUID(int=9), {})
-            await world.catalog().contexts.complete_attempt(ledger_id, uuid=UUID(int=9), copy=copy)
-            await Leader(world).visit()
-            guard = BucketGuard(store_of(world))
-            restore(world.metadata, kept)
-            assert not await guard.may_clean(attempt, UUID(int=9))
-            assert await guard.may_clean(attempt, UUID(int=10))
-            await world.worker(name="w2").handle(world.request(claimed, ledger_id))
-            context = await world.context(ledger_id)
-            assert context.complete
-            assert context.swept_at(UUID(int=9)) == 0
-            assert attempt.location is not None
-            assert {attempt.location.data_key, attempt.location.index_key} <= set(
-                world.bucket.objects
-            )
-
-        run_virtual(main())
-
-    def test_what_was_trimmed_and_stands_in_the_list_again(self) -> None:
-        async def main() -> None:
-            world = World()
-            claimed = await world.stream()
-            first = await offloaded(world, claimed)
-            await offloaded(world, claimed)
-            await Leader(world).visit()
-            kept = backup(world.metadata)
-            await self._trim(world, first)
-            leader = Leader(world)
-            await leader.visit()
-            assert await leader.gate.let_go(STREAM, claimed.incarnation, first)
-            restore(world.metadata, kept)
-            assert f"ledger {first} is listed" in (await self._told(world) or "")
-
-        run_virtual(main())
-
-    async def _trim(self, world: World, ledger_id: LedgerId) -> None:
-        """What retention's transaction does to the list."""
-        catalog = world.catalog()
-        await catalog.contexts.change(
-            ledger_id,
-            lambda one: one.moved_to(OffloadState.TRIMMING),
-            applied=lambda one: one.state is OffloadState.TRIMMING,
-        )
-
-        def plan(stream: Stream) -> Stream:
-            left = tuple(one for one in stream.ledgers if one.ledger_id != ledger_id)
-            return replace(stream, ledgers=left, deleting=(*stream.deleting, ledger_id))
-
-        await catalog.streams.change(
-            STREAM, plan, applied=lambda one: one.listed(ledger_id) is None
-        )
-
-    def test_an_owner_epoch_that_they_do_not_know(self) -> None:
-        async def main() -> None:
-            world = World()
-            await world.stream()
-            kept = backup(world.metadata)
-            claimed = await world.catalog().streams.claim(STREAM, NodeId("n2"))
-            await offloaded(world, claimed)
-            await Leader(world).visit()
-            restore(world.metadata, kept)
-            assert "owner epoch 1 where the manifest has 2" in (await self._told(world) or "")
-
-        run_virtual(main())
-
-
 def test_a_trimmed_ledger_is_let_go_only_by_a_manifest_that_says_so() -> None:
     async def main() -> None:
         world = World()
@@ -474,7 +273,7 @@ def test_a_trimmed_ledger_is_let_go_only_by_a_manifest_that_says_so() -> None:
         leader, early = Leader(world), Leader(world)
         await leader.visit()
         assert not await leader.gate.let_go(STREAM, claimed.incarnation, first)
-        await TestOlderMetadata()._trim(world, first)
+        await trim(world, first)
         # A leader that lags behind, and knows the ledger not at all, is not asked.
         assert not await Leader(world).gate.let_go(STREAM, claimed.incarnation, first)
         assert not await leader.gate.let_go(STREAM, claimed.incarnation, first)
@@ -487,8 +286,8 @@ def test_a_trimmed_ledger_is_let_go_only_by_a_manifest_that_says_so() -> None:
         # What a manifest never named may be about to be named by one that is being written.
         third = await world.seal(claimed, ENTRIES)
         await early.visit()
-        await TestOlderMetadata()._trim(world, second)
-        await TestOlderMetadata()._trim(world, third)
+        await trim(world, second)
+        await trim(world, third)
         assert third not in (await newest(world)).ledgers
         assert not await early.gate.let_go(STREAM, claimed.incarnation, third)
         await early.visit()

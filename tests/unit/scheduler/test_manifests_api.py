@@ -3,9 +3,9 @@
 import pytest
 
 from tests.unit.offload.world import STREAM, World
+from tests.unit.scheduler.manifests_kit import Leader, backup, offloaded, restore
 from tests.unit.scheduler.test_api import ask
 from tests.unit.scheduler.test_attempts_api import served
-from tests.unit.scheduler.test_manifests import Leader, backup, offloaded, restore
 
 
 @pytest.fixture
