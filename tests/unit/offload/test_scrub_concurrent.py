@@ -72,7 +72,7 @@ async def named_keys(world: World) -> set[str]:
     return named
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.timeout(120)
 def test_scrubs_beside_offloads_find_nothing_that_is_not_so(seed: int):
     async def main():
