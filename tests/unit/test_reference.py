@@ -3,7 +3,9 @@
 import functools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -12,7 +14,7 @@ from tierlog.model.errors import SURFACES, Reason
 from tools import generate_reference as reference
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {
+PAGES: Final[dict[str, Callable[[], str]]] = {
     "formats.md": reference.formats,
     "configuration.md": reference.configuration,
     "errors.md": reference.errors,
