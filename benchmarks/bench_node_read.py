@@ -9,8 +9,8 @@ warm      node and plain once more, from the page cache: what is left is the CPU
 
 Cold: after everything was written back and read once (so that the host of a virtual machine has
 given it the memory), ``posix_fadvise(DONTNEED)`` on each file of the node's folder, and on the
-plain file alike; the device's own reads of the process are printed to show that it was. What the disk or the
-hypervisor keep for themselves stays warm for both.
+plain file alike; the device's own reads of the process are printed to show that it was. What the
+disk or the hypervisor keep for themselves stays warm for both.
 
 random    entries one by one, and how often the node asked its disk for each (a decorator over its
           files counts): ``cold`` where no page of the index was touched before, ``first`` where
