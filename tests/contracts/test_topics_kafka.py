@@ -152,6 +152,21 @@ async def test_what_strangers_put_into_a_topic_is_put_aside_and_holds_nobody_up(
         await publisher.close()
 
 
+async def test_a_header_s_name_that_is_no_text_comes_after_many_that_are(bootstrap, topics):
+    """What the library does with it depends on how often it was called: it may end the process."""
+    await apply_topics(bootstrap, specs_of(topics, partitions=1))
+    plain, bad = [(b"name", b"1")], [(b"\xff\xfe", b"x"), (b"name", b"1")]
+    for headers in [plain] * 40 + [bad, plain]:
+        await raw_kafka.produce(bootstrap, topics.requested, 0, key=b"k", headers=headers)
+    source = KafkaEventSource(bootstrap, [topics.requested], group=topics.requested)
+    try:
+        async with asyncio.timeout(30):
+            taken = [(await source.take()).headers for _ in range(42)]
+        assert taken == [{"name": b"1"}] * 40 + [{}, {"name": b"1"}]
+    finally:
+        await source.close()
+
+
 async def test_what_the_raw_producer_sends_is_what_is_read(bootstrap, topics):
     await apply_topics(bootstrap, specs_of(topics, partitions=1))
     headers = [(b"one", b"1"), (b"two", b"\xff")]

@@ -1,11 +1,17 @@
 """Kafka's messages as events, whatever strangers put into them."""
 
-from typing import Any
+from operator import methodcaller
+from typing import Any, Final
 
 from confluent_kafka import Message
 
 from tierlog.adapters.kafka.common import log
 from tierlog.ports.events import Event
+
+_headers_of: Final = methodcaller("headers")
+"""The library returns a list with a hole, and its error pending, where a name is not UTF-8. A call
+from Python's own bytecode does not look for that once it was specialised, and the hole ends the
+process; this one always does, and raises SystemError."""
 
 
 def event_of(message: Message, *, receipt: object = None) -> Event:
@@ -36,7 +42,7 @@ def _bytes(value: Any) -> bytes:  # noqa: ANN401 - str, bytes or None, says the 
 
 def _headers(message: Message) -> dict[str, bytes]:
     try:
-        headers: Any = message.headers()
+        headers: Any = _headers_of(message)
     except (SystemError, UnicodeDecodeError) as error:
         # The library fails so on a name that is not UTF-8, which Kafka itself takes.
         log.warning("event.headers_unreadable", topic=message.topic(), cause=str(error))
