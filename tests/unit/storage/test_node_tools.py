@@ -14,7 +14,6 @@ import sys
 from uuid import UUID
 
 import pytest
-import structlog
 import typer
 from typer.testing import CliRunner
 
@@ -58,13 +57,6 @@ async def fill(path, *, ledger_dirs=()):
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     return asyncio.run(fill(tmp_path_factory.mktemp("node") / "data"))
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_they_were():
-    """Commands set up logging for their process; here others come after them."""
-    yield
-    structlog.reset_defaults()
 
 
 TIERLOG = typer.Typer()
