@@ -84,6 +84,9 @@ class ManifestGate(Protocol):
         ...
 
     async def may_sweep(self, context: OffloadContext, uuid: UUID) -> bool:
+        if context.repair_source_uuid == uuid:
+            # A damaged copy goes once its successor is named; much of it is good until then.
+            return False
         """Tell whether an abandoned attempt is surely not what a manifest names (step 3)."""
         ...
 
