@@ -258,21 +258,18 @@ async def test_errors_of_a_write_round_the_cache(tmp_path, code, expected):
 async def test_no_descriptor_is_left_open(tmp_path):
     for system in (System(), System(open_error=errno.EMFILE), System(open_error=errno.EINVAL)):
         disk = DiskFiles(tmp_path, direct_calls=system.calls())
-        if system.open_error == errno.EMFILE:
-            with pytest.raises(RetryableError, match="limit of open files"):
-                await disk.open("f", create=True, direct=True)
-        else:
-            file = await disk.open("f", create=True, direct=True)
-            async with asyncio.TaskGroup() as tasks:
-                for turn in range(6):
-                    tasks.create_task(file.write(turn * len(BLOB), [BLOB]))
-                await asyncio.sleep(0)
-                cancelled = tasks.create_task(file.write_and_sync(6 * len(BLOB), [BLOB]))
-                await asyncio.sleep(0)
-                cancelled.cancel()
-                await file.close()
-            disk.close()
-            assert (tmp_path / "f").read_bytes() == 7 * BLOB
+        # It is a hint: one descriptor too many for the system is no reason to have no file.
+        file = await disk.open("f", create=True, direct=True)
+        async with asyncio.TaskGroup() as tasks:
+            for turn in range(6):
+                tasks.create_task(file.write(turn * len(BLOB), [BLOB]))
+            await asyncio.sleep(0)
+            cancelled = tasks.create_task(file.write_and_sync(6 * len(BLOB), [BLOB]))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            await file.close()
+        disk.close()
+        assert (tmp_path / "f").read_bytes() == 7 * BLOB
         assert repr(disk).endswith("open=0>")
         disk.close()
         assert not [fd for fd in Path("/proc/self/fd").iterdir() if _target(fd) == tmp_path / "f"]

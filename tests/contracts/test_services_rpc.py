@@ -36,7 +36,7 @@ LOOPBACK = "127.0.0.1"
 class NoRequests:
     """A node on the wire that greets, and takes nothing."""
 
-    async def ready(self):
+    async def ready(self, *, appends):
         pass
 
     def append(self, stream, draft, *, deadline_s):

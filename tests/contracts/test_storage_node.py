@@ -42,7 +42,7 @@ class Handler:
     def __init__(self, node):
         self.node = node
 
-    async def ready(self):
+    async def ready(self, *, appends):
         await self.node.ready()
 
     def append(self, stream, draft, *, deadline_s):

@@ -135,7 +135,7 @@ class Handler:
     def __init__(self):
         self.seen = []
 
-    async def ready(self):
+    async def ready(self, *, appends):
         """It always is."""
 
     def append(self, stream, draft, *, deadline_s):

@@ -1,6 +1,10 @@
 """What this node does with requests on the wire: appends go to owners, runs to its storage.
 
-Invariant: appends of one connection reach their streams' queues in the order in which they came.
+Invariants:
+    * Appends of one connection reach their streams' queues in the order in which they came.
+    * Runs of other owners are taken for as long as the storage takes them, however many appends of
+      this node wait: those wait for other nodes, and nodes that waited for each other's appends
+      before they take each other's runs would all wait.
 """
 
 import asyncio
@@ -19,8 +23,9 @@ class IngestWireHandler:
         self._owners = owners
         self._node = node
 
-    async def ready(self) -> None:
-        await self._owners.ready()
+    async def ready(self, *, appends: bool) -> None:
+        if appends:
+            await self._owners.ready()
         await self._node.ready()
 
     def append(

@@ -305,23 +305,30 @@ class OffloadWorker:
             await self._catalog.contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
         except RefusedError as error:
             log.info("attempt.superseded", ledger_id=ledger_id, uuid=str(uuid), cause=str(error))
-            await self._clean_unnamed(ledger_id, uuid, location)
+            await self._clean_unnamed(request, uuid, location)
             return _Done(outcome=_SUPERSEDED, uuid=uuid)
         self.completed += 1
         log.info("attempt.completed", ledger_id=ledger_id, uuid=str(uuid), length=copy.data_len)
         return _Done(outcome=_COMPLETED, uuid=uuid, copy=copy)
 
     async def _clean_unnamed(
-        self, ledger_id: LedgerId, uuid: UUID, location: Tier2Location
+        self, request: OffloadRequest, uuid: UUID, location: Tier2Location
     ) -> None:
         """Delete an attempt of this worker's that nothing names any more: nobody else will.
 
         Its ledger is gone, or it took so long that it was swept for the last time and struck off.
         """
+        ledger_id = request.ledger_id
+        gone = OffloadContext(
+            stream=request.stream, incarnation=request.incarnation, ledger_id=ledger_id
+        )
         for attempt in range(CLEAN_TRIES_MAX):
             try:
                 context = await self._catalog.contexts.get(ledger_id)
                 if context is not None and context.names(uuid):
+                    return
+                if not await self._guard.may_clean(context or gone, uuid):
+                    # Named by a manifest that is newer than these metadata: it may be the last.
                     return
                 await self._offloader.delete_offloaded(ledger_id, uuid, location)
             except TierlogError as error:

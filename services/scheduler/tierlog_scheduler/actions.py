@@ -180,14 +180,15 @@ class Actions:
             # One that was begun too: it may be a backup's metadata that say so.
             log.info("tier1.kept", ledger_id=ledger_id, cause="no manifest names its copy yet")
             return
+        try:
+            # One that was begun too: that may be long ago, and the local copy still stands.
+            await self._offloader.verify(ledger_id, uuid, context.location, copy)
+        except CorruptError as error:
+            await self._catalog.contexts.record_error(
+                ledger_id, uuid=uuid, error=f"{error.reason.value}: {error}"
+            )
+            raise
         if context.state is not OffloadState.TIER1_DELETING:
-            try:
-                await self._offloader.verify(ledger_id, uuid, context.location, copy)
-            except CorruptError as error:
-                await self._catalog.contexts.record_error(
-                    ledger_id, uuid=uuid, error=f"{error.reason.value}: {error}"
-                )
-                raise
             context = await self._catalog.contexts.begin_tier1_deletion(ledger_id, uuid=uuid)
         await self._catalog.ledgers.delete_tier1(ledger_id, context)
         log.info("tier1.deleted", ledger_id=ledger_id, uuid=str(uuid))

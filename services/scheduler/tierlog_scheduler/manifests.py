@@ -215,6 +215,9 @@ class BucketManifests:
         return known is not None and self._has_copy(known, context)
 
     async def may_sweep(self, context: OffloadContext, uuid: UUID) -> bool:
+        if context.repair_source_uuid == uuid:
+            # A damaged copy goes once its successor is named; much of it is good until then.
+            return False
         known = await self._newest(context.stream, context.incarnation)
         if known is None or known.names(context.ledger_id, uuid):
             return False

@@ -131,6 +131,9 @@ def decide(view: StreamView, now: Now, delays: Delays) -> list[Action]:
             if _may_ask(view.asked.get(ledger_id), now, delays)
         ]
         actions.extend(_deletions(view, now))
+    elif not view.paused:
+        # A local deletion that was begun is ended first: nothing else leads out of it.
+        actions.extend(_begun_deletions(view))
     # What an attempt left is never read: sweeping it is all that an admin does not stop.
     for one in view.ledgers:
         if one.context is not None and one.context.abandoned:
@@ -191,15 +194,18 @@ def _may_ask(asked: Asked | None, now: Now, delays: Delays) -> bool:
     return now.progress_ms - asked.progress_ms >= wait_ms
 
 
+def _begun_deletions(view: StreamView) -> Iterator[DeleteTier1]:
+    """Iterate over what a leader began and did not end: readers take it for gone already."""
+    for one in view.ledgers:
+        if one.context is not None and one.context.state is OffloadState.TIER1_DELETING:
+            yield DeleteTier1(context=one.context)
+
+
 def _deletions(view: StreamView, now: Now) -> Iterator[DeleteTier1]:
+    yield from _begun_deletions(view)
     for one in view.ledgers:
         context = one.context
-        if context is None or not context.complete:
-            continue
-        if context.state is OffloadState.TIER1_DELETING:
-            # Begun by a leader that did not end it: readers take it for gone already.
-            yield DeleteTier1(context=context)
-        elif context.state is OffloadState.COMPLETE:
+        if context is not None and context.state is OffloadState.COMPLETE:
             left_ms = deletion_due_in_ms(view, context, now)
             if left_ms is not None and left_ms <= 0:
                 yield DeleteTier1(context=context)

@@ -190,12 +190,18 @@ class RetentionCatalog:
     async def begin_stream_deletion(self, name: StreamName) -> Stream:
         """Mark a stream: no ledger is opened in it any more, and its owner is told to close."""
         path = paths.stream_path(name)
+        meant: Stream | None = None
 
         async def one_round() -> Stream:
+            nonlocal meant
             found = await self._store.get(path)
-            if found is None:
+            stream = None if found is None else records.decode_stream(found.data)
+            if meant is not None and (stream is None or stream.incarnation != meant.incarnation):
+                # Marked by a round whose answer was lost, and gone since; this one is another.
+                return replace(meant, lifecycle=StreamLifecycle.DELETING)
+            if found is None or stream is None:
                 raise stream_not_found(name)
-            stream = records.decode_stream(found.data)
+            meant = stream
             if stream.lifecycle is StreamLifecycle.DELETING:
                 return stream
             marked = replace(stream, lifecycle=StreamLifecycle.DELETING)

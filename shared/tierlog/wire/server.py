@@ -68,8 +68,8 @@ T = TypeVar("T")
 class WireHandler(Protocol):
     """What a node does with requests. Calls come in order and must return at once."""
 
-    async def ready(self) -> None:
-        """Wait until the handler takes more."""
+    async def ready(self, *, appends: bool) -> None:
+        """Wait until the handler takes more: appends of a producer, or runs of an owner."""
         ...
 
     def append(
@@ -187,7 +187,7 @@ class _Connection:
             if self._sent_since_drain >= SENT_BETWEEN_DRAINS:
                 self._sent_since_drain = 0
                 await _within(stall_s_max, self._channel.drain(), "read its answers")
-            await handler.ready()
+            await handler.ready(appends="append" in self._allowed)
             frame = await self._channel.receive()
             if frame is None:
                 return
@@ -295,7 +295,7 @@ class _Connection:
         handler, rest = self._server.handler, len(body)
         for request_id, run in enumerate(runs, first_id):
             if request_id > first_id:
-                await handler.ready()
+                await handler.ready(appends=False)
             cost = len(run.encoded)
             rest -= cost
             try:

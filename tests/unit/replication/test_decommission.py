@@ -97,6 +97,20 @@ async def test_it_waits_while_a_ledger_names_the_node_and_says_why():
         await cluster.decommission(NodeId("n9"), tell=told.append)
 
 
+@on_virtual_time
+async def test_whoever_waits_hears_that_it_was_called_off():
+    cluster = Recovering(3)
+    catalog = await cluster.begin()
+    await cluster.ledger(catalog)
+    told: list[Progress] = []
+    waiting = asyncio.create_task(cluster.decommission(N2, tell=told.append))
+    await asyncio.sleep(5)
+    await catalog.draining.cancel(N2)
+    with pytest.raises(RefusedError, match="called off"):
+        async with asyncio.timeout(30):
+            await waiting
+
+
 @pytest.mark.covers("D17")
 @on_virtual_time
 async def test_it_waits_until_the_node_says_that_it_holds_nothing():

@@ -31,6 +31,7 @@ from tierlog.model.ids import NodeId, StreamName
 from tierlog.model.manifest import copy_of
 from tierlog.model.offload import AbandonedAttempt, OffloadState
 from tierlog.model.policy import Policy
+from tierlog.offload.manifests import BucketGuard
 
 
 def test_a_manifest_names_what_is_complete_and_only_then_the_local_copy_may_go() -> None:
@@ -348,6 +349,10 @@ def test_a_damaged_copy_is_named_until_there_is_a_new_one() -> None:
         known = await newest(world)
         assert (known.generation, known.names(ledger_id, whole.uuid)) == (2, True)
         assert not await leader.gate.may_sweep(revoked, whole.uuid)
+        # Nor one that no manifest names yet: a sleeper may be writing that one.
+        unnamed = replace(revoked, repair_source_uuid=UUID(int=77))
+        assert not await leader.gate.may_sweep(unnamed, UUID(int=77))
+        assert not await BucketGuard(store_of(world)).may_clean(unnamed, UUID(int=77))
         await world.worker().handle(world.request(claimed, ledger_id))
         again = await world.context(ledger_id)
         assert again.complete

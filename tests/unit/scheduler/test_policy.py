@@ -176,6 +176,18 @@ def test_without_thresholds_nothing_is_asked_for():
     assert decide(stream(ledger(1), ledger(2)), NOW, DELAYS) == []
 
 
+@pytest.mark.parametrize(("paused", "ended"), [(False, [1]), (True, [])])
+def test_a_local_deletion_that_was_begun_is_ended_also_in_a_stream_that_goes(paused, ended):
+    view = stream(
+        ledger(1, state=OffloadState.TIER1_DELETING),
+        ledger(2, state=OffloadState.COMPLETE),
+        deleting=True,
+        paused=paused,
+    )
+    found = [one for one in decide(view, NOW, DELAYS) if isinstance(one, DeleteTier1)]
+    assert [one.context.ledger_id for one in found] == ended
+
+
 @pytest.mark.parametrize(
     ("count", "wait_ms"), [(1, 60_000), (2, 120_000), (3, 240_000), (7, 3_840_000), (90, 3_840_000)]
 )

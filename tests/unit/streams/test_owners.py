@@ -364,6 +364,26 @@ def test_after_a_crash_the_next_start_closes_the_open_ledger_without_an_append()
     run_virtual(main())
 
 
+def test_the_open_ledger_of_a_stream_that_is_deleted_is_closed_and_no_other_opened():
+    async def main():
+        cluster = SmallCluster()
+        catalog = await cluster.start()
+        before = make_owners(cluster, "n1")
+        async with running(before, drain=False):
+            await before.submit(STREAM, draft(b"a"))
+        await catalog.retention.begin_stream_deletion(STREAM)
+        after = make_owners(cluster, "n1")
+        async with running(after):
+            await after.recover_own()
+            assert (await catalog.ledgers.get(0)).state is LedgerState.CLOSED
+            with pytest.raises(RefusedError) as caught:
+                await after.submit(STREAM, draft(b"b"))
+            assert caught.value.reason is Reason.STREAM_NOT_FOUND
+        assert await catalog.ledgers.list_ids() == [0]
+
+    run_virtual(main())
+
+
 def test_too_many_waiting_bytes_are_refused_and_room_is_waited_for():
     async def main():
         cluster = SmallCluster()

@@ -149,6 +149,15 @@ def test_a_stream_that_is_being_deleted_is_nobodys():
     assert caught.value.reason is Reason.STREAM_NOT_FOUND
 
 
+def test_one_that_is_being_deleted_has_its_open_ledger_recovered():
+    going = stream_of(lifecycle=StreamLifecycle.DELETING, ledgers=(ledger(closed=False),))
+    verdicts = {node_id: decide(going, node_id, live(*NAMES)) for node_id in NAMES}
+    assert [type(one) for one in verdicts.values()].count(Mine) == 1
+    over = stream_of(lifecycle=StreamLifecycle.DELETING, ledgers=(ledger(closed=True),))
+    with pytest.raises(RefusedError):
+        decide(over, NAMES[0], live(*NAMES))
+
+
 def test_an_orphan_has_an_open_ledger_and_no_live_owner():
     one, nodes = NAMES[0], live(*NAMES[1:])
     assert is_orphan(stream_of(one, ledgers=(ledger(closed=False),)), nodes)

@@ -21,7 +21,7 @@ CLUSTER = uuid.UUID(int=1)
 class Handler:
     """Takes no requests: nobody gets further than WELCOME here."""
 
-    async def ready(self):
+    async def ready(self, *, appends):
         pass
 
     def append(self, stream, draft, *, deadline_s):

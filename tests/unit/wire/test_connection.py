@@ -65,10 +65,14 @@ class Handler:
         self.lacs = []
         self.open = asyncio.Event()
         self.open.set()
+        self.open_for_appends = asyncio.Event()
+        self.open_for_appends.set()
         self.on_run = lambda: None
 
-    async def ready(self):
+    async def ready(self, *, appends):
         await self.open.wait()
+        if appends:
+            await self.open_for_appends.wait()
 
     def append(self, stream, draft, *, deadline_s):
         self.seen.append((stream, draft, deadline_s))
@@ -519,6 +523,29 @@ async def test_a_node_that_is_full_is_not_read_from():
         for add in adds:
             await add
         await client.close()
+
+
+@virtual
+async def test_a_node_whose_producers_wait_takes_the_runs_of_others():
+    """Else nodes whose appends wait for each other would wait for good."""
+    handler = Handler()
+    async with served(handler) as connect:
+        producer, owner = await connect(ROLE_PRODUCER), await connect(ROLE_OWNER)
+        handler.open_for_appends.clear()
+        async with asyncio.timeout(5):
+            for add in [owner.add(make_run(n)) for n in range(4)]:
+                await add
+        # One was let in before; it is the next that waits.
+        await producer.append(StreamName("s"), make_draft(), deadline_s=2)
+        waiting = asyncio.ensure_future(
+            producer.append(StreamName("s"), make_draft(), deadline_s=60)
+        )
+        await asyncio.sleep(1)
+        assert len([one for one in handler.seen if one[0] == "s"]) == 1
+        handler.open_for_appends.set()
+        await waiting
+        await producer.close()
+        await owner.close()
 
 
 @virtual

@@ -27,7 +27,7 @@ from typing import Final
 
 from tierlog.catalog import Catalog
 from tierlog.ledger.directory import Node, NodeDirectory
-from tierlog.model.errors import IndeterminateError, RetryableError
+from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError
 from tierlog.model.ids import LedgerId, NodeId
 from tierlog.model.replication import Draining
 
@@ -72,6 +72,18 @@ async def decommission(
                 return await catalog.draining.finish(node_id, said_empty=held is not None)
             tell(_progress(held or (), trouble=trouble, retired=True))
         await asyncio.sleep(interval_s)
+        draining = await _still(catalog, node_id)
+    return draining
+
+
+async def _still(catalog: Catalog, node_id: NodeId) -> Draining:
+    """Look at the mark again: someone else may have ended it, or called it off."""
+    draining = await catalog.draining.get(node_id)
+    if draining is None:
+        raise RefusedError(
+            f"the decommission of node {node_id} was called off",
+            remedy="Nothing to do: the node takes ledgers again",
+        )
     return draining
 
 

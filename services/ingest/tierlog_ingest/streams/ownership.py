@@ -69,10 +69,12 @@ def decide(
     """Decide who is to own the stream, as ``own`` sees it.
 
     ``nodes`` are the live ones, ``away`` those of them that did not answer this node just now, and
-    ``draining`` tells whether this node drains. Raises STREAM_NOT_FOUND for one being deleted,
+    ``draining`` tells whether this node drains. Raises STREAM_NOT_FOUND for one being deleted (but
+    for one with an open ledger: somebody must recover and close it, and no other is opened then),
     and PARTITIONED for one whose entries are in its partitions.
     """
-    if stream.lifecycle is StreamLifecycle.DELETING:
+    is_open = bool(stream.ledgers) and not stream.ledgers[-1].closed
+    if stream.lifecycle is StreamLifecycle.DELETING and not is_open:
         raise RefusedError(
             f"stream {stream.name} is being deleted",
             reason=Reason.STREAM_NOT_FOUND,

@@ -35,8 +35,6 @@ _DIRECT_LEN_MIN: Final = 16 * 1024
 """A shorter middle gains nothing."""
 _PIECE_LEN_MAX: Final = 2 * 1024 * 1024
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
-_NO_DIRECT: Final = _REFUSED | {errno.ENOENT}
-"""ENOENT: the name is another's by now, the file goes on."""
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 
 
@@ -129,10 +127,9 @@ def open_direct(
         return None
     try:
         fd = calls.open(full, flags | _O_DIRECT)
-    except OSError as error:
-        if error.errno in _NO_DIRECT:
-            return None
-        raise
+    except OSError:
+        # It is a hint, and the file is open: what is wrong with the disk shows there.
+        return None
     if os.path.samestat(os.fstat(fd), os.fstat(plain_fd)):
         return DirectWriter(fd, memory, calls)
     os.close(fd)

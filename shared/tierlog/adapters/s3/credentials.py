@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import aioboto3
+from botocore.credentials import ReadOnlyCredentials
 
 from tierlog.model.errors import TierlogError
 from tierlog.runtime.settings import S3Settings
@@ -51,10 +52,15 @@ class Credentials:
             found = await self._load() if self._in_use is not None else None
             if found is None:
                 return False
-            current = (self._in_use.access_key, self._in_use.secret_key, self._in_use.token)
+            # Those that renew themselves have no keys to look at, only copies of them.
+            frozen = await self._in_use.get_frozen_credentials()
+            current = (frozen.access_key, frozen.secret_key, frozen.token)
             if found == current:
                 return False
             self._in_use.access_key, self._in_use.secret_key, self._in_use.token = found
+            if hasattr(self._in_use, "_frozen_credentials"):
+                # What requests of those are signed with until their own time is over.
+                self._in_use._frozen_credentials = ReadOnlyCredentials(*found)  # noqa: SLF001
             self.generation += 1
             return True
 
