@@ -30,7 +30,7 @@ from tierlog.model.policy import MIB, Policy
 from tierlog.offload.dead_letters import LetterState
 from tierlog.offload.messages import Topics, parse_result, trace_of
 from tierlog.runtime.settings import Settings
-from tierlog.wiring.build import open_dead_letters
+from tierlog.wiring.build import apply_queue_topics, open_dead_letters
 from tierlog.wiring.offload import open_offload_parts
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -270,6 +270,7 @@ async def test_a_stranger_asks_over_the_queue_and_follows_the_trace(cluster):
         async with client.writer(stream) as writer:
             await writer.send(b"an event")
         await client.seal(stream)
+        await apply_queue_topics(settings, dry_run=False)
         process = await asyncio.create_subprocess_exec(
             sys.executable, str(EXAMPLE), stream,
             "--rest", f"http://{settings.client.scheduler_http_address}",
