@@ -7,6 +7,7 @@ what a flush or a mark does (``store``, ``marking``).
     all of it                                                 ``ready`` waits
     ``checkpoint_interval_s`` since the last one              a mark
     more than ``checkpoint_journal_bytes`` of segments        a mark
+    more than ``checkpoint_journal_records`` to replay        a mark
     a flush that met a damaged index                          a mark, which repairs it
 
 Invariants:
