@@ -93,7 +93,7 @@ class CountingFile:
         await self._file.write_and_sync(offset, buffers)
         self._counts.group_ms.append((time.perf_counter() - started_s) * 1000)
 
-    async def read(self, offset: int, length: int) -> bytes:
+    async def read(self, offset: int, length: int) -> Buffer:
         data = await self._file.read(offset, length)
         self._counts.reads += 1
         self._counts.read_bytes += len(data)

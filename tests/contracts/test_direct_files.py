@@ -19,31 +19,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tierlog.adapters.files import DiskFiles
-from tierlog.adapters.files.writes import DirectCalls
+from tierlog.adapters.files.direct import DirectCalls
 from tierlog.adapters.memory.files import MemoryDisk
-from tierlog.model.errors import Reason, RetryableError
+from tierlog.model.errors import CorruptError, Reason, RetryableError
 from tierlog.ports.files import DiskFailedError
 
 PAGE = 4096
 LARGE = 64 * 1024
 LEAST = 16 * 1024
+LONG = 256 * 1024
+LONG_MAX = 8 * 1024 * 1024
 BLOB = random.Random(7).randbytes(5_000_000)
 
 
 class System:
     """The system's calls round its cache, noted; it may refuse them, or take only a part."""
 
-    def __init__(self, *, open_error=0, write_error=0, good_writes=0, taking=lambda length: length):
+    def __init__(
+        self,
+        *,
+        open_error=0,
+        write_error=0,
+        good_writes=0,
+        read_error=0,
+        taking=lambda length: length,
+        giving=lambda length: length,
+    ):
         self.open_error = open_error
         self.write_error = write_error
         self.good_writes = good_writes
         """So many writes work before ``write_error``."""
+        self.read_error = read_error
         self.taking = taking
+        self.giving = giving
         self.written: list[tuple[int, int]] = []
         """Where, and how much the system took."""
+        self.read: list[tuple[int, int]] = []
 
     def calls(self):
-        return DirectCalls(self.open, self.write)
+        return DirectCalls(self.open, self.write, self.give)
 
     def open(self, path, flags):
         if self.open_error:
@@ -58,6 +72,14 @@ class System:
         self.written.append((offset, min(taken, written)))
         return min(taken, written)
 
+    def give(self, fd, views, offset):
+        if self.read_error:
+            raise OSError(self.read_error, os.strerror(self.read_error))
+        given = min(self.giving(len(views[0])), os.preadv(fd, views, offset))
+        views[0][given:] = b"?" * (len(views[0]) - given)
+        self.read.append((offset, given))
+        return given
+
 
 SYSTEMS = {
     "as it is": System,
@@ -67,6 +89,11 @@ SYSTEMS = {
     "taking half": lambda: System(taking=lambda length: -(-length // 2 // PAGE) * PAGE),
     "taking no whole pages": lambda: System(taking=lambda length: length - 512),
     "taking nothing": lambda: System(taking=lambda _length: 0),
+    "refusing reads": lambda: System(read_error=errno.EINVAL),
+    "giving half": lambda: System(giving=lambda length: -(-length // 2 // PAGE) * PAGE),
+    "giving no whole pages": lambda: System(giving=lambda length: length - 513),
+    "giving little": lambda: System(giving=lambda _length: 700),
+    "giving nothing": lambda: System(giving=lambda _length: 0),
 }
 
 
@@ -172,7 +199,7 @@ def test_any_writes_leave_the_bytes_that_plain_ones_leave(kind, writes, seed):
                     expected[offset : offset + length] = data
                 write = file.write_and_sync if what == "write_and_sync" else file.write
                 await write(offset, cut(memoryview(data), [1 + one // 7 for one in lengths]))
-                at, some = rng.randrange(len(expected) + 1), rng.randrange(4 * LARGE)
+                at, some = rng.randrange(len(expected) + 1), rng.randrange(16 * LARGE)
                 for reader in (file, other):
                     assert await reader.read(at, some) == bytes(expected[at : at + some])
             assert await other.size() == len(expected)
@@ -210,6 +237,56 @@ async def test_whole_pages_go_round_the_cache_and_the_rest_does_not(tmp_path):
     assert system.written == []
     await file.close()
     await plain.close()
+    disk.close()
+
+
+async def test_long_reads_go_round_the_cache_and_others_do_not(tmp_path):
+    system = System()
+    disk = DiskFiles(tmp_path, direct_calls=system.calls())
+    file = await disk.open("f", create=True, direct=True)
+    await file.write(0, [BLOB])
+    assert await file.read(0, LONG - 1) == BLOB[: LONG - 1]
+    assert await file.read(5, 3 * LONG_MAX) == BLOB[5:], "too much at once"
+    assert system.read == []
+    assert await file.read(PAGE - 1, LONG) == BLOB[PAGE - 1 :][:LONG]
+    assert await file.read(len(BLOB) - LONG, LONG_MAX) == BLOB[-LONG:], "the end"
+    assert [offset for offset, _ in system.read] == [0, (len(BLOB) - LONG) // PAGE * PAGE]
+    system.read.clear()
+    plain = await disk.open("f")
+    assert await plain.read(0, LONG) == BLOB[:LONG]
+    assert await file.read(len(BLOB) + 5, LONG) == b""
+    await file.close()
+    await plain.close()
+    disk.close()
+
+
+async def test_what_was_read_stays_as_it_is_while_somebody_looks_at_it(tmp_path):
+    disk = DiskFiles(tmp_path)
+    file = await disk.open("f", create=True, direct=True)
+    await file.write(0, [BLOB])
+    views = [(at, await file.read(at, LONG)) for at in range(0, len(BLOB) - LONG, LONG)]
+    kept = [(at + 7, memoryview(view)[7:100]) for at, view in views]
+    del views
+    await file.write(0, [bytes(len(BLOB))])
+    for _ in range(len(kept)):
+        assert not any(await file.read(0, LONG))
+    assert [bytes(view) for _, view in kept] == [BLOB[at:][:93] for at, _ in kept]
+    assert all(view.readonly for _, view in kept)
+    await file.close()
+    disk.close()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENXIO])
+async def test_errors_of_a_read_round_the_cache(tmp_path, code):
+    system = System(read_error=code)
+    disk = DiskFiles(tmp_path, direct_calls=system.calls())
+    file = await disk.open("f", create=True, direct=True)
+    await file.write(0, [BLOB])
+    with pytest.raises((CorruptError, RetryableError)):
+        await file.read(0, LONG)
+    system.read_error = 0
+    assert await file.read(0, LONG) == BLOB[:LONG]
+    await file.close()
     disk.close()
 
 

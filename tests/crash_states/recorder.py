@@ -230,7 +230,7 @@ class RecordingFile:
         await self.write(offset, buffers)
         await self.sync()
 
-    async def read(self, offset: int, length: int) -> bytes:
+    async def read(self, offset: int, length: int) -> Buffer:
         return await self._inner.read(offset, length)
 
     async def size(self) -> int:

@@ -29,8 +29,11 @@ class File(Protocol):
         """``write`` and ``sync`` as one step (one thread hop for a group commit)."""
         ...
 
-    async def read(self, offset: int, length: int) -> bytes:
-        """Return up to ``length`` bytes from ``offset``; fewer only at the end of the file."""
+    async def read(self, offset: int, length: int) -> Buffer:
+        """Return up to ``length`` bytes from ``offset``; fewer only at the end of the file.
+
+        Nobody changes them.
+        """
         ...
 
     async def size(self) -> int:

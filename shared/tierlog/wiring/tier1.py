@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 
-from tierlog.adapters.rpc.run_inflow import Pieces
+from tierlog.adapters.rpc.run_inflow import receiving_pieces
 from tierlog.adapters.rpc.storage_node import ControlConnector, RemoteStorageControl
 from tierlog.catalog import Catalog
 from tierlog.ledger.damage import DamageReports
@@ -19,7 +19,11 @@ async def open_storage_controls(
 
     ``kept_bytes_max``: memory for runs that is kept for the next ones.
     """
-    pieces = Pieces() if kept_bytes_max is None else Pieces(kept_bytes_max=kept_bytes_max)
+    pieces = (
+        receiving_pieces()
+        if kept_bytes_max is None
+        else receiving_pieces(kept_bytes_max=kept_bytes_max)
+    )
     nodes: NodeDirectory[RemoteStorageControl] = NodeDirectory(
         catalog.nodes.live, ControlConnector(pieces)
     )

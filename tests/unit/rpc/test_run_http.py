@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tierlog.adapters.rpc.run_http import LISTS_AHEAD, BrokenHttpError, RunsHttp
-from tierlog.adapters.rpc.run_inflow import PIECE_BYTES, Pieces, RunInflow
+from tierlog.adapters.rpc.run_inflow import PIECE_BYTES, RunInflow, receiving_pieces
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import build_run
 from tierlog.format.run_stream import end_mark
@@ -272,7 +272,7 @@ async def test_a_read_that_is_left_early_drops_its_connection():
 
 
 def test_a_piece_comes_back_only_when_no_view_of_it_is_left():
-    pieces = Pieces(kept_bytes_max=2 * PIECE_BYTES)
+    pieces = receiving_pieces(kept_bytes_max=2 * PIECE_BYTES)
     inflow = RunInflow(pieces)
     runs = runs_of(*[700_000] * 12)
     body = memoryview(body_of(runs))
@@ -301,7 +301,7 @@ def test_a_piece_comes_back_only_when_no_view_of_it_is_left():
 
 
 def test_a_small_body_holds_no_piece():
-    pieces = Pieces()
+    pieces = receiving_pieces()
     inflow = RunInflow(pieces)
     body = body_of(runs_of(10, 20))
     inflow.space()[: len(body)] = body

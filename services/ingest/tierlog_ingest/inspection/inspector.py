@@ -430,6 +430,6 @@ async def read_file(files: Files, path: str) -> bytes:
     """Return a small file whole."""
     file = await files.open(path)
     try:
-        return await file.read(0, await file.size())
+        return bytes(await file.read(0, await file.size()))
     finally:
         await file.close()

@@ -23,6 +23,7 @@ import structlog
 from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
+from tierlog.ports.files import Buffer
 from tierlog_ingest.storage.priorities import DiskGate, Work
 from tierlog_ingest.storage.store import RunStore
 from tierlog_ingest.storage.windows import Slots, Window
@@ -183,7 +184,7 @@ class RangeReader:
             entry_id += len(slots)
         return window if window.pieces else []
 
-    async def _fetch(self, window: Window) -> bytes:
+    async def _fetch(self, window: Window) -> Buffer:
         logs = self._store.logs
         work = Work.TAIL_READ if logs.is_written(window.log_id) else Work.CATCH_UP_READ
         async with self._gate.turn(work):
@@ -203,7 +204,7 @@ class _Brought(NamedTuple):
     entry_id: int
     runs: Sequence[Run]
     window: Window | None = None
-    data: bytes = b""
+    data: Buffer = b""
 
     @property
     def length(self) -> int:

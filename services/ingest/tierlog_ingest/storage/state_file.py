@@ -244,7 +244,7 @@ async def _read_state(files: Files, log_directories: int) -> FoundState | None:
     except FileNotFoundError:
         return None
     try:
-        data = await file.read(0, await file.size())
+        data = bytes(await file.read(0, await file.size()))
         return decode_state(data, log_directories=log_directories)
     finally:
         await file.close()

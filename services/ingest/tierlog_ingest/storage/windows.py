@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tierlog.format.run import Run, take_runs
 from tierlog.model.errors import CorruptError
+from tierlog.ports.files import Buffer
 from tierlog_ingest.storage.index.index_format import unpack_slots
 
 Slots = NDArray[np.uint64]
@@ -116,7 +117,7 @@ class Window:
         )
         return result
 
-    def decode(self, data: bytes, *, ledger_id: int) -> list[Run]:
+    def decode(self, data: Buffer, *, ledger_id: int) -> list[Run]:
         """Return the window's runs, up to a gap; ``CorruptError`` when the first one is bad.
 
         A bad run further on ends the list: who asks for it by itself gets the error.

@@ -1,7 +1,7 @@
 """The files port over one folder of the local disk, by a small pool of threads.
 
-Owns: system calls, and what their errors mean. Does not own how a write is done (``writes``), what
-is written, nor the order of writes to a file: whoever awaits them does.
+Owns: system calls, and what their errors mean. Does not own how a call is cut (``direct``), what is
+written, nor the order of writes to a file: whoever awaits them does.
 
 Invariants:
     * No name reaches outside of the root; symbolic links are not followed.
@@ -24,11 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tierlog.adapters.files.writes import (
-    AlignedMemory,
+from tierlog.adapters.files.direct import (
     DirectCalls,
-    DirectWriter,
+    DirectFile,
+    direct_memory,
     open_direct,
+    read_all,
     write_all,
 )
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
@@ -59,7 +60,7 @@ class DiskFiles:
         self._root_name = str(self._root)
         _make_root(self._root)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
-        self._memory = AlignedMemory()
+        self._memory = direct_memory()
         self._direct_calls = direct_calls or DirectCalls()
         self._open_count = 0
         self._lock_fd = -1
@@ -191,7 +192,7 @@ class DiskFiles:
             return False  # each file by itself says what is wrong
         return self._is_local and devices <= {self._device}
 
-    def _open(self, full: str, *, create: bool, direct: bool) -> tuple[int, DirectWriter | None]:
+    def _open(self, full: str, *, create: bool, direct: bool) -> tuple[int, DirectFile | None]:
         fd = os.open(full, _OPEN_FLAGS | (os.O_CREAT if create else 0), 0o640)
         if not direct:
             return fd, None
@@ -216,7 +217,7 @@ class DiskFile:
     """One open file, of one descriptor or two."""
 
     def __init__(
-        self, files: DiskFiles, fd: int, path: str, direct: DirectWriter | None = None
+        self, files: DiskFiles, fd: int, path: str, direct: DirectFile | None = None
     ) -> None:
         self._files = files
         self._fd = fd
@@ -242,9 +243,9 @@ class DiskFile:
 
         await self._call(write_and_sync)
 
-    async def read(self, offset: int, length: int) -> bytes:
+    async def read(self, offset: int, length: int) -> Buffer:
         with _errors(self._path, reading=True):
-            return await self._call(lambda: _read_all(self._fd, offset, length))
+            return await self._call(lambda: self._read(offset, length))
 
     async def size(self) -> int:
         return await self._call(lambda: os.fstat(self._fd).st_size)
@@ -271,6 +272,11 @@ class DiskFile:
             write_all(self._fd, offset, buffers)
         else:
             self._direct.write(self._fd, offset, buffers)
+
+    def _read(self, offset: int, length: int) -> Buffer:
+        if self._direct is None:
+            return read_all(self._fd, offset, length)
+        return self._direct.read(self._fd, offset, length)
 
     def _close(self) -> None:
         os.close(self._fd)
@@ -349,17 +355,6 @@ def _write_file(full: str, write: FileWrite, *, sync: bool) -> None:
                     os.fdatasync(fd)
         finally:
             os.close(fd)
-
-
-def _read_all(fd: int, offset: int, length: int) -> bytes:
-    data = os.pread(fd, length, offset)
-    if len(data) in {0, length}:
-        return data
-    pieces = [data]
-    while data and (got := sum(map(len, pieces))) < length:
-        data = os.pread(fd, length - got, offset + got)
-        pieces.append(data)
-    return b"".join(pieces)
 
 
 def _sync_directory(full: Path) -> None:

@@ -19,7 +19,8 @@ from typing import Final
 
 import h11
 
-from tierlog.adapters.rpc.run_inflow import Pieces, RunInflow
+from tierlog.adapters.pieces import Pieces
+from tierlog.adapters.rpc.run_inflow import RunInflow, receiving_pieces
 from tierlog.format.run import Run
 from tierlog.format.run_stream import RUNS_TYPE
 from tierlog.runtime.errors import error_of_problem
@@ -349,7 +350,7 @@ class RunsHttp:
         self._address = address
         self._source = source
         self._connect_s_max = connect_s_max
-        self._pieces = pieces if pieces is not None else Pieces()
+        self._pieces = pieces if pieces is not None else receiving_pieces()
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
 

@@ -5,18 +5,14 @@ Owns where the bytes of a body lie, and when they become runs. Does not own conn
 Invariants:
     * Received bytes stay where they were received: runs are views of their piece. Copied are only
       the cut run at a piece's end, into the next piece, and a body that is far smaller than one.
-    * A piece is lent out again only when no view of it is left.
     * Every run's structure and checksum is verified before it is handed on; what came whole
       before a damaged run, or before a cut, is handed on too.
 """
 
-import mmap
-import weakref
 from collections import deque
 from typing import Final
 
-import numpy as np
-
+from tierlog.adapters.pieces import Pieces
 from tierlog.format.run import RUN_PREFIX_LEN, Run, take_runs
 from tierlog.format.run_stream import END_MAGIC, END_MARK_LEN, check_end_mark
 from tierlog.model.errors import TierlogError
@@ -25,42 +21,11 @@ PIECE_BYTES: Final = 1024 * 1024
 SMALL_BYTES: Final = PIECE_BYTES // 8
 KEPT_BYTES_MAX: Final = 160 * 1024 * 1024  # two blocks, and what is read meanwhile
 RUN_BYTES_MAX: Final = 2**31
-# Not huge pages: where a hypervisor takes free ones back, they cost five times as much as small
-# ones when they are first written.
-_MAPPED: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
-class Pieces:
-    """Buffers of ``PIECE_BYTES`` that come back by themselves, when nothing looks at them any more.
-
-    Fresh memory costs a page fault for every 4 KiB, which is more than receiving into it does.
-    What is kept stays the process's (offering it to the system by MADV_FREE, to take it back only
-    if need be, costs as much as the checksums of what is received into it).
-    """
-
-    def __init__(self, *, kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
-        self._kept: list[mmap.mmap] = []
-        self._kept_max = kept_bytes_max // PIECE_BYTES
-
-    def __repr__(self) -> str:
-        return f"<Pieces {len(self._kept)} of {self._kept_max} kept>"
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes that wait to be lent."""
-        return len(self._kept) * PIECE_BYTES
-
-    def lend(self) -> memoryview:
-        """Return a piece, whatever its bytes are."""
-        memory = self._kept.pop() if self._kept else mmap.mmap(-1, PIECE_BYTES, _MAPPED)
-        lent = np.frombuffer(memory, np.uint8)
-        # Views of views hold on to the array, so that it goes with the last of them.
-        weakref.finalize(lent, self._take_back, memory).atexit = False
-        return memoryview(lent)  # type: ignore[arg-type]  # arrays are buffers
-
-    def _take_back(self, memory: mmap.mmap) -> None:
-        if len(self._kept) < self._kept_max:
-            self._kept.append(memory)
+def receiving_pieces(*, kept_bytes_max: int = KEPT_BYTES_MAX) -> Pieces:
+    """Return the pieces that bodies are received into, for as many of them as share it."""
+    return Pieces(piece_bytes=PIECE_BYTES, kept_bytes_max=kept_bytes_max)
 
 
 class RunInflow:

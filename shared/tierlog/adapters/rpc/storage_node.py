@@ -14,8 +14,9 @@ from urllib.parse import urlencode
 
 import grpc
 
+from tierlog.adapters.pieces import Pieces
 from tierlog.adapters.rpc.run_http import BrokenHttpError, RunsHttp
-from tierlog.adapters.rpc.run_inflow import Pieces
+from tierlog.adapters.rpc.run_inflow import receiving_pieces
 from tierlog.format.run import Run
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
@@ -148,7 +149,7 @@ class ControlConnector:
     """Connects for reading only. Runs of all nodes are received into the same pieces."""
 
     def __init__(self, pieces: Pieces | None = None) -> None:
-        self._pieces = pieces if pieces is not None else Pieces()
+        self._pieces = pieces if pieces is not None else receiving_pieces()
 
     async def connect(self, info: NodeInfo) -> RemoteStorageControl:
         """Return a client; it connects at its first call."""
@@ -166,7 +167,7 @@ class WireConnector:
         self._transport = transport
         self._hello = hello
         self._tasks = tasks
-        self._pieces = Pieces()
+        self._pieces = receiving_pieces()
 
     async def connect(self, info: NodeInfo) -> RemoteStorageNode:
         """Connect to the node's wire address, or raise UNAVAILABLE."""

@@ -383,7 +383,7 @@ class EntryLogs:
 
     # Reading
 
-    async def read(self, log_id: int, offset: int, length: int) -> bytes:
+    async def read(self, log_id: int, offset: int, length: int) -> Buffer:
         """Return up to ``length`` bytes; fewer only where the runs end.
 
         ``RetryableError`` (UNKNOWN) when compaction removed the log: the index knows the new
@@ -462,14 +462,15 @@ class EntryLogs:
         log.synced = log.now
         return True
 
-    async def _read(self, log: Log, offset: int, length: int) -> bytes:
+    async def _read(self, log: Log, offset: int, length: int) -> Buffer:
         if log.file is not None:
             return await log.file.read(offset, length)
         async with self._open_files.use(log.log_id) as file:
             return await file.read(offset, length)
 
     async def _open_file(self, log_id: int) -> File:
-        return await self._dirs[self._get(log_id).directory].open(log_path(log_id))
+        files = self._dirs[self._get(log_id).directory]
+        return await files.open(log_path(log_id), direct=self._direct_writes)
 
     def _get(self, log_id: int) -> Log:
         log = self._logs.get(log_id)

@@ -40,7 +40,7 @@ _CANDIDATE_LEN: Final = 1024  # what looking at one costs, in bytes
 _LEDGER_ID: Final = Struct(">q")
 _CRC: Final = Struct(">I")
 
-Read = Callable[[int, int], Awaitable[bytes]]
+Read = Callable[[int, int], Awaitable[Buffer]]
 Found = list[tuple[int, Run]]
 
 
@@ -96,12 +96,12 @@ class LogScan:
                 self._on_bad(at, after)
             at = after
 
-    async def _read_what_can_be(self, offset: int, length: int) -> bytes:
+    async def _read_what_can_be(self, offset: int, length: int) -> Buffer:
         """Read, with zeros in place of what the disk can't read."""
         try:
             return await self._read(offset, length)
         except CorruptError:
-            pieces: list[bytes] = []
+            pieces: list[Buffer] = []
         failures, at, end = 0, offset, offset + length
         while at < end and failures < _FAILURES_MAX:
             wanted = min(_SECTOR_LEN, end - at)
@@ -122,7 +122,7 @@ class LogScan:
             return bad + length
         start = bad + 1
         while start + RUN_HEADER_LEN <= self._end:
-            window = await self._read_what_can_be(start, min(SCAN_LEN, self._end - start))
+            window = bytes(await self._read_what_can_be(start, min(SCAN_LEN, self._end - start)))
             view = memoryview(window)
             found = window.find(RUN_MAGIC)
             while 0 <= found <= len(window) - RUN_HEADER_LEN:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog.ports.files import Files
+from tierlog.ports.files import Buffer, Files
 from tierlog_ingest.storage.index.cached_index import CachedIndex
 from tierlog_ingest.storage.index.index_files import IndexFiles
 from tierlog_ingest.storage.index.index_format import (
@@ -188,7 +188,7 @@ class LedgerCache:
         first = FIRST_SLOT_WORD + start
         return np.frombuffer(data, WORD)[first : first + stop - start].astype(np.uint64)
 
-    async def _read_page(self, ledger_id: int, page_no: int) -> bytes:
+    async def _read_page(self, ledger_id: int, page_no: int) -> Buffer:
         async with self._files.use(ledger_id) as file:
             data = await file.read(page_offset(page_no), PAGE_LEN)
         self._pages_read += 1
@@ -245,7 +245,7 @@ class LedgerCache:
         if header.page_count == 1:
             self._keep_only_page(ledger_id, data[PAGE_LEN:])
 
-    def _keep_only_page(self, ledger_id: int, data: bytes) -> None:
+    def _keep_only_page(self, ledger_id: int, data: Buffer) -> None:
         """Keep a page that came with its header: a small ledger costs one read of the disk."""
         if self._pool.find(ledger_id, 0) is not None or (ledger_id, 0) in self._loads:
             return

@@ -1,7 +1,9 @@
-"""Writing to descriptors: whole, and where it is wanted, round the system's page cache.
+"""Descriptors read and written: whole, and where it is wanted, round the system's page cache.
 
 Owns: how a write is cut, going on after short ones, a file's second descriptor (O_DIRECT), and the
 memory for it. Does not own what errors mean, nor when descriptors are closed: ``disk`` does.
+
+A write:
 
     offset       a page's border            a page's border       end
       |---- head ------|--------- middle ----------|---- tail -----|
@@ -9,23 +11,23 @@ memory for it. Does not own what errors mean, nor when descriptors are closed: `
 
 A page of the cache costs a copy, and a virtual machine whose host gives it memory page by page
 pays for a fresh one many times over. What goes round it costs a copy into memory that is used
-again. What is read soon after comes from the disk, though.
+again. What is read soon after comes from the disk, though, so that long reads go round it too:
+they take whole pages, into memory that is used again.
 
 Invariants:
     * Each write has the pages of its middle for itself; those that it shares with the write before
       or behind it go through the cache. So writes that don't overlap never meet in a page both
       ways. The system drops what its cache has of a middle, before and after it is written.
-    * A file system that refuses (O_DIRECT, or its alignment) gets the same bytes the other way.
+    * A file system that refuses (O_DIRECT, or its alignment) is asked the other way, for the same.
     * ``fdatasync`` of either descriptor makes all of it durable.
 """
 
-import contextlib
 import errno
-import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from tierlog.adapters.pieces import Pieces
 from tierlog.ports.files import Buffer
 
 _IOV_MAX: Final = min(os.sysconf("SC_IOV_MAX"), 1024)
@@ -34,6 +36,11 @@ _PAGE_LEN: Final = 4096
 _DIRECT_LEN_MIN: Final = 16 * 1024
 """A shorter middle gains nothing."""
 _PIECE_LEN_MAX: Final = 2 * 1024 * 1024
+_WRITING_KEPT_MAX: Final = 8 * _PIECE_LEN_MAX
+_READ_LEN_MIN: Final = 256 * 1024
+"""A shorter one is more likely to be one of many to the same pages."""
+_READ_LEN_MAX: Final = 8 * 1024 * 1024
+_READING_KEPT_MAX: Final = 32 * 1024 * 1024
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 
@@ -43,39 +50,54 @@ class DirectCalls(NamedTuple):
 
     open: Callable[[str, int], int] = os.open
     write: Callable[[int, Buffer, int], int] = os.pwrite
+    read: Callable[[int, Sequence[memoryview], int], int] = os.preadv
 
 
-class AlignedMemory:
-    """Memory at borders of pages, lent and used again; as many pieces as were lent at once."""
+class DirectMemory(NamedTuple):
+    """What lies at borders of pages, for all files of a folder."""
 
-    def __init__(self) -> None:
-        self._spare: list[mmap.mmap] = []
-
-    def __repr__(self) -> str:
-        return f"<AlignedMemory spare={len(self._spare)}>"
-
-    @contextlib.contextmanager
-    def lend(self) -> Iterator[memoryview]:
-        """Lend one piece, to a thread."""
-        try:
-            memory = self._spare.pop()
-        except IndexError:
-            memory = mmap.mmap(-1, _PIECE_LEN_MAX)
-        try:
-            with memoryview(memory) as view:
-                yield view
-        finally:
-            self._spare.append(memory)
+    writing: Pieces
+    reading: Pieces
 
 
-class DirectWriter:
+def direct_memory() -> DirectMemory:
+    """Return memory that is used again."""
+    return DirectMemory(
+        Pieces(piece_bytes=_PIECE_LEN_MAX, kept_bytes_max=_WRITING_KEPT_MAX),
+        Pieces(piece_bytes=_READ_LEN_MAX + _PAGE_LEN, kept_bytes_max=_READING_KEPT_MAX),
+    )
+
+
+class DirectFile:
     """A file's way round the cache."""
 
-    def __init__(self, fd: int, memory: AlignedMemory, calls: DirectCalls) -> None:
+    def __init__(self, fd: int, memory: DirectMemory, calls: DirectCalls) -> None:
         self.fd = fd
         self._memory = memory
         self._calls = calls
         self._is_refused = False
+        self._is_refused_reading = False
+
+    def __repr__(self) -> str:
+        return f"<DirectFile {self.fd}>"
+
+    def read(self, plain_fd: int, offset: int, length: int) -> Buffer:
+        """Return up to ``length`` bytes, fewer only at the end; little, or too much: plainly."""
+        start = offset // _PAGE_LEN * _PAGE_LEN
+        wanted = -(-(offset + length) // _PAGE_LEN) * _PAGE_LEN - start
+        pieces = self._memory.reading
+        if self._is_refused_reading or not _READ_LEN_MIN <= length <= wanted <= pieces.piece_bytes:
+            return read_all(plain_fd, offset, length)
+        memory = pieces.lend()
+        got = self._read_pages(memory[:wanted], start)
+        if got <= offset - start:
+            return read_all(plain_fd, offset, length)
+        if got < wanted:
+            # The end of the file, or the system stopped early: it says which.
+            rest = read_all(plain_fd, start + got, wanted - got)
+            memory[got : got + len(rest)] = rest
+            got += len(rest)
+        return memory[offset - start : min(got, offset - start + length)].toreadonly()
 
     def write(self, plain_fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
         """Write all of it; what is no whole page, or too little, by ``plain_fd``."""
@@ -93,14 +115,29 @@ class DirectWriter:
         write_all(plain_fd, end, rest.take(offset + length - end))
 
     def _write_middle(self, plain_fd: int, offset: int, rest: "_Rest", length: int) -> None:
-        with self._memory.lend() as memory:
-            at = 0
-            for view in rest.take(length):
-                memory[at : at + len(view)] = view
-                at += len(view)
-            written = self._write_pages(memory[:length], offset)
-            if written < length:
-                write_all(plain_fd, offset + written, [memory[written:length]])
+        memory, at = self._memory.writing.lend(), 0
+        for view in rest.take(length):
+            memory[at : at + len(view)] = view
+            at += len(view)
+        written = self._write_pages(memory[:length], offset)
+        if written < length:
+            write_all(plain_fd, offset + written, [memory[written:length]])
+
+    def _read_pages(self, pages: memoryview, offset: int) -> int:
+        """Read what the system gives; return how much that was."""
+        got = 0
+        while got < len(pages):
+            try:
+                count = self._calls.read(self.fd, [pages[got:]], offset + got)
+            except OSError as error:
+                if error.errno not in _REFUSED:
+                    raise
+                self._is_refused_reading = True
+                break
+            got += count
+            if not count or got % _PAGE_LEN:
+                break
+        return got
 
     def _write_pages(self, pages: memoryview, offset: int) -> int:
         """Write what the system takes; return how much that was."""
@@ -120,8 +157,8 @@ class DirectWriter:
 
 
 def open_direct(
-    full: str, flags: int, plain_fd: int, memory: AlignedMemory, calls: DirectCalls
-) -> DirectWriter | None:
+    full: str, flags: int, plain_fd: int, memory: DirectMemory, calls: DirectCalls
+) -> DirectFile | None:
     """Return the way round the cache to the file that is open; None where there is none."""
     if not _O_DIRECT:
         return None
@@ -131,7 +168,7 @@ def open_direct(
         # It is a hint, and the file is open: what is wrong with the disk shows there.
         return None
     if os.path.samestat(os.fstat(fd), os.fstat(plain_fd)):
-        return DirectWriter(fd, memory, calls)
+        return DirectFile(fd, memory, calls)
     os.close(fd)
     return None
 
@@ -157,6 +194,18 @@ class _Rest:
             length -= len(view)
             self._next += 1
         return taken
+
+
+def read_all(fd: int, offset: int, length: int) -> bytes:
+    """Return up to ``length`` bytes, through the cache; fewer only at the end of the file."""
+    data = os.pread(fd, length, offset)
+    if len(data) in {0, length}:
+        return data
+    pieces = [data]
+    while data and (got := sum(map(len, pieces))) < length:
+        data = os.pread(fd, length - got, offset + got)
+        pieces.append(data)
+    return b"".join(pieces)
 
 
 def write_all(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
