@@ -3,6 +3,11 @@
     [prefix/]<uuid>-ledger-<ledger id>          the data object
     [prefix/]<uuid>-ledger-<ledger id>-index    the index object
     [prefix/]<uuid>-ledger-<ledger id>-side     the side object (tierlog.format.side)
+    [prefix/]<uuid>-ledger-<ledger id>-single   instead of those, the layout of one object
+                                                (tierlog.format.single)
+    [prefix/]<uuid>-ledger-<ledger id>-export.ndjson
+                                                the export copy, beside either
+                                                (tierlog.format.export)
 
 User metadata, lower-case as S3 hands it back: Pulsar's, and the cluster's id.
 
@@ -21,6 +26,7 @@ from uuid import UUID
 from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import INT64_MAX, LedgerId, StreamName
+from tierlog.model.offload import Tier2Location
 
 ROLE: Final = "role"
 FORMAT_VERSION: Final = "s3managedledgeroffloaderformatversion"
@@ -36,7 +42,7 @@ CONTENT_TYPE: Final = "application/octet-stream"
 
 _NAME: Final = re.compile(
     r"([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
-    r"-ledger-(0|[1-9][0-9]{0,18})(|-index|-side)",
+    r"-ledger-(0|[1-9][0-9]{0,18})(|-index|-side|-single|-export\.ndjson)",
     re.ASCII,
 )
 
@@ -47,24 +53,41 @@ class ObjectRole(Enum):
     DATA = "data"
     INDEX = "index"
     SIDE = "side"
+    SINGLE = "single"
+    EXPORT = "export"
 
 
-_SUFFIXES: Final = {ObjectRole.DATA: "", ObjectRole.INDEX: "-index", ObjectRole.SIDE: "-side"}
+_SUFFIXES: Final = {
+    ObjectRole.DATA: "",
+    ObjectRole.INDEX: "-index",
+    ObjectRole.SIDE: "-side",
+    ObjectRole.SINGLE: "-single",
+    ObjectRole.EXPORT: "-export.ndjson",
+}
 _ROLES: Final = {suffix: role for role, suffix in _SUFFIXES.items()}
 _FORMATS: Final = {
     ObjectRole.DATA: Format.DATA_OBJECT,
     ObjectRole.INDEX: Format.INDEX_OBJECT,
     ObjectRole.SIDE: Format.SIDE_OBJECT,
+    ObjectRole.SINGLE: Format.SINGLE_OBJECT,
+    ObjectRole.EXPORT: Format.EVENT_EXPORT,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectKeys:
-    """The keys of one attempt."""
+    """The keys that one attempt may have."""
 
     data: str
     index: str
     side: str
+    single: str
+    export: str
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All of them, what makes a copy readable first: so are they deleted."""
+        return self.index, self.single, self.side, self.data, self.export
 
 
 class ParsedKey(NamedTuple):
@@ -94,6 +117,20 @@ def object_keys(prefix: str, uuid: UUID, ledger_id: LedgerId) -> ObjectKeys:
     assert 0 <= ledger_id <= INT64_MAX
     stem = f"{key_prefix(prefix)}{uuid}-ledger-{ledger_id}"
     return ObjectKeys(**{role.value: stem + _SUFFIXES[role] for role in ObjectRole})
+
+
+def roles_of(location: Tier2Location) -> dict[ObjectRole, str]:
+    """Return the keys of the objects that make a copy."""
+    if location.is_single:
+        return {ObjectRole.SINGLE: location.data_key}
+    found = {ObjectRole.DATA: location.data_key, ObjectRole.INDEX: location.index_key}
+    return found | ({ObjectRole.SIDE: location.side_key} if location.side_key else {})
+
+
+def export_key(location: Tier2Location) -> str:
+    """Return where the export copy of an attempt lies, if there is one."""
+    stem = location.data_key.removesuffix(_SUFFIXES[ObjectRole.SINGLE])
+    return stem + _SUFFIXES[ObjectRole.EXPORT]
 
 
 def parse_key(prefix: str, key: str) -> ParsedKey | None:
@@ -161,6 +198,6 @@ def require_key(prefix: str, key: str) -> ParsedKey:
     if parsed is None:
         raise RefusedError(
             f"{key[:200]!r} is not the key of an offloaded ledger",
-            remedy="Keys are <uuid>-ledger-<id>, with -index or -side behind it",
+            remedy="Keys are <uuid>-ledger-<id>, with -index, -side, -single or -export.ndjson behind",
         )
     return parsed

@@ -44,6 +44,8 @@ class Format(IntEnum):
     DRAINING_RECORD = 23
     AUDIT_RECORD = 24
     POLICIES_RECORD = 25
+    SINGLE_OBJECT = 26
+    EVENT_EXPORT = 27
 
 
 class Versions(NamedTuple):
@@ -87,6 +89,9 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.DRAINING_RECORD: _only(1),
     Format.AUDIT_RECORD: _only(1),
     Format.POLICIES_RECORD: _only(1),
+    # The number in user metadata, too: before Pulsar's 1, which is two objects.
+    Format.SINGLE_OBJECT: _only(0),
+    Format.EVENT_EXPORT: _only(1),
 }
 
 assert set(GATE) == set(Format)

@@ -71,9 +71,15 @@ class Tier2Location:
     side_key: str
 
     @property
+    def is_single(self) -> bool:
+        """Whether one object holds the data and its index."""
+        return self.index_key == self.data_key
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """The keys of all objects that an attempt writes."""
-        return self.data_key, self.index_key, self.side_key
+        keys = (self.data_key, self.index_key, self.side_key)
+        return tuple(dict.fromkeys(key for key in keys if key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
