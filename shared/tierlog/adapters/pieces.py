@@ -10,13 +10,12 @@ Invariants:
 Any thread may ask, and any may let go.
 """
 
+import contextlib
 import mmap
 import weakref
 
 import numpy as np
 
-# Not huge pages: where a hypervisor takes free ones back, they cost five times as much as small
-# ones when they are first written.
 _MAPPED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -26,11 +25,16 @@ class Pieces:
     Fresh memory costs a page fault for every 4 KiB, which is more than receiving into it does.
     What is kept stays the process's (offering it to the system by MADV_FREE, to take it back only
     if need be, costs as much as the checksums of what is received into it).
+
+    ``huge``: of huge pages where the system has them, for a device that is given few places in
+    memory at once. Where a hypervisor takes free ones back, they cost five times as much as small
+    ones when they are first written.
     """
 
-    def __init__(self, *, piece_bytes: int, kept_bytes_max: int) -> None:
+    def __init__(self, *, piece_bytes: int, kept_bytes_max: int, huge: bool = False) -> None:
         self.piece_bytes = piece_bytes
         self._kept: list[mmap.mmap] = []
+        self._huge = huge and hasattr(mmap, "MADV_HUGEPAGE")
         self._kept_max = kept_bytes_max // piece_bytes
 
     def __repr__(self) -> str:
@@ -47,6 +51,9 @@ class Pieces:
             memory = self._kept.pop()
         except IndexError:
             memory = mmap.mmap(-1, self.piece_bytes, _MAPPED)
+            if self._huge:
+                with contextlib.suppress(OSError):  # a system without them
+                    memory.madvise(mmap.MADV_HUGEPAGE)
         lent = np.frombuffer(memory, np.uint8)
         # Views of views hold on to the array, so that it goes with the last of them.
         weakref.finalize(lent, self._take_back, memory).atexit = False

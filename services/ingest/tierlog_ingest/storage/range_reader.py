@@ -14,6 +14,7 @@ Cancellation: a reader that goes takes its reading ahead with it.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -31,8 +32,10 @@ from tierlog_ingest.storage.windows import Slots, Window
 log = structlog.get_logger()
 
 _TRIES_MAX: Final = 3
-_AHEAD_FACTOR: Final = 8
+_AHEAD_FACTOR: Final = 4
 """Reads ahead are so much larger, where there is room: each costs as much as 100 KB do."""
+_AHEAD_COUNT: Final = 2
+"""So many are under way at once, so that the disk has the next one while one is handed on."""
 
 ReadSlots = Callable[[LedgerId, int, int], Awaitable[Slots]]
 Spawn = Callable[[Coroutine[Any, Any, Any]], "asyncio.Task[Any]"]
@@ -74,20 +77,20 @@ class RangeReader:
     ) -> AsyncGenerator[list[Run], None]:
         """Iterate over the runs from the one that holds ``first_entry_id``; nothing: absent."""
         entry_id, left, is_sequential = int(first_entry_id), bytes_max, False
-        ahead: _Ahead | None = None
+        ahead: deque[_Ahead] = deque()
         size = self._limits.read_bytes
         try:
             while left > 0 and entry_id <= bound:
                 brought = None
-                if ahead is not None:
-                    brought = await ahead.task
-                    self.ahead_bytes -= ahead.reserved
-                    ahead = None
+                if ahead:
+                    brought = await ahead[0].task
+                    self.ahead_bytes -= ahead.popleft().reserved
                 if brought is None or brought.entry_id != entry_id:
+                    self._forget(ahead)
                     brought = await self._bring(ledger_id, entry_id, bound, min(size, left))
                 if is_sequential and brought is not None:
                     # Before this is decoded, so that the disk works meanwhile.
-                    ahead = self._ask_ahead(ledger_id, brought, bound, left - brought.length)
+                    await self._ask_ahead(ahead, ledger_id, brought, bound, left)
                     await asyncio.sleep(0)  # or its call of the disk would begin afterwards
                 runs = None if brought is None else brought.decode(ledger_id)
                 if runs is None:
@@ -103,24 +106,46 @@ class RangeReader:
                 raise
             # The read ends before what can't be read; who asks for that gets the error.
         finally:
-            if ahead is not None:
-                ahead.task.cancel()
-                self.ahead_bytes -= ahead.reserved
+            self._forget(ahead)
 
-    def _ask_ahead(
-        self, ledger_id: LedgerId, brought: "_Brought", bound: EntryId, left: int
-    ) -> "_Ahead | None":
+    async def _ask_ahead(
+        self,
+        ahead: "deque[_Ahead]",
+        ledger_id: LedgerId,
+        brought: "_Brought",
+        bound: EntryId,
+        left: int,
+    ) -> None:
         """Begin to read what follows, if it is wanted and there is room for it."""
-        entry_id, limits = brought.next_entry_id, self._limits
-        room = limits.read_ahead_bytes_max - self.ahead_bytes
-        size = limits.read_bytes
-        if room >= _AHEAD_FACTOR * size:
-            size *= _AHEAD_FACTOR
-        if room < size or left <= 0 or not brought.entry_id < entry_id <= bound:
-            return None
-        self.ahead_bytes += size
-        asked = self._bring(ledger_id, entry_id, bound, min(size, left))
-        return _Ahead(self._spawn(asked), size)
+        limits, entry_id = self._limits, brought.entry_id
+        last, left = ahead[-1] if ahead else brought, left - brought.length
+        left -= sum(one.reserved for one in ahead)
+        while len(ahead) < _AHEAD_COUNT:
+            entry_id, before = last.next_entry_id, last.entry_id
+            room, size = limits.read_ahead_bytes_max - self.ahead_bytes, limits.read_bytes
+            if room >= _AHEAD_FACTOR * size:
+                size *= _AHEAD_FACTOR
+            if room < size or left <= 0 or not before < entry_id <= bound:
+                return
+            self.ahead_bytes += size
+            try:
+                found = await self._plan(ledger_id, entry_id, bound, min(size, left))
+            except BaseException as error:
+                self.ahead_bytes -= size
+                if isinstance(error, TierlogError | FileNotFoundError):
+                    return  # whoever comes to it hears of it
+                raise
+            task = self._spawn(self._bring_found(entry_id, found))
+            last = _Ahead(entry_id, _next_entry_id(entry_id, found), task, size)
+            ahead.append(last)
+            left -= size
+
+    def _forget(self, ahead: "deque[_Ahead]") -> None:
+        """Call reads ahead off."""
+        while ahead:
+            one = ahead.popleft()
+            one.task.cancel()
+            self.ahead_bytes -= one.reserved
 
     async def _bring(
         self, ledger_id: LedgerId, entry_id: int, bound: EntryId, len_max: int
@@ -128,8 +153,14 @@ class RangeReader:
         """Return what one call of the disk brings; None where ``_next`` must say what is wrong."""
         try:
             found = await self._plan(ledger_id, entry_id, bound, len_max)
-            if isinstance(found, list):
-                return _Brought(entry_id, found)
+        except (TierlogError, FileNotFoundError):
+            return None
+        return await self._bring_found(entry_id, found)
+
+    async def _bring_found(self, entry_id: int, found: list[Run] | Window) -> "_Brought | None":
+        if isinstance(found, list):
+            return _Brought(entry_id, found)
+        try:
             return _Brought(entry_id, (), found, await self._fetch(found))
         except (TierlogError, FileNotFoundError):
             return None
@@ -194,6 +225,9 @@ class RangeReader:
 class _Ahead(NamedTuple):
     """A read that was begun before it was asked for, and what it may bring."""
 
+    entry_id: int
+    next_entry_id: int
+    """The entry behind it, if all of it is good."""
     task: "asyncio.Task[_Brought | None]"
     reserved: int
 
@@ -213,9 +247,7 @@ class _Brought(NamedTuple):
     @property
     def next_entry_id(self) -> int:
         """The entry behind it, if all of it is good."""
-        if self.window is not None:
-            return self.window.next_entry_id
-        return self.runs[-1].last_entry_id + 1 if self.runs else self.entry_id
+        return _next_entry_id(self.entry_id, self.runs if self.window is None else self.window)
 
     def decode(self, ledger_id: LedgerId) -> list[Run] | None:
         """Return the runs; None when the first one is bad."""
@@ -225,3 +257,9 @@ class _Brought(NamedTuple):
             return self.window.decode(self.data, ledger_id=ledger_id)
         except CorruptError:
             return None
+
+
+def _next_entry_id(entry_id: int, found: Sequence[Run] | Window) -> int:
+    if isinstance(found, Window):
+        return found.next_entry_id
+    return found[-1].last_entry_id + 1 if found else entry_id

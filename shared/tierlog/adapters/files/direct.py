@@ -39,7 +39,8 @@ _PIECE_LEN_MAX: Final = 2 * 1024 * 1024
 _WRITING_KEPT_MAX: Final = 8 * _PIECE_LEN_MAX
 _READ_LEN_MIN: Final = 256 * 1024
 """A shorter one is more likely to be one of many to the same pages."""
-_READ_LEN_MAX: Final = 8 * 1024 * 1024
+_READ_LEN_MAX: Final = 4 * 1024 * 1024
+_HUGE_PAGE_LEN: Final = 2 * 1024 * 1024
 _READING_KEPT_MAX: Final = 32 * 1024 * 1024
 _REFUSED: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
@@ -64,7 +65,11 @@ def direct_memory() -> DirectMemory:
     """Return memory that is used again."""
     return DirectMemory(
         Pieces(piece_bytes=_PIECE_LEN_MAX, kept_bytes_max=_WRITING_KEPT_MAX),
-        Pieces(piece_bytes=_READ_LEN_MAX + _PAGE_LEN, kept_bytes_max=_READING_KEPT_MAX),
+        Pieces(
+            piece_bytes=_READ_LEN_MAX + _HUGE_PAGE_LEN,
+            kept_bytes_max=_READING_KEPT_MAX,
+            huge=True,
+        ),
     )
 
 
