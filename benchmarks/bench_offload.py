@@ -53,9 +53,8 @@ from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.settings import load_settings
 from tierlog.wiring.offload import open_offload_parts
 
-BUDGET_BYTES = 256 * MB
 RUNS_A_LIST = 20  # as many as come over the network at once
-RSS_MIB_MAX = (BUDGET_BYTES + 100 * MB) / MIB
+RSS_MIB_MAX = (3 * BLOCK_BYTES + 100 * MB) / MIB
 
 
 class HeldHandle:
