@@ -28,7 +28,7 @@ from tierlog.catalog import Catalog
 from tierlog.ledger.directory import NodeConnector, NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.recovery import Recovery
-from tierlog.model.ids import NodeId, StreamName, node_id
+from tierlog.model.ids import LedgerId, NodeId, StreamName, node_id
 from tierlog.model.node import Cluster, NodeInfo
 from tierlog.ports.clock import Clock
 from tierlog.ports.files import Files
@@ -171,7 +171,7 @@ class IngestNode:
             )
             if storage.limbo_unlimited:
                 # Ledgers made from now on can't have lost anything to that damage.
-                storage.limit_limbo(await self.catalog.ledgers.new_id())
+                await self._limit_limbo(storage)
             storage_stop = asyncio.Event()
             keeping = tasks.create_task(storage.run(storage_stop), name="storage")
             hello = self._hello(self.cluster.cluster_id)
@@ -242,12 +242,19 @@ class IngestNode:
             owning.cancel()
             await listener.close()
 
+    async def _limit_limbo(self, storage: StorageNode) -> None:
+        next_id = await self.catalog.ledgers.next_id()
+        seen_ids = storage.seen_ids
+        # A store from an old backup does not know which ids it gave.
+        if not seen_ids.behind and next_id >= seen_ids.next_id:
+            storage.limit_limbo(max(LedgerId(next_id - 1), *storage.held_ledgers()))
+
     async def _collect_garbage(self, storage: StorageNode) -> None:
         """Free what was deleted, while this node is registered."""
         settings = self._settings.storage
         self._garbage = GarbageCollector(
             storage,
-            CatalogLedgers(self.catalog),
+            CatalogLedgers(self.catalog, self.node_id),
             self._ports.clock,
             share_max=settings.gc_share_max,
             quarantine_s=settings.gc_quarantine_s,
@@ -276,7 +283,7 @@ class IngestNode:
         """Let others know while this node takes no ordinary adds, and how much room it has."""
         while True:
             changed = self.storage.state_changed
-            free_bytes, told = await self._ports.files.free_bytes(), presence.info.free_bytes
+            free_bytes, told = await self._free_bytes(), presence.info.free_bytes
             if abs(free_bytes - told) * FREE_BYTES_STEPS <= told:
                 free_bytes = told
             info = replace(presence.info, read_only=self.storage.read_only, free_bytes=free_bytes)
@@ -285,6 +292,11 @@ class IngestNode:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FREE_BYTES_AGAIN_S):
                     await changed.wait()
+
+    async def _free_bytes(self) -> int:
+        """Return the room for entries: of several directories that of the next entry log's."""
+        directories = self._ports.ledger_dirs or (self._ports.files,)
+        return max([await one.free_bytes() for one in directories])
 
     async def _drain(self, presence: Presence, owning: "asyncio.Task[None]") -> None:
         """Answer what is here, close the open ledgers and give the streams up.
@@ -327,7 +339,7 @@ class IngestNode:
             "replication": self._replication.statistics() if self._replication else None,
             "storage": self.storage.statistics(),
             "damages": list(self.storage.damages),
-            "gc_alarm": alarm.value if alarm is not None else None,
+            "gc_alarm": alarm.message if alarm is not None else None,
         }
 
     def _auto_recovery(
@@ -386,7 +398,7 @@ class IngestNode:
             grpc_address=front.grpc_address,
             http_address=front.http_address,
             zone=self._settings.zone,
-            free_bytes=await self._ports.files.free_bytes(),
+            free_bytes=await self._free_bytes(),
         )
 
 

@@ -13,6 +13,7 @@ import random
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.catalog.world import backup_of, put_back
 from tests.unit.ledger.small_cluster import STREAM, NoConnector, draft
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.files import MemoryDisk
@@ -31,6 +32,7 @@ from tierlog.runtime.settings import IngestSettings, OwnerSettings, StorageSetti
 from tierlog.wire.connection import Hello, WireClient
 from tierlog.wire.messages import ROLE_PRODUCER
 from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
+from tierlog_ingest.metrics import NodeCollector
 
 SETTINGS = IngestSettings(
     node_id="n1",
@@ -50,6 +52,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.disk = MemoryDisk(self.rng)
+        self.log_disks: tuple[MemoryDisk, ...] = ()
         self.metadata = MemoryMetadata()
         self.network = MemoryNetwork(latency_s=lambda: self.rng.uniform(0, 0.001))
         self.clock = SimClock()
@@ -67,6 +70,7 @@ class World:
             clock=self.clock,
             ids=self.ids,
             connect=lambda _hello, _tasks: NoConnector(),
+            ledger_dirs=tuple(one.mount() for one in self.log_disks),
         )
         return IngestNode(ports, settings=SETTINGS, wire=WireSettings(), front=no_front), store
 
@@ -193,6 +197,35 @@ def test_a_ledger_that_was_deleted_from_the_metadata_is_freed_and_no_other():
     run_virtual(main())
 
 
+@pytest.mark.covers("D59")
+def test_a_node_says_that_zookeeper_came_back_from_an_old_backup_and_frees_nothing():
+    async def main():
+        world = World(2)
+        catalog = world.catalog()
+        await catalog.streams.ensure_roots()
+        await catalog.nodes.ensure_cluster()
+        await catalog.streams.create(STREAM, policy=Policy(ledger_entries_max=2))
+        async with world.running(crash=False) as node:
+            await append_some(world, node, 2, {})
+            await asyncio.sleep(100)
+            backup = backup_of(world.metadata)
+            await append_some(world, node, 6, {})
+            await asyncio.sleep(100)
+            held = await node.storage.list_ledgers()
+            assert node.statistics()["gc_alarm"] is None
+        put_back(world.metadata, backup)
+        await catalog.nodes.ensure_cluster(ledger_id_base=1000)
+        for _ in range(2):
+            async with world.running(crash=False) as node:
+                await asyncio.sleep(200)
+                assert set(held) <= set(await node.storage.list_ledgers())
+                assert "tierlog node trust-metadata" in str(node.statistics()["gc_alarm"])
+                shown = {one.name: one.samples[0].value for one in NodeCollector(node).collect()}
+                assert shown["tierlog_storage_gc_stopped"] == 1
+
+    run_virtual(main())
+
+
 def test_a_directory_of_another_cluster_is_refused():
     async def main():
         world = World(3)
@@ -217,5 +250,23 @@ def test_others_learn_how_much_room_a_node_has_left():
             world.disk.capacity_bytes //= 4
             await asyncio.sleep(100)
             assert (await world.catalog().nodes.live())["n1"].free_bytes < told / 3
+
+    run_virtual(main())
+
+
+def test_the_room_of_a_node_is_where_its_entry_logs_go():
+    async def main():
+        world = World(1)
+        world.log_disks = (MemoryDisk(world.rng), MemoryDisk(world.rng))
+        world.disk.capacity_bytes = 2**30
+        world.log_disks[0].capacity_bytes = 2**33
+        world.log_disks[1].capacity_bytes = 2**36
+        async with world.running(crash=False):
+            told = (await world.catalog().nodes.live())["n1"].free_bytes
+            assert 2**35 < told <= 2**36
+            world.log_disks[1].capacity_bytes = 2**32
+            await asyncio.sleep(100)
+            told = (await world.catalog().nodes.live())["n1"].free_bytes
+            assert 2**32 < told <= 2**33
 
     run_virtual(main())

@@ -21,12 +21,14 @@ from tierlog.cli.session import Quiet, command
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog_ingest.cli.decommission import decommission
 from tierlog_ingest.cli.places import DataDirectory, LedgerDirectories, mute_logs, open_directories
+from tierlog_ingest.cli.trust import trust_metadata
 
 if TYPE_CHECKING:
     from tierlog_ingest.inspection.report import NodeFound
 
 app = typer.Typer(no_args_is_help=True, help="Storage nodes: their directories, their end.")
 app.command("decommission")(decommission)
+app.command("trust-metadata")(trust_metadata)
 
 ROWS_SHOWN_MAX = 50
 RECOVERED = (
@@ -250,6 +252,7 @@ def format_directory(
     ledger_directory: LedgerDirectories = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete everything in it.")] = False,
     quiet: Quiet = False,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Empty a node's directories. The node's id is never used again: start it with a new one."""
     if not yes:
@@ -258,6 +261,9 @@ def format_directory(
             remedy="Add --yes, once other nodes have what it held (tierlog node ledgers shows it)",
         )
     removed = asyncio.run(_format(directory, ledger_directory))
+    if output is not Output.TABLE:
+        found = {"directory": str(directory), "files_removed": removed}
+        print_json(found, indent=output is Output.JSON)
     say(f"removed {removed} files; start the node with a new ingest.node_id", quiet=quiet)
 
 
