@@ -41,6 +41,8 @@ FORMATS: Final = (
     ("Data object", "shared/tierlog/format/block.py"),
     ("Index object", "shared/tierlog/format/index.py"),
     ("Side object", "shared/tierlog/format/side.py"),
+    ("Single object", "shared/tierlog/format/single.py"),
+    ("Export copy", "shared/tierlog/format/export.py"),
     ("Names and user metadata of objects", "shared/tierlog/format/keys.py"),
     ("Manifests", "shared/tierlog/format/manifest.py"),
     ("Metadata of a ledger", "shared/tierlog/format/ledger_metadata.py"),

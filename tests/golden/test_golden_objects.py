@@ -224,7 +224,7 @@ def test_the_inspector_shows_the_tiny_objects_field_by_field() -> None:
 
 @pytest.mark.covers("B15", "B16", "B17", "B18", "B19", "B22", "B25")
 def test_the_older_text_is_not_what_is_written() -> None:
-    """The mail of April 2018 has another layout, which nothing ever wrote (ADR: bytes win)."""
+    """The mail of April 2018 has another layout, which is a driver of its own (ADR-0023)."""
     entries = [b"a" * 100, b"b" * 150]
     blocks, index = offload(entries, 300)
     # Padding is not DE AD 12 34, and lengths count 12 bytes an entry, not 4.

@@ -6,8 +6,10 @@ would; another worker begins anew.
 
 import asyncio
 import sys
+from collections.abc import Mapping
 
 from tierlog.ledger.reader import Tier1ReadHandle
+from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.manifests import BucketGuard
 from tierlog.offload.messages import Stationery, Topics
 from tierlog.runtime.costs import serve_costs
@@ -22,10 +24,15 @@ from tierlog.wiring.offload import OffloadParts, open_offload_parts
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
 
 
-async def serve(settings: Settings, stop: asyncio.Event) -> None:
-    """Handle offload requests until ``stop``."""
+async def serve(
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    drivers: Mapping[str, MakeDriver] | None = None,
+) -> None:
+    """Handle offload requests until ``stop``; ``drivers``: more of them, by name."""
     own, listen = settings.offloader, settings.offloader.listen
-    async with open_offload_parts(settings) as parts:
+    async with open_offload_parts(settings, drivers=drivers) as parts:
         worker = _worker(parts, settings)
 
         app = build_http_app("Tierlog offloader", checks={"metadata": parts.catalog.answers})

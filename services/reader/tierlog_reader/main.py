@@ -2,9 +2,12 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import Gauge
 
+from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.proto.v1 import reader_pb2, reader_pb2_grpc
 from tierlog.runtime.costs import serve_costs
@@ -12,13 +15,14 @@ from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
+from tierlog.wiring.drivers import open_with, reading_drivers
 from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.reader import ReaderParts, open_reader_parts
 from tierlog_reader.grpc_server import ReaderServicer
 from tierlog_reader.http import ReadLimits, add_routes
 from tierlog_reader.source import StreamSource
 from tierlog_reader.tier1 import StorageNodeTier
-from tierlog_reader.tier2 import ObjectTier, Tier2Limits
+from tierlog_reader.tier2 import ObjectTier, OpenOther, Tier2Limits
 from tierlog_reader.views import Views
 
 _SERVICE = reader_pb2.DESCRIPTOR.services_by_name["Reader"].full_name
@@ -30,11 +34,17 @@ _MISMATCHES = Gauge(
 )
 
 
-async def serve(settings: Settings, stop: asyncio.Event) -> None:
-    """Serve reads until ``stop``."""
+async def serve(
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    drivers: Mapping[str, MakeDriver] | None = None,
+) -> None:
+    """Serve reads until ``stop``; ``drivers``: more of them, by name."""
     limits, listen = settings.reader, settings.reader.listen
     async with open_reader_parts(settings) as parts:
-        tier2 = _tier2(parts, settings)
+        known = reading_drivers(settings, parts.objects, cache=parts.shared, others=drivers)
+        tier2 = _tier2(parts, settings, partial(open_with, known))
         views = Views(
             parts.catalog,
             age_s_max=limits.metadata_age_ms_max / 1000,
@@ -69,7 +79,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
                 await stop.wait()
 
 
-def _tier2(parts: ReaderParts, settings: Settings) -> ObjectTier:
+def _tier2(parts: ReaderParts, settings: Settings, open_other: OpenOther) -> ObjectTier:
     limits = settings.reader
     ranges = Ranges(
         parts.objects,
@@ -93,6 +103,7 @@ def _tier2(parts: ReaderParts, settings: Settings) -> ObjectTier:
         ),
         bucket=settings.s3.bucket,
         endpoint_name=settings.s3.endpoint_name,
+        open_other=open_other,
     )
 
 

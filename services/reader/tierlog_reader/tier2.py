@@ -13,21 +13,25 @@ Invariants:
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 import structlog
 
+from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import EntryId
 from tierlog.model.offload import OffloadContext, Tier2Location
 from tierlog.model.stream import ListedLedger
+from tierlog.offload.drivers import known_here
+from tierlog.offload.frames import FrameHandle, FramesOfRuns
 from tierlog.offload.index_loader import load_index
 from tierlog.offload.offsets import OffsetsCache
 from tierlog.offload.ranges import Ranges
 from tierlog.offload.side_reader import SidePages, open_side
+from tierlog.offload.single_reader import SingleHandle, load_single_index
 from tierlog.offload.tier2_reader import Tier2Handle
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectStore
@@ -37,6 +41,9 @@ from tierlog_reader.places import Tier
 log = structlog.get_logger()
 
 ENDS_MAX: Final = 4096
+
+OpenOther = Callable[[OffloadContext], Awaitable[ReadHandle]]
+"""Opens a copy that a driver wrote which isn't one of Tierlog's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +67,7 @@ class ObjectTier:
         *,
         bucket: str,
         endpoint_name: str = "default",
+        open_other: OpenOther | None = None,
     ) -> None:
         self._objects = objects
         self._ranges = ranges
@@ -68,7 +76,8 @@ class ObjectTier:
         self._shared = shared
         self._limits = limits
         self._here = (endpoint_name, bucket)
-        self._handles: OrderedDict[UUID, Tier2Handle] = OrderedDict()
+        self._open_other = open_other
+        self._handles: OrderedDict[UUID, FrameHandle] = OrderedDict()
         self._opening: dict[UUID, asyncio.Lock] = {}
         self._ends: OrderedDict[tuple[UUID, int], None] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
@@ -131,20 +140,20 @@ class ObjectTier:
     def _went_on(self, uuid: UUID, entry_id: EntryId) -> bool:
         return (uuid, entry_id) in self._ends
 
-    def _read_ahead(self, uuid: UUID, handle: Tier2Handle, entry_id: EntryId) -> None:
+    def _read_ahead(self, uuid: UUID, handle: FrameHandle, entry_id: EntryId) -> None:
         if self._group is None or uuid in self._ahead:
             return
         task = self._group.create_task(self._fetch_ahead(handle, entry_id))
         self._ahead[uuid] = task
         task.add_done_callback(lambda _: self._ahead.pop(uuid, None))
 
-    async def _fetch_ahead(self, handle: Tier2Handle, entry_id: EntryId) -> None:
+    async def _fetch_ahead(self, handle: FrameHandle, entry_id: EntryId) -> None:
         try:
             await handle.prefetch(entry_id, self._limits.ahead_bytes)
         except TierlogError as error:
             log.debug("read_ahead.failed", ledger_id=handle.ledger_id, cause=str(error))
 
-    async def _open(self, ledger: ListedLedger, context: OffloadContext) -> Tier2Handle:
+    async def _open(self, ledger: ListedLedger, context: OffloadContext) -> FrameHandle:
         uuid, location = context.uuid, context.location
         assert uuid is not None
         assert location is not None
@@ -166,7 +175,9 @@ class ObjectTier:
 
     async def _opened(
         self, ledger: ListedLedger, context: OffloadContext, location: Tier2Location
-    ) -> Tier2Handle:
+    ) -> FrameHandle:
+        if not known_here(location):
+            return await self._opened_other(ledger, context, location)
         if (location.endpoint_name, location.bucket) != self._here:
             endpoint_name, bucket = self._here
             raise RetryableError(
@@ -175,6 +186,8 @@ class ObjectTier:
                 remedy="Start a reader whose s3 settings name that bucket and endpoint",
                 details={"bucket": location.bucket, "endpoint_name": location.endpoint_name},
             )
+        if location.is_single:
+            return await self._opened_single(ledger, context, location)
         index = await load_index(
             self._objects,
             location,
@@ -182,13 +195,7 @@ class ObjectTier:
             cache=self._shared,
             ttl_s=self._limits.index_ttl_s,
         )
-        if index.last_entry_id != ledger.last_entry_id:
-            raise CorruptError(
-                f"index object {location.index_key} ends with entry {index.last_entry_id}, "
-                f"its ledger with {ledger.last_entry_id}",
-                remedy="Read another copy, or offload the ledger again",
-                details={"object": location.index_key, "offset": "0"},
-            )
+        _check_last(index.last_entry_id, ledger, location)
         side = await open_side(
             self._objects,
             location,
@@ -205,4 +212,43 @@ class ObjectTier:
             ranges=self._ranges,
             offsets=self._offsets,
             side=side,
+        )
+
+    async def _opened_other(
+        self, ledger: ListedLedger, context: OffloadContext, location: Tier2Location
+    ) -> FrameHandle:
+        if self._open_other is None:
+            raise RefusedError(
+                f"ledger {ledger.ledger_id} was copied by driver {location.driver!r}, which this "
+                f"reader does not have",
+                remedy="Start a reader that was given this driver",
+                details={"driver": location.driver},
+            )
+        handle = await self._open_other(context)
+        _check_last(handle.ledger_metadata.last_entry_id, ledger, location)
+        return FramesOfRuns(handle)
+
+    async def _opened_single(
+        self, ledger: ListedLedger, context: OffloadContext, location: Tier2Location
+    ) -> FrameHandle:
+        index = await load_single_index(
+            self._objects,
+            location,
+            copy=context.copy,
+            cache=self._shared,
+            ttl_s=self._limits.index_ttl_s,
+        )
+        _check_last(index.last_entry_id, ledger, location)
+        return SingleHandle(
+            ledger.ledger_id, location, index, ranges=self._ranges, offsets=self._offsets
+        )
+
+
+def _check_last(found: EntryId, ledger: ListedLedger, location: Tier2Location) -> None:
+    if found != ledger.last_entry_id:
+        raise CorruptError(
+            f"index object {location.index_key} ends with entry {found}, "
+            f"its ledger with {ledger.last_entry_id}",
+            remedy="Read another copy, or offload the ledger again",
+            details={"object": location.index_key, "offset": "0"},
         )

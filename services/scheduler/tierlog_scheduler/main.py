@@ -2,10 +2,12 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
 
 from prometheus_client import REGISTRY
 
 from tierlog.ledger.reader import Tier1ReadHandle
+from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.manifests import ManifestStore
 from tierlog.offload.messages import Stationery, Topics
 from tierlog.offload.scrub import Scrubber, ScrubLimits
@@ -24,13 +26,18 @@ from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
 from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule, tier1_check
 
 
-async def serve(settings: Settings, stop: asyncio.Event) -> None:
-    """Lead when elected, and serve the admin API, until ``stop``."""
+async def serve(
+    settings: Settings,
+    stop: asyncio.Event,
+    *,
+    drivers: Mapping[str, MakeDriver] | None = None,
+) -> None:
+    """Lead when elected, and serve the admin API, until ``stop``; ``drivers``: more, by name."""
     own, listen = settings.scheduler, settings.scheduler.listen
     clock, ids = system_clock(), system_ids()
     topics = Topics.of(settings.kafka.topic_prefix)
     stationery = Stationery(topics, source="scheduler", clock=clock, ids=ids)
-    async with open_offload_parts(settings) as parts:
+    async with open_offload_parts(settings, drivers=drivers) as parts:
         manifests = manifest_store(settings, parts.objects, parts.cluster)
         scheduler = Scheduler(
             catalog=parts.catalog,

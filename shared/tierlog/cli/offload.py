@@ -188,6 +188,35 @@ def gc(
     print_rows(with_client(look), LEFTOVER_COLUMNS, output)
 
 
+@app.command("export")
+@command
+def export(
+    ledger: Annotated[int, typer.Argument(min=0, help="A ledger that is complete in tier 2.")],
+    *,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Write an export copy of a ledger beside its objects: every event as a line of JSON.
+
+    Again: anew. It is deleted with the ledger's objects, and Tierlog never reads it.
+    """
+    from tierlog.cli.objects import load_s3
+    from tierlog.client.endpoints import with_zookeeper
+    from tierlog.model.ids import LedgerId
+    from tierlog.wiring.exporting import export_ledger
+
+    settings = with_zookeeper(load_s3())
+    found = asyncio.run(export_ledger(settings, LedgerId(ledger)))
+    document = {
+        "ledger_id": ledger,
+        "bucket": found.bucket,
+        "key": found.key,
+        "length": found.length,
+        "entries": found.entry_count,
+        "events": found.event_count,
+    }
+    print_one(document, output)
+
+
 @app.command("pause")
 @command
 def pause(

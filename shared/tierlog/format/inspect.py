@@ -15,10 +15,8 @@ Invariants:
 """
 
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass, field
-from enum import Enum
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -52,6 +50,19 @@ from tierlog.format.index import (
     ObjectIndex,
 )
 from tierlog.format.inspect_manifest import manifest_fields
+from tierlog.format.inspect_report import (
+    CHUNK_LEN,
+    PROBLEMS_MAX,
+    UNKNOWN_ID,
+    BlockReport,
+    Field,
+    Inspection,
+    ObjectKind,
+    Problem,
+    Range,
+    Report,
+)
+from tierlog.format.inspect_single import inspect_single, is_single
 from tierlog.format.ledger_metadata import decode_bare
 from tierlog.format.manifest import MAGIC as MANIFEST_MAGIC
 from tierlog.format.manifest import MANIFEST_LEN_MAX
@@ -75,102 +86,29 @@ from tierlog.format.side import (
 )
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError
 from tierlog.model.ids import EntryId
-from tierlog.model.ledger import LedgerMetadata
 
-CHUNK_LEN: Final = 1024 * 1024
-# A hostile object must not make the report as large as itself.
-PROBLEMS_MAX: Final = 1000
-# Behind damage nothing tells which entry comes next.
-UNKNOWN_ID: Final = -1
+__all__ = [
+    "CHUNK_LEN",
+    "PROBLEMS_MAX",
+    "UNKNOWN_ID",
+    "BlockReport",
+    "Field",
+    "Inspection",
+    "ObjectKind",
+    "Problem",
+    "Range",
+    "Report",
+    "compare",
+    "inspect_object",
+    "inspect_object_async",
+    "inspection_of",
+]
 
 _BLOCK_FIELDS: Final = Struct(">Iqqq")
 _INDEX_FIELDS: Final = Struct(">Iiqqii")
 _MAPPING: Final = Struct(">qiq")
 assert BLOCK_HEADER_LEN < CHUNK_LEN
 assert _INDEX_FIELDS.size == INDEX_HEADER_LEN
-
-
-class Range(NamedTuple):
-    """Bytes that the inspection asks for."""
-
-    offset: int
-    length: int
-
-
-class ObjectKind(Enum):
-    """What an object is, by its magic word."""
-
-    DATA = "data"
-    INDEX = "index"
-    SIDE = "side"
-    MANIFEST = "manifest"
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A field of the layout and what stands there."""
-
-    offset: int
-    length: int
-    name: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that the format does not allow."""
-
-    offset: int
-    message: str
-
-
-@dataclass(slots=True, kw_only=True)
-class BlockReport:
-    """What a block says of itself, and what was found in it."""
-
-    offset: int
-    header_len: int
-    block_len: int
-    first_entry_id: int
-    entry_count: int = 0
-    payload_len: int = 0
-    padding_len: int = 0
-
-    @property
-    def last_entry_id(self) -> int:
-        """The last whole entry found; one before the first when there is none."""
-        return self.first_entry_id + self.entry_count - 1
-
-
-@dataclass(slots=True, kw_only=True)
-class Report:
-    """The whole description of an object."""
-
-    kind: ObjectKind
-    size: int
-    fields: list[Field] = field(default_factory=list)
-    blocks: list[BlockReport] = field(default_factory=list)
-    mappings: list[IndexEntry] = field(default_factory=list)
-    metadata: LedgerMetadata | None = None
-    problems: list[Problem] = field(default_factory=list)
-
-    @property
-    def sound(self) -> bool:
-        """Whether nothing was found wrong."""
-        return not self.problems
-
-    @property
-    def entry_count(self) -> int:
-        """Entries of all blocks."""
-        return sum(block.entry_count for block in self.blocks)
-
-    def note(self, offset: int, message: str) -> None:
-        """Add a problem, up to a limit."""
-        if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(Problem(offset, message))
-
-
-Inspection = Generator[Range, Buffer, Report]
 
 
 def inspect_object(read: Callable[[int, int], Buffer], size: int) -> Report:
@@ -217,6 +155,8 @@ def inspection_of(size: int) -> Inspection:
     magic = int.from_bytes(head[:4], "big") if len(head) >= 4 else -1
     if magic == INDEX_MAGIC:
         return (yield from _inspect_index(size))
+    if is_single(head):
+        return (yield from inspect_single(size))
     if bytes(head[:4]) == SIDE_MAGIC:
         return (yield from _inspect_side(size))
     if bytes(head[:4]) == MANIFEST_MAGIC:
@@ -225,7 +165,7 @@ def inspection_of(size: int) -> Inspection:
     if magic == BLOCK_MAGIC or bytes(head[4:12]) == BLOCK_HEADER_LEN.to_bytes(8, "big"):
         return (yield from _inspect_data(size))
     raise RefusedError(
-        f"object of {size} bytes is neither a data, nor an index, nor a side object, nor a "
+        f"object of {size} bytes is neither a data, an index, a side nor a single object, nor a "
         f"manifest: it begins with {bytes(head[:4]).hex() or 'nothing'}",
         remedy=f"Data objects begin with {BLOCK_MAGIC:08x}, index objects with {INDEX_MAGIC:08x}, "
         f"side objects with {SIDE_MAGIC.hex()}, manifests with {MANIFEST_MAGIC.hex()}",

@@ -129,8 +129,12 @@ def roles_of(location: Tier2Location) -> dict[ObjectRole, str]:
 
 def export_key(location: Tier2Location) -> str:
     """Return where the export copy of an attempt lies, if there is one."""
-    stem = location.data_key.removesuffix(_SUFFIXES[ObjectRole.SINGLE])
-    return stem + _SUFFIXES[ObjectRole.EXPORT]
+    return stem_of(location) + _SUFFIXES[ObjectRole.EXPORT]
+
+
+def stem_of(location: Tier2Location) -> str:
+    """Return what the keys of all objects of an attempt begin with."""
+    return location.data_key.removesuffix(_SUFFIXES[ObjectRole.SINGLE])
 
 
 def parse_key(prefix: str, key: str) -> ParsedKey | None:
@@ -198,6 +202,7 @@ def require_key(prefix: str, key: str) -> ParsedKey:
     if parsed is None:
         raise RefusedError(
             f"{key[:200]!r} is not the key of an offloaded ledger",
-            remedy="Keys are <uuid>-ledger-<id>, with -index, -side, -single or -export.ndjson behind",
+            remedy="Keys are <uuid>-ledger-<id>, with nothing or one of "
+            f"{', '.join(sorted(suffix for suffix in _ROLES if suffix))} behind",
         )
     return parsed

@@ -89,8 +89,8 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.DRAINING_RECORD: _only(1),
     Format.AUDIT_RECORD: _only(1),
     Format.POLICIES_RECORD: _only(1),
-    # The number in user metadata, too: before Pulsar's 1, which is two objects.
-    Format.SINGLE_OBJECT: _only(0),
+    # The number in user metadata, too: the month of the text, which Pulsar never counts up to.
+    Format.SINGLE_OBJECT: _only(201804),
     Format.EVENT_EXPORT: _only(1),
 }
 

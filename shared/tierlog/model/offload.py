@@ -73,7 +73,7 @@ class Tier2Location:
     @property
     def is_single(self) -> bool:
         """Whether one object holds the data and its index."""
-        return self.index_key == self.data_key
+        return bool(self.data_key) and self.index_key == self.data_key
 
     @property
     def keys(self) -> tuple[str, ...]:

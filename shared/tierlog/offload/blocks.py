@@ -1,7 +1,7 @@
 """A ledger's runs as the blocks of its data object, one at a time (seeds/000, "writeToS3").
 
-Owns the cutting and the counting. Does not own the layout (``tierlog.format.block``), nor the
-upload.
+Owns the cutting and the counting. Does not own the layout (``tierlog.format.block``, or
+``tierlog.format.single``), nor the upload.
 
 Invariants:
     * Blocks tile the ledger: the first begins with entry 0, each with the entry behind the last
@@ -13,8 +13,9 @@ Invariants:
 
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
+from tierlog.format import single
 from tierlog.format.block import BlockBuilder, block_len_for_remaining, entry_len_max
 from tierlog.format.checksum import Buffer
 from tierlog.format.frame import FRAME_HEADER_LEN
@@ -29,6 +30,76 @@ from tierlog.model.policy import BLOCK_SIZE_DEFAULT, BLOCK_SIZE_MAX
 # Runs are received into pieces of 1 MiB; a block holds on to those that its first and its last
 # run lie in as a whole.
 BESIDE_BYTES: Final = 2 * 1024 * 1024
+
+
+class Filling(Protocol):
+    """A block that takes runs until it is full."""
+
+    @property
+    def block_len(self) -> int: ...
+    @property
+    def first_entry_id(self) -> EntryId: ...
+    @property
+    def full(self) -> bool: ...
+    @property
+    def entry_count(self) -> int: ...
+    @property
+    def last_entry_id(self) -> EntryId: ...
+    @property
+    def payload_len(self) -> int: ...
+    @property
+    def crc32c(self) -> int: ...
+    def take_whole(self, run: Run) -> bool: ...
+    def take(self, run: Run, from_entry_id: int) -> int: ...
+    def finish(self) -> list[Buffer]: ...
+
+
+class BlockLayout(Protocol):
+    """How long blocks are, and who fills them; ``first_part``: the number of the first one."""
+
+    @property
+    def first_part(self) -> int: ...
+    @property
+    def beside_entry(self) -> int: ...
+    def block_len(self, block_size: int, *, payload_left: int, entries_left: int) -> int: ...
+    def builder(self, block_len: int, first_entry_id: EntryId) -> Filling: ...
+
+
+class DataObjectLayout:
+    """Blocks of a data object; ``sums`` counts the bytes of all of them on the way."""
+
+    first_part: Final = 1
+    beside_entry: Final = FRAME_HEADER_LEN
+
+    def __init__(self, sums: GrainSums | None = None) -> None:
+        self._sums = sums
+
+    def block_len(self, block_size: int, *, payload_left: int, entries_left: int) -> int:
+        """Return the next block's length, known before its first byte is sent."""
+        return block_len_for_remaining(
+            block_size, payload_left=payload_left, entries_left=entries_left
+        )
+
+    def builder(self, block_len: int, first_entry_id: EntryId) -> Filling:
+        """Return an empty block."""
+        return BlockBuilder(block_len, first_entry_id, sums=self._sums)
+
+
+class SingleObjectLayout:
+    """Blocks behind the index of a single object."""
+
+    first_part: Final = single.FIRST_BLOCK_PART
+    beside_entry: Final = single.ENTRY_LEN_LEN
+
+    def block_len(self, block_size: int, *, payload_left: int, entries_left: int) -> int:
+        """Return the next block's length, known before its first byte is sent."""
+        return single.block_len_for_remaining(
+            block_size, payload_left=payload_left, entries_left=entries_left
+        )
+
+    def builder(self, block_len: int, first_entry_id: EntryId) -> Filling:
+        """Return an empty block."""
+        return single.SingleBlockBuilder(block_len, first_entry_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,21 +152,16 @@ def block_size_of(ledger_id: LedgerId, metadata: LedgerMetadata) -> int:
 
 
 class BlockFiller:
-    """Cuts one ledger into blocks; ``entry_count`` and ``payload_len`` say what was read.
+    """Cuts one ledger into blocks; ``entry_count`` and ``payload_len`` say what was read."""
 
-    ``sums`` counts the bytes of all blocks on the way.
-    """
-
-    def __init__(
-        self, handle: ReadHandle, *, block_size: int, sums: GrainSums | None = None
-    ) -> None:
+    def __init__(self, handle: ReadHandle, layout: BlockLayout, *, block_size: int) -> None:
         self._handle = handle
+        self._layout = layout
         self._block_size = block_size
-        self._sums = sums
         self._metadata = handle.ledger_metadata
         self._offset = 0
         self._parts = 0
-        self._builder: BlockBuilder | None = None
+        self._builder: Filling | None = None
         self.entry_count = 0
         self.payload_len = 0
 
@@ -112,7 +178,7 @@ class BlockFiller:
         if length == 0:
             return 0
         entries = self._metadata.last_entry_id + 1 - self.entry_count
-        left = self._metadata.length - self.payload_len + FRAME_HEADER_LEN * entries
+        left = self._metadata.length - self.payload_len + self._layout.beside_entry * entries
         return length + OFFSET_LEN * entries * length // max(left, length) + BESIDE_BYTES
 
     def _next_len(self) -> int:
@@ -123,7 +189,7 @@ class BlockFiller:
         payload_left = self._metadata.length - self.payload_len
         if payload_left < 0:
             self._mismatch()
-        return block_len_for_remaining(
+        return self._layout.block_len(
             self._block_size, payload_left=payload_left, entries_left=entries_left
         )
 
@@ -179,10 +245,10 @@ class BlockFiller:
             self._mismatch()
         return header.first_entry_id
 
-    def _new_builder(self, first_entry_id: EntryId) -> BlockBuilder:
-        return BlockBuilder(self._next_len(), first_entry_id, sums=self._sums)
+    def _new_builder(self, first_entry_id: EntryId) -> Filling:
+        return self._layout.builder(self._next_len(), first_entry_id)
 
-    def _take(self, builder: BlockBuilder, run: Run, from_entry_id: EntryId) -> int:
+    def _take(self, builder: Filling, run: Run, from_entry_id: EntryId) -> int:
         try:
             return builder.take(run, from_entry_id)
         except RefusedError as error:
@@ -190,7 +256,8 @@ class BlockFiller:
                 self._mismatch()
             raise
 
-    def _filled(self, builder: BlockBuilder) -> FilledBlock:
+    def _filled(self, builder: Filling) -> FilledBlock:
+        part_number = self._layout.first_part + self._parts
         self._parts += 1
         self.entry_count += builder.entry_count
         self.payload_len += builder.payload_len
@@ -202,7 +269,7 @@ class BlockFiller:
             self._mismatch()
         buffers = builder.finish()
         block = FilledBlock(
-            part_number=self._parts,
+            part_number=part_number,
             offset=self._offset,
             length=builder.block_len,
             first_entry_id=builder.first_entry_id,

@@ -1,16 +1,13 @@
 """The offloader of data and index objects in a bucket (seeds/000, "S3 Implementation").
 
-Owns the upload of one attempt: blocks as parts, one being read while others are sent, the
-side object, then the index, then verification. Does not own the attempt's place in the metadata.
+Owns the order of one attempt: blocks as parts, the side object, then the index, then
+verification. Does not own the attempt's place in the metadata, nor how blocks become parts
+(``tierlog.offload.uploading``).
 
 Invariants:
-    * Blocks that are filled or sent stay within one budget for all uploads of the process
-      (``tierlog.offload.budget``); nothing else of a ledger is in memory.
     * An index object exists only after its data object is complete and its side object is there.
     * Returning means: all objects were verified after they were written, and no other upload of
       the data object's key is open.
-    * A part that the store found damaged is sent again only if its bytes still have the checksum
-      that they had when they were read.
 
 Retries: the object store's own short ones; beyond them each request is patiently sent again for
 as long as ``retries`` allow, since what a whole attempt costs is far more.
@@ -19,12 +16,9 @@ Crash (leaks): an attempt that ends anywhere leaves at most one open upload and 
 all under keys that the metadata names; ``delete_offloaded`` takes them away.
 """
 
-import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from typing import Final
 from uuid import UUID
@@ -32,31 +26,35 @@ from uuid import UUID
 import structlog
 
 from tierlog.format import keys
-from tierlog.format.checksum import crc32c_of
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.format.grains import GRAIN_LEN
-from tierlog.format.index import BLOCK_COUNT_MAX, IndexEntry, ObjectIndex
+from tierlog.format.index import IndexEntry, ObjectIndex
 from tierlog.format.keys import ObjectRole, Software
 from tierlog.format.side import SideBuilder, grain_len_for
 from tierlog.format.versions import Format, current
 from tierlog.ledger.reader import ReadHandle
-from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.ledger import KEY_STREAM
 from tierlog.model.offload import Tier2Copy, Tier2Location
-from tierlog.offload.blocks import BlockFiller, FilledBlock, block_size_of, check_offloadable
+from tierlog.offload.blocks import (
+    BlockFiller,
+    DataObjectLayout,
+    block_size_of,
+    check_offloadable,
+)
 from tierlog.offload.budget import UploadBudget
 from tierlog.offload.cleaning import delete_attempt
-from tierlog.offload.groups import plain_errors
 from tierlog.offload.index_loader import INDEX_TTL_S, load_index
 from tierlog.offload.offsets import BYTES_MAX, OffsetsCache
 from tierlog.offload.patient_store import PatientStore
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.offload.side_reader import SidePages, open_side
 from tierlog.offload.tier2_reader import Tier2Handle
+from tierlog.offload.uploading import BlockUpload
 from tierlog.offload.verify import ReadBack, verify_copy
 from tierlog.ports.cache import SharedCache
-from tierlog.ports.objects import ObjectStore, Part
+from tierlog.ports.objects import ObjectStore
 from tierlog.ports.retrying import Retries
 from tierlog.ports.spending import Cause, spending
 
@@ -64,7 +62,6 @@ log = structlog.get_logger()
 DRIVER: Final = "aws-s3"
 # Names under which the same driver may stand in a location.
 DRIVERS: Final = frozenset({DRIVER, "S3"})
-DAMAGED_SENDS_MAX: Final = 3
 RANGE_LIMITS: Final = RangeLimits()
 SOFTWARE: Final = Software(version=version("tierlog"))
 
@@ -127,7 +124,7 @@ class BlockOffloader:
     async def offload(
         self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
     ) -> Tier2Copy:
-        with spending(Cause.OFFLOAD, _stream_of(handle, extra_metadata)):
+        with spending(Cause.OFFLOAD, stream_of(handle, extra_metadata)):
             return await self._offload(handle, uuid, extra_metadata)
 
     async def _offload(
@@ -137,21 +134,30 @@ class BlockOffloader:
         check_offloadable(ledger_id, metadata)
         builder = self._side_builder(handle, uuid)
         block_size = block_size_of(ledger_id, metadata)
-        filler = BlockFiller(handle, block_size=block_size, sums=builder.sums)
-        location = self.location(ledger_id, uuid)
-        entries, data_len = await self._write_data(filler, handle, location, extra_metadata)
+        filler = BlockFiller(handle, DataObjectLayout(builder.sums), block_size=block_size)
+        location, settings = self.location(ledger_id, uuid), self._settings
+        upload = BlockUpload(
+            self._patient, self._budget, location.data_key, part_delay_s=settings.part_delay_s
+        )
+        await upload.begin(user_metadata(settings, ObjectRole.DATA, handle, extra_metadata))
+        await upload.send(filler)
+        await upload.complete()
         side = builder.finish(filler.entry_count)
         side_raw = side.encode()
-        side_metadata = self._user_metadata(ObjectRole.SIDE, handle, extra_metadata)
+        side_metadata = user_metadata(settings, ObjectRole.SIDE, handle, extra_metadata)
         await self._put(location.side_key, side_raw, side_metadata)
-        index = ObjectIndex(data_len=data_len, metadata=metadata, entries=entries)
+        entries = tuple(
+            IndexEntry(first_entry_id=first, part_number=part, offset=offset)
+            for first, part, offset in upload.blocks
+        )
+        index = ObjectIndex(data_len=upload.data_len, metadata=metadata, entries=entries)
         raw = index.encode()
-        index_metadata = self._user_metadata(ObjectRole.INDEX, handle, extra_metadata)
+        index_metadata = user_metadata(settings, ObjectRole.INDEX, handle, extra_metadata)
         # Last, for it says that everything else is there.
         await self._put(location.index_key, raw, index_metadata)
         copy = Tier2Copy(
             format_version=current(Format.DATA_OBJECT),
-            data_len=data_len,
+            data_len=upload.data_len,
             index_len=len(raw),
             index_sha256=hashlib.sha256(raw).digest(),
             entry_count=filler.entry_count,
@@ -177,95 +183,6 @@ class BlockOffloader:
 
     async def _put(self, key: str, raw: bytes, metadata: Mapping[str, str]) -> None:
         await self._patient.put(key, raw, metadata=metadata, content_type=keys.CONTENT_TYPE)
-
-    async def _write_data(
-        self,
-        filler: BlockFiller,
-        handle: ReadHandle,
-        location: Tier2Location,
-        extra_metadata: Mapping[str, str],
-    ) -> tuple[tuple[IndexEntry, ...], int]:
-        """Upload the data object; return where its blocks begin, and its length."""
-        key = location.data_key
-        metadata = self._user_metadata(ObjectRole.DATA, handle, extra_metadata)
-        upload_id = await self._patient.create_upload(
-            key, metadata=metadata, content_type=keys.CONTENT_TYPE
-        )
-        upload = _Upload(key, upload_id)
-        with plain_errors(), self._budget.share() as share:
-            async with aclosing(filler.blocks()) as blocks, asyncio.TaskGroup() as group:
-                # Room comes before the block is read, so that it counts while it is filled.
-                while memory := filler.next_memory:
-                    await share.take(memory)
-                    block = await anext(blocks)
-                    if block.part_number > BLOCK_COUNT_MAX:
-                        raise _too_many_blocks(handle.ledger_id)
-                    upload.begun(block)
-                    sending = self._send(upload, block, partial(share.give_back, memory))
-                    upload.sending.append(group.create_task(sending))
-                    # The task alone holds the block now, and gives it up when it was sent.
-                    del block, sending
-                # What is behind the last block shows whether the ledger is as it is said to be.
-                surplus = await anext(blocks, None)
-                assert surplus is None, "a block behind the last one"
-        parts = [task.result() for task in upload.sending]
-        await self._patient.complete_upload(key, upload_id, parts)
-        await self._abort_others(key, upload_id)
-        return tuple(upload.entries), upload.data_len
-
-    async def _send(self, upload: "_Upload", block: FilledBlock, sent: Callable[[], None]) -> Part:
-        try:
-            async with self._budget.sending():
-                part = await self._send_once(upload, block)
-                assert part.size == block.length
-                # Its memory first, then the leave to fill another one.
-                block.release()
-                sent()
-                log.debug("part.uploaded", key=upload.key, part=part.number, length=part.size)
-                if self._settings.part_delay_s:
-                    await asyncio.sleep(self._settings.part_delay_s)
-        finally:
-            # A traceback may hold on to the block for as long as somebody looks at it.
-            block.release()
-        return part
-
-    async def _send_once(self, upload: "_Upload", block: FilledBlock) -> Part:
-        """Send a part; again, where it was damaged on its way and is right here."""
-        for left in reversed(range(DAMAGED_SENDS_MAX)):
-            try:
-                return await self._patient.upload_part(
-                    upload.key,
-                    upload.upload_id,
-                    block.part_number,
-                    block.buffers,
-                    crc32c=block.crc32c,
-                )
-            except CorruptError as error:
-                if crc32c_of(block.buffers) != block.crc32c:
-                    raise _changed(upload.key, block) from error
-                if not left:
-                    raise
-                log.warning("part.damaged", key=upload.key, part=block.part_number)
-        raise AssertionError("the last try ends with an answer or an error")
-
-    async def _abort_others(self, key: str, own: str) -> None:
-        """Abort uploads that were begun by requests whose answer was lost: nobody else will."""
-        for upload in await self._patient.list_uploads(key):
-            if upload.key == key and upload.upload_id != own:
-                await self._patient.abort_upload(key, upload.upload_id)
-
-    def _user_metadata(
-        self, role: ObjectRole, handle: ReadHandle, extra_metadata: Mapping[str, str]
-    ) -> dict[str, str]:
-        own = keys.object_metadata(
-            role,
-            stream=StreamName(_stream_of(handle, extra_metadata)),
-            cluster_id=self._settings.cluster_id,
-            cluster_name=self._settings.cluster_name,
-            software=self._settings.software,
-        )
-        # What is said here wins over what a caller says beside it.
-        return {**{name.lower(): value for name, value in extra_metadata.items()}, **own}
 
     async def read_offloaded(
         self,
@@ -314,59 +231,46 @@ class BlockOffloader:
     def _here(
         self, ledger_id: LedgerId, uuid: UUID, location: Tier2Location | None
     ) -> Tier2Location:
-        """Return the attempt's location, or raise when it isn't in this bucket."""
         if location is None:
             return self.location(ledger_id, uuid)
-        here = (self._settings.endpoint_name, self._settings.bucket)
-        if location.driver not in DRIVERS or (location.endpoint_name, location.bucket) != here:
-            raise RefusedError(
-                f"ledger {ledger_id} lies in bucket {location.bucket} of endpoint "
-                f"{location.endpoint_name} ({location.driver}), and this process has "
-                f"{here[1]} of {here[0]}",
-                remedy="Start a process whose s3 settings name that bucket and endpoint",
-                details={"ledger_id": str(ledger_id), "bucket": location.bucket},
-            )
+        check_here(self._settings, DRIVERS, ledger_id, location)
         return location
 
 
-class _Upload:
-    """A data object as it is made."""
-
-    def __init__(self, key: str, upload_id: str) -> None:
-        self.key = key
-        self.upload_id = upload_id
-        self.entries: list[IndexEntry] = []
-        self.sending: list[asyncio.Task[Part]] = []
-        self.data_len = 0
-
-    def begun(self, block: FilledBlock) -> None:
-        """Take notice of the next block."""
-        self.entries.append(
-            IndexEntry(
-                first_entry_id=block.first_entry_id,
-                part_number=block.part_number,
-                offset=block.offset,
-            )
+def check_here(
+    settings: Tier2Settings, drivers: Collection[str], ledger_id: LedgerId, location: Tier2Location
+) -> None:
+    """Raise unless an attempt was written by one of these drivers, into this bucket."""
+    here = (settings.endpoint_name, settings.bucket)
+    if location.driver not in drivers or (location.endpoint_name, location.bucket) != here:
+        raise RefusedError(
+            f"ledger {ledger_id} lies in bucket {location.bucket} of endpoint "
+            f"{location.endpoint_name} ({location.driver}), and this process has "
+            f"{here[1]} of {here[0]}",
+            remedy="Start a process whose s3 settings name that bucket and endpoint",
+            details={"ledger_id": str(ledger_id), "bucket": location.bucket},
         )
-        self.data_len = block.offset + block.length
 
 
-def _stream_of(handle: ReadHandle, extra_metadata: Mapping[str, str]) -> str:
+def user_metadata(
+    settings: Tier2Settings,
+    role: ObjectRole,
+    handle: ReadHandle,
+    extra_metadata: Mapping[str, str],
+) -> dict[str, str]:
+    """Return what is written beside an object's bytes; of ``extra_metadata`` all is."""
+    own = keys.object_metadata(
+        role,
+        stream=StreamName(stream_of(handle, extra_metadata)),
+        cluster_id=settings.cluster_id,
+        cluster_name=settings.cluster_name,
+        software=settings.software,
+    )
+    # What is said here wins over what a caller says beside it.
+    return {**{name.lower(): value for name, value in extra_metadata.items()}, **own}
+
+
+def stream_of(handle: ReadHandle, extra_metadata: Mapping[str, str]) -> str:
+    """Return the stream of a ledger, for people and for counting."""
     stream = handle.ledger_metadata.custom.get(KEY_STREAM, b"").decode("ascii", "replace")
     return extra_metadata.get("ManagedLedgerName", stream)
-
-
-def _changed(key: str, block: FilledBlock) -> CorruptError:
-    return CorruptError(
-        f"part {block.part_number} of {key} changed in this process's memory after it was read",
-        remedy="Check this machine's memory; the ledger is offloaded again",
-        details={"object": key, "offset": str(block.offset)},
-    )
-
-
-def _too_many_blocks(ledger_id: LedgerId) -> RefusedError:
-    return RefusedError(
-        f"ledger {ledger_id} needs more than {BLOCK_COUNT_MAX} blocks, which S3 can't take",
-        remedy="Roll ledgers earlier, or give the stream larger blocks",
-        details={"ledger_id": str(ledger_id)},
-    )

@@ -32,6 +32,7 @@ from tierlog.model.node import Cluster
 from tierlog.model.offload import OffloadContext, OffloadState, Tier2Location
 from tierlog.model.policy import NO_LEVELS, PolicyLevels
 from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle
+from tierlog.offload.drivers import known_here
 from tierlog.offload.groups import plain_errors
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.verify import verify_copy
@@ -265,6 +266,8 @@ class Restorer:
         async def one(ledger: ManifestLedger) -> str | None:
             if ledger.copy is None:
                 return None
+            if not known_here(ledger.copy.location):
+                return f"driver {ledger.copy.location.driver!r} wrote it, which can't be asked here"
             async with self._checks:
                 try:
                     await verify_copy(self._objects, ledger.copy.location, ledger.copy.copy)
@@ -288,9 +291,9 @@ class Restorer:
         location = copy.location
         bare = object_keys("", copy.uuid, ledger_id).data
         here = replace(location, bucket=self._bucket, endpoint_name=self._endpoint_name)
-        if not location.data_key.endswith(bare):
+        before, found, _ = location.data_key.rpartition(bare)
+        if not found:
             return here
-        before = location.data_key.removesuffix(bare)
         after = object_keys(self._prefix, copy.uuid, ledger_id).data.removesuffix(bare)
         return replace(
             here,

@@ -32,16 +32,17 @@ import structlog
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.format import keys
-from tierlog.format.keys import ObjectRole, parse_key
+from tierlog.format.keys import ObjectKeys, parse_key
 from tierlog.format.manifest import is_manifest_key
 from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import copy_of, older_than_manifest
-from tierlog.model.offload import OffloadContext, OffloadState, Tier2Location
+from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.scrub import DeepPlace, Finding, FindingKind, ScrubReport, ScrubWish
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload import scrub_rules as rules
-from tierlog.offload.cleaning import delete_attempt
+from tierlog.offload.cleaning import delete_objects
+from tierlog.offload.drivers import known_here
 from tierlog.offload.groups import plain_errors
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import KnownManifest, ManifestStore
@@ -329,8 +330,14 @@ class _Run:
     def _is_here(self, context: OffloadContext) -> bool:
         assert context.location is not None
         assert context.uuid is not None
-        own = self._parts.offloader.location(context.ledger_id, context.uuid)
         there = context.location
+        if not known_here(there):
+            return False
+        try:
+            own = self._parts.offloader.location(context.ledger_id, context.uuid)
+        except RefusedError:
+            # The driver that is set writes nothing.
+            return False
         return (there.bucket, there.endpoint_name) == (own.bucket, own.endpoint_name)
 
     async def _as_before(self, context: OffloadContext) -> OffloadContext | None:
@@ -344,13 +351,13 @@ class _Run:
         """Look at a copy's objects themselves: the list is older than the metadata."""
         location = context.location
         assert location is not None
-        roles = dict(zip(ObjectRole, location.keys, strict=True))
+        roles = keys.roles_of(location)
         found = {role: await self._paid(self._objects.head, key) for role, key in roles.items()}
         again = await self._as_before(context)
         if again is None or again.copy is None:
             return None
         sizes = {role: info.size for role, info in found.items() if info is not None}
-        verdict = rules.judge_copy(again.copy, sizes)
+        verdict = rules.judge_copy(again.copy, sizes, single=location.is_single)
         return rules.finding_of(again, *verdict) if verdict is not None else None
 
     async def _deep(self, context: OffloadContext) -> Finding | None:
@@ -417,9 +424,9 @@ class _Run:
 
     async def _unnamed(self, seen: rules.SeenAttempt) -> None:
         """Judge objects that neither metadata nor manifests name."""
-        location = self._parts.offloader.location(seen.ledger_id, seen.uuid)
+        named = keys.object_keys(self._parts.key_prefix, seen.uuid, seen.ledger_id)
         try:
-            looked = await self._look(location)
+            looked = await self._look(named)
             if looked is None:
                 return
             finding = Finding(
@@ -432,7 +439,7 @@ class _Run:
                 stream=looked[0].metadata.get(keys.MANAGED_LEDGER_NAME, "")[:256],
                 ledger_id=seen.ledger_id,
                 uuid=seen.uuid,
-                key=location.data_key,
+                key=looked[0].key,
                 cause=f"{len(looked)} objects with {sum(one.size for one in looked)} bytes",
             )
             if finding.kind is FindingKind.FOREIGN:
@@ -440,15 +447,16 @@ class _Run:
             elif await self._named_now(seen.ledger_id, seen.uuid, finding.stream):
                 return
             elif finding.kind is FindingKind.ORPHAN_OBJECTS:
-                await self._delete(location, seen, finding)
+                await self._delete(named, seen, finding)
         except TierlogError as error:
-            self._report.skip(f"{location.data_key}: {error}")
+            self._report.skip(f"{named.data}: {error}")
             return
         self._report.add(finding)
 
-    async def _look(self, location: Tier2Location) -> list[ObjectInfo] | None:
-        """Return an attempt's objects as of now; None: they are gone."""
-        found = [await self._paid(self._objects.head, key) for key in location.keys]
+    async def _look(self, named: ObjectKeys) -> list[ObjectInfo] | None:
+        """Return an attempt's objects as of now, whoever wrote it; None: they are gone."""
+        some = dict.fromkeys((named.data, *named.every))
+        found = [await self._paid(self._objects.head, key) for key in some]
         return [one for one in found if one is not None] or None
 
     async def _named_now(self, ledger_id: LedgerId, uuid: UUID, stream: str) -> bool:
@@ -482,19 +490,19 @@ class _Run:
         return self._newest
 
     async def _delete(
-        self, location: Tier2Location, seen: rules.SeenAttempt, finding: Finding
+        self, named: ObjectKeys, seen: rules.SeenAttempt, finding: Finding
     ) -> None:
         if not self._wish.repair or self._kept(finding):
             return
         young = [
             one
-            for one in await self._paid(self._objects.list_uploads, location.data_key)
+            for one in await self._paid(self._objects.list_uploads, named.data)
             if self._parts.clock.wall_ms() - one.initiated_ms < self._parts.limits.safety_ms
         ]
         if young:
             finding.kept = "an upload of the same attempt is younger than the safety age"
             return
-        await delete_attempt(self._objects, location)
+        await delete_objects(self._objects, named.data, named.every)
         finding.repaired = "deleted"
         log.warning("scrub.deleted", ledger_id=seen.ledger_id, uuid=str(seen.uuid))
 

@@ -28,6 +28,7 @@ from tierlog.format.side import SideObject
 from tierlog.model.errors import CorruptError
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.offload.side_reader import check_side_header
+from tierlog.offload.single_verify import verify_single
 from tierlog.ports.objects import ObjectStore
 
 # What S3 puts behind the digest in the ETag of an object made of parts.
@@ -53,8 +54,12 @@ async def verify_copy(
 ) -> None:
     """Raise ``CorruptError`` unless all objects are there, whole, and as ``copy`` says.
 
-    Without a side object nothing says what the data must be, and it is not read back.
+    Without a side object nothing says what the data must be, and it is not read back; of a
+    single object its context does, for all of it at once.
     """
+    if location.is_single:
+        await _verify_single(objects, location, copy, read_back)
+        return
     raw = await _digested(
         objects, location.index_key, ObjectRole.INDEX, copy.index_sha256, copy.index_len
     )
@@ -67,6 +72,22 @@ async def verify_copy(
     await _verify_data(objects, location.data_key, index)
     if side is not None:
         await _verify_grains(objects, location, copy, side, read_back)
+
+
+async def _verify_single(
+    objects: ObjectStore, location: Tier2Location, copy: Tier2Copy, read_back: ReadBack
+) -> None:
+    info = await objects.head(location.data_key)
+    if info is None:
+        _differs(location.data_key, "is not there")
+    found = _PART_COUNT.search(info.etag)
+    await verify_single(
+        objects,
+        location,
+        copy,
+        part_count=int(found[1]) if found is not None else None,
+        read_back=read_back is ReadBack.FULL,
+    )
 
 
 async def _digested(

@@ -86,6 +86,15 @@ class S3Settings(_Section):
     region: str = "us-east-1"
     bucket: str = "tierlog"
     key_prefix: str = ""
+    driver: str = "aws-s3"
+    """By name, what writes new copies: aws-s3 (S3 means the same), aws-s3-single-object, a driver
+    that was passed to the service, or none, which refuses. Copies are read and deleted by the
+    driver that wrote them."""
+    layout: Literal["two-objects", "single-object"] = "two-objects"
+    """How aws-s3 lays a ledger out: Pulsar's data and index objects, or the one object of PIP-17's
+    first text."""
+    export_events: bool = False
+    """Writes an export copy beside each copy: every event by itself, as a line of JSON."""
     access_key: str | None = None
     secret_key: SecretStr | None = None
     connections_max: int = Field(default=32, gt=0)

@@ -1,7 +1,7 @@
 """What offloader and scheduler stand on: metadata, bucket, queue, storage nodes."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,10 @@ from tierlog.ledger.damage import DamageReports
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.model.node import Cluster
 from tierlog.offload.budget import UploadBudget, bytes_for_blocks
-from tierlog.offload.driver import BlockOffloader, Tier2Settings
+from tierlog.offload.driver import Tier2Settings
+from tierlog.offload.drivers import DriverParts, Drivers, MakeDriver, driver_name
+from tierlog.offload.export import Exporter, ExportingOffloader
+from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.verify import ReadBack
 from tierlog.ports.events import EventPublisher
 from tierlog.ports.objects import ObjectStore
@@ -35,7 +38,8 @@ class OffloadParts:
     catalog: Catalog
     cluster: Cluster
     objects: ObjectStore
-    offloader: BlockOffloader
+    offloader: LedgerOffloader
+    """The drivers by name, with export copies if the settings want them."""
     publisher: EventPublisher
     nodes: NodeDirectory[RemoteStorageControl]
     damage: DamageReports
@@ -45,8 +49,13 @@ class OffloadParts:
 
 
 @contextlib.asynccontextmanager
-async def open_offload_parts(settings: Settings) -> AsyncIterator[OffloadParts]:
-    """Connect everything for the length of the context."""
+async def open_offload_parts(
+    settings: Settings, *, drivers: Mapping[str, MakeDriver] | None = None
+) -> AsyncIterator[OffloadParts]:
+    """Connect everything for the length of the context.
+
+    ``drivers``: more of them, by the names that settings and places of copies may say.
+    """
     meter = CostMeter()
     async with (
         open_catalog(settings) as catalog,
@@ -58,16 +67,33 @@ async def open_offload_parts(settings: Settings) -> AsyncIterator[OffloadParts]:
         reporting_damage(catalog) as damage,
     ):
         cluster = await catalog.nodes.ensure_cluster(ledger_id_base=settings.cluster.ledger_id_base)
-        offloader = BlockOffloader(
-            objects,
-            tier2_settings(settings, cluster),
-            budget=UploadBudget(
-                bytes_max=bytes_for_blocks(settings.offloader.memory_bytes_max),
-                parts_max=settings.offloader.parts_in_flight_max,
-            ),
-            retries=upload_retries(settings),
-        )
+        offloader = ledger_offloader(settings, cluster, objects, drivers=drivers)
         yield OffloadParts(catalog, cluster, objects, offloader, publisher, nodes, damage, meter)
+
+
+def ledger_offloader(
+    settings: Settings,
+    cluster: Cluster,
+    objects: ObjectStore,
+    *,
+    drivers: Mapping[str, MakeDriver] | None = None,
+) -> LedgerOffloader:
+    """Return the drivers, the one that the settings name for new copies."""
+    tier2 = tier2_settings(settings, cluster)
+    parts = DriverParts(
+        objects=objects,
+        settings=tier2,
+        budget=UploadBudget(
+            bytes_max=bytes_for_blocks(settings.offloader.memory_bytes_max),
+            parts_max=settings.offloader.parts_in_flight_max,
+        ),
+        retries=upload_retries(settings),
+    )
+    writes = driver_name(settings.s3.driver, settings.s3.layout)
+    offloader = Drivers(parts, writes=writes, others=drivers)
+    if not settings.s3.export_events:
+        return offloader
+    return ExportingOffloader(offloader, Exporter(objects, tier2))
 
 
 def upload_retries(settings: Settings) -> Callable[[], Retries]:

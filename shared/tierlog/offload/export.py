@@ -1,0 +1,243 @@
+"""Export copies beside a ledger's objects, batches broken up (seeds/000, "inspect and massage").
+
+Owns the transforming wrapper around a driver, and the writing of one export copy out of any read
+handle. Does not own its lines (``tierlog.format.export``).
+
+Invariants:
+    * A ledger's own objects are written, verified and read as if there were no export; an export
+      that fails leaves the attempt as it is, and is made again by whoever wants it.
+    * An export is never read back, nothing depends on it, and it goes with its attempt: every
+      deletion of an attempt takes its key along (``tierlog.offload.cleaning``).
+    * It appears whole or not at all. What is being made takes at most one part of memory, and
+      one run.
+
+Crash (leaks): an open upload under the attempt's export key, which the attempt's deletion, or a
+scrub, aborts.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import structlog
+from prometheus_client import Counter
+
+from tierlog.format import keys
+from tierlog.format.checksum import crc32c
+from tierlog.format.entry import Codec, Decompress
+from tierlog.format.export import CONTENT_TYPE, lines_of
+from tierlog.format.keys import ObjectRole
+from tierlog.format.run import Run
+from tierlog.ledger.reader import ReadHandle, closing_runs
+from tierlog.model.errors import CorruptError, RefusedError, TierlogError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.ledger import KEY_RAW
+from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.offload.driver import Tier2Settings, stream_of, user_metadata
+from tierlog.offload.interface import LedgerOffloader
+from tierlog.ports.objects import ObjectStore, Part
+from tierlog.ports.spending import Cause, spending
+
+log = structlog.get_logger()
+
+EXPORTS: Final = Counter(
+    "tierlog_offload_exports_total", "Export copies that were written, or failed", ["outcome"]
+)
+PART_BYTES: Final = 8 * 1024 * 1024
+PARTS_MAX: Final = 10_000
+LINES_A_TURN: Final = 500
+"""Other tasks get a turn after so many: breaking events out is this process's own work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportCopy:
+    """What was written."""
+
+    bucket: str
+    key: str
+    length: int
+    entry_count: int
+    event_count: int
+
+
+class Exporter:
+    """Writes export copies into one bucket."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        settings: Tier2Settings,
+        *,
+        part_bytes: int = PART_BYTES,
+        decompressors: Mapping[Codec, Decompress] | None = None,
+    ) -> None:
+        self._objects = objects
+        self._settings = settings
+        self._part_bytes = part_bytes
+        self._decompressors = decompressors
+
+    def __repr__(self) -> str:
+        return f"<Exporter {self._settings.endpoint_name}/{self._settings.bucket}>"
+
+    async def export(
+        self,
+        handle: ReadHandle,
+        location: Tier2Location,
+        extra_metadata: Mapping[str, str] | None = None,
+    ) -> ExportCopy:
+        """Write a ledger's export copy beside the objects of an attempt; again: anew."""
+        self._check_here(handle.ledger_id, location)
+        extra = extra_metadata or {}
+        key = keys.export_key(location)
+        metadata = user_metadata(self._settings, ObjectRole.EXPORT, handle, extra)
+        with spending(Cause.OFFLOAD, stream_of(handle, extra)):
+            upload_id = await self._objects.create_upload(
+                key, metadata=metadata, content_type=CONTENT_TYPE
+            )
+            try:
+                return await self._write(handle, key, upload_id)
+            except TierlogError:
+                await self._objects.abort_upload(key, upload_id)
+                raise
+
+    async def _write(self, handle: ReadHandle, key: str, upload_id: str) -> ExportCopy:
+        parts: list[Part] = []
+        told = _Told()
+        async with aclosing(self._parts(handle, told)) as bodies:
+            async for body in bodies:
+                number = len(parts) + 1
+                if number > PARTS_MAX:
+                    raise RefusedError(
+                        f"the export of ledger {handle.ledger_id} needs more than {PARTS_MAX} "
+                        f"parts of {self._part_bytes} bytes",
+                        remedy="Roll ledgers earlier",
+                    )
+                part = await self._objects.upload_part(
+                    key, upload_id, number, [body], crc32c=crc32c(body)
+                )
+                parts.append(part)
+        await self._objects.complete_upload(key, upload_id, parts)
+        found = ExportCopy(
+            bucket=self._settings.bucket,
+            key=key,
+            length=sum(part.size for part in parts),
+            entry_count=told.entries,
+            event_count=told.events,
+        )
+        log.info("export.written", ledger_id=handle.ledger_id, key=key, events=told.events)
+        return found
+
+    async def _parts(self, handle: ReadHandle, told: "_Told") -> AsyncGenerator[bytes, None]:
+        """Iterate over the bodies of parts: full ones, then what is left, even if it is nothing."""
+        last, raw = handle.ledger_metadata.last_entry_id, _is_raw(handle)
+        lines, length = [], 0
+        read = handle.read_runs(EntryId(0), last)
+        async with closing_runs(read):
+            async for runs in read:
+                for line in self._lines(handle.ledger_id, runs, told, raw=raw):
+                    lines.append(line)
+                    length += len(line)
+                    if length >= self._part_bytes:
+                        yield b"".join(lines)
+                        lines, length = [], 0
+                    elif told.events % LINES_A_TURN == 0:
+                        await asyncio.sleep(0)
+        if told.entries != last + 1:
+            raise CorruptError(
+                f"ledger {handle.ledger_id} gave {told.entries} entries of {last + 1}",
+                remedy="Keep the local copy, and verify the ledger's objects",
+                details={"ledger_id": str(handle.ledger_id)},
+            )
+        yield b"".join(lines)
+
+    def _lines(
+        self, ledger_id: LedgerId, runs: Iterable[Run], told: "_Told", *, raw: bool
+    ) -> Iterator[bytes]:
+        for run in runs:
+            for entry_id, data in enumerate(run.entries(), run.first_entry_id):
+                told.entries += 1
+                for line in lines_of(
+                    ledger_id, entry_id, data, raw=raw, decompressors=self._decompressors
+                ):
+                    told.events += 1
+                    yield line
+
+    def _check_here(self, ledger_id: LedgerId, location: Tier2Location) -> None:
+        here = (self._settings.endpoint_name, self._settings.bucket)
+        if (location.endpoint_name, location.bucket) != here:
+            raise RefusedError(
+                f"ledger {ledger_id} lies in bucket {location.bucket} of endpoint "
+                f"{location.endpoint_name}, and this process has {here[1]} of {here[0]}",
+                remedy="Name that bucket and endpoint in the s3 settings",
+                details={"ledger_id": str(ledger_id), "bucket": location.bucket},
+            )
+
+
+@dataclass(slots=True)
+class _Told:
+    entries: int = 0
+    events: int = 0
+
+
+class ExportingOffloader:
+    """``LedgerOffloader`` around another one: each copy gets an export copy beside it."""
+
+    def __init__(self, offloader: LedgerOffloader, exporter: Exporter) -> None:
+        self._offloader = offloader
+        self._exporter = exporter
+        self.exported = 0
+        self.failed = 0
+
+    def __repr__(self) -> str:
+        return f"<ExportingOffloader {self._offloader!r} exported={self.exported}>"
+
+    def location(self, ledger_id: LedgerId, uuid: UUID) -> Tier2Location:
+        return self._offloader.location(ledger_id, uuid)
+
+    async def offload(
+        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+    ) -> Tier2Copy:
+        copy = await self._offloader.offload(handle, uuid, extra_metadata)
+        location = self._offloader.location(handle.ledger_id, uuid)
+        try:
+            await self._exporter.export(handle, location, extra_metadata)
+        except TierlogError as error:
+            # The copy is whole, and that alone counts.
+            self.failed += 1
+            EXPORTS.labels("failed").inc()
+            log.warning("export.failed", ledger_id=handle.ledger_id, cause=str(error))
+        else:
+            self.exported += 1
+            EXPORTS.labels("written").inc()
+        return copy
+
+    async def read_offloaded(
+        self,
+        ledger_id: LedgerId,
+        uuid: UUID,
+        driver_metadata: Tier2Location | None = None,
+        *,
+        copy: Tier2Copy | None = None,
+    ) -> ReadHandle:
+        return await self._offloader.read_offloaded(ledger_id, uuid, driver_metadata, copy=copy)
+
+    async def verify(
+        self,
+        ledger_id: LedgerId,
+        uuid: UUID,
+        driver_metadata: Tier2Location | None,
+        copy: Tier2Copy,
+    ) -> None:
+        await self._offloader.verify(ledger_id, uuid, driver_metadata, copy)
+
+    async def delete_offloaded(
+        self, ledger_id: LedgerId, uuid: UUID, driver_metadata: Tier2Location | None = None
+    ) -> None:
+        await self._offloader.delete_offloaded(ledger_id, uuid, driver_metadata)
+
+
+def _is_raw(handle: ReadHandle) -> bool:
+    return handle.ledger_metadata.custom.get(KEY_RAW, b"0") == b"1"

@@ -1,0 +1,324 @@
+"""A ledger in a single object as a read handle (seeds/001, "Reading from S3").
+
+Owns the index of such an object, from a cache or the bucket, and the way from an entry id to its
+bytes: block by binary search, then from the nearest remembered offset a walk over entries, whose
+ids stand nowhere and are counted. Does not own fetching (``ranges``).
+
+Invariants:
+    * A block is believed only after its header was compared with the index; its entries are
+      exactly as many as both say. Anything else is ``CorruptError`` with the object and the byte.
+    * Payloads have no checksum in this layout: only a full verification finds a flipped one.
+    * No state is tied to one reader: any number may use a handle at once.
+
+Retries: what turned out damaged is forgotten, so that the next try reads the bucket again.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from typing import NoReturn
+
+import structlog
+
+from tierlog.format import keys
+from tierlog.format.frame import pack_entries
+from tierlog.format.index import BlockRange
+from tierlog.format.keys import ObjectRole
+from tierlog.format.run import Run, cut_runs
+from tierlog.format.single import (
+    BLOCK_HEADER_LEN,
+    ENTRY_LEN_LEN,
+    SingleBlockHeader,
+    SingleIndex,
+    bad_padding_at,
+    entries_within,
+    used_len_at,
+    walk_entries,
+)
+from tierlog.ledger.reader import runs_within
+from tierlog.model.errors import CorruptError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.ledger import LedgerMetadata
+from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.offload.index_loader import INDEX_TTL_S
+from tierlog.offload.offsets import Note, OffsetsCache
+from tierlog.offload.ranges import Ranges, Source, object_gone
+from tierlog.offload.tier2_reader import RUNS_BYTES, FramesRead
+from tierlog.ports.cache import SharedCache
+from tierlog.ports.objects import ObjectStore
+
+log = structlog.get_logger()
+
+# The first request for an index brings the mappings of three thousand blocks.
+HEAD_BYTES = 64 * 1024
+PADDING_CHECKED = 4
+
+
+class SingleHandle:
+    """``ReadHandle`` over a single object."""
+
+    def __init__(
+        self,
+        ledger_id: LedgerId,
+        location: Tier2Location,
+        index: SingleIndex,
+        *,
+        ranges: Ranges,
+        offsets: OffsetsCache,
+    ) -> None:
+        self._ledger_id = ledger_id
+        self.location = location
+        self.index = index
+        self._source = Source(location.data_key, index.object_len)
+        self._ranges = ranges
+        self._offsets = offsets
+
+    def __repr__(self) -> str:
+        return f"<SingleHandle {self._source.key} {len(self.index.entries)} blocks>"
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        return self._ledger_id
+
+    @property
+    def ledger_metadata(self) -> LedgerMetadata:
+        return self.index.metadata
+
+    async def last_add_confirmed(self) -> EntryId:
+        return self.index.last_entry_id
+
+    async def close(self) -> None:
+        """Nothing is held: ranges and offsets are shared."""
+
+    async def read_runs(
+        self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
+    ) -> AsyncIterator[Sequence[Run]]:
+        position, budget = first, bytes_max
+        while position <= last and (budget is None or budget > 0):
+            wanted = RUNS_BYTES if budget is None else min(RUNS_BYTES, budget)
+            read = await self.read_frames(position, wanted)
+            count = min(last, read.last_entry_id) - position + 1
+            end = len(read.frames) if count == len(read.offsets) else int(read.offsets[count])
+            runs = cut_runs(
+                read.frames[:end],
+                read.offsets[:count],
+                ledger_id=self._ledger_id,
+                first_entry_id=position,
+                last_add_confirmed=self.index.last_entry_id,
+                owner_epoch=0,
+                stripe_entries=self.ledger_metadata.stripe_entries,
+            )
+            if budget is None:
+                yield runs
+            else:
+                within, budget = runs_within(runs, budget)
+                yield within
+            position = EntryId(runs[-1].last_entry_id + 1)
+
+    async def entry_at_time(self, publish_ms: int) -> EntryId | None:
+        """Return None: this layout knows no times."""
+        return None
+
+    async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> None:
+        """Fetch what a read from there will want, where its place is known already."""
+        if not 0 <= first_entry_id <= self.index.last_entry_id:
+            return
+        note = self._note_in(self.index.block_of(first_entry_id), first_entry_id)
+        if note.entry_id == first_entry_id:
+            await self._ranges.warm(self._source, note.offset, note.offset + bytes_max)
+
+    async def read_frames(
+        self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
+    ) -> FramesRead:
+        """Return frames from an entry on: at least one, else up to ``bytes_max``, of one block.
+
+        Raises NO_SUCH_ENTRY behind the last entry, LEDGER_NOT_FOUND when the object is gone.
+        """
+        block = self.index.block_of(first_entry_id)
+        wanted = block.last_entry_id - first_entry_id + 1
+        if entries_max is not None:
+            wanted = min(wanted, max(1, entries_max))
+        try:
+            await self._check_header(block)
+            at = await self._find(block, first_entry_id)
+            return await self._take(block, first_entry_id, at, bytes_max, wanted)
+        except CorruptError:
+            self._ranges.forget(self._source.key)
+            self._offsets.forget(self._source.key)
+            raise
+
+    def _note_in(self, block: BlockRange, entry_id: EntryId) -> Note:
+        """Return the nearest known place at or before an entry; the block's start at the least."""
+        note = self._offsets.floor(self._source.key, entry_id)
+        if note is not None and note.entry_id >= block.first_entry_id:
+            return note
+        return Note(block.first_entry_id, block.offset + BLOCK_HEADER_LEN)
+
+    async def _check_header(self, block: BlockRange) -> None:
+        """Compare a block's header with the index, once for as long as its start is remembered."""
+        start = Note(block.first_entry_id, block.offset + BLOCK_HEADER_LEN)
+        if self._offsets.floor(self._source.key, block.first_entry_id) == start:
+            return
+        raw = await self._ranges.read(self._source, block.offset, block.offset + BLOCK_HEADER_LEN)
+        try:
+            header = SingleBlockHeader.decode(raw)
+        except CorruptError as error:
+            where = block.offset + int(error.details.get("offset", "0"))
+            self._corrupt(error.message.partition(" at byte")[0], where, error)
+        found = (header.block_len, header.first_entry_id, header.last_entry_id)
+        if found != (block.length, block.first_entry_id, block.last_entry_id):
+            self._corrupt("another block than the index says", block.offset)
+        self._offsets.note(self._source.key, *start)
+
+    async def _find(self, block: BlockRange, entry_id: EntryId) -> int:
+        """Return where an entry begins, walking from a known place."""
+        (known, at), window = self._note_in(block, entry_id), 1
+        while known < entry_id:
+            size = self._ranges.limits.range_bytes
+            stop = min(block.offset + block.length, (at // size + window) * size)
+            starts, end = await self._walk(block, at, stop, entry_id - known)
+            known, at = EntryId(known + len(starts)), end
+            self._offsets.note(self._source.key, known, at)
+            window = min(2 * window, self._ranges.limits.in_flight_max)
+        return at
+
+    async def _walk(
+        self, block: BlockRange, at: int, stop: int, count_max: int
+    ) -> tuple[list[int], int]:
+        """Return where entries from ``at`` on begin, at least one, and where the last one ends."""
+        buffer = await self._ranges.read(self._source, at, stop)
+        starts, end = walk_entries(buffer, count_max)
+        if not starts:
+            return [at], at + await self._entry_len(block, at)
+        return [at + start for start in starts], at + end
+
+    async def _entry_len(self, block: BlockRange, at: int) -> int:
+        """Return the length of one entry, with what stands before it, which must be there."""
+        left = block.offset + block.length - at
+        if left < ENTRY_LEN_LEN:
+            self._corrupt("an entry is missing at its block's end", at)
+        raw = await self._ranges.read(self._source, at, at + ENTRY_LEN_LEN)
+        entry_len = int.from_bytes(raw, "big", signed=True)
+        if entry_len < 0:
+            self._corrupt("padding where an entry belongs", at)
+        if ENTRY_LEN_LEN + entry_len > left:
+            self._corrupt(f"an entry of {entry_len} bytes crosses its block's end", at)
+        return ENTRY_LEN_LEN + entry_len
+
+    async def _take(
+        self, block: BlockRange, first_entry_id: EntryId, at: int, bytes_max: int, wanted: int
+    ) -> FramesRead:
+        stop = min(block.offset + block.length, at + max(bytes_max, ENTRY_LEN_LEN))
+        if stop - at < ENTRY_LEN_LEN:
+            self._corrupt("an entry is missing at its block's end", at)
+        buffer = await self._ranges.read(self._source, at, stop)
+        starts, end = walk_entries(buffer, wanted)
+        if not starts:
+            length = await self._entry_len(block, at)
+            buffer = await self._ranges.read(self._source, at, at + length)
+            starts, end = [0], length
+        last = EntryId(first_entry_id + len(starts) - 1)
+        if last == block.last_entry_id:
+            await self._check_end(block, at + end)
+        else:
+            if len(starts) < wanted:
+                # What stopped the walk must be the budget: an entry goes on there.
+                await self._entry_len(block, at + end)
+            self._offsets.note(self._source.key, last + 1, at + end)
+        frames, offsets = pack_entries(entries_within(buffer, starts, end), first_entry_id)
+        return FramesRead(memoryview(frames), first_entry_id, last, offsets, at)
+
+    async def _check_end(self, block: BlockRange, at: int) -> None:
+        """Check that padding, or the object's end, follows the last entry of a block."""
+        end = block.offset + block.length
+        if at < end and end == self._source.size:
+            self._corrupt("the last entry ends before the object does", at)
+        if at < end:
+            stop = min(end, at + PADDING_CHECKED)
+            if bad_padding_at(await self._ranges.read(self._source, at, stop)) is not None:
+                self._corrupt("no padding behind the last entry of a block", at)
+
+    def _corrupt(self, what: str, at: int, cause: Exception | None = None) -> NoReturn:
+        raise CorruptError(
+            f"object {self._source.key}, byte {at}: {what}",
+            remedy="Read another copy, or offload the ledger again",
+            details={"object": self._source.key, "offset": str(at)},
+        ) from cause
+
+
+async def load_single_index(
+    objects: ObjectStore,
+    location: Tier2Location,
+    *,
+    copy: Tier2Copy | None = None,
+    cache: SharedCache | None = None,
+    ttl_s: int = INDEX_TTL_S,
+) -> SingleIndex:
+    """Return the index of a single object, checked; of part 1 only what says something is read.
+
+    With a digest from the ledger's context nothing else is believed; without one, no cache is.
+    """
+    key = location.data_key
+    digest = copy.index_sha256 if copy is not None else b""
+    trusted = cache if digest else None
+    cache_key = f"single:{location.endpoint_name}:{location.bucket}:{key}"
+    raw = await trusted.get(cache_key) if trusted is not None else None
+    if raw is not None and copy is not None:
+        if hashlib.sha256(raw).digest() == digest:
+            return _decoded(raw, key, copy.data_len)
+        log.warning("index.cache_refused", key=key, length=len(raw))
+    info = await objects.head(key)
+    if info is None:
+        raise object_gone(key)
+    keys.check_object_metadata(info.metadata, ObjectRole.SINGLE, key=key)
+    if copy is not None and copy.data_len != info.size:
+        raise _differs(key, f"has {info.size} bytes and not {copy.data_len}")
+    raw = await _used_of_part_1(objects, key, info.size)
+    if digest and hashlib.sha256(raw).digest() != digest:
+        raise _differs(key, "has an index of another digest than the ledger's context")
+    index = _decoded(raw, key, info.size)
+    if trusted is not None:
+        await trusted.put(cache_key, raw, ttl_s=ttl_s)
+    return index
+
+
+async def _used_of_part_1(objects: ObjectStore, key: str, size: int) -> bytes:
+    raw = await _range(objects, key, 0, min(size, HEAD_BYTES))
+    try:
+        used_len = used_len_at(raw)
+    except CorruptError as error:
+        raise _named(error, key) from error
+    if used_len > size:
+        raise _differs(key, f"ends within its index, which needs {used_len} bytes")
+    if used_len > len(raw):
+        raw += await _range(objects, key, len(raw), used_len - len(raw))
+    return raw[:used_len]
+
+
+async def _range(objects: ObjectStore, key: str, start: int, length: int) -> bytes:
+    body = await objects.get_range(key, start, length)
+    if body is None:
+        raise object_gone(key)
+    if len(body) != length:
+        raise _differs(key, f"ends at byte {start + len(body)}")
+    return body
+
+
+def _decoded(raw: bytes, key: str, size: int) -> SingleIndex:
+    try:
+        return SingleIndex.decode(raw, size)
+    except CorruptError as error:
+        raise _named(error, key) from error
+
+
+def _named(error: CorruptError, key: str) -> CorruptError:
+    return CorruptError(
+        f"{key}: {error.message}", remedy=error.remedy, details={**error.details, "object": key}
+    )
+
+
+def _differs(key: str, what: str) -> CorruptError:
+    return CorruptError(
+        f"object {key} {what}",
+        remedy="Read the local copy, or offload the ledger again",
+        details={"object": key, "offset": "0"},
+    )
