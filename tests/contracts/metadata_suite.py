@@ -251,6 +251,44 @@ class MetadataContract:
         path = await store.create_ephemeral(f"{root}/ids/id-", b"", sequential=True)
         assert int(path.removeprefix(f"{root}/ids/id-")) > numbers[-1]
 
+    async def test_a_sequence_position_is_the_next_number_and_looking_takes_none(
+        self, connect: Connect, root: str
+    ):
+        store, other = await connect(), await connect()
+        ids = f"{root}/ids"
+        assert await store.sequence_position(ids) is None
+
+        async def next_number() -> int:
+            path = await other.create_ephemeral(f"{ids}/id-", b"", sequential=True)
+            made.append(path)
+            return int(path.removeprefix(f"{ids}/id-"))
+
+        made: list[str] = []
+        assert await next_number() == 0
+        for delete in (False, True, True, False, True):
+            await store.sync(ids)
+            position = await store.sequence_position(ids)
+            assert await store.sequence_position(ids) == position
+            assert await next_number() == position
+            if delete:
+                for path in made:
+                    await other.delete(path, version=-1)
+                made.clear()
+        # Others below it count as well, made and gone in a transaction, or refused with one.
+        await other.create(f"{ids}/other", b"")
+        await other.transact([Create(f"{ids}/a", b""), Delete(f"{ids}/a", 0)])
+        with pytest.raises(NoNodeError):
+            await other.transact([Create(f"{ids}/b", b""), Check(f"{ids}/missing", 0)])
+        await store.sync(ids)
+        position = await store.sequence_position(ids)
+        assert position is not None
+        assert await next_number() == position
+        # Nor do those go back that go with a session.
+        await other.close()
+        await store.sync(ids)
+        assert await store.children(ids) == ["other"]
+        assert await store.sequence_position(ids) == position + 1
+
     async def test_a_closed_client_says_so(self, connect: Connect, root: str):
         store = await connect()
         await store.close()

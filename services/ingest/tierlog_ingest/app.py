@@ -28,7 +28,7 @@ from tierlog.catalog import Catalog
 from tierlog.ledger.directory import NodeConnector, NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.recovery import Recovery
-from tierlog.model.ids import NodeId, StreamName, node_id
+from tierlog.model.ids import LedgerId, NodeId, StreamName, node_id
 from tierlog.model.node import Cluster, NodeInfo
 from tierlog.ports.clock import Clock
 from tierlog.ports.files import Files
@@ -171,7 +171,7 @@ class IngestNode:
             )
             if storage.limbo_unlimited:
                 # Ledgers made from now on can't have lost anything to that damage.
-                storage.limit_limbo(await self.catalog.ledgers.new_id())
+                await self._limit_limbo(storage)
             storage_stop = asyncio.Event()
             keeping = tasks.create_task(storage.run(storage_stop), name="storage")
             hello = self._hello(self.cluster.cluster_id)
@@ -242,12 +242,19 @@ class IngestNode:
             owning.cancel()
             await listener.close()
 
+    async def _limit_limbo(self, storage: StorageNode) -> None:
+        next_id = await self.catalog.ledgers.next_id()
+        seen_ids = storage.seen_ids
+        # A store from an old backup does not know which ids it gave.
+        if not seen_ids.behind and next_id >= seen_ids.next_id:
+            storage.limit_limbo(max(LedgerId(next_id - 1), *storage.held_ledgers()))
+
     async def _collect_garbage(self, storage: StorageNode) -> None:
         """Free what was deleted, while this node is registered."""
         settings = self._settings.storage
         self._garbage = GarbageCollector(
             storage,
-            CatalogLedgers(self.catalog),
+            CatalogLedgers(self.catalog, self.node_id),
             self._ports.clock,
             share_max=settings.gc_share_max,
             quarantine_s=settings.gc_quarantine_s,
@@ -332,7 +339,7 @@ class IngestNode:
             "replication": self._replication.statistics() if self._replication else None,
             "storage": self.storage.statistics(),
             "damages": list(self.storage.damages),
-            "gc_alarm": alarm.value if alarm is not None else None,
+            "gc_alarm": alarm.message if alarm is not None else None,
         }
 
     def _auto_recovery(

@@ -7,7 +7,10 @@ Invariants:
       entries stands nowhere.
     * No ledger is made to name a node that was retired: whoever chose it before then is refused
       with ``NodeRetiredError``, for certain, and chooses anew (``naming``).
-    * The tail of the list is bounded: older ledgers move to pages in the same transaction.
+    * The tail of the list is bounded: older ledgers move to pages in the same transaction, which
+      makes their folder when it makes the first page: nothing is made below a stream but by a
+      transaction that finds the stream there.
+    * Looking at how far ids have come takes none.
 """
 
 import asyncio
@@ -55,6 +58,18 @@ class LedgerCatalog:
             return paths.ledger_id_from_sequence(made, base=base)
 
         return await settle(self._store, self._ids, paths.IDGEN_PREFIX, one_round)
+
+    async def next_id(self) -> LedgerId:
+        """Return an id that ``new_id`` may give next, as of now (after ``sync``); take none.
+
+        Every id that was given is below it, by this store: one from an old backup forgot some.
+        """
+        await self._store.sync(paths.IDGEN)
+        position = await self._store.sequence_position(paths.IDGEN)
+        found = await self._store.get(paths.CLUSTER)
+        base = records.decode_cluster(found.data).ledger_id_base if found else 0
+        # Without the folder none was given yet: the first one makes it.
+        return LedgerId(base + (position or 0))
 
     async def _drop(self, path: str) -> None:
         try:
@@ -104,7 +119,6 @@ class LedgerCatalog:
         context = OffloadContext(stream=name, incarnation=claimed.incarnation, ledger_id=ledger_id)
         for path in (ledger_path, context_path):
             await ensure_node(self._store, path.rpartition("/")[0])
-        await ensure_node(self._store, paths.pages_path(name))
 
         async def one_round() -> Stream:
             stream, version = await self._read_stream(name)
@@ -120,14 +134,21 @@ class LedgerCatalog:
                 Create(context_path, records.encode_context(context)),
             ]
             if page is not None:
-                number, ledgers = page
-                operations.append(
-                    Create(paths.page_path(name, number), records.encode_page(ledgers))
-                )
+                operations += await self._page_made(name, *page)
             await self._store.transact(operations)
             return paged
 
         return await settle(self._store, self._ids, stream_path, one_round)
+
+    async def _page_made(
+        self, name: StreamName, number: int, ledgers: Sequence[ListedLedger]
+    ) -> list[Operation]:
+        """Return what makes a page, and the folder of pages with the first one."""
+        folder = paths.pages_path(name)
+        made: list[Operation] = []
+        if await self._store.get(folder) is None:
+            made.append(Create(folder, b""))
+        return [*made, Create(paths.page_path(name, number), records.encode_page(ledgers))]
 
     async def begin_recovery(self, ledger_id: LedgerId) -> LedgerMetadata | None:
         """Move an open ledger to IN_RECOVERY; None when it is gone. A closed one is returned."""

@@ -122,6 +122,24 @@ class NodeCatalog:
 
         await settle(self._store, self._ids, here, one_round)
 
+    async def tally(self, node: NodeId) -> int:
+        """Return how often the store knows a node to have counted, as of now; -1: never."""
+        path = paths.tally_path(node)
+        await self._store.sync(path)
+        found = await self._store.get(path)
+        return -1 if found is None else found.version
+
+    async def count(self, node: NodeId) -> int:
+        """Raise a node's tally, which nobody but the node itself does; return it.
+
+        Only a store from a backup has a lower one later.
+        """
+        path = paths.tally_path(node)
+        if await self._store.get(path) is None:
+            await self._store.create(path, b"")
+            return 0
+        return await self._store.set(path, b"", version=-1)
+
     async def watch_announced(self, info: NodeInfo) -> asyncio.Event | None:
         """Return an event that is set once the node's registration changes; None: there is none.
 

@@ -18,6 +18,7 @@
     /tierlog/underreplicated/{2}/{4}/L{4}   a ledger that lacks copies
     /tierlog/locks/underreplicated/L{10} ephemeral: a worker is replicating the ledger
     /tierlog/draining/<node>             a storage node that is being emptied, or was
+    /tierlog/tallies/<node>              empty; its version counts a storage node's looks at new ids
     /tierlog/replication/audit           when all copies were last looked at
     /tierlog/election/<office>/…         ephemeral, sequential: candidates for leader
 
@@ -56,6 +57,7 @@ SCHEDULER_PROGRESS: Final = f"{ROOT}/scheduler/progress"
 UNDERREPLICATED: Final = f"{ROOT}/underreplicated"
 UNDERREPLICATED_LOCKS: Final = f"{ROOT}/locks/underreplicated"
 DRAINING: Final = f"{ROOT}/draining"
+TALLIES: Final = f"{ROOT}/tallies"
 AUDIT: Final = f"{ROOT}/replication/audit"
 
 LEDGER_ID_DIGITS: Final = 10
@@ -124,6 +126,11 @@ def underreplicated_lock_path(ledger_id: int) -> str:
 def draining_path(node: NodeId) -> str:
     """Return where it stands that a node is being emptied."""
     return f"{DRAINING}/{node}"
+
+
+def tally_path(node: NodeId) -> str:
+    """Return what a storage node counts up to know the store again (``seen_ids``)."""
+    return f"{TALLIES}/{node}"
 
 
 def available_path(node: NodeId, *, read_only: bool = False) -> str:

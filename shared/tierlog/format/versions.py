@@ -80,7 +80,8 @@ GATE: Final[Mapping[Format, Versions]] = {
     # BookKeeper's number; its versions 1 and 2 are texts that Tierlog never wrote.
     Format.LEDGER_METADATA: _only(3),
     Format.MANIFEST: _only(1),
-    Format.FENCE_FILE: _only(2),
+    # 2 keeps nothing of the ledger ids that were seen.
+    Format.FENCE_FILE: Versions(3, frozenset({2, 3})),
     Format.CLOUD_EVENT: _only(1),
     Format.PROGRESS_RECORD: _only(1),
     Format.ENTRY_LOG: _only(1),

@@ -90,6 +90,14 @@ class MetadataStore(Protocol):
         """Return the names below a node, sorted, or None when there is no such node."""
         ...
 
+    async def sequence_position(self, path: str) -> int | None:
+        """Return the number that the next sequential node below a node gets; make nothing.
+
+        None: there is no such node. It counts all nodes ever made below it, those too that are
+        gone or have no number.
+        """
+        ...
+
     async def watch_children(self, path: str) -> tuple[list[str] | None, asyncio.Event]:
         """Return the names below a node and an event that is set once they change."""
         ...

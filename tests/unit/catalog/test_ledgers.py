@@ -1,5 +1,8 @@
 """Protocols section 1, create, close, fencing's first step and delete: what metadata must hold."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.catalog.world import (
@@ -12,13 +15,14 @@ from tests.unit.catalog.world import (
     on_virtual_time,
     one_node,
 )
-from tierlog.adapters.memory.faults import Outcome
+from tierlog.adapters.memory.faults import FaultRates, Outcome
 from tierlog.catalog import Catalog
 from tierlog.format import paths
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId
 from tierlog.model.ledger import LedgerState
 from tierlog.model.offload import OffloadState
+from tierlog.model.stream import Stream
 from tierlog.ports.metadata import Put, VersionConflictError
 
 
@@ -63,6 +67,71 @@ async def test_a_base_is_raised_in_a_cluster_that_is_there_and_never_lowered():
     for process in (first, second):
         assert (await process.catalog.nodes.ensure_cluster()).ledger_id_base == 7_000_000
         assert await process.catalog.ledgers.new_id() >= 7_000_000
+
+
+@on_virtual_time
+async def test_looking_how_far_ids_are_takes_none_and_sees_a_raised_base():
+    world = World()
+    process = world.process()
+    ledgers, nodes = process.catalog.ledgers, process.catalog.nodes
+    assert await ledgers.next_id() == 0, "nothing was ever made"
+    for base in (0, 7_000_000):
+        await nodes.ensure_cluster(ledger_id_base=base)
+        for _ in range(3):
+            changes = world.server.changes
+            looked = [await ledgers.next_id() for _ in range(3)]
+            assert world.server.changes == changes
+            assert looked == [await ledgers.new_id()] * 3
+
+
+@on_virtual_time
+async def test_a_late_owner_makes_no_ghost_of_a_stream_that_was_removed():
+    world = World()
+    owner, claimed = await world.owner()
+    admin = world.process().catalog
+    await admin.retention.begin_stream_deletion(ORDERS)
+    await admin.retention.remove_stream(ORDERS, claimed.incarnation)
+    with pytest.raises(RefusedError) as caught:
+        await owner.catalog.ledgers.open(claimed, LedgerId(1), one_node(), block_size=5 * MIB)
+    assert caught.value.reason is Reason.STREAM_NOT_FOUND
+    assert await admin.streams.names() == []
+    assert not [path for path in world.server.dump() if path.startswith(f"{paths.STREAMS}/")]
+    assert (await admin.streams.create(ORDERS))[1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_stream_is_removed_while_its_owner_opens_a_ledger(seed):
+    refused: list[Reason] = []
+
+    async def open_late(owner: Process, claimed: Stream) -> None:
+        try:
+            await owner.catalog.ledgers.open(claimed, LedgerId(1), one_node(), block_size=5 * MIB)
+        except RefusedError as error:
+            refused.append(error.reason)
+
+    @on_virtual_time
+    async def check() -> None:
+        world = World()
+        owner, claimed = await world.owner()
+        other = Process(world.server, seed)
+        for faults in (owner.faults, other.faults):
+            faults.rates = FaultRates(delay_s_max=0.05)
+            lossy = replace(faults.rates, request_lost=0.2, reply_lost=0.2)
+            faults.rates_by_prefix["metadata.transact"] = lossy
+        retention = other.catalog.retention
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(open_late(owner, claimed))
+            await retention.begin_stream_deletion(ORDERS)
+            removed = True
+            try:
+                await retention.remove_stream(ORDERS, claimed.incarnation)
+            except RefusedError:
+                removed = False
+        assert refused == ([Reason.STREAM_NOT_FOUND] if removed else [])
+        left = [path for path in world.server.dump() if path.startswith(f"{paths.STREAMS}/")]
+        assert left == ([] if removed else [paths.stream_path(ORDERS)])
+
+    check()
 
 
 @pytest.mark.covers("D11")

@@ -3,13 +3,14 @@
 import functools
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from uuid import UUID
 
 from tests.simulation.virtual_loop import run_virtual
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.faults import Faults
 from tierlog.adapters.memory.ids import SeededIds
-from tierlog.adapters.memory.metadata import MemoryMetadata
+from tierlog.adapters.memory.metadata import MemoryMetadata, _Node
 from tierlog.catalog import Catalog
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import LedgerMetadata, Segment
@@ -79,6 +80,27 @@ class World:
         await ledgers.open(claimed, ledger_id, one_node(), block_size=5 * MIB)
         await ledgers.close(claimed, ledger_id, last_entry_id=EntryId(2), length=30)
         return ledger_id
+
+
+Backup = dict[str, _Node]
+
+
+def backup_of(server: MemoryMetadata) -> Backup:
+    """Return what a copy of the server's disk has."""
+    kept = {path: node for path, node in server._nodes.items() if node.owner is None}
+    return {
+        path: replace(node, children={one for one in node.children if _below(path, one) in kept})
+        for path, node in kept.items()
+    }
+
+
+def put_back(server: MemoryMetadata, backup: Backup) -> None:
+    """Put the server back to what it was; who has a session goes on without its nodes."""
+    server._nodes = {path: replace(one, children=set(one.children)) for path, one in backup.items()}
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path.rstrip('/')}/{name}"
 
 
 def one_node() -> LedgerMetadata:

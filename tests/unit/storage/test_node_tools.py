@@ -25,6 +25,7 @@ from tierlog.model.node import Cookie
 from tierlog_ingest.cli import doctor, entrylog, journal, node
 from tierlog_ingest.storage.index.index_files import index_path
 from tierlog_ingest.storage.journal.segments import segment_path
+from tierlog_ingest.storage.seen_ids import SeenIds
 
 LEDGERS = (1, 2, 300)
 IN_LOGS, IN_JOURNAL = 40, 5
@@ -135,6 +136,45 @@ def test_recover_does_what_a_start_does(killed, tmp_path):
 
     found = asyncio.run(read())
     assert len(found) == IN_LOGS * len(LEDGERS) + 2 * IN_JOURNAL
+
+
+def test_trusting_the_metadata_store_again_is_said_once_and_aloud(killed, tmp_path):
+    copy = shutil.copytree(killed, tmp_path / "copy")
+
+    async def keep(seen_ids=None):
+        files = DiskFiles(copy)
+        async with running(await open_node(files, SMALL)) as node:
+            if seen_ids is not None:
+                await node.keep_seen_ids(seen_ids)
+            kept = node.seen_ids
+        files.close()
+        return kept
+
+    before = contents(copy)
+    result, found = run("node", "trust-metadata", copy, "--yes", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert (found["was_stopped"], found["gc_stopped"]) == (False, False)
+    assert contents(copy) == before, "no doubt, no change"
+    doubting = SeenIds(next_id=301, tally=4, behind_at=12)
+    asyncio.run(keep(doubting))
+    before = contents(copy)
+    result, _ = run("node", "trust-metadata", copy, "-o", "json")
+    assert result.exit_code == 2
+    assert "ids below 301 were given" in result.stderr
+    assert "12 next" in result.stderr
+    assert "--yes" in result.stderr
+    assert contents(copy) == before
+    result, found = run("node", "trust-metadata", copy, "--yes", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert found == {
+        "was_stopped": True,
+        "gc_stopped": False,
+        "next_id_seen": 301,
+        "next_id_found": 12,
+    }
+    assert asyncio.run(keep()) == SeenIds(trusted_to=300)
+    _, after = fsck(copy)
+    assert (after["sound"], after["ledgers"]) == (True, 3)
 
 
 def test_dumps(killed):

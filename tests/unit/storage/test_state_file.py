@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import struct
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from tierlog_ingest.storage.entrylog.entry_log import LogLength
 from tierlog_ingest.storage.entrylog.ledger_map import LedgerMap
 from tierlog_ingest.storage.intervals import IntervalSet
 from tierlog_ingest.storage.journal.format import JournalPosition
+from tierlog_ingest.storage.seen_ids import NOTHING_SEEN, SeenIds
 from tierlog_ingest.storage.state_file import (
     NodeState,
     decode_state,
@@ -41,6 +43,7 @@ STATE = NodeState(
     logs=((LogLength(1, 5000, True),), (LogLength(2, 600, False),)),
     maps={2: LedgerMap({9: 100, 4: 50})},
     unsettled_logs=frozenset({1}),
+    seen_ids=SeenIds(next_id=70, tally=8, trusted_to=50, behind_at=60),
 )
 
 
@@ -51,13 +54,14 @@ def same(left: NodeState, right: NodeState) -> bool:
     return maps[0] == maps[1] and all(getattr(left, one) == getattr(right, one) for one in others)
 
 
-def test_golden_bytes():
+def golden(version: int, seen: bytes) -> bytes:
     expected = b"".join(
         [
-            b"TLND" + struct.pack(">I", 2),
+            b"TLND" + struct.pack(">I", version),
             struct.pack(">qqqq", 7, 3, 8192, -1),
             struct.pack(">II", 1, 2),  # the second of two directories
             struct.pack(">IIIIII", 2, 2, 1, 2, 2, 2),
+            seen,
             struct.pack(">qq", 4, 9),
             struct.pack(">qqqq", 1, 3, 6, 6),
             struct.pack(">q", 11),
@@ -68,11 +72,24 @@ def test_golden_bytes():
             struct.pack(">qqq", 2, 9, 100),
         ]
     )
-    expected += struct.pack(">I", crc32c(expected))
+    return expected + struct.pack(">I", crc32c(expected))
+
+
+def test_golden_bytes():
+    expected = golden(3, struct.pack(">qqqq", 70, 8, 50, 60))
     assert encode_state(STATE, directory=1, directory_count=2) == expected
     found = decode_state(expected, log_directories=2)
     assert (found.directory, found.directory_count) == (1, 2)
     assert same(found.state, STATE)
+
+
+def test_what_was_written_before_ids_were_kept_is_read():
+    found = decode_state(golden(2, b""), log_directories=2).state
+    assert same(found, replace(STATE, seen_ids=NOTHING_SEEN))
+    cut = golden(2, b"")[:72]
+    cut = cut[:7] + b"\x03" + cut[8:]  # as long as version 2's header, and says 3
+    with pytest.raises(CorruptError):
+        decode_state(cut + struct.pack(">I", crc32c(cut)), log_directories=2)
 
 
 def test_every_flip_and_every_cut_is_found():

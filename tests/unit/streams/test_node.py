@@ -13,6 +13,7 @@ import random
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.catalog.world import backup_of, put_back
 from tests.unit.ledger.small_cluster import STREAM, NoConnector, draft
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.files import MemoryDisk
@@ -31,6 +32,7 @@ from tierlog.runtime.settings import IngestSettings, OwnerSettings, StorageSetti
 from tierlog.wire.connection import Hello, WireClient
 from tierlog.wire.messages import ROLE_PRODUCER
 from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
+from tierlog_ingest.metrics import NodeCollector
 
 SETTINGS = IngestSettings(
     node_id="n1",
@@ -191,6 +193,36 @@ def test_a_ledger_that_was_deleted_from_the_metadata_is_freed_and_no_other():
             await asyncio.sleep(200)
             assert await node.storage.list_ledgers() == [held[0], held[2]]
             assert node.statistics()["gc_alarm"] is None
+
+    run_virtual(main())
+
+
+@pytest.mark.covers("D59")
+def test_a_node_says_that_zookeeper_came_back_from_an_old_backup_and_frees_nothing():
+    async def main():
+        world = World(2)
+        catalog = world.catalog()
+        await catalog.streams.ensure_roots()
+        await catalog.nodes.ensure_cluster()
+        await catalog.streams.create(STREAM, policy=Policy(ledger_entries_max=2))
+        async with world.running(crash=False) as node:
+            await append_some(world, node, 2, {})
+            await asyncio.sleep(100)
+            backup = backup_of(world.metadata)
+            await append_some(world, node, 6, {})
+            await asyncio.sleep(100)
+            held = await node.storage.list_ledgers()
+            assert node.statistics()["gc_alarm"] is None
+        for _ in range(2):
+            # Its session's end is forgotten, too: none of its nodes is there.
+            put_back(world.metadata, backup)
+            await catalog.nodes.ensure_cluster(ledger_id_base=1000)
+            async with world.running(crash=False) as node:
+                await asyncio.sleep(200)
+                assert set(held) <= set(await node.storage.list_ledgers())
+                assert "tierlog node trust-metadata" in str(node.statistics()["gc_alarm"])
+                shown = {one.name: one.samples[0].value for one in NodeCollector(node).collect()}
+                assert shown["tierlog_storage_gc_stopped"] == 1
 
     run_virtual(main())
 

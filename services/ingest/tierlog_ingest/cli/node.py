@@ -21,12 +21,14 @@ from tierlog.cli.session import Quiet, command
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog_ingest.cli.decommission import decommission
 from tierlog_ingest.cli.places import DataDirectory, LedgerDirectories, mute_logs, open_directories
+from tierlog_ingest.cli.trust import trust_metadata
 
 if TYPE_CHECKING:
     from tierlog_ingest.inspection.report import NodeFound
 
 app = typer.Typer(no_args_is_help=True, help="Storage nodes: their directories, their end.")
 app.command("decommission")(decommission)
+app.command("trust-metadata")(trust_metadata)
 
 ROWS_SHOWN_MAX = 50
 RECOVERED = (

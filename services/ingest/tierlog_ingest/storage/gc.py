@@ -14,14 +14,16 @@ Invariants:
     * More fresh candidates without a record than a share of what is held stop the round with an
       alarm. A ledger of which only the fence is held counts on neither side: nothing of it can be
       lost, its id stays refused, and recoveries leave many that never had an entry.
-    * A held ledger whose id is above what the metadata store ever gave stops the round: the store
-      came back from a backup.
+    * A metadata store that forgot ids it gave came back from an old backup (``seen_ids``): what it
+      does not list may exist here alone. Nothing is freed from then on, also after restarts, and
+      what was in quarantine is served again, until an operator takes the store for right.
+    * Looking at the store's counter takes no id.
     * Every ledger that is freed was confirmed absent at least twice, ``quarantine_s`` apart.
 """
 
 import asyncio
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol
 
@@ -29,8 +31,9 @@ import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.model.errors import TierlogError
-from tierlog.model.ids import LedgerId
+from tierlog.model.ids import LedgerId, NodeId
 from tierlog.ports.clock import Clock
+from tierlog_ingest.storage.seen_ids import SeenIds, judged
 
 log = structlog.get_logger()
 
@@ -53,8 +56,16 @@ class LedgerList(Protocol):
         """Return a ledger's metadata as of a sync, or None when there is none."""
         ...
 
-    async def newest_id(self) -> LedgerId:
-        """Return an id above all that were ever given."""
+    async def next_id(self) -> LedgerId:
+        """Return the id that would be given next, as of a sync; take none."""
+        ...
+
+    async def tally(self) -> int:
+        """Return the version of the node's tally, as of a sync; -1: there is none."""
+        ...
+
+    async def count(self) -> int:
+        """Raise the node's tally; return its version."""
         ...
 
     async def deletion_on_record(self, ledger_id: LedgerId) -> bool:
@@ -69,8 +80,9 @@ class LedgerList(Protocol):
 class CatalogLedgers:
     """``LedgerList`` over the catalog."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, node_id: NodeId) -> None:
         self._catalog = catalog
+        self._node_id = node_id
 
     async def list_ids(self) -> list[LedgerId]:
         return await self._catalog.ledgers.list_ids()
@@ -78,8 +90,14 @@ class CatalogLedgers:
     async def get(self, ledger_id: LedgerId) -> object | None:
         return await self._catalog.ledgers.get(ledger_id)
 
-    async def newest_id(self) -> LedgerId:
-        return await self._catalog.ledgers.new_id()
+    async def next_id(self) -> LedgerId:
+        return await self._catalog.ledgers.next_id()
+
+    async def tally(self) -> int:
+        return await self._catalog.nodes.tally(self._node_id)
+
+    async def count(self) -> int:
+        return await self._catalog.nodes.count(self._node_id)
 
     async def deletion_on_record(self, ledger_id: LedgerId) -> bool:
         context = await self._catalog.contexts.get(ledger_id)
@@ -116,13 +134,41 @@ class HeldLedgers(Protocol):
         """Forget a ledger, durably."""
         ...
 
+    @property
+    def seen_ids(self) -> SeenIds:
+        """What the node saw of the ids that were given."""
+        ...
+
+    async def keep_seen_ids(self, seen_ids: SeenIds) -> None:
+        """Keep that durably."""
+        ...
+
 
 class Alarm(Enum):
     """Why a round does nothing."""
 
     EMPTY_LIST = "the metadata store lists no ledger at all"
     TOO_MANY = "too large a share of the node's ledgers would go, and nothing says why"
-    OLD_BACKUP = "the node holds a ledger that the metadata store has not made yet"
+    OLD_BACKUP = "the metadata store forgot ledger ids that it gave: it is an old backup's"
+
+    @property
+    def remedy(self) -> str:
+        """What ends it."""
+        return _REMEDIES[self]
+
+    @property
+    def message(self) -> str:
+        """What happened and the remedy."""
+        return f"{self.value}. {self.remedy}"
+
+
+_REMEDIES: Final[Mapping[Alarm, str]] = {
+    Alarm.EMPTY_LIST: "Nothing is freed before ledgers are listed again",
+    Alarm.TOO_MANY: "Bring the missing metadata back; or raise ingest.storage.gc_share_max, once "
+    "it is known that they were deleted",
+    Alarm.OLD_BACKUP: "Nothing is freed any more. Bring newer metadata back, or take these for "
+    "right; either way end this with the node stopped: tierlog node trust-metadata DIR",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +221,7 @@ class GarbageCollector:
         self._share_max = share_max
         self._quarantine_s = quarantine_s
         self._since_s: dict[LedgerId, float] = {}
-        self.alarm: Alarm | None = None
+        self.alarm: Alarm | None = Alarm.OLD_BACKUP if node.seen_ids.behind else None
         """Why the last round did nothing; None when it did what it had to."""
 
     def __repr__(self) -> str:
@@ -193,7 +239,8 @@ class GarbageCollector:
             await asyncio.sleep(interval_s)
             try:
                 await self.collect()
-                if self._clock.monotonic_s() - forgot_s >= FORGET_INTERVAL_S:
+                is_due = self._clock.monotonic_s() - forgot_s >= FORGET_INTERVAL_S
+                if is_due and self.alarm is None:
                     before_ms = self._clock.wall_ms() - DELETIONS_KEPT_MS
                     await self._ledgers.forget_deletions(before_ms=before_ms)
                     forgot_s = self._clock.monotonic_s()
@@ -205,6 +252,12 @@ class GarbageCollector:
         held = self._node.held_ledgers()
         stored = await self._node.list_ledgers()
         living = set(await self._ledgers.list_ids())
+        await self._look_at_ids(stored)
+        if self._node.seen_ids.behind:
+            for ledger_id in list(self._since_s):
+                self._revive(ledger_id)
+            self._stop(Alarm.OLD_BACKUP, held=len(held), found=len(living))
+            return []
         for ledger_id in sorted(living.intersection(self._since_s)):
             log.error("gc.ledger_revived", ledger_id=ledger_id)
             self._revive(ledger_id)
@@ -217,13 +270,35 @@ class GarbageCollector:
             share_max=self._share_max,
             fences=fences,
         )
-        if absent and stored and stored[-1] > await self._ledgers.newest_id():
-            decision = Decision(alarm=Alarm.OLD_BACKUP)
-        self.alarm = decision.alarm
+        self.alarm = None
         if decision.alarm is not None:
-            log.error("gc.stopped", cause=decision.alarm.value, held=len(held), found=len(living))
+            self._stop(decision.alarm, held=len(held), found=len(living))
             return []
         return [one for one in decision.candidates if await self._judge(one)]
+
+    def _stop(self, alarm: Alarm, *, held: int, found: int) -> None:
+        self.alarm = alarm
+        log.error("gc.stopped", cause=alarm.value, remedy=alarm.remedy, held=held, found=found)
+
+    async def _look_at_ids(self, stored: list[LedgerId]) -> None:
+        """Judge the store by what it says of ids, and keep that before anything is freed."""
+        before = self._node.seen_ids
+        if before.behind:
+            return
+        next_id, tally = await self._ledgers.next_id(), await self._ledgers.tally()
+        seen = judged(before, stored, next_id=next_id, tally=tally)
+        if seen.behind:
+            log.error(
+                "gc.metadata_behind",
+                next_id=next_id,
+                next_id_seen=seen.next_id,
+                tally=tally,
+                tally_seen=seen.tally,
+            )
+        elif next_id > seen.next_id:
+            seen = replace(seen, next_id=next_id, tally=await self._ledgers.count())
+        if seen != before:
+            await self._node.keep_seen_ids(seen)
 
     async def _accounted_for(self, absent: list[LedgerId]) -> set[LedgerId]:
         recorded = set(self._since_s)

@@ -35,6 +35,7 @@ from tierlog_ingest.storage.fences import Fences
 from tierlog_ingest.storage.journal.format import JournalPosition
 from tierlog_ingest.storage.journal.journal import Journal
 from tierlog_ingest.storage.ledgers import Ledgers
+from tierlog_ingest.storage.seen_ids import NOTHING_SEEN
 from tierlog_ingest.storage.state_file import NO_LIMBO, NodeState, ascending, write_states
 from tierlog_ingest.storage.store import RunStore
 
@@ -70,6 +71,7 @@ class Marks:
         self.mark_seq = 0
         """The last record of this process that lies before it."""
         self.limbo_ceiling = NO_LIMBO
+        self.seen_ids = self._kept_ids = NOTHING_SEEN
         self.doubtful: set[LedgerId] = set()
         """What their index lacks may have been there."""
         self.rebuilds = Rebuilds()
@@ -85,12 +87,17 @@ class Marks:
         self._generation = state.generation
         self.mark_position = state.mark
         self.limbo_ceiling = state.limbo_ceiling
+        self.seen_ids = self._kept_ids = state.seen_ids
         self.doubtful = {LedgerId(one) for one in state.doubtful}
 
     @property
     def needless(self) -> bool:
         """Whether a mark would change nothing that a restart could tell."""
-        return self._journal.durable_position == self.mark_position and not self._repaired
+        return (
+            self._journal.durable_position == self.mark_position
+            and not self._repaired
+            and self.seen_ids == self._kept_ids
+        )
 
     async def mark(self, begin: Callable[[], None] | None = None) -> None:
         """Move the mark to where the journal is durable now.
@@ -166,8 +173,10 @@ class Marks:
             logs=tuple(tuple(store.logs.lengths(at)) for at in range(len(self._log_directories))),
             maps=store.logs.open_maps(),
             unsettled_logs=unsettled | frozenset(self.unsettled_logs()),
+            seen_ids=self.seen_ids,
         )
         await write_states(self._directories, state)
+        self._kept_ids = state.seen_ids
 
     async def _choose_index_directory(self) -> None:
         if len(self._log_directories) > 1:

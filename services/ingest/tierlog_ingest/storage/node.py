@@ -67,6 +67,7 @@ from tierlog_ingest.storage.own_tasks import OwnTasks
 from tierlog_ingest.storage.parts import compaction_bucket, logs_and_cache
 from tierlog_ingest.storage.priorities import DiskGate
 from tierlog_ingest.storage.range_reader import RangeReader, ReadLimits
+from tierlog_ingest.storage.seen_ids import SeenIds
 from tierlog_ingest.storage.space import SpaceLimits, SpaceWatch
 from tierlog_ingest.storage.starting import Start
 from tierlog_ingest.storage.state_file import NO_LIMBO
@@ -535,6 +536,16 @@ class StorageNode:
     def limit_limbo(self, ledger_id_max: LedgerId) -> None:
         """Take note that ledgers above this id were made after the journal was damaged."""
         self._marks.limbo_ceiling = min(self._marks.limbo_ceiling, ledger_id_max)
+
+    @property
+    def seen_ids(self) -> SeenIds:
+        """What the node saw of the ledger ids that the metadata store gave."""
+        return self._marks.seen_ids
+
+    async def keep_seen_ids(self, seen_ids: SeenIds) -> None:
+        """Keep that durably."""
+        self._marks.seen_ids = seen_ids
+        await self.mark()
 
     # The mark, and what compaction asks
 

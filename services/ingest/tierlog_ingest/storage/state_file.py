@@ -2,7 +2,7 @@
 
     offset  size  field
          0     4  magic             "TLND"
-         4     4  version           2
+         4     4  version           3
          8     8  generation        counts up with each writing
         16     8  mark_segment      the journal is replayed from this position on
         24     8  mark_offset
@@ -15,7 +15,11 @@
         60     4  unfinished_count
         64     4  log_count
         68     4  map_count
-        72     …  fences            fence_count x ledger_id 8, ascending
+        72     8  next_id           every ledger id below it was given, as far as the node saw
+        80     8  tally             the node's tally in the metadata store had this version; -1
+        88     8  trusted_to        ledgers held up to this id prove nothing against the store; -1
+        96     8  behind_at         the store's next id when it was found behind; -1: it never was
+       104     …  fences            fence_count x ledger_id 8, ascending
          …     …  freed             freed_count x (first 8, last 8), ascending, apart
          …     …  doubtful          doubtful_count x ledger_id 8: they may lack entries
          …     …  unfinished        unfinished_count x ledger_id 8: the index must be built anew
@@ -26,6 +30,7 @@
 Integers are big-endian; ids, lengths and positions signed, the checksum and counts unsigned.
 ``logs`` are those of all directories: one directory that lost its file loses no other's logs. A
 log's flags: 1 sealed, 2 unsettled (compaction was under way: its map tells nothing of live runs).
+Version 2, which is read and never written, has nothing between 72 and 104: no id was seen.
 
 Owns: the file in each directory, replaced atomically, and which of several holds. Does not own
 when it is written (``marking``).
@@ -52,17 +57,20 @@ from tierlog.ports.files import Files
 from tierlog_ingest.storage.entrylog.entry_log import LogLength
 from tierlog_ingest.storage.entrylog.ledger_map import LedgerMap
 from tierlog_ingest.storage.journal.format import JournalPosition
+from tierlog_ingest.storage.seen_ids import NOTHING_SEEN, SeenIds
 
 STATE_PATH: Final = "state"
 _TEMPORARY_PATH: Final = "state.new"
 _MAGIC: Final = b"TLND"
 _HEADER: Final = Struct(">4sIqqqqIIIIIIII")
+_SEEN: Final = Struct(">qqqq")
+_WITHOUT_SEEN: Final = 2
 _ID: Final = Struct(">q")
 _PAIR: Final = Struct(">qq")
 _LOG: Final = Struct(">IIqq")
 _MAP: Final = np.dtype([("log_id", ">i8"), ("ledger_id", ">i8"), ("bytes", ">i8")])
 _CRC: Final = Struct(">I")
-assert _HEADER.size == 72
+assert (_HEADER.size, _SEEN.size) == (72, 32)
 assert _LOG.size == _MAP.itemsize == 24
 
 NO_LIMBO: Final = -1
@@ -84,6 +92,7 @@ class NodeState:
     maps: Mapping[int, Mapping[int, int]]
     """Of each unsealed log: bytes by ledger."""
     unsettled_logs: frozenset[int] = frozenset()
+    seen_ids: SeenIds = NOTHING_SEEN
 
 
 def encode_state(state: NodeState, *, directory: int, directory_count: int) -> bytes:
@@ -106,7 +115,8 @@ def encode_state(state: NodeState, *, directory: int, directory_count: int) -> b
         len(logs),
         sum(len(rows) for rows in maps),
     )
-    pieces = [header]
+    seen = state.seen_ids
+    pieces = [header, _SEEN.pack(seen.next_id, seen.tally, seen.trusted_to, seen.behind_at)]
     pieces.extend(_ID.pack(one) for one in state.fences)
     pieces.extend(_PAIR.pack(*one) for one in state.freed)
     pieces.extend(_ID.pack(one) for one in (*state.doubtful, *state.unfinished))
@@ -140,14 +150,16 @@ def decode_state(data: bytes, *, log_directories: int) -> FoundState:
     )
     if len(data) < 12 or crc32c(data[:-4]) != _CRC.unpack(data[-4:])[0] or data[:4] != _MAGIC:
         raise damaged
-    check_version(Format.FENCE_FILE, int.from_bytes(data[4:8], "big"))
-    if len(data) < _HEADER.size + _CRC.size:
+    version = int.from_bytes(data[4:8], "big")
+    check_version(Format.FENCE_FILE, version)
+    head_len = _HEADER.size + (_SEEN.size if version != _WITHOUT_SEEN else 0)
+    if len(data) < head_len + _CRC.size:
         raise damaged
     header = _HEADER.unpack_from(data)
     _, _, generation, segment_id, offset, limbo_ceiling, directory, directory_count = header[:8]
     layouts = (_ID, _PAIR, _ID, _ID, _LOG)
     lengths = [*(one.size for one in layouts), _MAP.itemsize]
-    ends = [_HEADER.size]
+    ends = [head_len]
     for count, length in zip(header[8:], lengths, strict=True):
         ends.append(ends[-1] + count * length)
     if ends[-1] + _CRC.size != len(data):
@@ -173,8 +185,16 @@ def decode_state(data: bytes, *, log_directories: int) -> FoundState:
         ),
         maps=_maps(data[ends[-2] : ends[-1]], [one[2] for one in logs if not one[1] & 1]),
         unsettled_logs=frozenset(one[2] for one in logs if one[1] & 2),
+        seen_ids=_seen_ids(data[_HEADER.size : head_len]),
     )
     return FoundState(state, directory, directory_count)
+
+
+def _seen_ids(data: bytes) -> SeenIds:
+    if not data:
+        return NOTHING_SEEN
+    next_id, tally, trusted_to, behind_at = _SEEN.unpack(data)
+    return SeenIds(next_id=next_id, tally=tally, trusted_to=trusted_to, behind_at=behind_at)
 
 
 def _maps(data: bytes, unsealed: Iterable[int]) -> dict[int, LedgerMap]:

@@ -111,6 +111,10 @@ class MemoryMetadata:
         node = self._nodes.get(path)
         return None if node is None else sorted(node.children)
 
+    def sequence_position(self, path: str) -> int | None:
+        node = self._nodes.get(path)
+        return None if node is None else node.made_below
+
     def watch(self, path: str, session: _Session, *, children: bool) -> asyncio.Event:
         """Return an event for the next change; a missing node is watched for being made."""
         event = asyncio.Event()
@@ -302,6 +306,9 @@ class MemoryMetadataClient:
 
     async def children(self, path: str) -> list[str] | None:
         return await self._read("children", lambda: self._server.children(path))
+
+    async def sequence_position(self, path: str) -> int | None:
+        return await self._read("position", lambda: self._server.sequence_position(path))
 
     async def watch_children(self, path: str) -> tuple[list[str] | None, asyncio.Event]:
         return await self._read(

@@ -160,6 +160,14 @@ class ZooKeeperMetadata:
     async def children(self, path: str) -> list[str] | None:
         return await self._children(path, None)
 
+    async def sequence_position(self, path: str) -> int | None:
+        stat = await self._read("position", path, lambda: self._client.exists_async(path))
+        if stat is None:
+            return None
+        # A sequence number is the count of creations. What a stat tells is twice that count,
+        # less the nodes that are there now, in 32 bits.
+        return ((int(stat.cversion) + int(stat.numChildren)) & 0xFFFF_FFFF) // 2
+
     async def watch_children(self, path: str) -> tuple[list[str] | None, asyncio.Event]:
         while True:
             watch = self._watch(path, children=True)
