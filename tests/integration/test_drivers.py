@@ -56,7 +56,7 @@ async def check_exports(cli, cluster, client, objects, single, two):
     assert told["key"] == single["data_key"].removesuffix("-single") + "-export.ndjson"
     exported = await lines_of(objects, told["key"])
     assert [one["value"].encode() for one in exported] == EVENTS
-    (await cli("offload", "export", "1", state_dir=state)).check(3, "no ledger 1")
+    (await cli("offload", "export", "987654", state_dir=state)).check(3, "no ledger 987654")
 
 
 @pytest.mark.covers("B11", "B12", "B13", "B24")
