@@ -28,6 +28,7 @@ class Fault(Enum):
     SLOW_DOWN = "503 SlowDown"
     INTERNAL = "500 InternalError"
     EXPIRED = "400 ExpiredToken"
+    DENIED = "403 AccessDenied"
     ERROR_IN_200 = "200, and an error in the body"
     HANG = "nothing comes back"
 
@@ -36,6 +37,7 @@ _ANSWERS = {
     Fault.SLOW_DOWN: (503, "SlowDown"),
     Fault.INTERNAL: (500, "InternalError"),
     Fault.EXPIRED: (400, "ExpiredToken"),
+    Fault.DENIED: (403, "AccessDenied"),
     Fault.ERROR_IN_200: (200, "InternalError"),
 }
 _BY_QUERY = {

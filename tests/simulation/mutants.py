@@ -175,7 +175,9 @@ def _delete_before_manifest() -> contextlib.AbstractContextManager[Any]:
 
     async def begin(self: Any, stream: Any, action: Any) -> None:
         catalog = self._catalog.retention
-        await catalog.begin_trim(stream.name, stream.incarnation, action.ledger_ids)
+        await catalog.begin_trim(
+            stream.name, stream.incarnation, action.ledger_ids, grounds=action.grounds
+        )
         for ledger_id in action.ledger_ids:
             await catalog.drop_tier1(ledger_id)
 

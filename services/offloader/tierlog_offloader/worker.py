@@ -11,6 +11,8 @@ Invariants:
     * An attempt becomes complete only by a compare-and-set on its own UUID, after verification.
     * ``handle`` returns only when the request needs no second delivery.
     * A stream whose offloads are paused gets no attempt; the scheduler asks again afterwards.
+    * Only the metadata say that a request comes too late: a ledger that they have no word of, in
+      a stream that lives, is none that was trimmed, and somebody is to look at that.
 
 Crash: at any step, another delivery begins a new attempt and abandons this one.
 Retries: what may succeed later is raised for redelivery, ``deliveries_max`` times in a row; then,
@@ -64,6 +66,7 @@ log = structlog.get_logger()
 
 OpenLedger = Callable[[LedgerId, LedgerMetadata], ReadHandle]
 
+_TRIMMED: Final = "it was trimmed by retention, or deleted with its stream"
 CLEAN_TRIES_MAX: Final = 5
 RELEASE_TRIES_MAX: Final = 10
 
@@ -74,6 +77,8 @@ _SUPERSEDED: Final = pb.OffloadResult.OUTCOME_SUPERSEDED
 _REFUSED: Final = pb.OffloadResult.OUTCOME_REFUSED
 _FAILED: Final = pb.OffloadResult.OUTCOME_FAILED
 _PAUSED: Final = pb.OffloadResult.OUTCOME_PAUSED
+_STALE: Final = pb.OffloadResult.OUTCOME_STALE
+_GONE: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.STREAM_NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,10 @@ class _LockedError(RetryableError):
 
 class _PausedError(RefusedError):
     """An admin wants no offload now."""
+
+
+class _StaleError(RefusedError):
+    """What is asked for was trimmed or deleted since."""
 
 
 class OffloadWorker:
@@ -162,8 +171,9 @@ class OffloadWorker:
                 raise
             told.info("request.dropped", cause="another worker is at it")
             return
-        except _PausedError as error:
-            await self._tell(event, request, _Done(outcome=_PAUSED), began_s, error)
+        except (_PausedError, _StaleError) as error:
+            outcome = _PAUSED if isinstance(error, _PausedError) else _STALE
+            await self._tell(event, request, _Done(outcome=outcome), began_s, error)
             told.info("request.dropped", cause=str(error))
             return
         except TierlogError as error:
@@ -178,7 +188,38 @@ class OffloadWorker:
         told.info("request.handled", outcome=pb.OffloadResult.Outcome.Name(done.outcome))
 
     async def _offload(self, request: OffloadRequest) -> _Done:
-        """Take steps 2 to 7: look, lock, begin, copy, complete."""
+        """Take steps 2 to 7; raises ``_StaleError`` for what surely went since it was asked for."""
+        try:
+            return await self._take_steps(request)
+        except RefusedError as error:
+            gone = await self._gone(request) if error.reason in _GONE else None
+            if gone is None:
+                raise
+            raise _stale(request, gone) from error
+
+    async def _gone(self, request: OffloadRequest) -> str | None:
+        """Return how a ledger went, as of now, if the metadata tell; None: they don't."""
+        ledger_id, catalog = request.ledger_id, self._catalog
+        context = await catalog.contexts.get(ledger_id)
+        if context is not None:
+            return _TRIMMED if context.state is OffloadState.TRIMMING else None
+        if await catalog.ledgers.get(ledger_id) is not None:
+            # It belongs to no stream.
+            return None
+        try:
+            stream = await catalog.streams.get(request.stream)
+        except RefusedError as error:
+            if error.reason is not Reason.STREAM_NOT_FOUND:
+                raise
+            return "its stream is not there, or not any more"
+        if stream.incarnation != request.incarnation:
+            return "its stream was deleted and made anew"
+        if stream.trimmed_end is not None and ledger_id <= stream.trimmed_end.ledger_id:
+            return _TRIMMED
+        return None
+
+    async def _take_steps(self, request: OffloadRequest) -> _Done:
+        """Look, lock, begin, copy, complete."""
         await self._release_left()
         ended = _ended(await self._checked_context(request))
         if ended is not None:
@@ -296,7 +337,9 @@ class OffloadWorker:
             copy = await self._copy(request, handle, uuid)
         except TierlogError as error:
             if await self._superseded(ledger_id, uuid):
-                # Its successor takes its leftovers away, and aborts its upload under it.
+                # Its successor takes its leftovers away, and aborts its upload under it; nobody
+                # does where the ledger is gone.
+                await self._clean_unnamed(request, uuid, location)
                 return _Done(outcome=_SUPERSEDED, uuid=uuid)
             if isinstance(error, NoSuchUploadError):
                 raise _again(error) from error
@@ -361,12 +404,12 @@ class OffloadWorker:
             raise
 
     async def _superseded(self, ledger_id: LedgerId, uuid: UUID) -> bool:
-        """Tell whether another attempt took this one's place; False when that can't be told."""
+        """Tell whether this is not the newest attempt now; False when that can't be told."""
         try:
             context = await self._catalog.contexts.get(ledger_id)
         except TierlogError:
             return False
-        return context is not None and context.uuid != uuid
+        return context is None or context.uuid != uuid
 
     async def _note_failure(self, ledger_id: LedgerId, uuid: UUID, error: TierlogError) -> None:
         text = f"{error.reason.value}: {error}"
@@ -427,6 +470,15 @@ class OffloadWorker:
             raise _again(error) from error
 
 
+def _stale(request: OffloadRequest, gone: str) -> _StaleError:
+    return _StaleError(
+        f"the request for ledger {request.ledger_id} of {request.stream} came too late: {gone}",
+        reason=Reason.LEDGER_NOT_FOUND,
+        remedy="Nothing to do",
+        details={"stream": request.stream, "ledger_id": str(request.ledger_id)},
+    )
+
+
 def _locked(ledger_id: LedgerId) -> _LockedError:
     return _LockedError(
         f"another worker is offloading ledger {ledger_id}",
@@ -435,9 +487,19 @@ def _locked(ledger_id: LedgerId) -> _LockedError:
 
 
 def _ended(context: OffloadContext) -> _Done | None:
-    """Return how a request for such a ledger ends at once; None: it is to be offloaded."""
+    """Return how a request for such a ledger ends at once; None: it is to be offloaded.
+
+    Raises LEDGER_NOT_FOUND for one that was trimmed.
+    """
     if context.complete:
         return _Done(outcome=_ALREADY_COMPLETE, uuid=context.uuid, copy=context.copy)
+    if context.state is OffloadState.TRIMMING:
+        raise RefusedError(
+            f"ledger {context.ledger_id} is to be offloaded no more: {_TRIMMED}",
+            reason=Reason.LEDGER_NOT_FOUND,
+            remedy="Nothing to do",
+            details={"ledger_id": str(context.ledger_id)},
+        )
     if context.state not in _MAY_BEGIN:
         return _Done(outcome=_REFUSED, uuid=context.uuid)
     return None

@@ -4,7 +4,8 @@ Owns two decisions, as functions of values: which ledger and entry a position of
 (``locate``), and which tier to ask for it (``choose_tier``). Does not own the asking.
 
 Invariants:
-    * A position at a ledger's end means the next ledger's first entry, once there is one.
+    * A position at a ledger's end means the next ledger's first entry, once there is one; also
+      when the ledger itself was trimmed, if nothing behind that position was.
     * NO_SUCH_ENTRY, NOT_YET, TRIMMED and LEDGER_NOT_FOUND are never confused: what was before
       the oldest ledger is TRIMMED, what lies behind a closed ledger's end is NO_SUCH_ENTRY.
     * ``TIER1_DELETING`` counts as gone from tier 1; an open ledger is only ever in tier 1.
@@ -65,19 +66,32 @@ class AtEnd:
 Place = Spot | BehindLast | AtEnd
 
 
-def locate(stream: StreamName, ledgers: Sequence[ListedLedger], where: Position | Edge) -> Place:
-    """Return what ``where`` means in the list ``ledgers``, or raise why it means nothing."""
+def locate(
+    stream: StreamName,
+    ledgers: Sequence[ListedLedger],
+    where: Position | Edge,
+    *,
+    trimmed_end: Position | None,
+) -> Place:
+    """Return what ``where`` means in the list ``ledgers``, or raise why it means nothing.
+
+    ``trimmed_end``: where the newest ledger ended that was before the list; None: not known.
+    """
+    before = trimmed_end or Edge.EARLIEST
     if where is Edge.EARLIEST:
-        return _first_of(ledgers, 0, resume=Edge.EARLIEST)
+        return _first_of(ledgers, 0, resume=before)
     if where is Edge.LATEST:
-        return _behind_last(ledgers)
+        return _behind_last(ledgers, before)
     assert isinstance(where, Position)
     index = next((i for i, one in enumerate(ledgers) if one.ledger_id >= where.ledger_id), None)
     if index is None or ledgers[index].ledger_id != where.ledger_id:
-        raise _not_listed(stream, ledgers, where)
+        if where == trimmed_end:
+            return _first_of(ledgers, 0, resume=where)
+        raise _not_listed(stream, ledgers, where, trimmed_end)
     ledger = ledgers[index]
     if not ledger.closed:
-        return Spot(ledger=ledger, entry_id=where.entry_id, resume=_resume(ledgers, index, where))
+        resume = _resume(ledgers, index, where, before)
+        return Spot(ledger=ledger, entry_id=where.entry_id, resume=resume)
     if where.entry_id <= ledger.last_entry_id:
         return Spot(ledger=ledger, entry_id=where.entry_id, resume=where)
     if where.entry_id > ledger.last_entry_id + 1:
@@ -139,30 +153,47 @@ def _first_of(ledgers: Sequence[ListedLedger], index: int, *, resume: Position |
     return Spot(ledger=ledgers[index], entry_id=EntryId(0), resume=resume)
 
 
-def _behind_last(ledgers: Sequence[ListedLedger]) -> Place:
+def _behind_last(ledgers: Sequence[ListedLedger], before: Position | Edge) -> Place:
     if not ledgers:
-        return AtEnd(resume=Edge.EARLIEST)
+        return AtEnd(resume=before)
     if not ledgers[-1].closed:
-        return BehindLast(ledger=ledgers[-1], resume=_end_before(ledgers, len(ledgers) - 1))
-    return AtEnd(resume=_end_before(ledgers, len(ledgers)))
+        resume = _end_before(ledgers, len(ledgers) - 1, before)
+        return BehindLast(ledger=ledgers[-1], resume=resume)
+    return AtEnd(resume=_end_before(ledgers, len(ledgers), before))
 
 
-def _end_before(ledgers: Sequence[ListedLedger], index: int) -> Position | Edge:
-    """Return the end of the ledger before ``index``: a name for "the start of that one"."""
+def _end_before(
+    ledgers: Sequence[ListedLedger], index: int, before: Position | Edge
+) -> Position | Edge:
+    """Return the end of the ledger before ``index``: a name for "the start of that one".
+
+    ``before``: the same for the whole list.
+    """
     if index == 0:
-        return Edge.EARLIEST
-    before = ledgers[index - 1]
-    return Position(before.ledger_id, EntryId(before.last_entry_id + 1))
+        return before
+    last = ledgers[index - 1]
+    return Position(last.ledger_id, EntryId(last.last_entry_id + 1))
 
 
-def _resume(ledgers: Sequence[ListedLedger], index: int, where: Position) -> Position | Edge:
+def _resume(
+    ledgers: Sequence[ListedLedger], index: int, where: Position, before: Position | Edge
+) -> Position | Edge:
     # The open ledger may be closed without an entry, and then its id means nothing.
-    return where if where.entry_id else _end_before(ledgers, index)
+    return where if where.entry_id else _end_before(ledgers, index, before)
 
 
 def _not_listed(
-    stream: StreamName, ledgers: Sequence[ListedLedger], where: Position
+    stream: StreamName,
+    ledgers: Sequence[ListedLedger],
+    where: Position,
+    trimmed_end: Position | None,
 ) -> RefusedError:
+    if trimmed_end is not None and where.ledger_id == trimmed_end.ledger_id:
+        if where > trimmed_end:
+            return no_such_entry(stream, where, last=EntryId(trimmed_end.entry_id - 1))
+        return _trimmed(stream, where, first=ledgers[0].ledger_id if ledgers else None)
+    if trimmed_end is not None and where < trimmed_end and not ledgers:
+        return _trimmed(stream, where)
     if ledgers and where.ledger_id < ledgers[0].ledger_id:
         return _trimmed(stream, where, first=ledgers[0].ledger_id)
     return RefusedError(

@@ -116,7 +116,8 @@ class StreamSource:
         while True:
             snapshot = _with_entries(await self._views.stream(stream, fresh=state.fresh))
             state.looked, state.fresh = state.looked or state.fresh, False
-            place = await self._settled(locate(stream, snapshot.ledgers, where), state)
+            found = locate(stream, snapshot.ledgers, where, trimmed_end=snapshot.stream.trimmed_end)
+            place = await self._settled(found, state)
             if place is None:
                 continue
             if isinstance(place, AtEnd):
@@ -136,13 +137,15 @@ class StreamSource:
         """Return the first readable position, and the one behind the last confirmed entry."""
         snapshot = _with_entries(await self._views.stream(stream, fresh=True))
         state = _Try(deadline_s=0.0)
-        latest = locate(stream, snapshot.ledgers, Edge.LATEST)
+        latest = locate(
+            stream, snapshot.ledgers, Edge.LATEST, trimmed_end=snapshot.stream.trimmed_end
+        )
         if isinstance(latest, BehindLast):
             await asyncio.sleep(TAIL_GRACE_S)
         place = await self._settled(latest, state)
         if place is None:
             return await self.bounds(stream)
-        if not snapshot.ledgers or place.resume is Edge.EARLIEST:
+        if not snapshot.ledgers or place.resume in {Edge.EARLIEST, snapshot.stream.trimmed_end}:
             return place.resume, place.resume
         return Position(snapshot.ledgers[0].ledger_id, EntryId(0)), place.resume
 

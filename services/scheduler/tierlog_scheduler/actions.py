@@ -22,8 +22,9 @@ import structlog
 from tierlog.catalog import Catalog
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import LedgerId
-from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.offload import CopySeen, OffloadContext, OffloadState
 from tierlog.model.stream import Stream
+from tierlog.offload.cleaning import UploadsUnseenError
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import OffloadRequest, Stationery
 from tierlog.ports.events import EventPublisher
@@ -49,28 +50,37 @@ class Memory:
     """What a leader did and saw, by its own progress; forgotten at the end of its term."""
 
     asked: dict[LedgerId, Asked] = field(default_factory=dict)
-    complete_seen_ms: dict[LedgerId, int] = field(default_factory=dict)
+    complete_seen: dict[LedgerId, CopySeen] = field(default_factory=dict)
     swept_seen_ms: dict[UUID, int] = field(default_factory=dict)
     closed_seen_ms: dict[LedgerId, int] = field(default_factory=dict)
+    unseen_ms: dict[UUID, int] = field(default_factory=dict)
+    """Sweeps after which nobody knew whether an upload is open."""
     _passes: int = 0
 
     def forget(self) -> None:
         """Know nothing."""
         for kept in (
             self.asked,
-            self.complete_seen_ms,
+            self.complete_seen,
             self.swept_seen_ms,
             self.closed_seen_ms,
+            self.unseen_ms,
         ):
             kept.clear()
+
+    def see_complete(self, context: OffloadContext, now: Now) -> None:
+        """Note a complete copy; the lag of another one than before begins now."""
+        seen = self.complete_seen.get(context.ledger_id)
+        if context.uuid is not None and (seen is None or seen.uuid != context.uuid):
+            self.complete_seen[context.ledger_id] = CopySeen(context.uuid, now.progress_ms)
 
     def tidy(self, mirror: Mirror, complete: set[LedgerId]) -> None:
         """Forget ledgers that are gone; ``complete`` are those whose lag still goes on."""
         if not mirror.is_whole:
             # What was seen before stays seen: a stream that could not be read is not empty.
             return
-        for ledger_id in self.complete_seen_ms.keys() - complete:
-            del self.complete_seen_ms[ledger_id]
+        for ledger_id in self.complete_seen.keys() - complete:
+            del self.complete_seen[ledger_id]
         self._passes += 1
         if self._passes % TIDY_PASSES == 0:
             listed = mirror.listed()
@@ -81,6 +91,8 @@ class Memory:
             abandoned = mirror.abandoned()
             for uuid in self.swept_seen_ms.keys() - abandoned:
                 del self.swept_seen_ms[uuid]
+            for uuid in self.unseen_ms.keys() - abandoned:
+                del self.unseen_ms[uuid]
 
 
 class Actions:
@@ -107,6 +119,8 @@ class Actions:
         """Do one thing. Nothing that goes wrong with it is raised."""
         try:
             await self._do(stream, action, now)
+        except UploadsUnseenError as error:
+            log.warning("uploads.unseen", stream=stream.name, cause=str(error))
         except RefusedError as error:
             log.info("action.refused", action=type(action).__name__, cause=str(error))
         except CorruptError as error:
@@ -206,7 +220,12 @@ class Actions:
         if not allowed:
             log.info("attempt.kept", ledger_id=ledger_id, uuid=str(attempt.uuid))
             return
-        await self._offloader.delete_offloaded(ledger_id, attempt.uuid, attempt.location)
+        try:
+            await self._offloader.delete_offloaded(ledger_id, attempt.uuid, attempt.location)
+        except UploadsUnseenError:
+            self._memory.unseen_ms[attempt.uuid] = now.progress_ms
+            raise
+        self._memory.unseen_ms.pop(attempt.uuid, None)
         if action.strike_off:
             await self._catalog.contexts.strike_off(ledger_id, attempt.uuid)
             self._memory.swept_seen_ms.pop(attempt.uuid, None)
@@ -226,7 +245,7 @@ class Actions:
             log.info("trim.waits", stream=stream.name, cause=stopped)
             return
         count = await self._catalog.retention.begin_trim(
-            stream.name, stream.incarnation, action.ledger_ids
+            stream.name, stream.incarnation, action.ledger_ids, grounds=action.grounds
         )
         log.info("stream.trimmed", stream=stream.name, ledgers=action.ledger_ids[:count])
 

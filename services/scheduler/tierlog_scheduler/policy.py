@@ -10,8 +10,8 @@ Invariants:
     * Only closed ledgers whose copy is not complete are asked for; by size, the oldest first and
       no more than brings what is not offloaded below the threshold. An open ledger counts once
       it is closed: its size is known to its owner alone, and only closed ones can be offloaded.
-    * A local copy is deleted only when leaders have been at work for the lag since they saw its
-      copy complete; a lag of -1 never ends.
+    * A local copy is deleted only when leaders have been at work for the lag since they saw that
+      very copy complete in tier 2; a lag of -1 never ends.
     * An abandoned attempt is swept at once, and again, for the last time, after the longest
       request's deadline.
     * Nothing is offloaded nor deleted while an admin has paused the stream.
@@ -23,10 +23,11 @@ from typing import Final
 from uuid import UUID
 
 from tierlog.model.ids import LedgerId
-from tierlog.model.offload import AbandonedAttempt, OffloadContext, OffloadState
+from tierlog.model.offload import AbandonedAttempt, CopySeen, OffloadContext, OffloadState
 from tierlog.model.policy import Policy, threshold
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger
+from tierlog.model.trimming import TrimGrounds
 from tierlog.offload.messages import Trigger
 from tierlog_scheduler.clocks import Now
 
@@ -73,21 +74,32 @@ class StreamView:
     """Everything that a decision about a stream may look at.
 
     ``trimmed``: ledgers that left the list, and of which something is left (None: no context).
-    ``…_seen_ms``: the progress at which leaders first saw that it was so; ``closed_seen_ms``
+    ``…_seen…``: the progress at which leaders first saw that it was so; ``closed_seen_ms``
     only of ledgers that are not offloaded, or whose successor came late or has not come yet.
+    ``unseen_ms``: when an attempt was swept without seeing whether an upload of it is open.
     """
 
     ledgers: Sequence[LedgerView]
     policy: Policy
     offload_through: LedgerId | None = None
     asked: Mapping[LedgerId, Asked] = field(default_factory=dict)
-    complete_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
+    complete_seen: Mapping[LedgerId, CopySeen] = field(default_factory=dict)
     swept_seen_ms: Mapping[UUID, int] = field(default_factory=dict)
     closed_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
+    unseen_ms: Mapping[UUID, int] = field(default_factory=dict)
     trimmed: Mapping[LedgerId, OffloadContext | None] = field(default_factory=dict)
     paused: bool = False
     deleting: bool = False
     """The whole stream is."""
+
+    @property
+    def grounds(self) -> TrimGrounds:
+        """What trimming stands on; as ``TrimGrounds.of`` says when it is carried out."""
+        if self.deleting:
+            return TrimGrounds(policy=None, paused=self.paused)
+        return TrimGrounds(
+            policy=self.policy, offload_through=self.offload_through, paused=self.paused
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,10 +226,10 @@ def _deletions(view: StreamView, now: Now) -> Iterator[DeleteTier1]:
 def deletion_due_in_ms(view: StreamView, context: OffloadContext, now: Now) -> int | None:
     """Return when the local copy of a complete ledger is to go; None: never, or not known yet."""
     lag_ms = threshold(view.policy.deletion_lag_ms)
-    seen_ms = view.complete_seen_ms.get(context.ledger_id)
-    if lag_ms is None or seen_ms is None:
+    seen = view.complete_seen.get(context.ledger_id)
+    if lag_ms is None or seen is None or seen.uuid != context.uuid:
         return None
-    return lag_ms - (now.progress_ms - seen_ms)
+    return lag_ms - (now.progress_ms - seen.progress_ms)
 
 
 def sweeps(
@@ -225,6 +237,9 @@ def sweeps(
 ) -> Iterator[SweepAbandoned]:
     """Iterate over the attempts of a ledger that are to be swept now."""
     for attempt in context.abandoned:
+        unseen_ms = view.unseen_ms.get(attempt.uuid)
+        if unseen_ms is not None and now.progress_ms - unseen_ms < delays.sweep_again_ms:
+            continue
         if attempt.swept_ms == 0:
             strike_off = False
         else:

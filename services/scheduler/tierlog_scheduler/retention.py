@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import OffloadState
 from tierlog.model.policy import threshold
+from tierlog.model.trimming import TrimGrounds
 from tierlog_scheduler.clocks import Now
 from tierlog_scheduler.policy import Delays, LedgerView, StreamView, SweepAbandoned, sweeps
 
@@ -38,9 +39,10 @@ _MAY_GO: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginTrim:
-    """Take the oldest ledgers off the list."""
+    """Take the oldest ledgers off the list, unless the grounds are others by then."""
 
     ledger_ids: tuple[LedgerId, ...]
+    grounds: TrimGrounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +90,7 @@ def decide(view: StreamView, now: Now, delays: Delays) -> list[Trimming]:
     actions: list[Trimming] = []
     begin = trimmable(view, now)[: max(0, TRIMMED_MAX - len(view.trimmed))]
     if begin:
-        actions.append(BeginTrim(ledger_ids=tuple(begin)))
+        actions.append(BeginTrim(ledger_ids=tuple(begin), grounds=view.grounds))
     for ledger_id, context in view.trimmed.items():
         if context is None or context.is_trimmed:
             actions.append(FinishTrim(ledger_id=ledger_id))
@@ -166,8 +168,6 @@ def _held_by(view: StreamView, one: LedgerView) -> str | None:
         return "its context could not be read"
     if context.state not in _MAY_GO:
         return f"it is {context.state.name}: that is ended first"
-    wish = view.offload_through
-    wanted = view.policy.offloads or (wish is not None and one.listed.ledger_id <= wish)
-    if wanted and not view.deleting and not context.complete:
+    if view.grounds.wants_copy(one.listed.ledger_id) and not context.complete:
         return "it is to be offloaded first"
     return None

@@ -16,7 +16,7 @@ again from the last checkpoint, which is at most ``checkpoint_s`` old.
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -53,9 +53,11 @@ from tierlog_scheduler.policy import (
 
 log = structlog.get_logger()
 
+Seen = TypeVar("Seen")
+
 OFFICE: Final = "scheduler"
-# Twice so many, of 16 bytes each at most: below the limit of a znode.
-CHECKPOINT_LEDGERS_MAX: Final = 30_000
+# So many copies of 32 bytes each and closed ledgers of 16: below the limit of a znode.
+CHECKPOINT_LEDGERS_MAX: Final = 20_000
 STREAMS_A_TURN: Final = 100
 """So many streams are decided about before others have their turn in the loop."""
 
@@ -213,7 +215,7 @@ class Scheduler:
             log.error("progress.corrupt", cause=str(error))  # noqa: TRY400 - no bug of ours
             progress = SchedulerProgress()
         self._time.begin(progress)
-        self._memory.complete_seen_ms.update(progress.complete_seen_ms)
+        self._memory.complete_seen.update(progress.complete_seen)
         self._memory.closed_seen_ms.update(progress.closed_seen_ms)
 
     async def run_pass(self) -> None:
@@ -280,7 +282,7 @@ class Scheduler:
         if not self.leading:
             progress = await self._catalog.progress.load()
             memory = Memory(
-                complete_seen_ms=dict(progress.complete_seen_ms),
+                complete_seen=dict(progress.complete_seen),
                 closed_seen_ms=dict(progress.closed_seen_ms),
             )
             now = Now(
@@ -304,7 +306,7 @@ class Scheduler:
                 continue
             if context.state is OffloadState.COMPLETE:
                 seen.add(ledger_id)
-                memory.complete_seen_ms.setdefault(ledger_id, now.progress_ms)
+                memory.see_complete(context, now)
             if context.complete:
                 memory.asked.pop(ledger_id, None)
             if context.abandoned:
@@ -336,7 +338,7 @@ class Scheduler:
 
     async def _checkpoint(self, now: Now, *, at_once: bool = False) -> None:
         """Keep the progress, when a wait depends on it."""
-        kept = _oldest(self._memory.complete_seen_ms)
+        kept = _oldest(self._memory.complete_seen)
         first = self._saved is None
         if not kept and not self._waits and (first or not self._waited):
             return
@@ -345,7 +347,7 @@ class Scheduler:
             return
         progress = SchedulerProgress(
             progress_ms=now.progress_ms,
-            complete_seen_ms=kept,
+            complete_seen=kept,
             closed_seen_ms=_oldest(self._memory.closed_seen_ms) if self._waits else {},
             samples=now.history.samples,
         )
@@ -354,7 +356,7 @@ class Scheduler:
 
     @property
     def _waited(self) -> bool:
-        return self._saved is not None and bool(self._saved.complete_seen_ms)
+        return self._saved is not None and bool(self._saved.complete_seen)
 
     async def offload_prefix(self, name: StreamName, before: Position | None) -> PrefixOffload:
         """Want every sealed ledger before a position offloaded, and ask for them now.
@@ -385,8 +387,8 @@ class Scheduler:
         )
 
 
-def _oldest(seen_ms: Mapping[LedgerId, int]) -> dict[LedgerId, int]:
-    return dict(sorted(seen_ms.items())[:CHECKPOINT_LEDGERS_MAX])
+def _oldest(seen: Mapping[LedgerId, Seen]) -> dict[LedgerId, Seen]:
+    return dict(sorted(seen.items(), key=lambda one: one[0])[:CHECKPOINT_LEDGERS_MAX])
 
 
 def view_of(
@@ -402,9 +404,10 @@ def view_of(
         policy=policy,
         offload_through=stream.offload_through,
         asked=memory.asked,
-        complete_seen_ms=memory.complete_seen_ms,
+        complete_seen=memory.complete_seen,
         swept_seen_ms=memory.swept_seen_ms,
         closed_seen_ms=memory.closed_seen_ms,
+        unseen_ms=memory.unseen_ms,
         trimmed=trimmed,
         paused=stream.offload_pause is not None,
         deleting=stream.lifecycle is StreamLifecycle.DELETING,

@@ -16,7 +16,7 @@ from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.model.ids import StreamName, namespace_of
 from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels, breaks_below
 from tierlog.ports.ids import Ids
-from tierlog.ports.metadata import Create, MetadataStore, Operation, Put, Versioned
+from tierlog.ports.metadata import Check, Create, MetadataStore, Operation, Put, Versioned
 
 READS_IN_FLIGHT_MAX: Final = 32
 
@@ -38,6 +38,15 @@ async def in_step_with_levels(
     levels = NO_LEVELS if found is None else records.decode_levels(found.data)
     levels.effective(name, own)
     return _touching(found) if own.has_bounds or own.ledger_age_ms_max is not None else []
+
+
+async def pinned_levels(store: MetadataStore) -> tuple[PolicyLevels, Operation]:
+    """Return the levels, and what a transaction goes with that holds only while they stand."""
+    found = await store.get(paths.POLICIES)
+    if found is None:
+        # There is no checking for what is not there: it is made, as it is.
+        return NO_LEVELS, Create(paths.POLICIES, records.encode_levels(NO_LEVELS))
+    return records.decode_levels(found.data), Check(paths.POLICIES, found.version)
 
 
 async def touch_levels(store: MetadataStore) -> list[Operation]:

@@ -5,7 +5,8 @@ is not in it, or whose time lies ahead, waits for its whole lag from the next le
 """
 
 from tierlog.catalog.change import settle
-from tierlog.format import paths, records
+from tierlog.format import paths
+from tierlog.format.progress import decode_progress, encode_progress
 from tierlog.model.errors import CorruptError
 from tierlog.model.offload import SchedulerProgress
 from tierlog.ports.ids import Ids
@@ -24,11 +25,11 @@ class ProgressCatalog:
         path = paths.SCHEDULER_PROGRESS
         await self._store.sync(path)
         found = await self._store.get(path)
-        return SchedulerProgress() if found is None else records.decode_progress(found.data)
+        return SchedulerProgress() if found is None else decode_progress(found.data)
 
     async def save(self, progress: SchedulerProgress) -> None:
         """Replace the record, unless it is further on already: then another leader is at work."""
-        path, data = paths.SCHEDULER_PROGRESS, records.encode_progress(progress)
+        path, data = paths.SCHEDULER_PROGRESS, encode_progress(progress)
 
         async def one_round() -> bool:
             found = await self._store.get(path)
@@ -48,6 +49,6 @@ class ProgressCatalog:
 def _progress_ms(data: bytes) -> int:
     """Return how far on a record is; one that is damaged may be replaced."""
     try:
-        return records.decode_progress(data).progress_ms
+        return decode_progress(data).progress_ms
     except CorruptError:
         return -1

@@ -8,6 +8,8 @@ attempt of theirs to ``abandoned``; ``drop_tier1`` deletes the local copy; once 
 Invariants:
     * Only a prefix of the list goes, and never a ledger that is open or in the middle of another
       change: the contexts' states are checked in the transaction that takes it off the list.
+    * Nothing goes that nobody orders now: in the same transaction the policy, the levels above
+      it, a wish and a pause are as the decision found them, and copies are where they must be.
     * A trimmed ledger stays named in ``deleting`` as long as anything of it may be left. Its
       context goes last, in one transaction with that.
     * Storage nodes find the deletion on record, in the context first, then below ``DELETED``.
@@ -20,14 +22,17 @@ from typing import Final
 from uuid import UUID
 
 from tierlog.catalog.change import MOVED, Moved, ensure_node, settle
-from tierlog.catalog.policies import touch_levels
+from tierlog.catalog.policies import pinned_levels, touch_levels
 from tierlog.catalog.streams import stream_not_found
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import RefusedError
-from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.ledger import KEY_DELETED_MS, KEY_DELETION
 from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.policy import PolicyLevels
+from tierlog.model.position import Position
 from tierlog.model.stream import LedgerPageRef, ListedLedger, Stream, StreamLifecycle
+from tierlog.model.trimming import TrimGrounds
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import (
@@ -52,22 +57,32 @@ class RetentionCatalog:
         self._ids = ids
 
     async def begin_trim(
-        self, name: StreamName, incarnation: UUID, ledger_ids: Sequence[LedgerId]
+        self,
+        name: StreamName,
+        incarnation: UUID,
+        ledger_ids: Sequence[LedgerId],
+        *,
+        grounds: TrimGrounds,
     ) -> int:
         """Take the oldest ledgers off the list, some at a time; return how many this call took.
 
-        Raises what forbids it; those before have then left the list all the same.
+        Raises what forbids it, also that the grounds are others by now; those before have then
+        left the list all the same.
         """
         count = 0
         while count < len(ledger_ids):
-            taken = await self._trim_some(name, incarnation, ledger_ids[count:])
+            taken = await self._trim_some(name, incarnation, ledger_ids[count:], grounds)
             if not taken:
                 break
             count += len(taken)
         return count
 
     async def _trim_some(
-        self, name: StreamName, incarnation: UUID, wanted: Sequence[LedgerId]
+        self,
+        name: StreamName,
+        incarnation: UUID,
+        wanted: Sequence[LedgerId],
+        grounds: TrimGrounds,
     ) -> list[LedgerId]:
         """Take ledgers of one page, or of the list's tail, off the list, in one transaction."""
         now_ms = self._clock.wall_ms()
@@ -80,6 +95,8 @@ class RetentionCatalog:
             if planned and done.issuperset(planned):
                 # The answer to the round before was lost.
                 return planned
+            levels, pinned = await pinned_levels(self._store)
+            _check_grounds(stream, levels, grounds)
             found = await self._oldest(stream)
             if found is None:
                 return MOVED
@@ -89,10 +106,15 @@ class RetentionCatalog:
                 return []
             planned[:] = [one.ledger_id for one in taken]
             operations: list[Operation] = [
-                await self._trimming(stream, one, now_ms) for one in taken
+                pinned,
+                *[await self._trimming(stream, one, grounds, now_ms) for one in taken],
             ]
             kept = ledgers[len(taken) :]
-            after = replace(stream, deleting=(*stream.deleting, *planned))
+            after = replace(
+                stream,
+                deleting=(*stream.deleting, *planned),
+                trimmed_end=Position(taken[-1].ledger_id, EntryId(taken[-1].entry_count)),
+            )
             if page is None:
                 after = replace(after, ledgers=kept)
             else:
@@ -116,7 +138,9 @@ class RetentionCatalog:
         page = await self._store.get(paths.page_path(stream.name, stream.pages[0].page_number))
         return None if page is None else (page, records.decode_page(page.data))
 
-    async def _trimming(self, stream: Stream, listed: ListedLedger, now_ms: int) -> Put:
+    async def _trimming(
+        self, stream: Stream, listed: ListedLedger, grounds: TrimGrounds, now_ms: int
+    ) -> Put:
         """Return the change of a ledger's context; refused in a state that forbids it."""
         if not listed.closed:
             raise _refused(listed.ledger_id, "is open")
@@ -127,6 +151,8 @@ class RetentionCatalog:
         context = records.decode_context(found.data)
         if context.incarnation != stream.incarnation:
             raise _refused(listed.ledger_id, "belongs to another incarnation of its stream")
+        if grounds.wants_copy(listed.ledger_id) and not context.complete:
+            raise _refused(listed.ledger_id, "is to be offloaded first")
         trimming = context.trimming_begun(now_ms=now_ms)
         return Put(path, records.encode_context(trimming), found.version)
 
@@ -241,6 +267,17 @@ class RetentionCatalog:
         if found is None or stream is None or stream.incarnation != incarnation:
             raise stream_not_found(name)
         return stream, found.version
+
+
+def _check_grounds(stream: Stream, levels: PolicyLevels, grounds: TrimGrounds) -> None:
+    """Refuse to trim by a decision that stood on something else than what holds now."""
+    if grounds.paused or TrimGrounds.of(stream, levels) != grounds:
+        raise RefusedError(
+            f"stream {stream.name} is not trimmed: its policy, a level above it, a wish or a "
+            "pause was changed since that was decided, or it is paused",
+            remedy="Nothing to do: the next pass of the scheduler decides anew",
+            details={"stream": stream.name},
+        )
 
 
 def _prefix(

@@ -9,30 +9,29 @@ Invariants:
       ``CorruptError``; no other error is raised.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from typing import Final, TypeVar
+from typing import Final
 from uuid import UUID
 
-from google.protobuf.message import DecodeError, Message
-
 from tierlog.format.checksum import Buffer, crc32c
-from tierlog.format.versions import Format, check_version, current
-from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.format.decoding import decoded
+from tierlog.format.versions import Format, current
+from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, node_id, stream_name
 from tierlog.model.node import Cluster, Cookie, NodeInfo
 from tierlog.model.offload import (
     AbandonedAttempt,
     AttemptOutcome,
-    LedgerSample,
     OffloadContext,
     OffloadState,
     PastAttempt,
-    SchedulerProgress,
+    RepairAttempt,
     Tier2Copy,
     Tier2Location,
 )
 from tierlog.model.policy import Policy, PolicyLevels, check_namespace
+from tierlog.model.position import Position
 from tierlog.model.replication import Complaint, Draining, UnderReplicated
 from tierlog.model.stream import (
     LedgerPageRef,
@@ -51,9 +50,6 @@ assert set(_POLICY_FIELDS) == set(pb.PolicyRecord.DESCRIPTOR.fields_by_name)
 assert {state.value for state in OffloadState} == set(pb.OffloadState.values()) - {0}
 assert {one.value for one in AttemptOutcome} == set(pb.AttemptOutcome.values()) - {0}
 assert {one.value for one in StreamLifecycle} == set(pb.StreamLifecycle.values()) - {0}
-
-_Record = TypeVar("_Record", bound=Message)
-_Value = TypeVar("_Value")
 
 
 def policy_to_record(policy: Policy) -> pb.PolicyRecord:
@@ -83,7 +79,7 @@ def encode_levels(levels: PolicyLevels) -> bytes:
 
 def decode_levels(data: Buffer) -> PolicyLevels:
     """Read what is said above streams."""
-    return _decoded(
+    return decoded(
         pb.PolicyLevelsRecord(),
         data,
         Format.POLICIES_RECORD,
@@ -118,6 +114,9 @@ def encode_stream(stream: Stream) -> bytes:
     if stream.offload_pause is not None:
         record.offload_pause.since_ms = stream.offload_pause.since_ms
         record.offload_pause.cause = stream.offload_pause.cause
+    if stream.trimmed_end is not None:
+        end = stream.trimmed_end
+        record.trimmed_end.CopyFrom(pb.TrimmedEnd(ledger_id=end.ledger_id, entry_id=end.entry_id))
     if stream.owner is not None:
         record.owner_claim = stream.owner.claim.bytes
         record.owner_node_id = stream.owner.node_id
@@ -126,7 +125,7 @@ def encode_stream(stream: Stream) -> bytes:
 
 def decode_stream(data: Buffer) -> Stream:
     """Read a stream's znode."""
-    return _decoded(pb.StreamRecord(), data, Format.STREAM_RECORD, _stream_of)
+    return decoded(pb.StreamRecord(), data, Format.STREAM_RECORD, _stream_of)
 
 
 def encode_page(ledgers: Sequence[ListedLedger]) -> bytes:
@@ -139,7 +138,7 @@ def encode_page(ledgers: Sequence[ListedLedger]) -> bytes:
 
 def decode_page(data: Buffer) -> tuple[ListedLedger, ...]:
     """Read a page of a stream's list."""
-    return _decoded(
+    return decoded(
         pb.LedgerPage(), data, Format.LEDGER_PAGE, lambda page: _ledgers_of(page.ledgers)
     )
 
@@ -177,45 +176,7 @@ def encode_context(context: OffloadContext) -> bytes:
 
 def decode_context(data: Buffer) -> OffloadContext:
     """Read a ledger's context znode."""
-    return _decoded(pb.OffloadContextRecord(), data, Format.CONTEXT_RECORD, _context_of)
-
-
-def encode_progress(progress: SchedulerProgress) -> bytes:
-    """Return the data of the scheduler's progress."""
-    return pb.SchedulerProgressRecord(
-        version=current(Format.PROGRESS_RECORD),
-        progress_ms=progress.progress_ms,
-        ledger_id=list(progress.complete_seen_ms),
-        complete_seen_ms=list(progress.complete_seen_ms.values()),
-        sample_ledger_id=[one.ledger_id for one in progress.samples],
-        sample_progress_ms=[one.progress_ms for one in progress.samples],
-        closed_ledger_id=list(progress.closed_seen_ms),
-        closed_seen_ms=list(progress.closed_seen_ms.values()),
-    ).SerializeToString(deterministic=True)
-
-
-def decode_progress(data: Buffer) -> SchedulerProgress:
-    """Read the scheduler's progress."""
-    return _decoded(
-        pb.SchedulerProgressRecord(),
-        data,
-        Format.PROGRESS_RECORD,
-        lambda record: SchedulerProgress(
-            progress_ms=record.progress_ms,
-            complete_seen_ms=_numbers_by_ledger(record.ledger_id, record.complete_seen_ms),
-            closed_seen_ms=_numbers_by_ledger(record.closed_ledger_id, record.closed_seen_ms),
-            samples=tuple(
-                LedgerSample(LedgerId(ledger_id), progress_ms)
-                for ledger_id, progress_ms in zip(
-                    record.sample_ledger_id, record.sample_progress_ms, strict=True
-                )
-            ),
-        ),
-    )
-
-
-def _numbers_by_ledger(ids: Sequence[int], numbers: Sequence[int]) -> dict[LedgerId, int]:
-    return {LedgerId(one): number for one, number in zip(ids, numbers, strict=True)}
+    return decoded(pb.OffloadContextRecord(), data, Format.CONTEXT_RECORD, _context_of)
 
 
 def encode_cluster(cluster: Cluster) -> bytes:
@@ -230,7 +191,7 @@ def encode_cluster(cluster: Cluster) -> bytes:
 
 def decode_cluster(data: Buffer) -> Cluster:
     """Read the cluster's znode."""
-    return _decoded(
+    return decoded(
         pb.ClusterRecord(),
         data,
         Format.CLUSTER_RECORD,
@@ -256,7 +217,7 @@ def encode_cookie(cookie: Cookie) -> bytes:
 
 def decode_cookie(data: Buffer) -> Cookie:
     """Read a node's cookie."""
-    return _decoded(pb.Cookie(), data, Format.COOKIE, _cookie_of)
+    return decoded(pb.Cookie(), data, Format.COOKIE, _cookie_of)
 
 
 def _cookie_of(record: pb.Cookie) -> Cookie:
@@ -293,7 +254,7 @@ def encode_underreplicated(one: UnderReplicated) -> bytes:
 
 def decode_underreplicated(data: Buffer, *, znode_version: int = 0) -> UnderReplicated:
     """Read a ledger's place in the queue."""
-    return _decoded(
+    return decoded(
         pb.UnderReplicatedRecord(),
         data,
         Format.UNDERREPLICATED_RECORD,
@@ -344,7 +305,7 @@ def encode_draining(draining: Draining) -> bytes:
 
 def decode_draining(data: Buffer) -> Draining:
     """Read what stands of a node that is being emptied."""
-    return _decoded(
+    return decoded(
         pb.DrainingRecord(),
         data,
         Format.DRAINING_RECORD,
@@ -367,7 +328,7 @@ def encode_audit(checked_ms: int) -> bytes:
 
 def decode_audit(data: Buffer) -> int:
     """Read when all copies were last looked at."""
-    return _decoded(
+    return decoded(
         pb.AuditRecord(), data, Format.AUDIT_RECORD, lambda record: int(record.checked_ms)
     )
 
@@ -382,7 +343,7 @@ def encode_node(node: NodeInfo) -> bytes:
 
 def decode_node(data: Buffer) -> NodeInfo:
     """Read what a live node announces."""
-    return _decoded(
+    return decoded(
         pb.NodeRecord(),
         data,
         Format.NODE_RECORD,
@@ -397,26 +358,6 @@ def decode_node(data: Buffer) -> NodeInfo:
             draining=record.draining,
         ),
     )
-
-
-def _decoded(
-    record: _Record, data: Buffer, kind: Format, value_of: Callable[[_Record], _Value]
-) -> _Value:
-    name = kind.name.lower().replace("_", " ")
-    try:
-        record.ParseFromString(bytes(data))
-    except DecodeError as error:
-        raise CorruptError(
-            f"{name} of {len(data)} bytes can't be read", remedy="Restore the metadata"
-        ) from error
-    check_version(kind, record.version)  # type: ignore[attr-defined]
-    try:
-        return value_of(record)
-    except (RefusedError, ValueError, AssertionError) as error:
-        # The values' own checks: what can't be a value was not written by us.
-        raise CorruptError(
-            f"{name} makes no sense ({error})", remedy="Restore the metadata"
-        ) from error
 
 
 def _stream_of(record: pb.StreamRecord) -> Stream:
@@ -444,7 +385,13 @@ def _stream_of(record: pb.StreamRecord) -> Stream:
             if record.HasField("offload_pause")
             else None
         ),
+        trimmed_end=_trimmed_end_of(record) if record.HasField("trimmed_end") else None,
     )
+
+
+def _trimmed_end_of(record: pb.StreamRecord) -> Position:
+    end = record.trimmed_end
+    return Position(LedgerId(end.ledger_id), EntryId(end.entry_id))
 
 
 def _ledger_to_record(ledger: ListedLedger) -> pb.ListedLedger:

@@ -93,6 +93,16 @@ class AbandonedAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepairAttempt:
+    """An attempt that is to replace a damaged copy."""
+
+    uuid: UUID
+    location: Tier2Location
+    worker: str
+    started_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PastAttempt:
     """What people may want to know of an attempt. ``ended_ms`` 0: not known to have ended."""
 
@@ -127,17 +137,25 @@ class LedgerSample(NamedTuple):
     progress_ms: int
 
 
+class CopySeen(NamedTuple):
+    """A complete copy, and when leaders had been at work for how long when it was first seen."""
+
+    uuid: UUID
+    progress_ms: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerProgress:
     """How long leaders were at work in all, on clocks that never jump.
 
-    ``complete_seen_ms``: when on that clock a ledger was first seen complete, while its local
-    copy stands; ``closed_seen_ms``: was first seen closed that is its stream's last, or was for
-    long. Time during which no leader was at work does not count. ``samples``, oldest first.
+    ``complete_seen``: when on that clock a ledger was first seen complete with that very copy,
+    while its local copy stands; ``closed_seen_ms``: was first seen closed that is its stream's
+    last, or was for long. Time during which no leader was at work does not count. ``samples``,
+    oldest first.
     """
 
     progress_ms: int = 0
-    complete_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
+    complete_seen: Mapping[LedgerId, CopySeen] = field(default_factory=dict)
     closed_seen_ms: Mapping[LedgerId, int] = field(default_factory=dict)
     samples: tuple[LedgerSample, ...] = ()
 

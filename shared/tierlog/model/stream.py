@@ -12,6 +12,7 @@ from uuid import UUID
 
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.policy import Policy
+from tierlog.model.position import Position
 
 
 class StreamLifecycle(Enum):
@@ -78,6 +79,7 @@ class Stream:
     """A stream's znode as a value. ``ledgers`` is the tail of the list, behind ``pages``.
 
     ``offload_through``: an admin wants every sealed ledger up to that one offloaded.
+    ``trimmed_end``: where the newest trimmed ledger ended; whoever has read up to there goes on.
     ``partitions``: how many it has; 0: it has entries itself, as each partition does.
     """
 
@@ -95,6 +97,7 @@ class Stream:
     offload_through: LedgerId | None = None
     partitions: int = 0
     offload_pause: OffloadPause | None = None
+    trimmed_end: Position | None = None
 
     def __post_init__(self) -> None:
         ids = [ledger.ledger_id for ledger in self.ledgers]

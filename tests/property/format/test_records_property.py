@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tierlog.format import records
+from tierlog.format.progress import decode_progress, encode_progress
 from tierlog.format.versions import GATE, Format
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
@@ -15,13 +16,18 @@ from tierlog.model.node import Cluster, Cookie, NodeInfo
 from tierlog.model.offload import (
     AbandonedAttempt,
     AttemptOutcome,
+    CopySeen,
+    LedgerSample,
     OffloadContext,
     OffloadState,
     PastAttempt,
+    RepairAttempt,
+    SchedulerProgress,
     Tier2Copy,
     Tier2Location,
 )
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
+from tierlog.model.position import Position
 from tierlog.model.replication import Complaint, Draining, UnderReplicated
 from tierlog.model.stream import (
     LedgerPageRef,
@@ -101,6 +107,7 @@ def streams(draw) -> Stream:
         deleting=tuple(map(LedgerId, draw(st.lists(naturals, max_size=3)))),
         partitions=0 if ledgers else draw(st.integers(0, 2**31 - 1)),
         offload_pause=draw(st.none() | st.builds(OffloadPause, since_ms=numbers, cause=texts)),
+        trimmed_end=draw(st.none() | st.builds(Position, naturals, naturals)),
     )
 
 
@@ -202,6 +209,14 @@ drainings = st.builds(
     said_empty=st.booleans(),
 )
 
+progresses = st.builds(
+    SchedulerProgress,
+    progress_ms=numbers,
+    complete_seen=st.dictionaries(numbers, st.builds(CopySeen, uuids, numbers), max_size=4),
+    closed_seen_ms=st.dictionaries(numbers, numbers, max_size=4),
+    samples=st.lists(st.builds(LedgerSample, numbers, numbers), max_size=4).map(tuple),
+)
+
 CODECS: dict[
     Format, tuple[st.SearchStrategy[Any], Callable[..., bytes], Callable[..., Any], Any]
 ] = {
@@ -222,6 +237,12 @@ CODECS: dict[
         records.encode_context,
         records.decode_context,
         pb.OffloadContextRecord,
+    ),
+    Format.PROGRESS_RECORD: (
+        progresses,
+        encode_progress,
+        decode_progress,
+        pb.SchedulerProgressRecord,
     ),
     Format.CLUSTER_RECORD: (
         clusters,

@@ -37,7 +37,12 @@ def test_a_prefix_leaves_the_list_and_stands_in_deleting():
         world = World()
         claimed, ids = await filled(world, 4)
         retention = world.catalog().retention
-        assert await retention.begin_trim(STREAM, claimed.incarnation, ids[:2]) == 2
+        assert (
+            await retention.begin_trim(
+                STREAM, claimed.incarnation, ids[:2], grounds=await world.grounds()
+            )
+            == 2
+        )
         assert await listed(world) == ids[2:]
         stream = (await world.catalog().streams.snapshot(STREAM)).stream
         assert list(stream.deleting) == ids[:2]
@@ -58,13 +63,20 @@ def test_only_a_prefix_goes_and_never_what_is_open():
         claimed, ids = await filled(world, 3)
         is_open = await world.seal(claimed, [b"y"], close=False)
         retention = world.catalog().retention
-        assert await retention.begin_trim(STREAM, claimed.incarnation, ids[1:]) == 0
+        assert (
+            await retention.begin_trim(
+                STREAM, claimed.incarnation, ids[1:], grounds=await world.grounds()
+            )
+            == 0
+        )
         assert await listed(world) == [*ids, is_open]
         with pytest.raises(RefusedError, match="is open"):
-            await retention.begin_trim(STREAM, claimed.incarnation, [*ids, is_open])
+            await retention.begin_trim(
+                STREAM, claimed.incarnation, [*ids, is_open], grounds=await world.grounds()
+            )
         assert await listed(world) == [*ids, is_open]
         with pytest.raises(RefusedError) as caught:
-            await retention.begin_trim(STREAM, UUID(int=5), ids)
+            await retention.begin_trim(STREAM, UUID(int=5), ids, grounds=await world.grounds())
         assert caught.value.reason is Reason.STREAM_NOT_FOUND
 
     run_virtual(main())
@@ -82,7 +94,9 @@ def test_a_ledger_that_is_being_deleted_locally_holds_the_rest_back():
         await contexts.begin_tier1_deletion(ids[0], uuid=uuid)
         retention = world.catalog().retention
         with pytest.raises(RefusedError, match="TIER1_DELETING to TRIMMING"):
-            await retention.begin_trim(STREAM, claimed.incarnation, ids)
+            await retention.begin_trim(
+                STREAM, claimed.incarnation, ids, grounds=await world.grounds()
+            )
         assert await listed(world) == ids
 
     run_virtual(main())
@@ -96,7 +110,9 @@ def test_trimming_and_offloading_exclude_each_other_by_the_state():
         uuid, later = UUID(int=7), UUID(int=8)
         location = offloader.location(ledger_id, uuid)
         await contexts.begin_attempt(ledger_id, uuid=uuid, location=location, worker="w")
-        await world.catalog().retention.begin_trim(STREAM, claimed.incarnation, [ledger_id])
+        await world.catalog().retention.begin_trim(
+            STREAM, claimed.incarnation, [ledger_id], grounds=await world.grounds()
+        )
         context = await world.context(ledger_id)
         assert [one.uuid for one in context.abandoned] == [uuid]
         assert context.uuid is None
@@ -119,7 +135,9 @@ def test_nothing_is_forgotten_while_something_is_left():
         await contexts.begin_attempt(ledger_id, uuid=uuid, location=location, worker="w")
         with pytest.raises(RefusedError, match="not trimmed"):
             await retention.drop_tier1(ledger_id)
-        await retention.begin_trim(STREAM, claimed.incarnation, [ledger_id])
+        await retention.begin_trim(
+            STREAM, claimed.incarnation, [ledger_id], grounds=await world.grounds()
+        )
         for step in (
             lambda: retention.drop_tier1(ledger_id),
             lambda: contexts.strike_off(ledger_id, uuid),
@@ -146,7 +164,9 @@ def test_pages_go_ledger_by_ledger_and_whole(taken, monkeypatch):
         world = World()
         claimed, ids = await filled(world, 20)
         store, retention = world.catalog().store, world.catalog().retention
-        count = await retention.begin_trim(STREAM, claimed.incarnation, ids[:taken])
+        count = await retention.begin_trim(
+            STREAM, claimed.incarnation, ids[:taken], grounds=await world.grounds()
+        )
         assert count == taken
         assert await listed(world) == ids[taken:]
         stream = await world.catalog().streams.get(STREAM)
@@ -170,7 +190,9 @@ def test_steps_that_get_lost_and_two_that_do_them_at_once_end_the_same(seed):
 
         async def trim() -> None:
             retention = world.catalog(Faults(world.rng, rates=SHAKY)).retention
-            await retention.begin_trim(STREAM, claimed.incarnation, ids[:3])
+            await retention.begin_trim(
+                STREAM, claimed.incarnation, ids[:3], grounds=await world.grounds()
+            )
             for ledger_id in ids[:3]:
                 try:
                     await retention.drop_tier1(ledger_id)
@@ -197,7 +219,9 @@ def test_many_ledgers_go_in_transactions_of_a_bounded_size():
         world = World()
         claimed, ids = await filled(world, TRIM_LEDGERS_MAX + 3)
         changes = world.metadata.changes
-        count = await world.catalog().retention.begin_trim(STREAM, claimed.incarnation, ids)
+        count = await world.catalog().retention.begin_trim(
+            STREAM, claimed.incarnation, ids, grounds=await world.grounds()
+        )
         assert count == len(ids)
         assert world.metadata.changes == changes + 2
         assert await listed(world) == []
@@ -226,7 +250,7 @@ def test_a_stream_is_removed_once_it_is_empty_and_its_name_is_free():
             assert caught.value.reason is Reason.STREAM_NOT_FOUND
         with pytest.raises(RefusedError, match="not empty"):
             await retention.remove_stream(STREAM, claimed.incarnation)
-        await retention.begin_trim(STREAM, claimed.incarnation, ids)
+        await retention.begin_trim(STREAM, claimed.incarnation, ids, grounds=await world.grounds())
         for ledger_id in ids:
             await retention.drop_tier1(ledger_id)
             await retention.finish_trim(STREAM, claimed.incarnation, ledger_id)

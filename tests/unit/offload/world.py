@@ -27,6 +27,7 @@ from tierlog.model.ledger import (
 from tierlog.model.offload import OffloadContext
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
+from tierlog.model.trimming import TrimGrounds
 from tierlog.offload.budget import UploadBudget
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.manifests import BucketGuard, ManifestStore
@@ -250,6 +251,11 @@ class World:
         found = await self.catalog().contexts.get(ledger_id)
         assert found is not None
         return found
+
+    async def grounds(self, name: StreamName = STREAM) -> TrimGrounds:
+        """Return what a decision to trim a stream stands on now."""
+        catalog = self.catalog()
+        return TrimGrounds.of(await catalog.streams.get(name), await catalog.policies.levels())
 
     async def expected_keys(self) -> set[str]:
         """Return the keys of all objects that the metadata names as complete copies."""

@@ -7,11 +7,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.world import STREAM, TOPICS, World
+from tests.unit.offload.world import STREAM, TOPICS, World, bare_ledger
 from tierlog.adapters.kafka.common import as_error
 from tierlog.adapters.memory.events import MemoryEventPublisher
+from tierlog.adapters.memory.faults import Faults, Outcome
+from tierlog.format import paths
 from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AttemptOutcome, OffloadState
+from tierlog.model.stream import Stream
 from tierlog.offload.messages import ERROR_LEN_MAX, parse_result, trace_of
 from tierlog.ports.events import Event
 from tierlog.proto.v1 import events_pb2 as pb
@@ -187,3 +191,115 @@ def test_kafka_says_what_it_refuses_for_good():
 
     denied = as_error(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "it", "b:1")
     assert isinstance(denied, RefusedError)
+
+
+async def trimmed(world: World, claimed: Stream, ledger_id: LedgerId, *, forgotten: bool) -> None:
+    retention = world.catalog().retention
+    incarnation = claimed.incarnation
+    await retention.begin_trim(STREAM, incarnation, [ledger_id], grounds=await world.grounds())
+    if forgotten:
+        await retention.drop_tier1(ledger_id)
+        await retention.finish_trim(STREAM, incarnation, ledger_id)
+
+
+async def deleted(world: World, claimed: Stream, ledger_id: LedgerId) -> None:
+    retention = world.catalog().retention
+    await retention.begin_stream_deletion(STREAM)
+    await trimmed(world, claimed, ledger_id, forgotten=True)
+    await retention.remove_stream(STREAM, claimed.incarnation)
+
+
+def check_stale(world: World, match: str) -> None:
+    """The one request was acknowledged with a result that says why, and nobody has to look."""
+    (event,) = world.queue.events(TOPICS.completed)
+    result = parse_result(event)
+    assert result.outcome == pb.OffloadResult.OUTCOME_STALE
+    assert result.error_reason == Reason.LEDGER_NOT_FOUND.value
+    assert "came too late" in result.error_message
+    assert match in result.error_message
+    assert not world.queue.events(TOPICS.dead_letter)
+    assert not world.bucket.objects
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_request_for_a_ledger_that_was_trimmed_is_stale(forgotten):
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        request = world.request(claimed, ledger_id)
+        await trimmed(world, claimed, ledger_id, forgotten=forgotten)
+        with capture_logs() as lines:
+            await world.worker().handle(request)
+        check_stale(world, "trimmed")
+        (told,) = [one for one in lines if one["event"] == "request.dropped"]
+        assert "came too late" in told["cause"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_request_for_a_ledger_of_a_stream_that_was_deleted_is_stale(anew):
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        request = world.request(claimed, ledger_id)
+        await deleted(world, claimed, ledger_id)
+        if anew:
+            await world.stream()
+        await world.worker().handle(request)
+        check_stale(world, "made anew" if anew else "not any more")
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_ledger_that_is_trimmed_between_two_looks_makes_the_request_stale(forgotten, monkeypatch):
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        worker = world.worker()
+        begin = worker._catalog.contexts.begin_attempt
+
+        async def late(*args, **named):
+            await trimmed(world, claimed, ledger_id, forgotten=forgotten)
+            return await begin(*args, **named)
+
+        monkeypatch.setattr(worker._catalog.contexts, "begin_attempt", late)
+        await worker.handle(world.request(claimed, ledger_id))
+        check_stale(world, "trimmed")
+
+    run_virtual(main())
+
+
+def test_a_ledger_that_never_was_is_for_someone_to_look_at_whatever_was_trimmed():
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        await trimmed(world, claimed, ledger_id, forgotten=True)
+        await world.worker().handle(world.request(claimed, LedgerId(ledger_id + 500)))
+        await world.worker().handle(world.request(claimed, await bare_ledger(world)))
+        results = [parse_result(one).outcome for one in world.queue.events(TOPICS.completed)]
+        assert results == [pb.OffloadResult.OUTCOME_REFUSED] * 2
+        assert len(world.queue.events(TOPICS.dead_letter)) == 2
+
+    run_virtual(main())
+
+
+def test_an_attempt_that_fails_when_its_ledger_is_gone_cleans_itself_and_is_no_dead_letter():
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        down = Faults(world.rng)
+        worker = world.worker(down, part_delay_s=10.0)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(worker.handle(world.request(claimed, ledger_id)))
+            await asyncio.sleep(5)
+            await world.catalog().store.delete(paths.context_path(ledger_id), version=-1)
+            down.next("objects.complete_upload", Outcome.REFUSED)
+        (event,) = world.queue.events(TOPICS.completed)
+        assert parse_result(event).outcome == pb.OffloadResult.OUTCOME_SUPERSEDED
+        assert not world.queue.events(TOPICS.dead_letter)
+        assert not world.bucket.objects
+        assert not world.bucket.uploads
+
+    run_virtual(main())

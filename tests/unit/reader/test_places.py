@@ -55,7 +55,7 @@ LIST = (closed(5, 10), closed(7, 3), opened(9))
     ],
 )
 def test_a_position_means_an_entry(ledgers, where, ledger_id, entry_id, resume):
-    place = locate(LOGS, ledgers, where)
+    place = locate(LOGS, ledgers, where, trimmed_end=None)
     assert isinstance(place, Spot)
     assert (place.ledger.ledger_id, place.entry_id, place.resume) == (ledger_id, entry_id, resume)
 
@@ -70,11 +70,11 @@ def test_a_position_means_an_entry(ledgers, where, ledger_id, entry_id, resume):
     ],
 )
 def test_behind_everything_there_is_only_waiting(ledgers, where, resume):
-    assert locate(LOGS, ledgers, where) == AtEnd(resume=resume)
+    assert locate(LOGS, ledgers, where, trimmed_end=None) == AtEnd(resume=resume)
 
 
 def test_latest_of_an_open_ledger_is_behind_its_lac_whichever_that_is():
-    place = locate(LOGS, LIST, LATEST)
+    place = locate(LOGS, LIST, LATEST, trimmed_end=None)
     assert place == BehindLast(ledger=LIST[2], resume=at(7, 3))
 
 
@@ -92,10 +92,57 @@ def test_latest_of_an_open_ledger_is_behind_its_lac_whichever_that_is():
 )
 def test_what_is_not_there_is_told_by_its_reason_and_with_a_remedy(where, reason):
     with pytest.raises(RefusedError) as caught:
-        locate(LOGS, LIST, where)
+        locate(LOGS, LIST, where, trimmed_end=None)
     assert caught.value.reason is reason
     assert caught.value.remedy
     assert caught.value.details
+
+
+TRIMMED_END = at(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "where", "ledger_id", "resume"),
+    [
+        (LIST, TRIMMED_END, 5, TRIMMED_END),
+        (LIST, EARLIEST, 5, TRIMMED_END),
+        ((opened(9),), TRIMMED_END, 9, TRIMMED_END),
+        ((opened(9),), at(9, 0), 9, TRIMMED_END),
+    ],
+)
+def test_whoever_read_up_to_the_end_of_a_trimmed_ledger_goes_on(ledgers, where, ledger_id, resume):
+    place = locate(LOGS, ledgers, where, trimmed_end=TRIMMED_END)
+    assert isinstance(place, Spot)
+    assert (place.ledger.ledger_id, place.entry_id, place.resume) == (ledger_id, 0, resume)
+
+
+@pytest.mark.parametrize("where", [TRIMMED_END, EARLIEST, LATEST])
+def test_behind_a_stream_all_of_which_was_trimmed_there_is_waiting(where):
+    assert locate(LOGS, (), where, trimmed_end=TRIMMED_END) == AtEnd(resume=TRIMMED_END)
+
+
+def test_the_start_of_an_open_ledger_is_named_by_what_was_trimmed_before_it():
+    behind = locate(LOGS, (opened(9),), LATEST, trimmed_end=TRIMMED_END)
+    assert behind == BehindLast(ledger=opened(9), resume=TRIMMED_END)
+
+
+@pytest.mark.parametrize("ledgers", [LIST, ()])
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        # One entry of the trimmed ledger was missed, or all of it.
+        (at(4, 5), Reason.TRIMMED),
+        (at(4, 0), Reason.TRIMMED),
+        # The end of the ledger before it, and that ledger was trimmed as well.
+        (at(3, 9), Reason.TRIMMED),
+        (at(4, 7), Reason.NO_SUCH_ENTRY),
+        (at(10, 0), Reason.LEDGER_NOT_FOUND),
+    ],
+)
+def test_whoever_missed_an_entry_is_told(ledgers, where, reason):
+    with pytest.raises(RefusedError) as caught:
+        locate(LOGS, ledgers, where, trimmed_end=TRIMMED_END)
+    assert caught.value.reason is reason
 
 
 def context(state, **more):

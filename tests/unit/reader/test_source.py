@@ -135,6 +135,52 @@ async def test_a_tail_read_follows_a_roll_over_while_it_waits():
         assert answer.resume == at(fourth, 1)
 
 
+async def trim(world, *ledger_ids):
+    await world.catalog().retention.begin_trim(
+        STREAM, world.claimed.incarnation, ledger_ids, grounds=await world.grounds()
+    )
+    # Views of before are over.
+    await asyncio.sleep(1)
+
+
+@on_virtual_time
+async def test_who_is_caught_up_goes_on_when_the_ledger_is_trimmed_and_who_missed_one_is_told():
+    world = ReaderWorld()
+    await world.start()
+    first, second = await world.sealed(A), await world.sealed(B)
+    async with world.reader() as source:
+        await trim(world, first)
+        answer = await source.read(STREAM, at(first, len(A)), budget())
+        assert payloads(answer) == B
+        caught_up = answer.resume
+        await trim(world, second)
+        assert await source.bounds(STREAM) == (caught_up, caught_up)
+        for where in (at(first, len(A)), at(second, len(B) - 1)):
+            with pytest.raises(RefusedError) as caught:
+                await source.read(STREAM, where, budget())
+            assert caught.value.reason is Reason.TRIMMED
+        third = await world.opened()
+        empty = await source.read(STREAM, caught_up, budget())
+        assert (empty.chunk, empty.resume) == (None, caught_up)
+        assert await source.bounds(STREAM) == (caught_up, caught_up)
+        await world.write(third, C)
+        assert payloads(await source.read(STREAM, caught_up, budget())) == C
+
+
+@on_virtual_time
+async def test_a_read_that_waits_at_the_end_outlives_the_trimming_of_its_ledger():
+    world = ReaderWorld()
+    await world.start()
+    first = await world.sealed(A)
+    async with world.reader() as source, asyncio.TaskGroup() as group:
+        end = at(first, len(A))
+        reading = group.create_task(source.read(STREAM, end, budget(wait_s=30)))
+        await asyncio.sleep(3)
+        await trim(world, first)
+        await world.opened(B)
+    assert payloads(reading.result()) == B
+
+
 @on_virtual_time
 async def test_latest_is_what_comes_after_the_call():
     world, *_, third = await three_ledgers()

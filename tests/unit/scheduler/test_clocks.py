@@ -1,13 +1,18 @@
 """Time that is past for sure: never early, never stopped, whatever any wall clock does."""
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tierlog.adapters.memory.clock import SimClock
-from tierlog.format import records
+from tierlog.format.progress import decode_progress, encode_progress
+from tierlog.model.errors import CorruptError
 from tierlog.model.ids import LedgerId
-from tierlog.model.offload import LedgerSample, SchedulerProgress
+from tierlog.model.offload import CopySeen, LedgerSample, SchedulerProgress
+from tierlog.ports.metadata import REQUEST_BYTES_MAX
+from tierlog.proto.v1 import metadata_pb2 as pb
 from tierlog_scheduler.clocks import (
     PARTS,
     SAMPLE_AGAIN_MS,
@@ -16,6 +21,7 @@ from tierlog_scheduler.clocks import (
     Now,
     Timekeeper,
 )
+from tierlog_scheduler.scheduler import CHECKPOINT_LEDGERS_MAX
 
 HOUR = 3600.0
 MS_PER_H = 3_600_000
@@ -86,9 +92,12 @@ def test_time_without_a_leader_does_not_count_and_the_rest_outlives_it():
         progress_ms=now.progress_ms,
         samples=now.history.samples,
         closed_seen_ms={LedgerId(9): 77},
-        complete_seen_ms={LedgerId(2): 5},
+        complete_seen={
+            LedgerId(2): CopySeen(UUID(int=7), 5),
+            LedgerId(3): CopySeen(UUID(int=8), 6),
+        },
     )
-    assert records.decode_progress(records.encode_progress(kept)) == kept
+    assert decode_progress(encode_progress(kept)) == kept
     clock.advance(100 * HOUR)
     second = begun(clock, kept)
     second.note_newest(LedgerId(6))
@@ -97,6 +106,41 @@ def test_time_without_a_leader_does_not_count_and_the_rest_outlives_it():
     # Of what was closed while nobody led it is known since the next leader began.
     assert now.closed_since(None, LedgerId(5)) == pytest.approx(2 * MS_PER_H, abs=2000)
     assert now.closed_since(None, LedgerId(7)) == 0
+
+
+def test_a_record_from_before_copies_had_their_uuid_is_read_and_lags_begin_anew():
+    seen = {LedgerId(2): CopySeen(UUID(int=7), 5)}
+    raw = encode_progress(SchedulerProgress(progress_ms=9, complete_seen=seen))
+    record = pb.SchedulerProgressRecord.FromString(raw)
+    record.complete_uuids = b""
+    assert decode_progress(record.SerializeToString()) == SchedulerProgress(progress_ms=9)
+
+
+@pytest.mark.parametrize("uuids", [b"x", bytes(15), bytes(17), bytes(32)])
+def test_a_record_whose_lists_do_not_fit_is_corrupt(uuids):
+    seen = {LedgerId(2): CopySeen(UUID(int=7), 5)}
+    record = pb.SchedulerProgressRecord.FromString(
+        encode_progress(SchedulerProgress(complete_seen=seen))
+    )
+    record.complete_uuids = uuids
+    with pytest.raises(CorruptError):
+        decode_progress(record.SerializeToString())
+    record.complete_uuids = b""
+    record.complete_seen_ms.append(5)
+    with pytest.raises(CorruptError):
+        decode_progress(record.SerializeToString())
+
+
+def test_the_largest_checkpoint_fits_a_change_of_the_metadata():
+    # Later than any leader's: 2**45 milliseconds are a thousand years.
+    ids, late_ms = [LedgerId(2**47 + one) for one in range(CHECKPOINT_LEDGERS_MAX)], 2**45
+    largest = SchedulerProgress(
+        progress_ms=late_ms,
+        complete_seen={one: CopySeen(UUID(int=one), late_ms) for one in ids},
+        closed_seen_ms=dict.fromkeys(ids, late_ms),
+        samples=tuple(LedgerSample(one, late_ms) for one in ids[:SAMPLES_MAX]),
+    )
+    assert len(encode_progress(largest)) < REQUEST_BYTES_MAX
 
 
 def test_without_samples_everything_waits_anew():

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.scheduler.test_policy import DELAYS, ledger, place, stream
+from tests.unit.scheduler.test_policy import DELAYS, ledger, place, saw, stream
 from tierlog.model.ids import LedgerId
-from tierlog.model.offload import AbandonedAttempt, LedgerSample, OffloadState
+from tierlog.model.offload import AbandonedAttempt, CopySeen, LedgerSample, OffloadState
 from tierlog.model.policy import Policy
 from tierlog_scheduler import retention
 from tierlog_scheduler.clocks import History, Now
@@ -36,7 +36,7 @@ def test_times_are_those_of_the_thresholds():
             retention_time_ms=1_500_000,
             ledger_age_ms_max=1_500_000,
         ),
-        complete_seen_ms={LedgerId(1): 950_000},
+        complete_seen=saw(950_000),
         closed_seen_ms={LedgerId(1): 1},
     )
     found = steps(view)
@@ -86,14 +86,16 @@ def test_what_is_due_now_is_what_is_decided(found, offload, lag, keep, size, pau
         ledger(number, state=state, length=length, closed_ms=closed_ms, timestamp_ms=closed_ms)
         for number, (state, length, closed_ms, _) in enumerate(found)
     ]
-    seen = {LedgerId(number): one[2] for number, one in enumerate(found) if one[3]}
+    seen: dict[LedgerId, CopySeen] = {}
+    for number, one in enumerate(found):
+        seen |= saw(one[2], number) if one[3] else {}
     policy = Policy(
         offload_time_ms=offload if keep is None or offload is None else min(offload, keep - 1),
         deletion_lag_ms=lag,
         retention_time_ms=keep,
         retention_size_bytes=size,
     )
-    view = stream(*views, policy=policy, complete_seen_ms=seen, paused=paused)
+    view = stream(*views, policy=policy, complete_seen=seen, paused=paused)
     due = {key for key, one in steps(view).items() if one.in_ms == 0}
     decided: set[tuple[int, What]] = set()
     for action in decide(view, NOW, DELAYS):

@@ -114,7 +114,7 @@ def test_pages_of_a_long_list_are_read_once(monkeypatch):
         assert pages >= 3
         for taken in (1, 4, 5):
             await world.catalog().retention.begin_trim(
-                claimed.name, claimed.incarnation, ids[:taken]
+                claimed.name, claimed.incarnation, ids[:taken], grounds=await world.grounds()
             )
             await known.refresh(10)
             await check_same(world, known)

@@ -15,6 +15,7 @@ from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import (
     AbandonedAttempt,
+    CopySeen,
     OffloadContext,
     OffloadState,
     Tier2Copy,
@@ -213,16 +214,21 @@ def test_offload_thresholds_lie_below_retention_thresholds(what, offload, fits):
     assert refused.value.reason is Reason.POLICY_INVALID
 
 
+def saw(progress_ms: int, number: int = 1) -> dict[LedgerId, CopySeen]:
+    """Return that the copy of a ledger was seen complete."""
+    return {LedgerId(number): CopySeen(UUID(int=number + 1), progress_ms)}
+
+
 class TestDeletion:
     LAG = DELETION_LAG_DEFAULT_MS
 
     def deleted(self, wall_ms: int, progress_ms: int | None, policy: Policy | None = None) -> bool:
         """Tell whether a copy is deleted that is complete for so long, on both clocks."""
-        seen = {} if progress_ms is None else {LedgerId(1): NOW.progress_ms - progress_ms}
+        seen = {} if progress_ms is None else saw(NOW.progress_ms - progress_ms)
         view = stream(
             ledger(1, state=OffloadState.COMPLETE, timestamp_ms=NOW.wall_ms - wall_ms),
             policy=policy,
-            complete_seen_ms=seen,
+            complete_seen=seen,
         )
         return bool(decide(view, NOW, DELAYS))
 
@@ -237,6 +243,14 @@ class TestDeletion:
         assert not self.deleted(1000 * self.LAG, None)
         assert self.deleted(-1000 * self.LAG, self.LAG)
 
+    def test_of_another_copy_nothing_is_known(self):
+        for uuid, gone in ((UUID(int=2), True), (UUID(int=77), False)):
+            view = stream(
+                ledger(1, state=OffloadState.COMPLETE),
+                complete_seen={LedgerId(1): CopySeen(uuid, 0)},
+            )
+            assert bool(decide(view, NOW, DELAYS)) is gone
+
     def test_never(self):
         assert not self.deleted(10**12, 10**8, Policy(deletion_lag_ms=-1))
 
@@ -248,7 +262,7 @@ class TestDeletion:
         view = stream(
             ledger(1, state=state),
             policy=Policy(deletion_lag_ms=0),
-            complete_seen_ms={LedgerId(1): 0},
+            complete_seen=saw(0),
         )
         expected = state in {OffloadState.COMPLETE, OffloadState.TIER1_DELETING}
         assert [type(one) for one in decide(view, NOW, DELAYS)] == [DeleteTier1] * expected

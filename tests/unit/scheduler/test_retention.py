@@ -22,6 +22,7 @@ from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AbandonedAttempt, LedgerSample, OffloadState
 from tierlog.model.policy import NEVER, Policy
+from tierlog.model.trimming import TrimGrounds
 from tierlog_scheduler.clocks import History, Now
 from tierlog_scheduler.retention import (
     TRIMMED_MAX,
@@ -182,7 +183,9 @@ def test_a_stream_that_is_being_deleted_loses_everything_and_then_itself():
     views = (ledger(1), ledger(2, state=S.COMPLETE))
     view = replace(stream(*views, policy=Policy(offload_time_ms=5)), deleting=True)
     (begin,) = decide(view, NOW, DELAYS)
-    assert begin == BeginTrim(ledger_ids=(LedgerId(1), LedgerId(2)))
+    assert begin == BeginTrim(
+        ledger_ids=(LedgerId(1), LedgerId(2)), grounds=TrimGrounds(policy=None)
+    )
     assert decide(replace(view, ledgers=()), NOW, DELAYS) == [RemoveStream()]
     left = replace(view, ledgers=(), trimmed={LedgerId(1): None})
     assert RemoveStream() not in decide(left, NOW, DELAYS)
@@ -208,6 +211,33 @@ async def kept_keys(world: World) -> set[str]:
                 if key in world.bucket.objects
             }
     return named
+
+
+def test_what_is_changed_after_a_pass_decided_is_not_trimmed_by_it(monkeypatch):
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(retention_size_bytes=1))
+        ids = [await world.seal(claimed, ENTRIES) for _ in range(3)]
+        leader = scheduler(world)
+        await leader.begin()
+        retention = leader._catalog.retention
+        begin_trim = retention.begin_trim
+
+        async def after_a_change(*args, **named):
+            policy = Policy(retention_size_bytes=10**9)
+            await world.catalog().streams.set_policy(STREAM, policy)
+            return await begin_trim(*args, **named)
+
+        monkeypatch.setattr(retention, "begin_trim", after_a_change)
+        await leader.run_pass()
+        await leader.run_pass()
+        assert [one.ledger_id for one in await listed(world)] == ids
+        monkeypatch.setattr(retention, "begin_trim", begin_trim)
+        await world.catalog().streams.set_policy(STREAM, Policy(retention_size_bytes=1))
+        await leader.run_pass()
+        assert [one.ledger_id for one in await listed(world)] == ids[2:]
+
+    run_virtual(main())
 
 
 @pytest.mark.covers("A24", "A25", "B12")

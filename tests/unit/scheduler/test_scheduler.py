@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import random
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format import paths
 from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
-from tierlog.model.offload import SchedulerProgress
+from tierlog.model.offload import CopySeen, SchedulerProgress
 from tierlog.model.policy import Policy
 from tierlog.model.position import Position
 from tierlog.offload.messages import parse_request
@@ -322,13 +323,44 @@ def test_a_lost_or_damaged_progress_only_makes_waits_longer(damage):
     run_virtual(main())
 
 
+def test_a_copy_made_anew_between_two_passes_has_its_whole_lag_before_it():
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(offload_time_ms=0))
+        ledger_id = await world.seal(claimed, ENTRIES)
+        await world.worker().handle(world.request(claimed, ledger_id))
+        leader = scheduler(world)
+        await leader.begin()
+        await leader.run_pass()
+        await asyncio.sleep(3.9 * HOUR)
+        await leader.run_pass()
+        # Repaired between two passes: the same objects have to do for another copy here.
+        another = UUID(int=99)
+        await world.catalog().contexts.change(
+            ledger_id,
+            lambda context: replace(context, uuid=another),
+            applied=lambda context: context.uuid == another,
+        )
+        await leader.run_pass()
+        await asyncio.sleep(3.9 * HOUR)
+        await leader.run_pass()
+        assert await world.catalog().ledgers.get(ledger_id) is not None
+        await asyncio.sleep(0.2 * HOUR)
+        await leader.run_pass()
+        assert await world.catalog().ledgers.get(ledger_id) is None
+
+    run_virtual(main())
+
+
 def test_a_late_checkpoint_of_a_deposed_leader_changes_nothing():
     async def main():
         world = World()
         await world.stream()
         progress = world.catalog().progress
         assert await progress.load() == SchedulerProgress()
-        newer = SchedulerProgress(progress_ms=500, complete_seen_ms={LedgerId(1): 400})
+        newer = SchedulerProgress(
+            progress_ms=500, complete_seen={LedgerId(1): CopySeen(UUID(int=1), 400)}
+        )
         await progress.save(newer)
         await progress.save(SchedulerProgress(progress_ms=300))
         assert await progress.load() == newer
@@ -506,13 +538,13 @@ def test_what_was_seen_survives_a_pass_in_which_its_stream_could_not_be_read():
         found = await store.get(path)
         assert found is not None
         version = await store.set(path, b"\xff", version=found.version)
-        seen = dict(leader._memory.complete_seen_ms)
+        seen = dict(leader._memory.complete_seen)
         assert list(seen) == [ledger_id]
         await asyncio.sleep(10)
         await leader.run_pass()
-        assert leader._memory.complete_seen_ms == seen
+        assert leader._memory.complete_seen == seen
         await store.set(path, found.data, version=version)
         await leader.run_pass()
-        assert leader._memory.complete_seen_ms == seen
+        assert leader._memory.complete_seen == seen
 
     run_virtual(main())

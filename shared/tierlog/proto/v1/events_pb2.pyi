@@ -73,6 +73,8 @@ class OffloadResult(_message.Message):
         OUTCOME_FAILED: OffloadResult._Outcome.ValueType  # 5
         OUTCOME_PAUSED: OffloadResult._Outcome.ValueType  # 6
         """An admin paused the stream."""
+        OUTCOME_STALE: OffloadResult._Outcome.ValueType  # 7
+        """The ledger, or its stream, was trimmed or deleted since: the request came too late."""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
     OUTCOME_UNSPECIFIED: OffloadResult.Outcome.ValueType  # 0
@@ -83,6 +85,8 @@ class OffloadResult(_message.Message):
     OUTCOME_FAILED: OffloadResult.Outcome.ValueType  # 5
     OUTCOME_PAUSED: OffloadResult.Outcome.ValueType  # 6
     """An admin paused the stream."""
+    OUTCOME_STALE: OffloadResult.Outcome.ValueType  # 7
+    """The ledger, or its stream, was trimmed or deleted since: the request came too late."""
 
     STREAM_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int

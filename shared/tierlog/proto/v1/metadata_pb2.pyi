@@ -346,6 +346,7 @@ class StreamRecord(_message.Message):
     OFFLOAD_THROUGH_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     OFFLOAD_PAUSE_FIELD_NUMBER: _builtins.int
+    TRIMMED_END_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     name: _builtins.str
     incarnation: _builtins.bytes
@@ -378,6 +379,10 @@ class StreamRecord(_message.Message):
     def offload_pause(self) -> Global___OffloadPause:
         """An admin wants neither offloads nor deletions for now; absent: they go on."""
 
+    @_builtins.property
+    def trimmed_end(self) -> Global___TrimmedEnd:
+        """The end of the newest ledger that retention took off the list; absent: none was, or not known."""
+
     def __init__(
         self,
         *,
@@ -397,21 +402,50 @@ class StreamRecord(_message.Message):
         offload_through: _builtins.int | None = ...,
         partitions: _builtins.int = ...,
         offload_pause: Global___OffloadPause | None = ...,
+        trimmed_end: Global___TrimmedEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "policy", b"policy", "trimmed_end", b"trimmed_end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "created_ms", b"created_ms", "deleting", b"deleting", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "created_ms", b"created_ms", "deleting", b"deleting", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "trimmed_end", b"trimmed_end", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__offload_pause: _TypeAlias = _typing.Literal["offload_pause"]  # noqa: Y015
     _WhichOneofArgType__offload_pause: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause"]  # noqa: Y015
     _WhichOneofReturnType__offload_through: _TypeAlias = _typing.Literal["offload_through"]  # noqa: Y015
     _WhichOneofArgType__offload_through: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through"]  # noqa: Y015
+    _WhichOneofReturnType__trimmed_end: _TypeAlias = _typing.Literal["trimmed_end"]  # noqa: Y015
+    _WhichOneofArgType__trimmed_end: _TypeAlias = _typing.Literal["_trimmed_end", b"_trimmed_end"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_pause) -> _WhichOneofReturnType__offload_pause | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_through) -> _WhichOneofReturnType__offload_through | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trimmed_end) -> _WhichOneofReturnType__trimmed_end | None: ...
 
 Global___StreamRecord: _TypeAlias = StreamRecord  # noqa: Y015
+
+@_typing.final
+class TrimmedEnd(_message.Message):
+    """Behind the last entry of a ledger: its id, and how many entries it had."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    entry_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+        entry_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "ledger_id", b"ledger_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrimmedEnd: _TypeAlias = TrimmedEnd  # noqa: Y015
 
 @_typing.final
 class OffloadPause(_message.Message):
@@ -500,6 +534,37 @@ class AbandonedAttempt(_message.Message):
 Global___AbandonedAttempt: _TypeAlias = AbandonedAttempt  # noqa: Y015
 
 @_typing.final
+class RepairRecord(_message.Message):
+    """An attempt that is to replace a damaged copy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UUID_FIELD_NUMBER: _builtins.int
+    LOCATION_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    STARTED_MS_FIELD_NUMBER: _builtins.int
+    uuid: _builtins.bytes
+    worker: _builtins.str
+    started_ms: _builtins.int
+    @_builtins.property
+    def location(self) -> Global___Tier2Location: ...
+    def __init__(
+        self,
+        *,
+        uuid: _builtins.bytes = ...,
+        location: Global___Tier2Location | None = ...,
+        worker: _builtins.str = ...,
+        started_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["location", b"location", "started_ms", b"started_ms", "uuid", b"uuid", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairRecord: _TypeAlias = RepairRecord  # noqa: Y015
+
+@_typing.final
 class AttemptHistoryRecord(_message.Message):
     """What became of one attempt, for people."""
 
@@ -568,6 +633,7 @@ class OffloadContextRecord(_message.Message):
     ATTEMPT_STARTED_MS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     SIDE_HEADER_SHA256_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     stream: _builtins.str
     incarnation: _builtins.bytes
@@ -605,6 +671,10 @@ class OffloadContextRecord(_message.Message):
     def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptHistoryRecord]:
         """The newest attempts, oldest first; older ones are forgotten."""
 
+    @_builtins.property
+    def repair(self) -> Global___RepairRecord:
+        """While repairing; what is above is the damaged attempt's until then."""
+
     def __init__(
         self,
         *,
@@ -636,10 +706,11 @@ class OffloadContextRecord(_message.Message):
         attempt_started_ms: _builtins.int = ...,
         history: _abc.Iterable[Global___AttemptHistoryRecord] | None = ...,
         side_header_sha256: _builtins.bytes = ...,
+        repair: Global___RepairRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location", "repair", b"repair"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "attempt_count", b"attempt_count", "attempt_started_ms", b"attempt_started_ms", "block_count", b"block_count", "bookkeeper_deleted", b"bookkeeper_deleted", "complete", b"complete", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "history", b"history", "incarnation", b"incarnation", "index_len", b"index_len", "index_sha256", b"index_sha256", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "location", b"location", "repair_source_uuid", b"repair_source_uuid", "side_header_sha256", b"side_header_sha256", "side_len", b"side_len", "side_sha256", b"side_sha256", "state", b"state", "stream", b"stream", "timestamp_ms", b"timestamp_ms", "uuid", b"uuid", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "attempt_count", b"attempt_count", "attempt_started_ms", b"attempt_started_ms", "block_count", b"block_count", "bookkeeper_deleted", b"bookkeeper_deleted", "complete", b"complete", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "history", b"history", "incarnation", b"incarnation", "index_len", b"index_len", "index_sha256", b"index_sha256", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "location", b"location", "repair", b"repair", "repair_source_uuid", b"repair_source_uuid", "side_header_sha256", b"side_header_sha256", "side_len", b"side_len", "side_sha256", b"side_sha256", "state", b"state", "stream", b"stream", "timestamp_ms", b"timestamp_ms", "uuid", b"uuid", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -690,8 +761,13 @@ class SchedulerProgressRecord(_message.Message):
     SAMPLE_PROGRESS_MS_FIELD_NUMBER: _builtins.int
     CLOSED_LEDGER_ID_FIELD_NUMBER: _builtins.int
     CLOSED_SEEN_MS_FIELD_NUMBER: _builtins.int
+    COMPLETE_UUIDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     progress_ms: _builtins.int
+    complete_uuids: _builtins.bytes
+    """The UUIDs of the copies that were seen complete, 16 bytes for each ledger_id, back to back;
+    empty in records from before: which copies those were is not known.
+    """
     @_builtins.property
     def ledger_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Parallel lists: a million numbers cost less than messages."""
@@ -721,14 +797,261 @@ class SchedulerProgressRecord(_message.Message):
         sample_progress_ms: _abc.Iterable[_builtins.int] | None = ...,
         closed_ledger_id: _abc.Iterable[_builtins.int] | None = ...,
         closed_seen_ms: _abc.Iterable[_builtins.int] | None = ...,
+        complete_uuids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_ledger_id", b"closed_ledger_id", "closed_seen_ms", b"closed_seen_ms", "complete_seen_ms", b"complete_seen_ms", "ledger_id", b"ledger_id", "progress_ms", b"progress_ms", "sample_ledger_id", b"sample_ledger_id", "sample_progress_ms", b"sample_progress_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed_ledger_id", b"closed_ledger_id", "closed_seen_ms", b"closed_seen_ms", "complete_seen_ms", b"complete_seen_ms", "complete_uuids", b"complete_uuids", "ledger_id", b"ledger_id", "progress_ms", b"progress_ms", "sample_ledger_id", b"sample_ledger_id", "sample_progress_ms", b"sample_progress_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SchedulerProgressRecord: _TypeAlias = SchedulerProgressRecord  # noqa: Y015
+
+@_typing.final
+class ScrubFinding(_message.Message):
+    """Something that a scrub found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    REPAIRED_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    LOST_FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    LOST_LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    LOST_COUNT_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    stream: _builtins.str
+    ledger_id: _builtins.int
+    uuid: _builtins.bytes
+    key: _builtins.str
+    cause: _builtins.str
+    remedy: _builtins.str
+    repaired: _builtins.str
+    kept: _builtins.str
+    lost_count: _builtins.int
+    @_builtins.property
+    def lost_first_entry_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Parallel lists: ranges of entries that no copy has, both ends included."""
+
+    @_builtins.property
+    def lost_last_entry_id(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        stream: _builtins.str = ...,
+        ledger_id: _builtins.int | None = ...,
+        uuid: _builtins.bytes = ...,
+        key: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        remedy: _builtins.str = ...,
+        repaired: _builtins.str = ...,
+        kept: _builtins.str = ...,
+        lost_first_entry_id: _abc.Iterable[_builtins.int] | None = ...,
+        lost_last_entry_id: _abc.Iterable[_builtins.int] | None = ...,
+        lost_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id", "ledger_id", b"ledger_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id", "cause", b"cause", "kept", b"kept", "key", b"key", "kind", b"kind", "ledger_id", b"ledger_id", "lost_count", b"lost_count", "lost_first_entry_id", b"lost_first_entry_id", "lost_last_entry_id", b"lost_last_entry_id", "remedy", b"remedy", "repaired", b"repaired", "stream", b"stream", "uuid", b"uuid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ledger_id: _TypeAlias = _typing.Literal["ledger_id"]  # noqa: Y015
+    _WhichOneofArgType__ledger_id: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_id) -> _WhichOneofReturnType__ledger_id | None: ...
+
+Global___ScrubFinding: _TypeAlias = ScrubFinding  # noqa: Y015
+
+@_typing.final
+class ScrubPlace(_message.Message):
+    """Where a deep scrub ran out of time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    ledger_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        ledger_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledger_id", b"ledger_id", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScrubPlace: _TypeAlias = ScrubPlace  # noqa: Y015
+
+@_typing.final
+class ScrubReportRecord(_message.Message):
+    """Data of /tierlog/scheduler/scrubs/<id>: a scrub that ended. Findings that did not fit are counted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class CountsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RepairedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    SCRUB_ID_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
+    DEEP_FIELD_NUMBER: _builtins.int
+    STARTED_MS_FIELD_NUMBER: _builtins.int
+    ENDED_MS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    UPLOADS_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    LEDGERS_FIELD_NUMBER: _builtins.int
+    COPIES_CHECKED_FIELD_NUMBER: _builtins.int
+    BYTES_READ_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
+    DELETIONS_STOPPED_FIELD_NUMBER: _builtins.int
+    DEEP_NEXT_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    REPAIRED_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
+    FINDINGS_LEFT_OFF_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    scrub_id: _builtins.bytes
+    repair: _builtins.bool
+    deep: _builtins.bool
+    started_ms: _builtins.int
+    ended_ms: _builtins.int
+    state: _builtins.str
+    error: _builtins.str
+    objects: _builtins.int
+    uploads: _builtins.int
+    streams: _builtins.int
+    ledgers: _builtins.int
+    copies_checked: _builtins.int
+    bytes_read: _builtins.int
+    elsewhere: _builtins.int
+    deletions_stopped: _builtins.str
+    findings_left_off: _builtins.int
+    @_builtins.property
+    def unread(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def deep_next(self) -> Global___ScrubPlace: ...
+    @_builtins.property
+    def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def repaired(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScrubFinding]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        scrub_id: _builtins.bytes = ...,
+        repair: _builtins.bool = ...,
+        deep: _builtins.bool = ...,
+        started_ms: _builtins.int = ...,
+        ended_ms: _builtins.int = ...,
+        state: _builtins.str = ...,
+        error: _builtins.str = ...,
+        objects: _builtins.int = ...,
+        uploads: _builtins.int = ...,
+        streams: _builtins.int = ...,
+        ledgers: _builtins.int = ...,
+        copies_checked: _builtins.int = ...,
+        bytes_read: _builtins.int = ...,
+        elsewhere: _builtins.int = ...,
+        unread: _abc.Iterable[_builtins.str] | None = ...,
+        deletions_stopped: _builtins.str = ...,
+        deep_next: Global___ScrubPlace | None = ...,
+        counts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        repaired: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        findings: _abc.Iterable[Global___ScrubFinding] | None = ...,
+        findings_left_off: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deep_next", b"deep_next"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_read", b"bytes_read", "copies_checked", b"copies_checked", "counts", b"counts", "deep", b"deep", "deep_next", b"deep_next", "deletions_stopped", b"deletions_stopped", "elsewhere", b"elsewhere", "ended_ms", b"ended_ms", "error", b"error", "findings", b"findings", "findings_left_off", b"findings_left_off", "ledgers", b"ledgers", "objects", b"objects", "repair", b"repair", "repaired", b"repaired", "scrub_id", b"scrub_id", "started_ms", b"started_ms", "state", b"state", "streams", b"streams", "unread", b"unread", "uploads", b"uploads", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScrubReportRecord: _TypeAlias = ScrubReportRecord  # noqa: Y015
+
+@_typing.final
+class ScrubScheduleRecord(_message.Message):
+    """Data of /tierlog/scheduler/scrubs: when scrubs by schedule last began, 0: never."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    BEGUN_MS_FIELD_NUMBER: _builtins.int
+    DEEP_BEGUN_MS_FIELD_NUMBER: _builtins.int
+    DEEP_NEXT_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    begun_ms: _builtins.int
+    deep_begun_ms: _builtins.int
+    @_builtins.property
+    def deep_next(self) -> Global___ScrubPlace:
+        """Where the last deep one stopped; absent: it came to the end."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        begun_ms: _builtins.int = ...,
+        deep_begun_ms: _builtins.int = ...,
+        deep_next: Global___ScrubPlace | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deep_next", b"deep_next"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_ms", b"begun_ms", "deep_begun_ms", b"deep_begun_ms", "deep_next", b"deep_next", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScrubScheduleRecord: _TypeAlias = ScrubScheduleRecord  # noqa: Y015
 
 @_typing.final
 class Cookie(_message.Message):
