@@ -8,7 +8,7 @@ import getpass
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -22,6 +22,7 @@ from tierlog.cli.output import (
     print_one,
     print_rows,
     print_table,
+    say,
     size_text,
     time_text,
 )
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Ledgers: parts of a stream, or on their own.")
 
 Result = TypeVar("Result")
+
+TELL_S: Final = 2.0
+"""So often a command that waits looks what for."""
 
 LedgerNumber = Annotated[int, typer.Argument(help="The ledger's id.", min=0)]
 
@@ -59,6 +63,24 @@ def with_ledgers(work: "Callable[[Ledgers], Awaitable[Result]]") -> Result:
             return await work(ledgers)
 
     return asyncio.run(run())
+
+
+async def telling(ledgers: "Ledgers", ledger: int, work: Awaitable[Result]) -> Result:
+    """Do what recovers a ledger, and say what that waits for: it may be for ever."""
+    from tierlog.ports.waiting import Helpers
+
+    async def tell() -> None:
+        told = None
+        while True:
+            await asyncio.sleep(TELL_S)
+            found = ledgers.waits_for(ledger)
+            if found is not None and found != told:
+                told = found
+                say(f"the recovery of ledger {ledger} waits: {found}")
+
+    async with Helpers() as tasks:
+        tasks.spawn(tell())
+        return await work
 
 
 @app.command("ls")
@@ -177,7 +199,7 @@ def read(
 
     async def work(ledgers: "Ledgers") -> None:
         kept: list[dict[str, Any]] = []
-        reader = await ledgers.open(ledger, recover=recover)
+        reader = await telling(ledgers, ledger, ledgers.open(ledger, recover=recover))
         async for entry in reader.entries(first, last, follow=follow):
             if output in {ReadOutput.TABLE, ReadOutput.JSON}:
                 kept.append(_entry_document(entry))
@@ -201,7 +223,7 @@ def read(
 @command
 def close(ledger: LedgerNumber, *, output: OutputOption = Output.TABLE) -> None:
     """Close a ledger whose writer is gone: fence it, find its end, keep all that is there."""
-    metadata = with_ledgers(lambda ledgers: ledgers.recover(ledger))
+    metadata = with_ledgers(lambda found: telling(found, ledger, found.recover(ledger)))
     print_one(document_of(ledger, metadata), output)
 
 
@@ -233,7 +255,12 @@ def recover(
             "good, give up what they alone had with --accept-loss",
         )
     by = getpass.getuser()
-    metadata = with_ledgers(lambda found: found.accept_loss(ledger, by=by, wait_s=wait_s))
+
+    async def work(ledgers: "Ledgers") -> "LedgerMetadata":
+        ending = ledgers.accept_loss(ledger, by=by, wait_s=wait_s)
+        return await telling(ledgers, ledger, ending)
+
+    metadata = with_ledgers(work)
     lost = [f"{first}-{last}" for first, last in metadata.lost]
     print_one({**document_of(ledger, metadata), "lost": lost}, output)
 

@@ -160,6 +160,10 @@ class Ledgers:
         await self._parts.recovery.recover(None, wanted)
         return await bare.get(wanted)
 
+    def waits_for(self, ledger_id: int) -> str | None:
+        """Return what a recovery that was begun here waits for; None: it goes on."""
+        return self._parts.recovery.waiting.get(LedgerId(ledger_id))
+
     async def accept_loss(self, ledger_id: int, *, by: str, wait_s: float) -> LedgerMetadata:
         """Let the recovery of a ledger, of a stream's too, give up what no node can give.
 
@@ -169,10 +173,10 @@ class Ledgers:
         """
         wanted, ledgers = LedgerId(ledger_id), self._parts.catalog.ledgers
         metadata = await ledgers.accept_loss(wanted, by=by)
-        if metadata.is_bare:
-            return await self.recover(wanted)
         try:
             async with asyncio.timeout(wait_s):
+                if metadata.is_bare:
+                    return await self.recover(wanted)
                 while metadata.state is not LedgerState.CLOSED:
                     found, changed = await ledgers.watch(wanted)
                     if found is None:

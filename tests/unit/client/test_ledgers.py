@@ -272,6 +272,29 @@ async def test_a_ledger_that_nobody_wrote_is_closed_empty(cluster, ledgers):
     assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, -1)
 
 
+@on_three_nodes
+async def test_a_recovery_that_waits_says_what_for_and_an_accepted_loss_waits_as_long_as_asked(
+    cluster, ledgers
+):
+    ledger_id = await ledgers.make(THREE)
+    for name in ("n2", "n3"):
+        cluster.nodes[name].down = True
+    async with asyncio.TaskGroup() as tasks:
+        recovering = tasks.create_task(ledgers.recover(ledger_id))
+        await asyncio.sleep(10)
+        waits_for = ledgers.waits_for(ledger_id)
+        assert "n2" in waits_for
+        assert "n3" in waits_for
+        recovering.cancel()
+    assert ledgers.waits_for(ledger_id) is None
+    begun_s = asyncio.get_running_loop().time()
+    metadata = await ledgers.accept_loss(ledger_id, by="a test", wait_s=3.0)
+    assert metadata.state is LedgerState.IN_RECOVERY
+    assert asyncio.get_running_loop().time() - begun_s == pytest.approx(3.0)
+    metadata = await ledgers.accept_loss(ledger_id, by="a test", wait_s=60.0)
+    assert metadata.state is LedgerState.CLOSED
+
+
 @pytest.mark.covers("D08")
 @on_three_nodes
 async def test_a_ledger_with_a_key_is_signed_and_read_only_with_it(cluster, ledgers):

@@ -49,7 +49,7 @@ def _check(path: Path) -> None:
         what = "is not there"
     elif not path.is_dir():
         what = "is no directory"
-    elif not (path / _COOKIE).exists() and not (path / _STATE).exists():
+    elif not (path / _COOKIE).is_file() and not (path / _STATE).is_file():
         what = "is not a storage node's data directory: it has neither cookie nor state"
     else:
         return
