@@ -38,6 +38,11 @@ async def test_positions_that_do_not_exist(cli, cluster):
 async def test_what_is_not_found(cli, cluster):
     state = cluster.state_dir
     (await cli("read", "no-such", state_dir=state)).check(3, "STREAM_NOT_FOUND")
+    (await cli("stream", "create", "cli-empty", state_dir=state)).check(0)
+    empty = ("read", "cli-empty", "-o", "json")
+    assert (await cli(*empty, state_dir=state)).check(0).stdout == b"[]\n"
+    done = await cli(*empty, "--from", "888888:0", state_dir=state)
+    done.check(3, "LEDGER_NOT_FOUND", "remedy:")
     (await cli("stream", "show", "no-such", state_dir=state)).check(3, "STREAM_NOT_FOUND")
     (await cli("ledger", "ls", "no-such", state_dir=state)).check(3, "STREAM_NOT_FOUND")
     (await cli("ledger", "show", "999999", state_dir=state)).check(3, "LEDGER_NOT_FOUND")
@@ -157,4 +162,5 @@ async def test_usage(cli, tmp_path):
     (await cli("nope", state_dir=tmp_path)).check(2)
     (await cli("read", state_dir=tmp_path)).check(2)
     (await cli("read", "x", "-o", "xml", state_dir=tmp_path)).check(2)
+    (await cli("read", "x", "--follow", "-o", "table", state_dir=tmp_path)).check(2, "-o jsonl")
     (await cli("--help", state_dir=tmp_path)).check(0)

@@ -1,5 +1,7 @@
 """``tierlog object inspect``, on objects that a real offload wrote, and on what is none."""
 
+import os
+
 import orjson
 import pytest
 
@@ -77,3 +79,5 @@ async def test_targets_that_name_nothing(cli, cluster, tmp_path):
         2, "s3://BUCKET/KEY"
     )
     (await cli("object", "inspect", str(tmp_path), state_dir=state)).check(2, "is a directory")
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (await cli("object", "inspect", str(pipe), state_dir=state)).check(2, "no regular file")

@@ -58,8 +58,9 @@ def _report_of_path(target: str) -> "tuple[Report, bytes]":
     path = Path(target)
     try:
         size = path.stat().st_size
-        if path.is_dir():
-            raise RefusedError(f"{path} is a directory", remedy="Name a file or s3://BUCKET/KEY")
+        if not path.is_file():
+            kind = "a directory" if path.is_dir() else "no regular file"
+            raise RefusedError(f"{path} is {kind}", remedy="Name a file or s3://BUCKET/KEY")
         return _report_of_file(path, size)
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)

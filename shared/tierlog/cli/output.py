@@ -88,12 +88,16 @@ def ascii_only() -> bool:
 
 def print_json(value: object, *, indent: bool = False) -> None:
     """Print one JSON document and a line's end."""
+    sys.stdout.buffer.write(json_of(value, indent=indent) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def json_of(value: object, *, indent: bool = False) -> bytes:
+    """Return a JSON document."""
     import orjson
 
     options = orjson.OPT_INDENT_2 if indent else 0
-    data = orjson.dumps(value, default=str, option=options | orjson.OPT_NON_STR_KEYS)
-    sys.stdout.buffer.write(data + b"\n")
-    sys.stdout.buffer.flush()
+    return orjson.dumps(value, default=str, option=options | orjson.OPT_NON_STR_KEYS)
 
 
 def text_of(value: object) -> str:

@@ -4,15 +4,19 @@ import asyncio
 import base64
 import sys
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tierlog.cli.output import print_json, print_table
+from tierlog.cli.output import json_of, print_json, print_table
 from tierlog.cli.session import command, load
+from tierlog.model.errors import RefusedError
 
 if TYPE_CHECKING:
     from tierlog.client import Edge, Position, ReadEvent
+
+
+COLUMNS: Final = ("position", "index", "tier", "bytes", "payload")
 
 
 class ReadOutput(StrEnum):
@@ -56,8 +60,11 @@ def read(
     stream_name(stream)
     where = parse_position(start)
     end = Position.parse(until) if until is not None else None
-    if limit == 0:
-        return
+    if follow and limit is None and output is ReadOutput.TABLE:
+        raise RefusedError(
+            "a table is printed at the end, and --follow has none",
+            remedy="Use -o jsonl, or say how many events with -n",
+        )
     asyncio.run(_read(stream, where, end, limit, follow=follow, output=output))
 
 
@@ -73,25 +80,60 @@ async def _read(
     from tierlog.client import open_client
     from tierlog.client.reading import entries_of, events_of
 
-    printed: list[ReadEvent] = []
-    count = 0
+    shown, count = _Shown(output), 0
     async with open_client(load()) as client:
         reader = client.reader(stream, start=where, until=end, limit=limit, follow=follow)
         async for answer in reader.answers():
             for entry in entries_of(answer):
                 for event in events_of(entry):
-                    if output in {ReadOutput.TABLE, ReadOutput.JSON}:
-                        printed.append(event)
-                    elif output is ReadOutput.JSONL:
-                        print_json(document_of(event))
-                    else:
-                        print_payload(event.payload, output)
-                    count += 1
                     if count == limit:
-                        _finish(printed, output)
-                        return
+                        break
+                    shown.add(event)
+                    count += 1
             sys.stdout.buffer.flush()
-    _finish(printed, output)
+            if count == limit:
+                break
+    shown.end()
+
+
+class _Shown:
+    """Prints events as they come; a table alone waits for its end, with little of each."""
+
+    def __init__(self, output: ReadOutput) -> None:
+        self._output = output
+        self._rows: list[dict[str, Any]] = []
+        self._count = 0
+
+    def add(self, event: "ReadEvent") -> None:
+        """Take one event."""
+        if self._output is ReadOutput.TABLE:
+            self._rows.append(_row_of(event))
+        elif self._output is ReadOutput.JSONL:
+            print_json(document_of(event))
+        elif self._output is ReadOutput.JSON:
+            sys.stdout.buffer.write(b",\n" if self._count else b"[\n")
+            sys.stdout.buffer.write(json_of(document_of(event)))
+        else:
+            print_payload(event.payload, self._output)
+        self._count += 1
+
+    def end(self) -> None:
+        """End a table, or a list."""
+        if self._output is ReadOutput.TABLE:
+            print_table(self._rows, dict.fromkeys(COLUMNS))
+        elif self._output is ReadOutput.JSON:
+            sys.stdout.buffer.write(b"\n]\n" if self._count else b"[]\n")
+        sys.stdout.buffer.flush()
+
+
+def _row_of(event: "ReadEvent") -> dict[str, Any]:
+    return {
+        "position": str(event.position),
+        "index": event.batch_index,
+        "tier": event.tier,
+        "bytes": len(event.payload),
+        "payload": event.payload[:60].decode(errors="replace"),
+    }
 
 
 def print_payload(payload: bytes, output: ReadOutput) -> None:
@@ -103,24 +145,6 @@ def print_payload(payload: bytes, output: ReadOutput) -> None:
     else:
         write(payload)
         write(b"\n")
-
-
-def _finish(printed: "list[ReadEvent]", output: ReadOutput) -> None:
-    if output is ReadOutput.JSON:
-        print_json([document_of(event) for event in printed], indent=True)
-    elif output is ReadOutput.TABLE:
-        rows = [
-            {
-                "position": str(event.position),
-                "index": event.batch_index,
-                "tier": event.tier,
-                "bytes": len(event.payload),
-                "payload": event.payload[:60].decode(errors="replace"),
-            }
-            for event in printed
-        ]
-        print_table(rows, dict.fromkeys(("position", "index", "tier", "bytes", "payload")))
-    sys.stdout.buffer.flush()
 
 
 def document_of(event: "ReadEvent") -> dict[str, Any]:

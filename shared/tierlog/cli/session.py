@@ -115,6 +115,10 @@ def _end(error: BaseException) -> NoReturn:
         _say(f"error: {found.strerror or found}{name}")
         _say("remedy: check the path, its permissions and the disk's free space")
         raise typer.Exit(EXIT_FAILURE) from None
+    if isinstance(found, ModuleNotFoundError) and found.name:
+        _say(f"error: this needs the package {found.name.partition('.')[0]}, which is not there")
+        _say("remedy: install it, or everything: pip install 'tierlog[all]'")
+        raise typer.Exit(EXIT_FAILURE) from None
     _say(f"error: {type(found).__name__}: {found}")
     _say("remedy: this is a fault of tierlog; run it again with: tierlog --debug …")
     raise typer.Exit(EXIT_FAILURE) from None

@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from urllib.parse import urlsplit
 
 import typer
 
@@ -195,12 +196,14 @@ def endpoints_of(cluster: "EmbeddedCluster") -> "EndpointsFile":
 
 def show(written: "EndpointsFile", output: Output) -> None:
     """Print the addresses: a table, or the whole file, but for its secrets, as JSON."""
+    servers = {**written.servers, "redis": without_password(written.servers["redis"])}
     if output is not Output.TABLE:
         shown = written.model_dump(exclude={"servers": {"s3_secret_key"}})
+        shown["servers"]["redis"] = servers["redis"]
         print_json(shown, indent=output is Output.JSON)
         return
     rows = [
-        {"what": name, "for": "", "address": written.servers[name]}
+        {"what": name, "for": "", "address": servers[name]}
         for name in ("s3", "zookeeper", "kafka", "redis")
     ]
     several = len(written.ingest_addresses("grpc")) > 1
@@ -211,3 +214,11 @@ def show(written: "EndpointsFile", output: Output) -> None:
         for purpose, address in purposes.items()
     ]
     print_rows(rows, dict.fromkeys(("what", "for", "address")), output)
+
+
+def without_password(url: str) -> str:
+    """Return a URL as it may be shown."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return parts._replace(netloc=f"***@{parts.netloc.rpartition('@')[2]}").geturl()

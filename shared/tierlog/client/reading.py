@@ -135,6 +135,9 @@ class StreamReader:
         if until is None and not self._follow:
             _, end = await self._retrying_bounds()
             if not isinstance(end, Position):
+                if isinstance(self._start, Position):
+                    # Nothing is there: the reader says what is wrong with the position.
+                    await self._next(self._start, self._limit)
                 return
             until = end
         left = self._limit

@@ -29,7 +29,7 @@ SERVICE_PORTS: Final[Mapping[str, Sequence[str]]] = {
     "ingest": ("http", "grpc", "wire"),
     "reader": ("http", "grpc"),
     "offloader": ("http",),
-    "scheduler": ("http", "grpc"),
+    "scheduler": ("http",),
 }
 
 

@@ -8,9 +8,11 @@ Invariants: every queue, cache, retry and message has its limit here; secrets ne
 
 import base64
 import binascii
+import os
+import tomllib
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -36,6 +38,7 @@ from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX
 from tierlog.model.quorums import ACKNOWLEDGING, COPIES, STRIPE_ENTRIES
 
+PREFIX: Final = "TIERLOG_"
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
@@ -434,7 +437,7 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="TIERLOG_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
         extra="ignore",
         frozen=True,
@@ -495,6 +498,7 @@ def load_settings(config_file: Path | None = None) -> Settings:
         model_config = SettingsConfigDict(toml_file=config_file)
 
     try:
+        _check_sections(config_file)
         return WithFile()
     except ValidationError as error:
         first = error.errors()[0]
@@ -504,7 +508,7 @@ def load_settings(config_file: Path | None = None) -> Settings:
             f"setting {where}: {first['msg']}",
             remedy=f"Correct TIERLOG_{variable} or the settings file",
         ) from error
-    except TOMLDecodeError as error:
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
         raise RefusedError(
             f"the settings file {config_file} is not TOML: {error}", remedy="Correct the file"
         ) from error
@@ -513,3 +517,25 @@ def load_settings(config_file: Path | None = None) -> Settings:
             f"settings can't be read: {error}",
             remedy="Set single values, as TIERLOG_S3__BUCKET=logs, or a section as JSON",
         ) from error
+
+
+def _check_sections(config_file: Path | None) -> None:
+    """Refuse a section that does not exist: it would be passed over in silence."""
+    known = Settings.model_fields
+    text = config_file.read_text(encoding="utf-8") if config_file is not None else ""
+    stray = [f"[{name}] in {config_file}" for name in tomllib.loads(text) if name not in known]
+    for variable in sorted(os.environ):
+        if variable.upper().startswith(PREFIX):
+            name = variable[len(PREFIX) :].lower()
+            section, found, _ = name.partition("__")
+            # With one underscore it is ours if a section's name is before it: other programs
+            # have variables of their own.
+            if (found and section not in known) or (
+                not found and name not in known and name.partition("_")[0] in known
+            ):
+                stray.append(variable)
+    if stray:
+        raise RefusedError(
+            f"{stray[0]} sets nothing: there is no such section",
+            remedy=f"Write TIERLOG_SECTION__NAME, or [section]; there are {', '.join(known)}",
+        )

@@ -1,17 +1,15 @@
-"""Adapters from settings, each as an async context manager that gives its connection back."""
+"""Adapters from settings, each as an async context manager that gives its connection back.
+
+Adapters of outer systems are imported where they are opened: a process installs the libraries of
+those systems alone that it talks to (ADR-0001).
+"""
 
 import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tierlog.adapters.kafka.event_log import KafkaEventLog
-from tierlog.adapters.kafka.publisher import KafkaPublisher
-from tierlog.adapters.kafka.source import KafkaEventSource
-from tierlog.adapters.kafka.topics import apply_topics, ensure_topics
-from tierlog.adapters.s3 import open_s3
 from tierlog.adapters.system import SystemClock, SystemIds
-from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
 from tierlog.catalog import Catalog
 from tierlog.offload.dead_letters import DeadLetters
 from tierlog.offload.messages import Stationery, Topics
@@ -38,6 +36,8 @@ def system_ids() -> Ids:
 @contextlib.asynccontextmanager
 async def open_metadata(settings: Settings) -> AsyncIterator[MetadataStore]:
     """Connect to ZooKeeper for the length of the context."""
+    from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
+
     store = await ZooKeeperMetadata.connect(
         settings.zookeeper.hosts,
         session_timeout_s=settings.zookeeper.session_timeout_s,
@@ -66,6 +66,8 @@ async def open_objects(
 
     ``meter`` counts its requests.
     """
+    from tierlog.adapters.s3 import open_s3
+
     async with open_s3(
         settings.s3,
         clock=system_clock(),
@@ -91,6 +93,8 @@ def topic_specs(settings: Settings) -> list[TopicSpec]:
 
 async def apply_queue_topics(settings: Settings, *, dry_run: bool) -> list[TopicReport]:
     """Make the queue's topics what they should be, as far as that loses nothing."""
+    from tierlog.adapters.kafka.topics import apply_topics
+
     return await apply_topics(
         settings.kafka.bootstrap_servers, topic_specs(settings), dry_run=dry_run
     )
@@ -105,6 +109,9 @@ def _s3_again() -> S3Settings:
 @contextlib.asynccontextmanager
 async def open_publisher(settings: Settings) -> AsyncIterator[EventPublisher]:
     """Make the topics that are missing, and publish to them for the length of the context."""
+    from tierlog.adapters.kafka.publisher import KafkaPublisher
+    from tierlog.adapters.kafka.topics import ensure_topics
+
     kafka = settings.kafka
     specs = topic_specs(settings)
     await ensure_topics(kafka.bootstrap_servers, specs)
@@ -124,6 +131,8 @@ def open_dead_letters(
     settings: Settings, publisher: EventPublisher, stationery: Stationery
 ) -> DeadLetters:
     """Give the dead letters of this deployment; they hold no connection of their own."""
+    from tierlog.adapters.kafka.event_log import KafkaEventLog
+
     kafka = settings.kafka
     event_log = KafkaEventLog(kafka.bootstrap_servers, timeout_s=kafka.publish_timeout_s)
     return DeadLetters(event_log, publisher, stationery, newest_max=kafka.dead_letters_max)
@@ -132,6 +141,8 @@ def open_dead_letters(
 @contextlib.asynccontextmanager
 async def open_offload_requests(settings: Settings) -> AsyncIterator[EventSource]:
     """Join the offloaders' consumer group for the length of the context."""
+    from tierlog.adapters.kafka.source import KafkaEventSource
+
     kafka = settings.kafka
     source = KafkaEventSource(
         kafka.bootstrap_servers,

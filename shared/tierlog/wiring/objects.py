@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import AsyncIterator
 
-from tierlog.adapters.s3 import open_s3
 from tierlog.ports.objects import ObjectStore
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import system_clock, system_ids
@@ -12,6 +11,8 @@ from tierlog.wiring.build import system_clock, system_ids
 @contextlib.asynccontextmanager
 async def open_bucket(settings: Settings, bucket: str) -> AsyncIterator[ObjectStore]:
     """Give a bucket of the S3 server that the settings name, whichever bucket they name."""
+    from tierlog.adapters.s3 import open_s3
+
     s3 = settings.s3.model_copy(update={"bucket": bucket})
     async with open_s3(s3, clock=system_clock(), ids=system_ids()) as store:
         yield store

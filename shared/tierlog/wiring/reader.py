@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from tierlog.adapters.memory.cache import NoCache
-from tierlog.adapters.redis.cache import RedisCache
 from tierlog.adapters.rpc.storage_node import RemoteStorageControl
 from tierlog.catalog import Catalog
 from tierlog.ledger.damage import DamageReports
@@ -39,6 +38,8 @@ async def open_cache(settings: Settings) -> AsyncIterator[SharedCache]:
     if redis.url is None:
         yield NoCache()
         return
+    from tierlog.adapters.redis.cache import RedisCache
+
     cache = RedisCache(
         redis.url,
         clock=system_clock(),

@@ -7,6 +7,7 @@ from tierlog.cli.demo.report import picture_of
 from tierlog.cli.objects import hex_lines
 from tierlog.cli.output import size_text, time_text
 from tierlog.cli.policy import parse_size, parse_time
+from tierlog.cli.up import without_password
 from tierlog.model.errors import RefusedError
 
 LOG = """\
@@ -73,6 +74,18 @@ def test_a_dump_leaves_out_what_repeats():
     assert lines[1] == "*"
     assert lines[2].startswith("00000040  61 62")
     assert lines[2].endswith("|ab|")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:secret@cache:6379/0", "redis://***@cache:6379/0"),
+        ("redis://someone:secret@cache/0", "redis://***@cache/0"),
+        ("redis://cache:6379/0", "redis://cache:6379/0"),
+    ],
+)
+def test_addresses_are_shown_without_their_password(url, shown):
+    assert without_password(url) == shown
 
 
 def test_texts_of_sizes_and_times():

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.client.world import LOGS, Service, on_virtual_time
 from tierlog.client.reading import StreamReader, events_of, frames_of
 from tierlog.format.entry import StructuredEvent, encode_entry
-from tierlog.model.errors import CorruptError, Reason, RetryableError
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.position import Edge, Position
 from tierlog.ports.reads import FramesAnswer
@@ -66,6 +66,18 @@ async def test_without_an_end_it_is_the_stream_as_of_the_call():
     service = Stream()
     service.end = at(2, 2)
     assert await read(service) == ALL[:-2]
+
+
+@on_virtual_time
+async def test_a_position_in_a_stream_without_entries_is_refused():
+    service = Stream()
+    service.end = Edge.EARLIEST
+    service.refusals = [
+        RefusedError("no ledger 7", reason=Reason.LEDGER_NOT_FOUND, remedy="r"),
+    ]
+    with pytest.raises(RefusedError, match="no ledger 7"):
+        await read(service, start=at(7, 0))
+    assert await read(service) == []
 
 
 @on_virtual_time

@@ -91,6 +91,26 @@ def test_an_unknown_name_in_the_file_is_refused(tmp_path):
         load_settings(_file(tmp_path, "[s3]\nbukcet = 'x'\n"))
 
 
+def test_a_section_that_does_not_exist_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(RefusedError, match=r"\[schedular\] in .* sets nothing") as caught:
+        load_settings(_file(tmp_path, "[schedular]\ninterval_s = 1\n"))
+    assert "scheduler" in caught.value.remedy
+    for name in ("TIERLOG_OFLOADER__PARTS_IN_FLIGHT_MAX", "TIERLOG_S3_BUCKET"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            with pytest.raises(RefusedError, match=f"{name} sets nothing"):
+                load_settings()
+    monkeypatch.setenv("TIERLOG_OF_SOMEBODY_ELSE", "1")
+    load_settings()
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "tierlog.toml"
+    path.write_bytes(b"\xff\xfe[s3]")
+    with pytest.raises(RefusedError, match="is not TOML"):
+        load_settings(path)
+
+
 def test_secrets_do_not_print(monkeypatch):
     monkeypatch.setenv("TIERLOG_S3__SECRET_KEY", "hush-hush")
     monkeypatch.setenv("TIERLOG_WIRE__TOKEN", "hush-hush")
