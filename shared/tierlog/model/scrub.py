@@ -29,6 +29,7 @@ class FindingKind(StrEnum):
     STALLED_ATTEMPT = "stalled-attempt"
     METADATA_OLDER = "metadata-older"
     MANIFEST_UNREADABLE = "manifest-unreadable"
+    NOT_CHECKED = "not-checked"
     TOO_YOUNG = "too-young"
     FOREIGN = "foreign"
 
@@ -98,6 +99,11 @@ KINDS: Final[Mapping[FindingKind, Rule]] = {
         Repair.NONE,
         "a manifest can't be read, and what it names is not known; nothing at all is deleted",
         "See the how-to restore-from-a-bucket",
+    ),
+    _K.NOT_CHECKED: Rule(
+        Repair.NONE,
+        "the store refuses to show it, so nothing is known of it",
+        "Give the scheduler's keys the rights that the reference s3-permissions names",
     ),
     _K.TOO_YOUNG: Rule(
         Repair.NONE, "named by nobody, and younger than the safety age", fault=False
@@ -197,10 +203,13 @@ class ScrubReport:
     def remaining(self) -> int:
         """How many faults were found and not repaired."""
         return sum(
-            count - self.repaired[kind] for kind, count in self.counts.items() if KINDS[kind].fault
+            count - self.repaired[kind]
+            for kind, count in self.counts.items()
+            if KINDS[kind].fault and kind is not FindingKind.NOT_CHECKED
         )
 
     @property
     def is_clean(self) -> bool:
         """Whether everything was looked at and no fault is left."""
-        return self.state is ScrubState.DONE and not self.remaining and not self.unread
+        looked = not self.unread and not self.counts[FindingKind.NOT_CHECKED]
+        return self.state is ScrubState.DONE and not self.remaining and looked

@@ -41,7 +41,7 @@ from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.scrub import DeepPlace, Finding, FindingKind, ScrubReport, ScrubWish
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload import scrub_rules as rules
-from tierlog.offload.cleaning import delete_objects
+from tierlog.offload.cleaning import UNSEEN, delete_objects
 from tierlog.offload.drivers import known_here
 from tierlog.offload.groups import plain_errors
 from tierlog.offload.interface import LedgerOffloader
@@ -155,7 +155,13 @@ class _Run:
     async def _list(self) -> None:
         """List everything before any metadata are read."""
         prefix = keys.key_prefix(self._parts.key_prefix)
-        self._uploads = await self._paid(self._objects.list_uploads, prefix)
+        try:
+            self._uploads = await self._paid(self._objects.list_uploads, prefix)
+        except RefusedError as error:
+            # Unknown is not empty: that there are none is not said.
+            UNSEEN.labels("scrub").inc()
+            cause = f"open uploads: {error.message}"
+            self._report.add(Finding(kind=FindingKind.NOT_CHECKED, key=prefix, cause=cause))
         self._report.uploads = len(self._uploads)
         async for info in self._objects.list(prefix):
             if self._report.objects % LIST_PAGE == 0:
@@ -494,12 +500,13 @@ class _Run:
     ) -> None:
         if not self._wish.repair or self._kept(finding):
             return
-        young = [
-            one
-            for one in await self._paid(self._objects.list_uploads, named.data)
-            if self._parts.clock.wall_ms() - one.initiated_ms < self._parts.limits.safety_ms
-        ]
-        if young:
+        try:
+            uploads = await self._paid(self._objects.list_uploads, named.data)
+        except RefusedError as error:
+            finding.kept = f"whether an upload of the attempt is open can't be seen: {error}"
+            return
+        now_ms, safety_ms = self._parts.clock.wall_ms(), self._parts.limits.safety_ms
+        if any(now_ms - one.initiated_ms < safety_ms for one in uploads):
             finding.kept = "an upload of the same attempt is younger than the safety age"
             return
         await delete_objects(self._objects, named.data, named.every)
