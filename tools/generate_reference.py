@@ -207,6 +207,8 @@ def _leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN4
     if not below:
         yield path, command
         return
+    if getattr(command, "invoke_without_command", False):
+        yield path, command
     for name, one in below.items():
         if not one.hidden:
             yield from _leaves(one, f"{path} {name}")

@@ -234,7 +234,8 @@ class LedgerDocument(BaseModel):
             block_size=listed.block_size,
             offload_state=context.state.name if context is not None else None,
             complete=complete,
-            tier1=context is None or context.state not in GONE_FROM_TIER1,
+            tier1=context is None
+            or not (context.bookkeeper_deleted or context.state in GONE_FROM_TIER1),
             tier2=complete,
             attempts=context.attempt_count if context is not None else 0,
             uuid=str(context.uuid) if context is not None and context.uuid is not None else None,

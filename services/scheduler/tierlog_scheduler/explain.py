@@ -103,7 +103,9 @@ def _offload(view: StreamView, one: LedgerView, now: Now, trigger: str | None) -
 
 
 def _delete_local(view: StreamView, context: OffloadContext, now: Now) -> Iterator[Step]:
-    if not context.complete or context.state is OffloadState.TIER1_DELETED:
+    if not context.complete or context.bookkeeper_deleted:
+        return
+    if context.state is OffloadState.TIER1_DELETED:
         return
     lag_ms = threshold(view.policy.deletion_lag_ms)
     left_ms: int | None = None

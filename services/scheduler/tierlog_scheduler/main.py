@@ -10,6 +10,7 @@ from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.manifests import ManifestStore
 from tierlog.offload.messages import Stationery, Topics
+from tierlog.offload.repair import Repairer
 from tierlog.offload.scrub import Scrubber, ScrubLimits
 from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import serve_http
@@ -23,7 +24,7 @@ from tierlog_scheduler.app import build_app
 from tierlog_scheduler.manifests import BucketManifests
 from tierlog_scheduler.metrics import SchedulerCollector
 from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
-from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule, tier1_check
+from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
 
 
 async def serve(
@@ -82,17 +83,21 @@ def _scrubs(
     parts: OffloadParts, settings: Settings, manifests: ManifestStore, scheduler: Scheduler
 ) -> ScrubRunner:
     own, keys, clock = settings.scheduler, ledger_keys(settings), system_clock()
+    repairer = Repairer(
+        objects=parts.objects,
+        catalog=parts.catalog,
+        offloader=parts.offloader,
+        open_ledger=lambda ledger_id, metadata: Tier1ReadHandle(
+            ledger_id, metadata, parts.nodes, keys=keys, on_damage=parts.damage
+        ),
+        ids=system_ids(),
+    )
     scrubber = Scrubber(
         objects=parts.objects,
         catalog=parts.catalog,
         manifests=manifests,
         offloader=parts.offloader,
-        check_tier1=tier1_check(
-            parts.catalog,
-            lambda ledger_id, metadata: Tier1ReadHandle(
-                ledger_id, metadata, parts.nodes, keys=keys, on_damage=parts.damage
-            ),
-        ),
+        repairer=repairer,
         cluster_id=parts.cluster.cluster_id,
         key_prefix=settings.s3.key_prefix,
         clock=clock,
@@ -105,6 +110,7 @@ def _scrubs(
     )
     return ScrubRunner(
         scrubber,
+        parts.catalog.scrubs,
         leading=lambda: scheduler.leading,
         clock=clock,
         ids=system_ids(),

@@ -202,7 +202,7 @@ class BucketManifests:
             kept, context = known.ledgers.get(ledger_id), contexts.get(ledger_id)
             if context is None and kept is None:
                 context = await self._catalog.contexts.peek(ledger_id)
-            elif context is None or _being_repaired(context, kept):
+            elif context is None:
                 continue
             copy = copy_of(context) if context is not None else None
             uuid = copy.uuid if copy is not None else None
@@ -215,9 +215,6 @@ class BucketManifests:
         return known is not None and self._has_copy(known, context)
 
     async def may_sweep(self, context: OffloadContext, uuid: UUID) -> bool:
-        if context.repair_source_uuid == uuid:
-            # A damaged copy goes once its successor is named; much of it is good until then.
-            return False
         known = await self._newest(context.stream, context.incarnation)
         if known is None or known.names(context.ledger_id, uuid):
             return False
@@ -312,14 +309,3 @@ class BucketManifests:
         if before is not None:
             STOPPED.labels(before[0]).dec()
             log.info("deletions.go_on", stream=name)
-
-
-def _being_repaired(context: OffloadContext, kept: KeptLedger | None) -> bool:
-    """Tell whether the manifest names a damaged copy that has no successor yet.
-
-    It goes on naming it: until the new one is complete, its objects stay.
-    """
-    damaged = context.repair_source_uuid
-    return (
-        not context.complete and kept is not None and damaged is not None and kept.uuid == damaged
-    )

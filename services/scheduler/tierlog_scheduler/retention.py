@@ -10,7 +10,8 @@ Invariants:
       (seeds/000: "as otherwise the segment would be deleted before being offloaded").
     * Time is counted for sure (``Now.closed_since``), by no wall clock. A context that was not
       read stops the rest.
-    * A ledger in the middle of another change (local deletion, repair) goes after that.
+    * A ledger whose local copy is being deleted goes after that; one that is being repaired goes
+      all the same, and the repair is refused its end.
     * At most ``TRIMMED_MAX`` ledgers of a stream are on their way out at once.
 """
 
@@ -32,6 +33,7 @@ _MAY_GO: Final = frozenset(
         OffloadState.OFFLOADING,
         OffloadState.COMPLETE,
         OffloadState.TIER1_DELETED,
+        OffloadState.REPAIRING,
         OffloadState.TRIMMING,
     }
 )

@@ -1,33 +1,38 @@
 """When a scrub runs, and the reports of those that did.
 
-Owns the schedule, one scrub at a time, and the newest reports. Does not own what a scrub does
-(``tierlog.offload.scrub``).
+Owns the schedule and one scrub at a time. Does not own what a scrub does
+(``tierlog.offload.scrub``), nor where reports are kept (``tierlog.catalog.scrubs``).
 
 Invariants:
     * By schedule only the leader scrubs; asked for, any scheduler does. Two at once do no harm.
-    * At most ``reports_max`` reports are kept, each with at most ``findings_max`` findings, for as
-      long as the process lives.
+    * What was found outlives the leader: at most ``reports_max`` reports are kept in the metadata,
+      each as long as there is room for. This process has its own, with all findings, besides.
+    * When the last one by schedule began is kept there too: a new leader goes on with the same
+      interval. A scrub that was cut short does not count.
     * A scrub that fails is told, and no other work of the scheduler waits for it.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
 import structlog
 from prometheus_client import Counter, Gauge
 
-from tierlog.catalog import Catalog
-from tierlog.ledger.reader import ReadHandle
-from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError, TierlogError
-from tierlog.model.ids import EntryId, LedgerId
-from tierlog.model.ledger import LedgerMetadata, LedgerState
-from tierlog.model.offload import OffloadContext
-from tierlog.model.scrub import DeepPlace, FindingKind, ScrubReport, ScrubState, ScrubWish
-from tierlog.offload.scrub import CheckTier1, Scrubber
+from tierlog.catalog import ScrubCatalog
+from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
+from tierlog.model.scrub import (
+    DeepPlace,
+    FindingKind,
+    ScrubReport,
+    ScrubState,
+    ScrubTimes,
+    ScrubWish,
+)
+from tierlog.offload.scrub import Scrubber
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.runtime.worker import unless_stopped
@@ -41,7 +46,8 @@ REMAINING: Final = Gauge(
     ["kind"],
 )
 
-OpenLedger = Callable[[LedgerId, LedgerMetadata], ReadHandle]
+LOOK_AGAIN_S: Final = 60.0
+"""When the metadata did not say how long ago the last one was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,7 @@ class ScrubRunner:
     def __init__(
         self,
         scrubber: Scrubber,
+        kept: ScrubCatalog,
         *,
         leading: Callable[[], bool],
         clock: Clock,
@@ -69,6 +76,7 @@ class ScrubRunner:
         schedule: ScrubSchedule,
     ) -> None:
         self._scrubber = scrubber
+        self._kept = kept
         self._leading = leading
         self._clock = clock
         self._ids = ids
@@ -77,27 +85,27 @@ class ScrubRunner:
         self._wake = asyncio.Event()
         self._reports: deque[ScrubReport] = deque(maxlen=schedule.reports_max)
         self._deep_from: DeepPlace | None = None
-        now_s, first_s = clock.monotonic_s(), schedule.first_s
-        self._due_s = now_s + min(first_s, schedule.interval_s or first_s)
-        self._deep_due_s = now_s + schedule.deep_interval_s
+        first_s = schedule.first_s
+        self._due_s = clock.monotonic_s() + min(first_s, schedule.interval_s or first_s)
 
     def __repr__(self) -> str:
         return f"<ScrubRunner reports={len(self._reports)}>"
 
-    @property
-    def reports(self) -> Sequence[ScrubReport]:
-        """What was kept, newest first."""
-        return list(reversed(self._reports))
+    async def reports(self) -> Sequence[ScrubReport]:
+        """Return what is kept, newest first; what this process did, as it is now."""
+        found = {one.scrub_id: one for one in await self._kept.reports()}
+        found |= {one.scrub_id: one for one in self._reports}
+        newest = sorted(found.values(), key=lambda one: one.started_ms, reverse=True)
+        return newest[: self._schedule.reports_max]
 
-    def report(self, scrub_id: UUID) -> ScrubReport:
+    async def report(self, scrub_id: UUID) -> ScrubReport:
         """Return a report, or raise NO_SUCH_ENTRY."""
-        found = next((one for one in self._reports if one.scrub_id == scrub_id), None)
+        found = next((one for one in await self.reports() if one.scrub_id == scrub_id), None)
         if found is None:
             raise RefusedError(
                 f"there is no report of scrub {scrub_id}",
                 reason=Reason.NO_SUCH_ENTRY,
-                remedy="Old ones are forgotten, and all at a restart; begin a new scrub with: "
-                "tierlog scrub",
+                remedy="Only the newest are kept; list them with: tierlog scrub list",
             )
         return found
 
@@ -127,12 +135,16 @@ class ScrubRunner:
     async def run(self, stop: asyncio.Event) -> None:
         """Scrub when asked and when it is time, until ``stop``."""
         while not stop.is_set():
-            report = self._next()
+            self._wake.clear()
+            report, self._asked = self._asked, None
             if report is not None:
                 await unless_stopped(self._scrub(report), stop)
                 continue
             wait_s = None
             if self._schedule.interval_s:
+                if self._clock.monotonic_s() >= self._due_s:
+                    await unless_stopped(self._by_schedule(), stop)
+                    continue
                 wait_s = max(1.0, self._due_s - self._clock.monotonic_s())
             over = asyncio.wait_for(self._wake.wait(), wait_s)
             try:
@@ -140,24 +152,53 @@ class ScrubRunner:
             except TimeoutError:
                 continue
 
-    def _next(self) -> ScrubReport | None:
-        """Return the scrub that is to run now, if any."""
-        self._wake.clear()
-        asked, self._asked = self._asked, None
-        now_s = self._clock.monotonic_s()
+    async def _by_schedule(self) -> None:
+        """Scrub, if this process leads and nobody did for the interval."""
         schedule = self._schedule
-        if asked is not None or not schedule.interval_s or now_s < self._due_s:
-            return asked
-        self._due_s = now_s + schedule.interval_s
+        self._due_s = self._clock.monotonic_s() + schedule.interval_s
         if not self._leading():
-            return None
-        deep = bool(schedule.deep_interval_s) and now_s >= self._deep_due_s
-        if deep:
-            self._deep_due_s = now_s + schedule.deep_interval_s
+            return
+        try:
+            times = await self._kept.times()
+        except TierlogError as error:
+            log.warning("scrub.times_unread", cause=str(error))
+            self._due_s = self._clock.monotonic_s() + LOOK_AGAIN_S
+            return
+        left_s = self._left_s(times.begun_ms, schedule.interval_s)
+        if left_s > 0:
+            # Another leader did, not so long ago.
+            self._due_s = self._clock.monotonic_s() + left_s
+            return
+        deep = bool(schedule.deep_interval_s and times.begun_ms)
+        deep = deep and self._left_s(times.deep_begun_ms, schedule.deep_interval_s) <= 0
+        self._deep_from = times.deep_next
         # One that ran out of time goes on with the next one.
-        return self._begin(
-            ScrubWish(repair=schedule.repair, deep=deep or self._deep_from is not None)
+        wish = ScrubWish(repair=schedule.repair, deep=deep or times.deep_next is not None)
+        report = self._begin(wish)
+        await self._scrub(report)
+        # The first one of all is what the interval of the deep ones counts from.
+        deep_begun = deep or not times.begun_ms
+        await self._keep_times(
+            replace(
+                times,
+                begun_ms=report.started_ms,
+                deep_begun_ms=report.started_ms if deep_begun else times.deep_begun_ms,
+                deep_next=self._deep_from,
+            )
         )
+
+    def _left_s(self, begun_ms: int, interval_s: float) -> float:
+        """Return how much of an interval is left; a clock that went back lengthens nothing."""
+        if not begun_ms:
+            return 0.0
+        since_s = max(0.0, (self._clock.wall_ms() - begun_ms) / 1000)
+        return interval_s - since_s
+
+    async def _keep_times(self, times: ScrubTimes) -> None:
+        try:
+            await self._kept.save_times(times)
+        except TierlogError as error:
+            log.warning("scrub.times_not_kept", cause=str(error))
 
     async def _scrub(self, report: ScrubReport) -> None:
         log.info("scrub.begun", scrub_id=str(report.scrub_id), deep=report.wish.deep)
@@ -175,6 +216,10 @@ class ScrubRunner:
                 report.error, report.state = "the process ended", ScrubState.FAILED
             report.ended_ms = self._clock.wall_ms()
             self._tell(report)
+        try:
+            await self._kept.save(report, keep=self._schedule.reports_max)
+        except TierlogError as error:
+            log.warning("scrub.report_not_kept", cause=str(error))
 
     def _tell(self, report: ScrubReport) -> None:
         SCRUBS.labels(report.state.value).inc()
@@ -190,34 +235,3 @@ class ScrubRunner:
             unread=len(report.unread),
             counts={kind.value: count for kind, count in report.counts.items()},
         )
-
-
-def tier1_check(catalog: Catalog, open_ledger: OpenLedger) -> CheckTier1:
-    """Return what reads all of a ledger's local copy, once, before it is relied on."""
-
-    async def check(context: OffloadContext) -> None:
-        ledger_id = context.ledger_id
-        metadata = await catalog.ledgers.get(ledger_id)
-        if metadata is None or metadata.state is not LedgerState.CLOSED:
-            raise CorruptError(
-                f"ledger {ledger_id} has no closed local copy",
-                remedy="Bring the objects back; see the how-to scrub-a-bucket",
-                details={"ledger_id": str(ledger_id)},
-            )
-        handle, behind = open_ledger(ledger_id, metadata), 0
-        try:
-            async for runs in handle.read_runs(EntryId(0), metadata.last_entry_id):
-                for run in runs:
-                    if run.first_entry_id != behind:
-                        break
-                    behind = run.last_entry_id + 1
-        finally:
-            await handle.close()
-        if behind != metadata.last_entry_id + 1:
-            raise CorruptError(
-                f"the local copy of ledger {ledger_id} ends before entry {behind}",
-                remedy="Make it whole with: tierlog node check; then scrub again",
-                details={"ledger_id": str(ledger_id)},
-            )
-
-    return check

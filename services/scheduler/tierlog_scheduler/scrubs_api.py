@@ -1,4 +1,4 @@
-"""Scrubs over REST: begin one, and read the reports of this process."""
+"""Scrubs over REST: begin one, and read the newest reports, whichever process made them."""
 
 from typing import Annotated, Self
 from uuid import UUID
@@ -19,8 +19,18 @@ class ScrubWishDocument(BaseModel):
     deep: bool = False
 
 
+class LostEntries(BaseModel):
+    """Entries of a ledger, both ends included."""
+
+    first_entry_id: int
+    last_entry_id: int
+
+
 class FindingDocument(BaseModel):
-    """Something that is wrong. ``repaired``: what was done; ``kept``: why it was not."""
+    """Something that is wrong. ``repaired``: what was done; ``kept``: why it was not.
+
+    ``lost``: entries that are in no copy, as many ranges as there is room for; ``lost_count``: all.
+    """
 
     kind: str
     stream: str | None
@@ -31,6 +41,8 @@ class FindingDocument(BaseModel):
     remedy: str
     repaired: str | None
     kept: str | None
+    lost: list[LostEntries]
+    lost_count: int
 
     @classmethod
     def of(cls, finding: Finding) -> Self:
@@ -45,6 +57,11 @@ class FindingDocument(BaseModel):
             remedy=finding.remedy,
             repaired=finding.repaired or None,
             kept=finding.kept or None,
+            lost=[
+                LostEntries(first_entry_id=first, last_entry_id=last)
+                for first, last in finding.lost
+            ],
+            lost_count=finding.lost_count,
         )
 
 
@@ -109,7 +126,7 @@ class ScrubAnswer(ScrubSummary):
 
 
 class ScrubsAnswer(BaseModel):
-    """The newest scrubs of this process, newest first."""
+    """The newest scrubs, newest first."""
 
     scrubs: list[ScrubSummary]
 
@@ -134,11 +151,12 @@ class ScrubsApi:
 
     async def scrubs(self, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> ScrubsAnswer:
         """List the newest scrubs."""
-        return ScrubsAnswer(scrubs=[ScrubSummary.of(one) for one in self._scrubs.reports[:limit]])
+        found = await self._scrubs.reports()
+        return ScrubsAnswer(scrubs=[ScrubSummary.of(one) for one in found[:limit]])
 
     async def scrub(self, scrub_id: UUID) -> ScrubAnswer:
         """Show a scrub, at work or ended, with what it found."""
-        report = self._scrubs.report(scrub_id)
+        report = await self._scrubs.report(scrub_id)
         return ScrubAnswer(
             **ScrubSummary.of(report).model_dump(),
             findings=[FindingDocument.of(one) for one in report.findings],

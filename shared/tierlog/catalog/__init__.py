@@ -20,6 +20,7 @@ from tierlog.catalog.policies import PolicyCatalog
 from tierlog.catalog.progress import ProgressCatalog
 from tierlog.catalog.restore import RestoreCatalog
 from tierlog.catalog.retention import RetentionCatalog
+from tierlog.catalog.scrubs import ScrubCatalog
 from tierlog.catalog.streams import StreamCatalog
 from tierlog.catalog.underreplication import UnderReplicationCatalog
 from tierlog.model.errors import TierlogError
@@ -44,6 +45,7 @@ class Catalog:
     policies: PolicyCatalog
     retention: RetentionCatalog
     restore: RestoreCatalog
+    scrubs: ScrubCatalog
 
     @classmethod
     def over(cls, store: MetadataStore, *, clock: Clock, ids: Ids) -> "Catalog":
@@ -61,6 +63,7 @@ class Catalog:
             policies=PolicyCatalog(store, ids=ids),
             retention=RetentionCatalog(store, clock=clock, ids=ids),
             restore=RestoreCatalog(store, ids=ids),
+            scrubs=ScrubCatalog(store, ids=ids),
         )
 
     async def answers(self) -> bool:
@@ -82,6 +85,7 @@ __all__ = [
     "PolicyCatalog",
     "ProgressCatalog",
     "RetentionCatalog",
+    "ScrubCatalog",
     "StreamCatalog",
     "UnderReplicationCatalog",
 ]

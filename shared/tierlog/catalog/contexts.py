@@ -4,6 +4,7 @@ Invariants:
     * An attempt's UUID and place are stored before anything of it is uploaded, and the attempt
       before it becomes ``abandoned`` in the same change.
     * Only the newest attempt completes. Workers never create contexts.
+    * While a copy is repaired the damaged one stays the ledger's; both are named.
 """
 
 import asyncio
@@ -105,17 +106,52 @@ class ContextCatalog:
             applied=lambda context: context.in_tier1_deletion(uuid),
         )
 
-    async def revoke_copy(self, ledger_id: LedgerId, *, uuid: UUID, error: str) -> OffloadContext:
-        """Give a damaged copy up in favour of the local one, which is copied anew.
+    async def begin_repair(
+        self,
+        ledger_id: LedgerId,
+        *,
+        damaged: UUID,
+        uuid: UUID,
+        location: Tier2Location,
+        worker: str,
+    ) -> OffloadContext:
+        """Move a ledger to REPAIRING, with an attempt beside its damaged copy.
 
-        Refused unless the ledger is COMPLETE with that very attempt: a local copy that is being
-        deleted is none to rely on.
+        Refused unless ``damaged`` is its complete copy. From then on nobody deletes the local one,
+        and an earlier attempt to repair can't complete.
         """
+        now_ms = self._clock.wall_ms()
+        return await self.change(
+            ledger_id,
+            lambda context: context.repair_begun(
+                damaged=damaged, uuid=uuid, location=location, worker=worker, now_ms=now_ms
+            ),
+            applied=lambda context: context.repair is not None and context.repair.uuid == uuid,
+        )
+
+    async def complete_repair(
+        self, ledger_id: LedgerId, *, uuid: UUID, copy: Tier2Copy
+    ) -> OffloadContext:
+        """Put the new copy in the place of the damaged one, which is abandoned.
+
+        Raises ``RefusedError`` when the repair was superseded, or the ledger is being trimmed.
+        """
+        now_ms = self._clock.wall_ms()
+        return await self.change(
+            ledger_id,
+            lambda context: context.repair_completed(uuid=uuid, copy=copy, now_ms=now_ms),
+            applied=lambda context: context.complete and context.uuid == uuid,
+        )
+
+    async def give_up_repair(
+        self, ledger_id: LedgerId, *, uuid: UUID, error: str
+    ) -> OffloadContext:
+        """Leave the damaged copy as it is, and abandon the attempt that was to replace it."""
         text, now_ms = error[:LAST_ERROR_LEN_MAX], self._clock.wall_ms()
         return await self.change(
             ledger_id,
-            lambda context: context.copy_revoked(uuid=uuid, error=text, now_ms=now_ms),
-            applied=lambda context: context.repair_source_uuid == uuid,
+            lambda context: context.repair_given_up(uuid, error=text, now_ms=now_ms),
+            applied=lambda context: context.repair is None or context.repair.uuid != uuid,
         )
 
     async def change(

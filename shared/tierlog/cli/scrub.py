@@ -6,15 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tierlog.cli.output import Output, OutputOption, print_json, print_one, print_rows, say
+from tierlog.cli.output import (
+    Output,
+    OutputOption,
+    print_json,
+    print_one,
+    print_rows,
+    say,
+    time_text,
+)
 from tierlog.cli.session import Quiet, command
 from tierlog.cli.stream import with_client
-from tierlog.model.errors import RetryableError
+from tierlog.model.errors import Reason, RefusedError, RetryableError
 
 if TYPE_CHECKING:
     from tierlog.client import Client
 
 POLL_S: Final = 0.5
+RUNNING: Final = "running"
 EXIT_INCOMPLETE: Final = 5
 EXIT_FINDINGS: Final = 6
 
@@ -25,16 +34,32 @@ COLUMNS: Final = {
     "uuid": None,
     "cause": None,
     "repaired": None,
+    "lost": None,
     "remedy": None,
 }
+LIST_COLUMNS: Final = {
+    "scrub_id": None,
+    "started_ms": time_text,
+    "state": None,
+    "repair": None,
+    "deep": None,
+    "clean": None,
+    "remaining": None,
+    "error": None,
+}
+LOST_SHOWN_MAX: Final = 20
+
+app = typer.Typer()
 
 
+@app.callback(invoke_without_command=True)
 @command
 def scrub(
+    ctx: typer.Context,
     *,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Delete orphans, and copy damaged ledgers anew."),
+        typer.Option("--repair", help="Delete orphans, and repair damaged copies."),
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read back and compare all data.")] = False,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 3600.0,
@@ -46,6 +71,8 @@ def scrub(
     Exits with 6 while anything is wrong, with 5 when not all of it could be looked at. What is
     younger than the safety age, or of another cluster, is counted and left alone.
     """
+    if ctx.invoked_subcommand is not None:
+        return
 
     async def ask(client: "Client") -> Any:  # noqa: ANN401 - JSON
         begun = await client.scrubs.begin(repair=repair, deep=deep)
@@ -53,6 +80,52 @@ def scrub(
 
     found = with_client(ask)
     _show(found, output)
+    _end(found)
+
+
+@app.command("list")
+@command
+def list_scrubs(*, output: OutputOption = Output.TABLE) -> None:
+    """List the newest scrubs; which scheduler made them does not matter."""
+
+    async def find(client: "Client") -> list[Any]:
+        return list(await client.scrubs.find())
+
+    print_rows(with_client(find), LIST_COLUMNS, output)
+
+
+@app.command("show")
+@command
+def show(
+    scrub_id: Annotated[
+        str | None,
+        typer.Argument(help="As list shows it; without one, the newest that ended."),
+    ] = None,
+    *,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what a scrub found, with the same exit codes."""
+
+    async def ask(client: "Client") -> Any:  # noqa: ANN401 - JSON
+        return await client.scrubs.get(scrub_id or await _newest(client))
+
+    found = with_client(ask)
+    _show(found, output)
+    _end(found)
+
+
+async def _newest(client: "Client") -> str:
+    for one in await client.scrubs.find():
+        if one["state"] != RUNNING:
+            return str(one["scrub_id"])
+    raise RefusedError(
+        "no scrub has ended yet",
+        reason=Reason.NO_SUCH_ENTRY,
+        remedy="Begin one with: tierlog scrub",
+    )
+
+
+def _end(found: Mapping[str, Any]) -> None:
     if found["remaining"]:
         raise typer.Exit(EXIT_FINDINGS)
     if not found["clean"]:
@@ -65,7 +138,7 @@ async def _wait(client: "Client", scrub_id: str, timeout_s: float, *, quiet: boo
         async with asyncio.timeout(timeout_s):
             while True:
                 found = await client.scrubs.get(scrub_id)
-                if found["state"] != "running":
+                if found["state"] != RUNNING:
                     return found
                 now = _progress(found)
                 if now != said:
@@ -75,7 +148,7 @@ async def _wait(client: "Client", scrub_id: str, timeout_s: float, *, quiet: boo
     except TimeoutError:
         raise RetryableError(
             f"scrub {scrub_id} did not end within {timeout_s:g} s",
-            remedy="It goes on; look at GET /v1/scrubs of the scheduler",
+            remedy=f"It goes on; look at it with: tierlog scrub show {scrub_id}",
         ) from None
 
 
@@ -88,7 +161,8 @@ def _show(found: Mapping[str, Any], output: Output) -> None:
     if output is not Output.TABLE:
         print_json(found, indent=output is Output.JSON)
         return
-    print_rows([{**one, "repaired": _done(one)} for one in found["findings"]], COLUMNS, output)
+    rows = [{**one, "repaired": _done(one), "lost": _lost(one)} for one in found["findings"]]
+    print_rows(rows, COLUMNS, output)
     hidden = {"findings", "scrub_id", "phase", "started_ms", "ended_ms"}
     print_one({name: value for name, value in found.items() if name not in hidden}, output)
 
@@ -97,3 +171,13 @@ def _done(finding: Mapping[str, Any]) -> str | None:
     """Return what was done about a finding, or why nothing was."""
     kept = finding["kept"]
     return finding["repaired"] or (f"no: {kept}" if kept else None)
+
+
+def _lost(finding: Mapping[str, Any]) -> str | None:
+    """Return the entries that are in no copy, as far as there is room."""
+    ranges = finding["lost"]
+    if not ranges:
+        return None
+    shown = [f"{one['first_entry_id']}-{one['last_entry_id']}" for one in ranges[:LOST_SHOWN_MAX]]
+    more = ", ..." if len(ranges) > len(shown) else ""
+    return f"{finding['lost_count']} entries: {', '.join(shown)}{more}"

@@ -15,6 +15,8 @@
     /tierlog/locks/ledgers/L{10}         ephemeral: a worker is offloading the ledger
     /tierlog/deleted/{2}/{4}/L{4}        a bare ledger that was deleted: its last metadata
     /tierlog/scheduler/progress          how long leaders were at work
+    /tierlog/scheduler/scrubs            when scrubs by schedule last began
+    /tierlog/scheduler/scrubs/<id>       what a scrub found
     /tierlog/underreplicated/{2}/{4}/L{4}   a ledger that lacks copies
     /tierlog/locks/underreplicated/L{10} ephemeral: a worker is replicating the ledger
     /tierlog/draining/<node>             a storage node that is being emptied, or was
@@ -29,6 +31,7 @@ Invariants:
 
 import re
 from typing import Final
+from uuid import UUID
 
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX, READONLY_NAME, LedgerId, NodeId, StreamName
@@ -54,6 +57,7 @@ CONTEXTS: Final = f"{ROOT}/contexts"
 DELETED: Final = f"{ROOT}/deleted"
 LEDGER_LOCKS: Final = f"{ROOT}/locks/ledgers"
 SCHEDULER_PROGRESS: Final = f"{ROOT}/scheduler/progress"
+SCRUBS: Final = f"{ROOT}/scheduler/scrubs"
 UNDERREPLICATED: Final = f"{ROOT}/underreplicated"
 UNDERREPLICATED_LOCKS: Final = f"{ROOT}/locks/underreplicated"
 DRAINING: Final = f"{ROOT}/draining"
@@ -121,6 +125,11 @@ def underreplicated_ledger_id_of(path: str) -> LedgerId:
 def underreplicated_lock_path(ledger_id: int) -> str:
     """Return the lock that saves two workers from replicating the same ledger at once."""
     return f"{UNDERREPLICATED_LOCKS}/L{_digits(ledger_id)}"
+
+
+def scrub_path(scrub_id: UUID) -> str:
+    """Return where the report of a scrub lies."""
+    return f"{SCRUBS}/{scrub_id}"
 
 
 def draining_path(node: NodeId) -> str:

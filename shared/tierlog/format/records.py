@@ -165,6 +165,8 @@ def encode_context(context: OffloadContext) -> bytes:
     )
     if context.repair_source_uuid is not None:
         record.repair_source_uuid = context.repair_source_uuid.bytes
+    if context.repair is not None:
+        record.repair.CopyFrom(_repair_to_record(context.repair))
     if context.location is not None:
         record.location.CopyFrom(_location_to_record(context.location))
     if context.copy is not None:
@@ -471,6 +473,24 @@ def _abandoned_of(record: pb.AbandonedAttempt) -> AbandonedAttempt:
     )
 
 
+def _repair_to_record(repair: RepairAttempt) -> pb.RepairRecord:
+    return pb.RepairRecord(
+        uuid=repair.uuid.bytes,
+        location=_location_to_record(repair.location),
+        worker=repair.worker,
+        started_ms=repair.started_ms,
+    )
+
+
+def _repair_of(record: pb.RepairRecord) -> RepairAttempt:
+    return RepairAttempt(
+        uuid=_uuid(record.uuid),
+        location=_location_of(record.location),
+        worker=record.worker,
+        started_ms=record.started_ms,
+    )
+
+
 def _context_of(record: pb.OffloadContextRecord) -> OffloadContext:
     return OffloadContext(
         stream=stream_name(record.stream),
@@ -490,6 +510,7 @@ def _context_of(record: pb.OffloadContextRecord) -> OffloadContext:
         last_error_ms=record.last_error_ms,
         last_worker=record.last_worker,
         repair_source_uuid=_uuid_or_none(record.repair_source_uuid),
+        repair=_repair_of(record.repair) if record.HasField("repair") else None,
         history=tuple(_past_of(one) for one in record.history),
     )
 

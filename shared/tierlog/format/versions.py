@@ -44,6 +44,7 @@ class Format(IntEnum):
     DRAINING_RECORD = 23
     AUDIT_RECORD = 24
     POLICIES_RECORD = 25
+    SCRUB_RECORD = 28
     SINGLE_OBJECT = 26
     EVENT_EXPORT = 27
 
@@ -90,6 +91,7 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.DRAINING_RECORD: _only(1),
     Format.AUDIT_RECORD: _only(1),
     Format.POLICIES_RECORD: _only(1),
+    Format.SCRUB_RECORD: _only(1),
     # The number in user metadata, too: the month of the text, which Pulsar never counts up to.
     Format.SINGLE_OBJECT: _only(201804),
     Format.EVENT_EXPORT: _only(1),

@@ -178,5 +178,6 @@ def _as_new(context: OffloadContext, uuid: UUID) -> bool:
     """Tell whether a context is at least as new as the completion of that attempt."""
     if context.state is OffloadState.TRIMMING:
         return True
-    # A copy that was found damaged is given up by those who knew it as complete.
-    return context.repair_source_uuid == uuid or (context.complete and context.names(uuid))
+    # An attempt to repair is no copy yet: named here, it was completed since.
+    known = context.uuid == uuid or context.swept_at(uuid) is not None
+    return context.complete and known

@@ -6,6 +6,8 @@ Invariants (protocols.md section 3):
     * An attempt's UUID is here before the first byte is uploaded.
     * ``complete`` is true exactly in the states where tier 2 serves reads.
     * A UUID that is replaced goes to ``abandoned`` in the same change.
+    * While a copy is repaired, the damaged one stays the ledger's copy, and what is good in it is
+      read; the attempt that is to replace it stands beside it.
 """
 
 from collections.abc import Mapping
@@ -34,8 +36,8 @@ _S = OffloadState
 TRANSITIONS: Final[Mapping[OffloadState, frozenset[OffloadState]]] = {
     _S.LOCAL: frozenset({_S.LOCAL, _S.OFFLOADING, _S.TRIMMING}),
     _S.OFFLOADING: frozenset({_S.OFFLOADING, _S.COMPLETE, _S.LOCAL, _S.TRIMMING}),
-    _S.COMPLETE: frozenset({_S.COMPLETE, _S.LOCAL, _S.TIER1_DELETING, _S.REPAIRING, _S.TRIMMING}),
-    _S.TIER1_DELETING: frozenset({_S.TIER1_DELETING, _S.TIER1_DELETED}),
+    _S.COMPLETE: frozenset({_S.COMPLETE, _S.TIER1_DELETING, _S.REPAIRING, _S.TRIMMING}),
+    _S.TIER1_DELETING: frozenset({_S.TIER1_DELETING, _S.TIER1_DELETED, _S.REPAIRING}),
     _S.TIER1_DELETED: frozenset({_S.TIER1_DELETED, _S.REPAIRING, _S.TRIMMING}),
     _S.REPAIRING: frozenset({_S.REPAIRING, _S.COMPLETE, _S.TIER1_DELETED, _S.TRIMMING}),
     _S.TRIMMING: frozenset({_S.TRIMMING}),
@@ -181,6 +183,7 @@ class OffloadContext:
     last_error_ms: int = 0
     last_worker: str = ""
     repair_source_uuid: UUID | None = None
+    repair: RepairAttempt | None = None
     history: tuple[PastAttempt, ...] = ()
     """The newest ``HISTORY_MAX`` attempts, oldest first: for people, never for a decision."""
 
@@ -257,30 +260,84 @@ class OffloadContext:
             history=self._ended(uuid, AttemptOutcome.COMPLETE, now_ms),
         )
 
-    def copy_revoked(self, *, uuid: UUID, error: str, now_ms: int) -> Self:
-        """Return the context of a ledger that is copied anew, since its copy is damaged.
+    def repair_begun(
+        self, *, damaged: UUID, uuid: UUID, location: Tier2Location, worker: str, now_ms: int
+    ) -> Self:
+        """Return the context with an attempt beside the damaged copy, which stays readable.
 
-        Only from COMPLETE, where the local copy stands and nobody is deleting it: refused else.
-        The damaged attempt is kept for as long as a manifest names it.
+        An attempt before it that was to repair the same copy is abandoned. A local copy that is
+        about to be deleted, and stands, is kept from then on.
         """
-        if self.state is not OffloadState.COMPLETE or self.uuid != uuid:
+        assert uuid != damaged
+        if self.uuid != damaged or not self.complete:
             raise RefusedError(
-                f"ledger {self.ledger_id} has no complete copy {uuid} beside its local one",
+                f"attempt {damaged} of ledger {self.ledger_id} is not its complete copy",
                 remedy="Read the ledger's context again and decide anew",
             )
-        assert self.location is not None
-        damaged = AbandonedAttempt(uuid=uuid, location=self.location, abandoned_ms=now_ms)
+        before = self._without_repair(AttemptOutcome.ABANDONED, now_ms)
+        past = PastAttempt(uuid=uuid, worker=worker, started_ms=now_ms)
         return replace(
-            self.moved_to(OffloadState.LOCAL),
-            uuid=None,
-            location=None,
-            copy=None,
-            complete=False,
-            timestamp_ms=0,
+            before.moved_to(OffloadState.REPAIRING),
+            repair=RepairAttempt(uuid=uuid, location=location, worker=worker, started_ms=now_ms),
+            repair_source_uuid=damaged,
+            attempt_count=self.attempt_count + 1,
+            last_worker=worker,
+            history=(*before.history, past)[-HISTORY_MAX:],
+        )
+
+    def repair_completed(self, *, uuid: UUID, copy: Tier2Copy, now_ms: int) -> Self:
+        """Return the context with the new copy; the damaged one is abandoned in the same change."""
+        repair = self._own_repair(uuid)
+        assert self.uuid is not None
+        assert self.location is not None
+        damaged = AbandonedAttempt(uuid=self.uuid, location=self.location, abandoned_ms=now_ms)
+        return replace(
+            self._repaired(),
+            uuid=uuid,
+            location=repair.location,
+            copy=copy,
+            timestamp_ms=now_ms,
             abandoned=(*self.abandoned, damaged),
-            repair_source_uuid=uuid,
-            last_error=error,
-            last_error_ms=now_ms,
+            last_error="",
+            history=self._ended(uuid, AttemptOutcome.COMPLETE, now_ms),
+        )
+
+    def repair_given_up(self, uuid: UUID, *, error: str, now_ms: int) -> Self:
+        """Return the context as it was before the repair, whose attempt is abandoned."""
+        self._own_repair(uuid)
+        without = self._without_repair(AttemptOutcome.FAILED, now_ms, error)
+        return replace(without._repaired(), last_error=error, last_error_ms=now_ms)  # noqa: SLF001
+
+    def _own_repair(self, uuid: UUID) -> RepairAttempt:
+        if self.state is not OffloadState.REPAIRING or self.repair is None:
+            raise RefusedError(
+                f"ledger {self.ledger_id} is {self.state.name}, nothing is being repaired",
+                remedy="Drop out; the attempt is cleaned up by others",
+            )
+        if self.repair.uuid != uuid:
+            raise RefusedError(
+                f"repair {uuid} of ledger {self.ledger_id} was superseded by {self.repair.uuid}",
+                remedy="Drop out; the attempt is cleaned up by others",
+            )
+        return self.repair
+
+    def _repaired(self) -> Self:
+        """Return the context in the state that it had before the repair."""
+        gone = self.bookkeeper_deleted
+        after = self.moved_to(OffloadState.TIER1_DELETED if gone else OffloadState.COMPLETE)
+        return replace(after, repair=None, repair_source_uuid=None)
+
+    def _without_repair(self, outcome: AttemptOutcome, now_ms: int, error: str = "") -> Self:
+        """Return the context whose attempt to repair, if there is one, is abandoned."""
+        if self.repair is None:
+            return self
+        uuid, location = self.repair.uuid, self.repair.location
+        left = AbandonedAttempt(uuid=uuid, location=location, abandoned_ms=now_ms)
+        return replace(
+            self,
+            repair=None,
+            abandoned=(*self.abandoned, left),
+            history=self._ended(uuid, outcome, now_ms, error),
         )
 
     def swept_at(self, uuid: UUID) -> int | None:
@@ -288,8 +345,9 @@ class OffloadContext:
         return next((one.swept_ms for one in self.abandoned if one.uuid == uuid), None)
 
     def names(self, uuid: UUID) -> bool:
-        """Tell whether an attempt is still known here, as the newest or as an abandoned one."""
-        return self.uuid == uuid or self.swept_at(uuid) is not None
+        """Tell whether an attempt is still known here: newest, repairing, or abandoned."""
+        repairs = self.repair is not None and self.repair.uuid == uuid
+        return self.uuid == uuid or repairs or self.swept_at(uuid) is not None
 
     def attempt_swept(self, *, uuid: UUID, now_ms: int) -> Self:
         """Return the context with that abandoned attempt swept just now."""
@@ -320,13 +378,20 @@ class OffloadContext:
         trimming = self.moved_to(OffloadState.TRIMMING)
         if self.state is OffloadState.TRIMMING:
             return trimming
-        abandoned = self.abandoned
+        trimming = trimming._without_repair(AttemptOutcome.ABANDONED, now_ms)  # noqa: SLF001
+        abandoned = trimming.abandoned
         if self.uuid is not None:
             assert self.location is not None
             last = AbandonedAttempt(uuid=self.uuid, location=self.location, abandoned_ms=now_ms)
             abandoned = (*abandoned, last)
         return replace(
-            trimming, uuid=None, location=None, copy=None, complete=False, abandoned=abandoned
+            trimming,
+            uuid=None,
+            location=None,
+            copy=None,
+            complete=False,
+            abandoned=abandoned,
+            repair_source_uuid=None,
         )
 
     def trimmed_locally(self) -> Self:

@@ -15,6 +15,9 @@ from typing import Final
 from uuid import UUID
 
 from tierlog.model.ids import LedgerId
+from tierlog.model.replication import EntryRange
+
+LOST_RANGES_MAX: Final = 100
 
 
 class FindingKind(StrEnum):
@@ -25,6 +28,7 @@ class FindingKind(StrEnum):
     MISSING_OBJECT = "missing-object"
     WRONG_OBJECT = "wrong-object"
     DAMAGED_DATA = "damaged-data"
+    UNFINISHED_REPAIR = "unfinished-repair"
     POINTS_NOWHERE = "points-nowhere"
     STALLED_ATTEMPT = "stalled-attempt"
     METADATA_OLDER = "metadata-older"
@@ -54,6 +58,7 @@ class Rule:
 
 
 _K = FindingKind
+REPAIR_IT: Final = "Repair it with: tierlog scrub --repair"
 KINDS: Final[Mapping[FindingKind, Rule]] = {
     _K.ORPHAN_OBJECTS: Rule(
         Repair.DELETE,
@@ -68,17 +73,22 @@ KINDS: Final[Mapping[FindingKind, Rule]] = {
     _K.MISSING_OBJECT: Rule(
         Repair.COPY_AGAIN,
         "a complete copy lacks an object",
-        "Copy the ledger again with: tierlog scrub --repair",
+        REPAIR_IT,
     ),
     _K.WRONG_OBJECT: Rule(
         Repair.COPY_AGAIN,
         "an object of a complete copy has another length or digest",
-        "Copy the ledger again with: tierlog scrub --repair",
+        REPAIR_IT,
     ),
     _K.DAMAGED_DATA: Rule(
         Repair.COPY_AGAIN,
         "data of a complete copy are not what was written",
-        "Copy the ledger again with: tierlog scrub --repair",
+        REPAIR_IT,
+    ),
+    _K.UNFINISHED_REPAIR: Rule(
+        Repair.COPY_AGAIN,
+        "someone began to repair a copy and did not come to the end; it is as readable as before",
+        REPAIR_IT,
     ),
     _K.POINTS_NOWHERE: Rule(
         Repair.COPY_AGAIN,
@@ -115,7 +125,10 @@ assert set(KINDS) == set(FindingKind)
 
 @dataclass(slots=True, kw_only=True)
 class Finding:
-    """Something that was found. ``repaired``: what was done; ``kept``: why it was not."""
+    """Something that was found. ``repaired``: what was done; ``kept``: why it was not.
+
+    ``lost``: entries that are in no copy, ``LOST_RANGES_MAX`` ranges at most; ``lost_count``: all.
+    """
 
     kind: FindingKind
     stream: str = ""
@@ -126,6 +139,8 @@ class Finding:
     remedy: str = ""
     repaired: str = ""
     kept: str = ""
+    lost: tuple[EntryRange, ...] = ()
+    lost_count: int = 0
 
 
 class ScrubState(StrEnum):
@@ -150,6 +165,18 @@ class DeepPlace:
 
     stream: str
     ledger_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubTimes:
+    """When the last scrubs by schedule began that came to an end; 0: none did.
+
+    ``deep_next``: where the last deep one of all stopped; None: it came to the end.
+    """
+
+    begun_ms: int = 0
+    deep_begun_ms: int = 0
+    deep_next: DeepPlace | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,7 +228,7 @@ class ScrubReport:
 
     @property
     def remaining(self) -> int:
-        """How many faults were found and not repaired."""
+        """How many faults were found and not repaired; what could not be checked is none."""
         return sum(
             count - self.repaired[kind]
             for kind, count in self.counts.items()

@@ -393,8 +393,6 @@ class BucketGuard:
         self._manifests = manifests
 
     async def may_clean(self, context: OffloadContext, uuid: UUID) -> bool:
-        if context.repair_source_uuid == uuid:
-            return False
         try:
             known = await self._manifests.newest(context.stream, context.incarnation)
         except TierlogError as error:

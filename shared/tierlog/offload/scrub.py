@@ -13,8 +13,8 @@ Invariants:
       that could name it and its objects were read at that very moment.
     * Metadata that are older than a manifest, or a manifest that can't be read, stop every
       deletion of the scrub. A stream that is paused is left as it is.
-    * A copy is given up for a new one only while the local one stands, and after all of that was
-      read. The damaged objects stay until a manifest names the new copy.
+    * A damaged copy stays what it is until a new one is complete (``tierlog.offload.repair``); its
+      objects stay until a manifest names the new copy.
     * Requests, bytes, findings and the time of a deep scrub are bounded.
 
 Crash: nothing is left half done; each repair is one compare-and-set, or a deletion that the next
@@ -46,6 +46,7 @@ from tierlog.offload.drivers import known_here
 from tierlog.offload.groups import plain_errors
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import KnownManifest, ManifestStore
+from tierlog.offload.repair import Repairer
 from tierlog.offload.verify import ReadBack, verify_copy
 from tierlog.ports.clock import Clock
 from tierlog.ports.objects import ObjectInfo, ObjectStore, OpenUpload
@@ -56,8 +57,6 @@ log = structlog.get_logger()
 
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
-CheckTier1 = Callable[[OffloadContext], Awaitable[None]]
-"""Reads all of a ledger's local copy; raises unless it is there and whole."""
 
 CONTEXTS_AT_ONCE: Final = 64
 LIST_PAGE: Final = 1000
@@ -89,7 +88,7 @@ class Scrubber:
         catalog: Catalog,
         manifests: ManifestStore,
         offloader: LedgerOffloader,
-        check_tier1: CheckTier1,
+        repairer: Repairer,
         cluster_id: UUID,
         key_prefix: str,
         clock: Clock,
@@ -99,7 +98,7 @@ class Scrubber:
         self.catalog = catalog
         self.manifests = manifests
         self.offloader = offloader
-        self.check_tier1 = check_tier1
+        self.repairer = repairer
         self.cluster_id = cluster_id
         self.key_prefix = key_prefix
         self.clock = clock
@@ -316,8 +315,10 @@ class _Run:
                 finding = await self._confirmed(context)
             if finding is None and self._wish.deep:
                 finding = await self._deep(context)
+            if finding is None:
+                finding = await self._unfinished(context)
             if finding is not None:
-                await self._copy_again(context, finding, may_repair=may_repair)
+                await self._repair(context, finding, may_repair=may_repair)
                 self._report.add(finding)
         except TierlogError as error:
             self._report.skip(f"ledger {context.ledger_id} of {context.stream}: {error}")
@@ -392,16 +393,20 @@ class _Run:
             self._report.bytes_read += copy.data_len
         return None
 
-    async def _copy_again(
-        self, context: OffloadContext, finding: Finding, *, may_repair: bool
-    ) -> None:
-        """Give a damaged copy up while the local one stands, or say what there is to do."""
-        if context.state is not OffloadState.COMPLETE:
-            finding.remedy = (
-                "There is no local copy to copy anew: bring the objects back from another copy "
-                "of the bucket; see the how-to scrub-a-bucket"
-            )
-            return
+    async def _unfinished(self, context: OffloadContext) -> Finding | None:
+        """Look whether a repair was begun that nobody is at any more."""
+        if context.repair is None:
+            return None
+        if await self._parts.repairer.is_at_work(context.ledger_id):
+            return None
+        again = await self._contexts.get(context.ledger_id)
+        if again is None or again.repair != context.repair:
+            return None
+        cause = f"begun by {context.repair.worker}, attempt {context.repair.uuid}"
+        return rules.finding_of(again, FindingKind.UNFINISHED_REPAIR, cause)
+
+    async def _repair(self, context: OffloadContext, finding: Finding, *, may_repair: bool) -> None:
+        """Make a new copy in the place of a damaged one, or say why not."""
         if not self._wish.repair:
             return
         if context.stream in self._paused:
@@ -410,23 +415,15 @@ class _Run:
         if not may_repair:
             finding.kept = "the manifest of the stream does not vouch for the metadata"
             return
-        assert context.uuid is not None
-        try:
-            await self._parts.check_tier1(context)
-            await self._contexts.revoke_copy(
-                context.ledger_id, uuid=context.uuid, error=f"{finding.kind.value}: {finding.cause}"
+        cause = f"{finding.kind.value}: {finding.cause}"
+        done = await self._parts.repairer.repair(context, cause, self._bytes)
+        finding.repaired, finding.kept = done.repaired, done.kept
+        finding.lost, finding.lost_count = done.lost, done.lost_count
+        if not done.repaired:
+            finding.remedy = (
+                f"Bring {finding.key} back from another copy of the bucket, or what belongs to "
+                "it; see the how-to scrub-a-bucket"
             )
-        except TierlogError as error:
-            finding.kept = str(error)
-            return
-        finding.repaired = "the local copy is offloaded anew"
-        log.warning(
-            "scrub.copy_revoked",
-            stream=context.stream,
-            ledger_id=context.ledger_id,
-            uuid=str(context.uuid),
-            cause=finding.cause,
-        )
 
     async def _unnamed(self, seen: rules.SeenAttempt) -> None:
         """Judge objects that neither metadata nor manifests name."""
@@ -495,9 +492,7 @@ class _Run:
         self._newest = await self._paid(self._parts.manifests.newest, name, incarnation)
         return self._newest
 
-    async def _delete(
-        self, named: ObjectKeys, seen: rules.SeenAttempt, finding: Finding
-    ) -> None:
+    async def _delete(self, named: ObjectKeys, seen: rules.SeenAttempt, finding: Finding) -> None:
         if not self._wish.repair or self._kept(finding):
             return
         try:

@@ -115,6 +115,8 @@ class Survey:
             self.name(context.uuid, context.ledger_id)
         for attempt in context.abandoned:
             self.name(attempt.uuid, context.ledger_id)
+        if context.repair is not None:
+            self.name(context.repair.uuid, context.ledger_id)
         copy = copy_of(context)
         if copy is None:
             return None
@@ -179,7 +181,9 @@ def upload_is_wanted(context: OffloadContext | None, uuid: UUID) -> bool:
     """
     if context is None:
         return False
-    return context.swept_at(uuid) is not None or (context.uuid == uuid and not context.complete)
+    if context.uuid == uuid:
+        return not context.complete
+    return context.names(uuid)
 
 
 def judge_upload(

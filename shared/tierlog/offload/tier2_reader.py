@@ -14,7 +14,8 @@ Invariants:
       entries anywhere fetches their grains, where a side object tells which these are.
     * No state is tied to one reader: any number may use a handle at once.
 
-Retries: what turned out damaged is forgotten, so that the next try reads the bucket again.
+Retries: what turned out damaged is forgotten, so that the next try reads the bucket again. A read
+that meets damage is tried once more with the grains of its first entry alone.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -44,6 +45,8 @@ from tierlog.offload.side_reader import SideReader
 
 NOTE_EVERY_BYTES: Final = 64 * 1024
 RUNS_BYTES: Final = 4 * 1024 * 1024
+# Room for one entry of any usual length, and for the grains that it lies in.
+ALONE_BYTES: Final = 8 * 1024 * 1024
 # So few entries are fetched with their grains alone; who wants more will go on behind them.
 FEW_ENTRIES_MAX: Final = 32
 
@@ -145,6 +148,17 @@ class Tier2Handle:
         Raises NO_SUCH_ENTRY behind the last entry, LEDGER_NOT_FOUND when the object is gone.
         """
         block = self.index.block_of(first_entry_id)
+        try:
+            return await self._read_frames(block, first_entry_id, bytes_max, entries_max)
+        except CorruptError:
+            if self._side is None:
+                raise
+        # The damage may lie behind this entry: what is good is read up to its grain's end.
+        return await self._read_frames(block, first_entry_id, max(bytes_max, ALONE_BYTES), 1)
+
+    async def _read_frames(
+        self, block: BlockRange, first_entry_id: EntryId, bytes_max: int, entries_max: int | None
+    ) -> FramesRead:
         try:
             known = await self._nearest(block, first_entry_id)
             few_end = await self._few_end(block, first_entry_id, entries_max)

@@ -1,16 +1,21 @@
 """Scrubs of a cluster in memory, and what lies in its bucket that should not."""
 
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
-from tests.unit.offload.world import CLUSTER, World
+from tests.unit.offload.world import CLUSTER, ListHandle, World, runs_of
 from tierlog.adapters.memory.faults import Faults, no_faults
 from tierlog.format import keys
 from tierlog.format.keys import ObjectRole
+from tierlog.format.run import Run
+from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import CorruptError
-from tierlog.model.ids import LedgerId, StreamName
-from tierlog.model.offload import OffloadContext
+from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.scrub import DeepPlace, ScrubReport, ScrubWish
 from tierlog.offload.driver import SOFTWARE
+from tierlog.offload.repair import Repairer
 from tierlog.offload.scrub import Scrubber, ScrubLimits
 from tierlog.ports.objects import ObjectStore
 from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
@@ -48,6 +53,45 @@ async def plant_upload(world: World, key: str) -> str:
     return await world.bucket.connect().create_upload(key, metadata=metadata(), content_type="")
 
 
+class HalfHandle(ListHandle):
+    """A local copy of which only the first entries can be read."""
+
+    def read_runs(
+        self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
+    ) -> AsyncIterator[Sequence[Run]]:
+        del bytes_max, wait_s
+        return self._half(first, last)
+
+    async def _half(self, first: EntryId, last: EntryId) -> AsyncIterator[Sequence[Run]]:
+        kept = len(self.entries) // 2
+        for run in runs_of(self.ledger_id, self.entries):
+            if run.last_entry_id >= first and run.first_entry_id <= last:
+                if run.last_entry_id >= kept:
+                    raise CorruptError(f"entry {kept} is damaged on every node")
+                yield [run]
+
+
+def repairer(
+    world: World,
+    faults: Faults | None = None,
+    *,
+    damaged_locally: bool = False,
+    **settings: Any,
+) -> Repairer:
+    """Return what repairs the world's copies; ``damaged_locally``: half of tier 1 is lost."""
+
+    def half(ledger_id: LedgerId, found: LedgerMetadata) -> ReadHandle:
+        return HalfHandle(ledger_id, world.ledgers[ledger_id], found)
+
+    return Repairer(
+        objects=world.bucket.connect(faults or no_faults()),
+        catalog=world.catalog(faults),
+        offloader=world.offloader(faults, **settings),
+        open_ledger=half if damaged_locally else world.open_ledger,
+        ids=world.ids,
+    )
+
+
 def scrubber(
     world: World,
     faults: Faults | None = None,
@@ -58,18 +102,13 @@ def scrubber(
     **limits: float,
 ) -> Scrubber:
     """Return what scrubs the world's bucket."""
-    catalog = world.catalog(faults)
-
-    async def check_tier1(context: OffloadContext) -> None:
-        if await catalog.ledgers.get(context.ledger_id) is None or damaged_locally:
-            raise CorruptError("the local copy is not whole")
-
+    store = objects or world.bucket.connect(faults or no_faults())
     return Scrubber(
-        objects=objects or world.bucket.connect(faults or no_faults()),
-        catalog=catalog,
+        objects=store,
+        catalog=world.catalog(faults),
         manifests=world.manifests(faults),
         offloader=world.offloader(faults),
-        check_tier1=check_tier1,
+        repairer=repairer(world, faults, damaged_locally=damaged_locally),
         cluster_id=CLUSTER,
         key_prefix="",
         clock=world.clock,
@@ -113,10 +152,13 @@ def runner(
     *,
     leading: bool = True,
     faults: Faults | None = None,
+    slow: Mapping[str, float] | None = None,
 ) -> ScrubRunner:
-    """Return what runs scrubs of the world."""
+    """Return what runs scrubs of the world; ``slow``: limits of a scrub."""
+    limits: Any = slow or {}
     return ScrubRunner(
-        scrubber(world, faults),
+        scrubber(world, faults, **limits),
+        world.catalog().scrubs,
         leading=lambda: leading,
         clock=world.clock,
         ids=world.ids,

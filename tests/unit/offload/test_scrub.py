@@ -16,6 +16,7 @@ from tests.unit.offload.scrubs import (
     metadata,
     plant,
     plant_upload,
+    repairer,
     scrub,
 )
 from tests.unit.offload.world import STREAM, World
@@ -27,6 +28,7 @@ from tierlog.model.manifest import ManifestLedger, copy_of, head_of
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.scrub import FindingKind, ScrubWish
 from tierlog.ports.objects import ObjectStore
+from tierlog.ports.throttle import TokenBucket
 
 ENTRIES = [bytes([number]) * (number * 37 % 200) for number in range(10)]
 K = FindingKind
@@ -174,28 +176,24 @@ def test_an_attempt_at_work_and_one_to_be_swept_are_nobodys_orphans():
 
 
 @pytest.mark.parametrize("role", ["data", "index", "side", "all", "short", "flipped"])
-def test_a_damaged_copy_is_offloaded_anew_from_the_local_one(role: str):
+def test_a_damaged_copy_is_made_anew_from_the_local_one(role: str):
     async def main():
         world, made = await offloaded()
         context = await world.context(made[0])
-        assert context.location is not None
         assert context.uuid is not None
         kind = spoil(world, context, role)
         deep = ScrubWish(deep=role == "flipped")
         found = await scrub(world, deep)
         assert [(one.kind, one.uuid) for one in found.findings] == [(kind, context.uuid)]
-        assert (await world.context(made[0])).complete
+        assert await world.context(made[0]) == context
         mended = await scrub(world, replace(deep, repair=True))
         assert mended.remaining == 0
-        after = await world.context(made[0])
-        assert (after.state, after.repair_source_uuid) == (OffloadState.LOCAL, context.uuid)
-        # As long as the manifest names the damaged copy, nothing of it goes; nothing is stopped.
-        assert kinds(await scrub(world, deep)) == []
-        claimed = await world.catalog().streams.get(STREAM)
-        await world.worker().handle(world.request(claimed, made[0]))
+        assert mended.findings[0].repaired == "copied anew, from the local copy"
         again = await world.context(made[0])
-        assert again.complete
+        assert (again.state, again.complete) == (OffloadState.COMPLETE, True)
         assert again.uuid != context.uuid
+        # Its objects are the scheduler's to sweep, once the manifest names the new copy.
+        assert again.swept_at(context.uuid) == 0
         assert kinds(await scrub(world, BOTH)) == []
 
     run_virtual(main())
@@ -219,39 +217,6 @@ def spoil(world: World, context: OffloadContext, role: str) -> FindingKind:
         return K.DAMAGED_DATA
     del objects[getattr(location, f"{role}_key")]
     return K.MISSING_OBJECT
-
-
-def test_without_a_local_copy_a_damaged_one_stays_as_it_is():
-    async def main():
-        world, made = await offloaded()
-        catalog = world.catalog()
-        context = await world.context(made[0])
-        assert context.uuid is not None
-        deleting = await catalog.contexts.begin_tier1_deletion(made[0], uuid=context.uuid)
-        spoil(world, context, "flipped")
-        for _ in range(2):
-            report = await scrub(world, BOTH)
-            assert kinds(report) == ["damaged-data"]
-            assert "at byte 2" in report.findings[0].cause
-            assert "no local copy" in report.findings[0].remedy
-            assert await world.context(made[0]) == deleting
-            await catalog.ledgers.delete_tier1(made[0], deleting)
-            deleting = await world.context(made[0])
-
-    run_virtual(main())
-
-
-def test_a_damaged_copy_is_kept_when_the_local_one_is_damaged_too():
-    async def main():
-        world, made = await offloaded()
-        context = await world.context(made[0])
-        spoil(world, context, "index")
-        report = await scrub(world, REPAIR, damaged_locally=True)
-        assert report.remaining == 1
-        assert report.findings[0].kept
-        assert await world.context(made[0]) == context
-
-    run_virtual(main())
 
 
 def test_metadata_from_a_backup_stop_every_deletion():
@@ -376,12 +341,14 @@ def test_what_is_offloaded_while_the_bucket_is_listed_is_no_fault(seed: int):
                 del world.bucket.objects[key]
             await world.worker().handle(world.request(claimed, ledger_id))
             assert (await world.context(ledger_id)).complete
-            # The copy that was listed is given up, swept and struck off, all at once.
+            # The copy that was listed is replaced, swept and struck off, all at once.
             context, catalog = await world.context(made[0]), world.catalog()
             assert context.uuid is not None
-            await catalog.contexts.revoke_copy(made[0], uuid=context.uuid, error="seen damaged")
+            pace = TokenBucket(world.clock, per_s=1e9)
+            assert (await repairer(world).repair(context, "seen damaged", pace)).repaired
             if seed == 0:
                 return
+            await write_manifest(world)
             await world.offloader().delete_offloaded(made[0], context.uuid, context.location)
             if seed == 1:
                 await catalog.contexts.strike_off(made[0], context.uuid)

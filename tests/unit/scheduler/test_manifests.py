@@ -24,14 +24,15 @@ from tests.unit.scheduler.manifests_kit import (
 )
 from tierlog.adapters.memory.faults import Outcome, no_faults
 from tierlog.format import manifest as fmt
-from tierlog.format import paths
+from tierlog.format import paths, records
 from tierlog.format.manifest import unkeep
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import NodeId, StreamName
 from tierlog.model.manifest import copy_of
-from tierlog.model.offload import AbandonedAttempt, OffloadState
+from tierlog.model.offload import OffloadState
 from tierlog.model.policy import Policy
 from tierlog.offload.manifests import BucketGuard
+from tierlog_scheduler.manifests import RESTORED
 
 
 def test_a_manifest_names_what_is_complete_and_only_then_the_local_copy_may_go() -> None:
@@ -328,19 +329,14 @@ def test_a_damaged_copy_is_named_until_there_is_a_new_one() -> None:
         whole = await world.context(ledger_id)
         assert whole.uuid is not None
         assert whole.location is not None
-        damaged = AbandonedAttempt(uuid=whole.uuid, location=whole.location, abandoned_ms=1)
-        revoked = replace(
-            whole,
-            state=OffloadState.LOCAL,
-            complete=False,
-            uuid=None,
-            location=None,
-            copy=None,
-            abandoned=(damaged,),
-            repair_source_uuid=whole.uuid,
-        )
-        await world.catalog().contexts.change(
-            ledger_id, lambda _: revoked, applied=lambda one: one == revoked
+        catalog, offloader = world.catalog(), world.offloader()
+        fresh = UUID(int=77)
+        repairing = await catalog.contexts.begin_repair(
+            ledger_id,
+            damaged=whole.uuid,
+            uuid=fresh,
+            location=offloader.location(ledger_id, fresh),
+            worker="w",
         )
         # A generation for another reason goes on naming it.
         await offloaded(world, claimed)
@@ -348,17 +344,21 @@ def test_a_damaged_copy_is_named_until_there_is_a_new_one() -> None:
         assert leader.gate.stopped(STREAM) is None
         known = await newest(world)
         assert (known.generation, known.names(ledger_id, whole.uuid)) == (2, True)
-        assert not await leader.gate.may_sweep(revoked, whole.uuid)
-        # Nor one that no manifest names yet: a sleeper may be writing that one.
-        unnamed = replace(revoked, repair_source_uuid=UUID(int=77))
-        assert not await leader.gate.may_sweep(unnamed, UUID(int=77))
-        assert not await BucketGuard(store_of(world)).may_clean(unnamed, UUID(int=77))
-        await world.worker().handle(world.request(claimed, ledger_id))
-        again = await world.context(ledger_id)
-        assert again.complete
+        metadata = await catalog.ledgers.get(ledger_id)
+        assert metadata is not None
+        copy = await offloader.offload(world.open_ledger(ledger_id, metadata), fresh, {})
+        again = await catalog.contexts.complete_repair(ledger_id, uuid=fresh, copy=copy)
         assert not await leader.gate.may_sweep(again, whole.uuid)
+        assert not await BucketGuard(store_of(world)).may_clean(again, whole.uuid)
         await leader.visit()
         assert await leader.gate.may_sweep(again, whole.uuid)
+        # Metadata from before that: what repairs in them is the copy by now.
+        path = paths.context_path(ledger_id)
+        node = await catalog.store.get(path)
+        assert node is not None
+        await catalog.store.set(path, records.encode_context(repairing), version=node.version)
+        await leader.visit()
+        assert (leader.gate.stopped(STREAM) or "").startswith(RESTORED)
 
     run_virtual(main())
 

@@ -2,22 +2,23 @@
 
 import asyncio
 import random
-from dataclasses import replace
+from itertools import pairwise
 from uuid import UUID
 
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import plant, runner
-from tests.unit.offload.world import CLUSTER, ListHandle, World
+from tests.unit.offload.test_scrub import offloaded
+from tests.unit.offload.world import CLUSTER, World
 from tests.unit.scheduler.test_api import ask
-from tests.unit.scheduler.test_scheduler import ENTRIES
 from tierlog.adapters.memory.faults import FaultRates, Faults
-from tierlog.model.errors import CorruptError, RefusedError, RetryableError
-from tierlog.model.ids import LedgerId
-from tierlog.model.scrub import KINDS, FindingKind, ScrubState, ScrubWish
+from tierlog.format import paths
+from tierlog.format.scrub_records import REPORT_LEN_MAX
+from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.model.scrub import KINDS, Finding, FindingKind, ScrubReport, ScrubState, ScrubWish
 from tierlog.runtime.http import build_http_app, serve_http
-from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule, tier1_check
+from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
 from tierlog_scheduler.scrubs_api import ScrubsApi
 
 HOUR = 3600.0
@@ -43,9 +44,10 @@ def test_the_leader_scrubs_by_schedule_and_nobody_else(leading: bool, counts: tu
         )
         found = runner(world, schedule, leading=leading)
         await run_for(world, found, 25 * HOUR)
-        assert len(found.reports) == counts[0]
-        assert sum(one.wish.deep for one in found.reports) == counts[1]
-        assert all(one.is_clean and one.wish.repair for one in found.reports)
+        assert len(await found.reports()) == counts[0]
+        reports = await found.reports()
+        assert sum(one.wish.deep for one in reports) == counts[1]
+        assert all(one.is_clean and one.wish.repair for one in reports)
 
     run_virtual(main())
 
@@ -56,10 +58,11 @@ def test_what_is_kept_is_bounded():
         await world.stream()
         found = runner(world, ScrubSchedule(interval_s=60, reports_max=3, repair=False))
         await run_for(world, found, HOUR)
-        assert len(found.reports) == 3
-        assert found.reports[0].started_ms > found.reports[-1].started_ms
+        assert len(await found.reports()) == 3
+        reports = await found.reports()
+        assert reports[0].started_ms > reports[-1].started_ms
         with pytest.raises(RefusedError, match="no report"):
-            found.report(UUID(int=1))
+            await found.report(UUID(int=1))
 
     run_virtual(main())
 
@@ -71,12 +74,13 @@ def test_one_that_fails_is_told_and_the_next_one_comes():
         given = Faults(random.Random(1), rates=FaultRates(refused=1.0))
         found = runner(world, ScrubSchedule(interval_s=60), faults=given)
         await run_for(world, found, 90)
-        assert [one.state for one in found.reports] == [ScrubState.FAILED]
-        assert found.reports[0].error
-        assert not found.reports[0].is_clean
+        reports = await found.reports()
+        assert [one.state for one in reports] == [ScrubState.FAILED]
+        assert reports[0].error
+        assert not reports[0].is_clean
         given.rates = FaultRates()
-        await run_for(world, found, 60)
-        assert found.reports[0].is_clean
+        await run_for(world, found, 70)
+        assert (await found.reports())[0].is_clean
 
     run_virtual(main())
 
@@ -97,7 +101,7 @@ def test_it_is_asked_for_one_at_a_time_by_anybody():
         await run_for(world, found, 60)
         assert second.is_clean
         assert orphan not in world.bucket.objects
-        assert found.report(second.scrub_id) is second
+        assert await found.report(second.scrub_id) is second
 
     run_virtual(main())
 
@@ -117,23 +121,107 @@ def test_a_scrub_that_is_cut_short_says_so():
     run_virtual(main())
 
 
-def test_a_local_copy_counts_only_when_all_of_it_reads():
+def test_another_leader_has_the_reports_and_goes_on_with_the_interval():
     async def main():
         world = World()
-        claimed = await world.stream()
-        ledger_id = await world.seal(claimed, ENTRIES)
-        context = await world.context(ledger_id)
-        await tier1_check(world.catalog(), world.open_ledger)(context)
+        await world.stream()
+        for number in range(3):
+            await plant(world, 100 + number, 900 + number)
+        world.clock.advance(48 * HOUR)
+        schedule = ScrubSchedule(
+            interval_s=6 * HOUR, deep_interval_s=12 * HOUR, first_s=600, repair=False
+        )
+        first = runner(world, schedule)
+        await run_for(world, first, HOUR)
+        assert [one.remaining for one in await first.reports()] == [3]
+        told = await world.catalog().scrubs.reports()
+        # It died; the next one leads for a while.
+        second = runner(world, schedule)
+        assert await second.reports() == told
+        assert (await second.report(told[0].scrub_id)).findings == told[0].findings
+        await run_for(world, second, 5 * HOUR)
+        assert await second.reports() == told
+        await run_for(world, second, HOUR)
+        assert len(await second.reports()) == 2
+        third = runner(world, schedule)
+        await run_for(world, third, 24 * HOUR)
+        found = await third.reports()
+        assert [one.wish.deep for one in found] == [False, True, False, True, False, False]
+        begun = [one.started_ms for one in reversed(found)]
+        assert all(6 * HOUR <= (b - a) / 1000 < 6.1 * HOUR for a, b in pairwise(begun))
 
-        def shorter(number, metadata):
-            return ListHandle(number, ENTRIES[:-1], metadata)
+    run_virtual(main())
 
-        with pytest.raises(CorruptError, match="ends before entry"):
-            await tier1_check(world.catalog(), shorter)(context)
-        with pytest.raises(CorruptError, match="no closed local copy"):
-            await tier1_check(world.catalog(), world.open_ledger)(
-                replace(context, ledger_id=LedgerId(ledger_id + 1))
+
+def test_a_deep_scrub_that_ran_out_of_time_is_gone_on_with_by_the_next_leader():
+    async def main():
+        world, made = await offloaded(4)
+        copy = (await world.context(made[0])).copy
+        assert copy is not None
+        slow = {"bytes_per_s": copy.data_len / 10, "deep_s_max": 15}
+        schedule = ScrubSchedule(interval_s=HOUR, deep_interval_s=HOUR / 2, first_s=60)
+        await run_for(world, runner(world, schedule, slow=slow), 1.5 * HOUR)
+        newest = (await runner(world).reports())[0]
+        assert newest.deep_next is not None
+        assert newest.deep_next.ledger_id == made[2]
+        # At the next leader's pace.
+        await run_for(world, runner(world, schedule), HOUR)
+        again = (await runner(world).reports())[0]
+        assert (again.wish.deep, again.deep_next) == (True, None)
+        assert again.bytes_read == 2 * copy.data_len
+
+    run_virtual(main())
+
+
+def test_a_report_is_as_long_as_there_is_room_and_the_metadata_keep_the_newest():
+    async def main():
+        world = World()
+        await world.stream()
+        catalog = world.catalog().scrubs
+        for number in range(5):
+            report = ScrubReport(
+                scrub_id=UUID(int=number + 1),
+                wish=ScrubWish(repair=True),
+                started_ms=1000 - number,
+                findings_max=10**6,
             )
+            for count in range(2000):
+                cause = f"{count} {'x' * 300}"
+                report.add(Finding(kind=FindingKind.DAMAGED_DATA, cause=cause, kept="no"))
+            report.state = ScrubState.DONE
+            await catalog.save(report, keep=3)
+            await catalog.save(report, keep=3)
+        kept = await catalog.reports()
+        assert [one.scrub_id.int for one in kept] == [1, 2, 3]
+        for one in kept:
+            assert one.remaining == 2000
+            assert 100 < len(one.findings) == 2000 - one.findings_left_off
+            assert [found.cause.split()[0] for found in one.findings[:3]] == ["0", "1", "2"]
+            node = await world.catalog().store.get(paths.scrub_path(one.scrub_id))
+            assert node is not None
+            assert len(node.data) <= REPORT_LEN_MAX
+
+    run_virtual(main())
+
+
+def test_a_report_that_can_not_be_read_is_passed_over_and_goes_first():
+    async def main():
+        world = World()
+        await world.stream()
+        schedule = ScrubSchedule(interval_s=HOUR, first_s=60, reports_max=2)
+        found = runner(world, schedule)
+        await run_for(world, found, 600)
+        (told,) = await runner(world, schedule).reports()
+        store = world.catalog().store
+        await store.create(paths.scrub_path(UUID(int=9)), b"no report")
+        node = await store.get(paths.SCRUBS)
+        assert node is not None
+        await store.set(paths.SCRUBS, b"no times", version=node.version)
+        assert await runner(world, schedule).reports() == [told]
+        # Nobody knows when the last one was: the next one comes early.
+        await run_for(world, runner(world, schedule), 600)
+        assert len(await runner(world, schedule).reports()) == 2
+        assert await store.get(paths.scrub_path(UUID(int=9))) is None
 
     run_virtual(main())
 

@@ -1,0 +1,102 @@
+"""The newest reports of scrubs, and when the last ones began, in the metadata store.
+
+There and not in the bucket: a bucket that can't be reached, or refuses what is put there, is what
+a report may have to tell of; and nothing of ours lies there that no ledger names.
+
+Invariants:
+    * At most as many reports as are asked for, each at most ``REPORT_LEN_MAX`` bytes.
+    * What of it is damaged, or of another version, is passed over and goes first: nothing is
+      decided by a report, and without the times a scrub comes early.
+"""
+
+import structlog
+
+from tierlog.catalog.change import ensure_node, settle
+from tierlog.format import paths
+from tierlog.format.scrub_records import decode_report, decode_times, encode_report, encode_times
+from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.scrub import ScrubReport, ScrubTimes
+from tierlog.ports.ids import Ids
+from tierlog.ports.metadata import MetadataStore, NoNodeError
+
+log = structlog.get_logger()
+
+
+class ScrubCatalog:
+    """What is kept of scrubs for whoever leads next."""
+
+    def __init__(self, store: MetadataStore, *, ids: Ids) -> None:
+        self._store = store
+        self._ids = ids
+
+    async def save(self, report: ScrubReport, *, keep: int) -> None:
+        """Keep the report of a scrub that ended, and of those before it the newest."""
+        path, data = paths.scrub_path(report.scrub_id), encode_report(report)
+        await ensure_node(self._store, paths.SCRUBS)
+
+        async def one_round() -> None:
+            # Its name is its own: who finds it has made it.
+            if await self._store.get(path) is None:
+                await self._store.create(path, data)
+
+        await settle(self._store, self._ids, path, one_round)
+        found = await self._all()
+        # What can't be read goes first.
+        by_age = sorted(found, key=lambda name: _age(found[name]))
+        for name in by_age[: max(0, len(by_age) - keep)]:
+            await self._forget(name)
+
+    async def _forget(self, name: str) -> None:
+        try:
+            await self._store.delete(f"{paths.SCRUBS}/{name}", version=-1)
+        except NoNodeError:
+            # Another scheduler was quicker.
+            return
+
+    async def reports(self) -> list[ScrubReport]:
+        """Return what is kept, newest first, as of now (after ``sync``)."""
+        found = [one for one in (await self._all()).values() if one is not None]
+        return sorted(found, key=_age, reverse=True)
+
+    async def _all(self) -> dict[str, ScrubReport | None]:
+        """Return what is kept by name; None: it can't be read."""
+        await self._store.sync(paths.SCRUBS)
+        found: dict[str, ScrubReport | None] = {}
+        for name in await self._store.children(paths.SCRUBS) or []:
+            node = await self._store.get(f"{paths.SCRUBS}/{name}")
+            if node is None:
+                continue
+            try:
+                found[name] = decode_report(node.data)
+            except (CorruptError, RefusedError) as error:
+                log.warning("scrub.report_unread", name=name, cause=str(error))
+                found[name] = None
+        return found
+
+    async def times(self) -> ScrubTimes:
+        """Return when scrubs last began, as of now (after ``sync``)."""
+        await self._store.sync(paths.SCRUBS)
+        found = await self._store.get(paths.SCRUBS)
+        try:
+            return ScrubTimes() if found is None or not found.data else decode_times(found.data)
+        except (CorruptError, RefusedError) as error:
+            log.warning("scrub.times_unread", cause=str(error))
+            return ScrubTimes()
+
+    async def save_times(self, times: ScrubTimes) -> None:
+        """Say when scrubs last began."""
+        data = encode_times(times)
+        await ensure_node(self._store, paths.SCRUBS)
+
+        async def one_round() -> None:
+            found = await self._store.get(paths.SCRUBS)
+            if found is None:
+                await self._store.create(paths.SCRUBS, data)
+            elif found.data != data:
+                await self._store.set(paths.SCRUBS, data, version=found.version)
+
+        await settle(self._store, self._ids, paths.SCRUBS, one_round)
+
+
+def _age(report: ScrubReport | None) -> tuple[int, int]:
+    return (-1, 0) if report is None else (report.started_ms, report.scrub_id.int)

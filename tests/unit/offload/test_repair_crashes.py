@@ -1,0 +1,148 @@
+"""Repairs that crash at every step, race, and are cut off; the ledger stays readable."""
+
+import asyncio
+import contextlib
+import random
+from typing import Any
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.scrubs import REPAIR, kinds, repairer, scrub
+from tests.unit.offload.test_repair import APPENDS, offloaded, read_back
+from tests.unit.offload.test_scrub import spoil
+from tests.unit.offload.world import World
+from tests.unit.scheduler.test_scheduler import LIMITS, scheduler
+from tierlog.adapters.memory.faults import FaultRates, Faults
+from tierlog.format.manifest import is_manifest_key
+from tierlog.model.errors import TierlogError
+from tierlog.model.ids import LedgerId
+from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.ports.throttle import TokenBucket
+from tierlog_scheduler.manifests import BucketManifests
+
+RACE_S = 1000
+# Swept at once, and again after the longest request.
+SWEPT_S = 2 * LIMITS.sweep_again_s + 60
+
+
+def faults(seed: int = 1, **rates: float) -> Faults:
+    return Faults(random.Random(seed), rates=FaultRates(**rates))
+
+
+def pace(world: World) -> TokenBucket:
+    return TokenBucket(world.clock, per_s=1e9)
+
+
+async def lead(world: World, seconds: float) -> None:
+    """Let a scheduler lead for a while, which sweeps what is abandoned."""
+    stop = asyncio.Event()
+    gate = BucketManifests(world.manifests(), world.catalog())
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scheduler(world, manifests=gate).run(stop))
+        await asyncio.sleep(seconds)
+        stop.set()
+
+
+async def check_readable(world: World, ledger_id: LedgerId, *, in_part: bool) -> None:
+    """Whatever happened: the copy that is named lies there, as good as it was."""
+    context = await world.context(ledger_id)
+    assert context.complete
+    assert context.location is not None
+    assert context.location.data_key in world.bucket.objects
+    if not in_part:
+        assert await read_back(world, ledger_id) == world.ledgers[ledger_id]
+
+
+async def check_swept(world: World, was: OffloadContext) -> None:
+    """After all: one complete copy, and in the bucket what it names and nothing else."""
+    context = await world.context(was.ledger_id)
+    assert context.complete
+    assert (context.repair, context.abandoned) == (None, ())
+    assert context.state is not OffloadState.REPAIRING
+    assert await read_back(world, was.ledger_id) == world.ledgers[was.ledger_id]
+    kept = {key for key in world.bucket.objects if not is_manifest_key("", key)}
+    assert kept == await world.expected_keys()
+    assert not world.bucket.uploads
+
+
+@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.timeout(120)
+def test_a_crash_at_every_step_leaves_what_is_readable_and_the_next_repair_ends_it(gone: bool):
+    async def main(steps: int) -> bool:
+        world, was = await offloaded(APPENDS, gone=gone)
+        spoil(world, was, "index")
+        dying = faults()
+        dying.crash_after(steps)
+        victim = repairer(world, dying)
+        store: Any = victim._catalog.store
+        run = asyncio.create_task(victim.repair(was, "index gone", pace(world)))
+        dying.on_crash = lambda: (store.abandon(), run.cancel())
+        await asyncio.wait({run})
+        now = await world.context(was.ledger_id)
+        await check_readable(world, was.ledger_id, in_part=now.uuid == was.uuid)
+        # Its lock goes with its session.
+        await asyncio.sleep(10)
+        report = await scrub(world, REPAIR)
+        assert report.remaining == 0, report.findings
+        await lead(world, SWEPT_S)
+        await check_swept(world, was)
+        assert kinds(await scrub(world, REPAIR)) == []
+        return dying.crashed
+
+    steps = 1
+    while run_virtual(main(steps)):
+        steps += 1
+    assert steps > 50, "every call has two steps"
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("role", ["index", "side", "flipped"])
+def test_two_repairers_that_are_cut_off_beside_a_leader_that_sweeps(seed: int, role: str):
+    async def main():
+        world, was = await offloaded(APPENDS, gone=role != "flipped")
+        spoil(world, was, role)
+        given = [
+            faults(
+                10 * seed + number,
+                refused=0.03,
+                request_lost=0.03,
+                reply_lost=0.05,
+                delay_s_max=0.3,
+            )
+            for number in range(2)
+        ]
+        stop = asyncio.Event()
+        gate = BucketManifests(world.manifests(), world.catalog())
+
+        async def again_and_again(one: Faults) -> None:
+            while not stop.is_set():
+                context = await world.context(was.ledger_id)
+                process = repairer(world, one)
+                store: Any = process._catalog.store
+                with contextlib.suppress(TierlogError, TimeoutError):
+                    run = process.repair(context, "seen damaged", pace(world))
+                    await asyncio.wait_for(run, world.rng.uniform(1, 200))
+                store.abandon()
+                now = await world.context(was.ledger_id)
+                await check_readable(world, was.ledger_id, in_part=now.uuid == was.uuid)
+                await asyncio.sleep(world.rng.uniform(0, 300))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scheduler(world, manifests=gate).run(stop))
+            for one in given:
+                group.create_task(again_and_again(one))
+            await asyncio.sleep(RACE_S)
+            for one in given:
+                one.rates = FaultRates()
+            await asyncio.sleep(RACE_S)
+            stop.set()
+        await asyncio.sleep(10)
+        report = await scrub(world, REPAIR, safety_age_s=0)
+        assert report.remaining == 0, report.findings
+        await lead(world, SWEPT_S)
+        assert (await scrub(world, REPAIR, safety_age_s=0)).remaining == 0
+        await check_swept(world, was)
+        assert (await world.context(was.ledger_id)).uuid != was.uuid
+
+    run_virtual(main())
