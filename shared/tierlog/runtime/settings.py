@@ -377,7 +377,8 @@ class SchedulerSettings(_Section):
     scrub_deep_s_max: float = Field(default=6 * 3600.0, gt=0)
     """A deep scrub reads no longer than that, and the next one goes on there."""
     scrub_findings_max: int = Field(default=1000, gt=0)
-    scrub_reports_max: int = Field(default=20, gt=0)
+    scrub_reports_max: int = Field(default=20, gt=0, le=100)
+    """Reports that are kept in the metadata, the newest ones; each has at most 128 KiB."""
 
 
 class ReaderSettings(_Section):
