@@ -31,7 +31,7 @@ from tierlog_ingest.storage.gc import (
     GarbageCollector,
     decide,
 )
-from tierlog_ingest.storage.seen_ids import NOTHING_SEEN, judged, trusting
+from tierlog_ingest.storage.seen_ids import NOTHING_SEEN, SeenIds, judged, trusting
 
 pytestmark = pytest.mark.covers("D58", "D59")
 
@@ -455,6 +455,16 @@ def test_many_bare_ledgers_that_were_deleted_go_and_many_that_vanished_do_not(in
             assert len(await read_all(node, kept)) == 1
 
     run_virtual(main(), until_s=10_000)
+
+
+def test_what_was_found_stands_and_ledgers_from_before_an_operators_word_prove_nothing():
+    found = judged(NOTHING_SEEN, [30], next_id=12, tally=-1)
+    assert (found.behind_at, found.next_id) == (12, 31)
+    assert judged(found, [30], next_id=1000, tally=9) == found
+    trusted = trusting(found, [30])
+    assert trusted == SeenIds(trusted_to=30)
+    assert judged(trusted, [30], next_id=12, tally=-1) == trusted
+    assert judged(trusted, [31], next_id=12, tally=-1).behind
 
 
 @given(st.lists(st.sampled_from(["give", "look", "back up", "put back"]), max_size=30))
