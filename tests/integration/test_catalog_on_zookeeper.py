@@ -18,7 +18,10 @@ from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import LedgerState
 from tierlog.model.node import NodeInfo
 from tierlog.model.offload import OffloadState
+from tierlog.model.policy import Policy
+from tierlog.model.position import Position
 from tierlog.model.stream import Stream
+from tierlog.model.trimming import TrimGrounds
 from tierlog.ports.metadata import Create
 
 pytestmark = pytest.mark.integration
@@ -86,6 +89,42 @@ async def test_a_ledgers_life_and_what_lies_where(connect):
     assert await contexts.get(ledger_id) == deleted
     snapshot = await (await connect()).streams.snapshot(STREAM)
     assert [(one.ledger_id, one.last_entry_id) for one in snapshot.ledgers] == [(ledger_id, 2)]
+
+
+async def test_what_is_trimmed_is_still_ordered_in_the_transaction_itself(connect, monkeypatch):
+    """The levels above are checked in it, whether anybody ever said anything there or not."""
+    catalog, admin = await connect(), await connect()
+    claimed = await _owned(catalog)
+    made = []
+    for _ in range(2):
+        ledger_id = await _opened(catalog, claimed)
+        await catalog.ledgers.close(claimed, ledger_id, last_entry_id=EntryId(2), length=30)
+        made.append(ledger_id)
+    transact = catalog.store.transact
+
+    async def after_a_change(operations):
+        monkeypatch.setattr(catalog.store, "transact", transact)
+        await admin.policies.set_level(None, Policy(retention_size_bytes=10**9))
+        await transact(operations)
+
+    async def trim(ledger_id: LedgerId, grounds: TrimGrounds) -> int:
+        taken: int = await catalog.retention.begin_trim(
+            STREAM, claimed.incarnation, [ledger_id], grounds=grounds
+        )
+        return taken
+
+    async def grounds() -> TrimGrounds:
+        return TrimGrounds.of(await admin.streams.get(STREAM), await admin.policies.levels())
+
+    assert await admin.store.get(paths.POLICIES) is None
+    assert await trim(made[0], await grounds()) == 1
+    decided = await grounds()
+    monkeypatch.setattr(catalog.store, "transact", after_a_change)
+    with pytest.raises(RefusedError, match="was changed since that was decided"):
+        await trim(made[1], decided)
+    stream = await admin.streams.get(STREAM)
+    assert (stream.deleting, stream.trimmed_end) == ((made[0],), Position(made[0], EntryId(3)))
+    assert await trim(made[1], await grounds()) == 1
 
 
 async def test_two_who_claim_at_once_get_two_epochs_and_one_may_open(connect):
