@@ -31,7 +31,7 @@ LEDGERS = (1, 2, 300)
 IN_LOGS, IN_JOURNAL = 40, 5
 
 
-async def fill(path, *, ledger_dirs=()):
+async def fill(path, *, ledger_dirs=(), freed=()):
     """Make a node with entries in its logs and more in its journal; end it like a kill."""
     files = DiskFiles(path)
     others = [DiskFiles(one) for one in ledger_dirs]
@@ -45,6 +45,8 @@ async def fill(path, *, ledger_dirs=()):
         for first in range(IN_LOGS, IN_LOGS + IN_JOURNAL):
             for ledger_id in (1, 300):
                 await made.add(make_run(ledger_id, first * 2, count=2, size=300))
+        for ledger_id in freed:
+            await made.free(LedgerId(ledger_id))
         await asyncio.sleep(0.2)
         for at, one in enumerate((path, *ledger_dirs)):
             cookie = Cookie(cluster_id=UUID(int=1), node_id=NodeId("n"), instance_id=UUID(int=at))
@@ -99,6 +101,16 @@ def test_a_sound_node(killed):
     assert sum(one["runs"] for one in found["entry_logs"]) == IN_LOGS * len(LEDGERS)
     assert (found["ledgers"], found["fences"]) == (3, 1)
     assert contents(killed) == before
+
+
+def test_a_ledger_that_was_freed_since_the_mark_is_no_problem(tmp_path):
+    copy = asyncio.run(fill(tmp_path / "data", freed=(300,)))
+    result, found = fsck(copy)
+    assert result.exit_code == 0, result.output
+    assert (found["ledgers"], found["freed_ids"]) == (2, 1)
+    assert found["would_be_recovered"]["records"]["freed"] == 1
+    _, rows = run("node", "ledgers", copy, "-q", "-o", "json")
+    assert [row["ledger_id"] for row in rows] == [1, 2]
 
 
 def test_the_table(killed):

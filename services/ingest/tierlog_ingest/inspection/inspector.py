@@ -98,10 +98,13 @@ class _Inspector:
         self._runs = array("q")
         """Of each run the fields of ``_RUN``, one behind the other."""
         self._replayed: dict[int, IntervalSet] = {}
+        self._freed = IntervalSet()
+        """Ids that ``state`` or the journal behind the mark calls freed."""
 
     async def run(self) -> None:
         await self._cookies()
         state = await self._state()
+        self._freed = IntervalSet(state.freed if state is not None else ())
         self._tell("reading the journal")
         await self._journal(state)
         await self._logs(state)
@@ -110,14 +113,13 @@ class _Inspector:
         if state is None:
             self._report_missing_state()
         else:
-            freed = IntervalSet(state.freed)
             self.found.limbo = state.limbo_ceiling != NO_LIMBO
             self.found.doubtful = list(state.doubtful)
-            self.found.freed_ids = sum(last - first + 1 for first, last in state.freed)
             for ledger_id in state.fences:
                 self.found.ledger(ledger_id).fenced = True
-            for ledger_id in [one for one in self.found.ledgers if one in freed]:
-                del self.found.ledgers[ledger_id]
+        self.found.freed_ids = sum(last - first + 1 for first, last in self._freed.intervals())
+        for ledger_id in [one for one in self.found.ledgers if one in self._freed]:
+            del self.found.ledgers[ledger_id]
 
     # Identity and state
 
@@ -176,6 +178,8 @@ class _Inspector:
             ledger_id = decode_ledger_id(record.payload)
             if record.kind is Kind.FENCE:
                 self.found.ledger(ledger_id).fenced = True
+            else:
+                self._freed.add(ledger_id)
             return
         try:
             run = Run.decode(record.payload)
@@ -294,14 +298,13 @@ class _Inspector:
     async def _indexes(self, state: NodeState | None) -> None:
         files = IndexFiles(self._directories.with_logs, open_files_max=1)
         await files.list_all()
-        freed = IntervalSet(state.freed if state is not None else ())
         unfinished = set(state.unfinished if state is not None else ())
         runs = np.frombuffer(self._runs, _RUN)
         runs = runs[np.argsort(runs["ledger"], kind="stable")]
         of_ledgers = np.ascontiguousarray(runs["ledger"])
         known = {*files.ledger_ids(), *np.unique(of_ledgers).tolist()}
         try:
-            for ledger_id in sorted(one for one in known if one not in freed):
+            for ledger_id in sorted(one for one in known if one not in self._freed):
                 low, high = np.searchsorted(of_ledgers, (ledger_id, ledger_id + 1))
                 await self._index(files, LedgerId(ledger_id), runs[low:high], unfinished)
         finally:
