@@ -16,6 +16,7 @@ from tierlog.cli.output import (
 from tierlog.cli.session import command
 from tierlog.cli.stream import Name, with_client
 from tierlog.model.errors import RefusedError
+from tierlog.model.ids import INT64_MAX
 from tierlog.model.policy import MIB, MINUTE_MS, NEVER
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def set_policy(  # noqa: PLR0913 - one option a threshold
             raise RefusedError(
                 f"{name} is given in two units", remedy="Give one of the two options"
             )
-        changes[name] = (NEVER if amount == NEVER else round(amount * factor),)
+        changes[name] = (NEVER if amount == NEVER else _whole(amount * factor, str(amount)),)
     changed = {name: one[0] for name, one in changes.items() if one is not None}
     if not changed:
         raise RefusedError("no threshold is given", remedy="See: tierlog policy set --help")
@@ -208,7 +209,7 @@ def parse_size(text: str) -> int:
     factor = _SIZES.get(unit.removesuffix("ib").removesuffix("b") or unit[:0])
     if factor is None:
         raise _refused(text, "a size", "512k, 64M, 1G")
-    return int(amount * factor)
+    return _whole(amount * factor, text)
 
 
 def parse_limit(text: str) -> int:
@@ -223,7 +224,14 @@ def parse_time(text: str) -> int:
     amount, unit = _amount(text)
     if unit not in _TIMES:
         raise _refused(text, "a time", "500ms, 30s, 10m, 4h, 7d")
-    return int(amount * _TIMES[unit])
+    return _whole(amount * _TIMES[unit], text)
+
+
+def _whole(amount: float, text: str) -> int:
+    """Return a number of bytes or milliseconds that 64 bits hold."""
+    if not abs(amount) < INT64_MAX:
+        raise _refused(text, "an amount that 64 bits hold", "64M, 10m, or never")
+    return round(amount)
 
 
 def _amount(text: str) -> tuple[float, str]:

@@ -108,7 +108,7 @@ def with_kafka(settings: Settings) -> Settings:
 def read_endpoints_file(path: Path) -> EndpointsFile | None:
     """Return what the file says; None when there is none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -36,7 +36,7 @@ class Position:
         if max(numbers) > INT64_MAX:
             raise RefusedError(
                 f"{text[:60]!r} is not a position",
-                remedy="Give LEDGER:ENTRY, as 12:345, or earliest or latest",
+                remedy="Give LEDGER:ENTRY, as 12:345",
             )
         return cls(LedgerId(numbers[0]), EntryId(numbers[1]))
 
@@ -50,7 +50,13 @@ class Edge(StrEnum):
 
 def parse_position(text: str) -> Position | Edge:
     """Read ``earliest``, ``latest`` or ``LEDGER:ENTRY``, or raise ``RefusedError``."""
-    return Edge(text) if text in set(Edge) else Position.parse(text)
+    if text in set(Edge):
+        return Edge(text)
+    try:
+        return Position.parse(text)
+    except RefusedError as error:
+        error.remedy += ", or earliest or latest"
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

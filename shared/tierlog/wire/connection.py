@@ -228,7 +228,8 @@ class WireClient:
             return RefusedError(
                 f"a request of {request.cost} bytes is over the limit of a frame",
                 reason=Reason.TOO_LARGE,
-                remedy=f"Send at most {self._frame_len_max} bytes at once, header included",
+                remedy=f"Send at most {self._frame_len_max} bytes at once, header included, in "
+                "smaller events or batches; or raise TIERLOG_WIRE__FRAME_BYTES_MAX on both sides",
             )
         if self._unsent_bytes + request.cost > self._limits.unsent_bytes_max:
             return RetryableError(

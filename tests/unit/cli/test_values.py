@@ -58,6 +58,14 @@ def test_what_is_no_amount_is_refused_with_examples(text):
         parse_time(text)
 
 
+@pytest.mark.parametrize("text", ["99999999999999999999G", "9" * 400, "8589934592G"])
+def test_more_than_64_bits_hold_is_refused(text):
+    with pytest.raises(RefusedError, match="64 bits"):
+        parse_size(text)
+    with pytest.raises(RefusedError, match="64 bits"):
+        parse_time(f"{text.rstrip('G')}000000000d")
+
+
 def test_a_changelog_becomes_records_without_people():
     records = list(parse(LOG))
     assert [(one.version, one.text) for one in records] == [

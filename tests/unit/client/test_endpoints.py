@@ -41,6 +41,12 @@ def test_a_file_that_is_none_of_ours_is_refused(tmp_path, text):
         find_endpoints(ClientSettings(), tmp_path)
 
 
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / FILE_NAME).write_bytes(b"\xff\xfe")
+    with pytest.raises(RefusedError, match="is not what tierlog up writes"):
+        find_endpoints(ClientSettings(), tmp_path)
+
+
 def test_all_ingest_nodes_are_found_the_first_one_first(tmp_path):
     services = WRITTEN.services | {"ingest-1": {"grpc": "i:1"}, "ingest-2": {"grpc": "i:2"}}
     several = WRITTEN.model_copy(update={"services": services})
