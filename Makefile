@@ -65,6 +65,12 @@ histories: venv ## real nodes under faults, judged by porcupine: make histories 
 	$(BIN)/python -m tests.histories.run --nodes $(or $(NODES),3 5) --seeds $(or $(HISTORIES),4) \
 	  --seconds $(or $(SECONDS),60) --seed $(or $(SEED),$(shell date +%s))
 
+.PHONY: test-interop
+test-interop: venv ## both ways with Apache Pulsar's own offloader (50 MB, fetched once): SEED=7
+	@$(BIN)/python -m tests.interop.program
+	@seed=$(or $(SEED),$(shell date +%s)); echo "make test-interop SEED=$$seed"; \
+	  INTEROP_SEED=$$seed $(BIN)/pytest -v tests/interop/both_ways.py
+
 demo: venv ## the main job, end to end, on this machine
 	$(BIN)/tierlog demo
 
