@@ -102,7 +102,8 @@ async def _check_not_barred(store: MetadataStore, node_id: NodeId) -> None:
     if found is not None and records.decode_draining(found.data).done_ms:
         raise _refused(
             f"node {node_id} was decommissioned, and its id is not used again",
-            "Format the node's directories, or take empty ones, and start it with a new node id",
+            "Take empty directories, or format these, and start it with a new node id; under"
+            " tierlog up remove the node's folder, and start with as many nodes as are wanted",
         )
 
 
