@@ -1,0 +1,145 @@
+"""Every point of real processes: ``python -m tests.faults.run`` (``make faults``).
+
+Lives a ledger once without trouble to learn the requests of offloader and scheduler, and of a
+scrub, then once for each of them and each trouble. Several lanes, each with processes of its own,
+work side by side over the same servers. Ends with exit code 1 when a life ended badly; logs are
+kept then.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from tests.faults.invariants import Fate
+from tests.faults.lane import KEPT, POLICY, VICTIMS, Lane, corner_of, open_lane
+from tests.faults.lives import Plan, Told, Trouble, life, plans_at
+from tierlog.embedded.supervisor import EmbeddedServers
+from tierlog.runtime.logs import configure_logging
+from tierlog.runtime.settings import LogSettings
+
+KILLS: Final = (Trouble.KILL_BEFORE, Trouble.KILL_AFTER)
+OTHERS: Final = (Trouble.DROP_REQUEST, Trouble.DROP_REPLY, Trouble.DELAY, Trouble.TWICE)
+
+
+@dataclass(slots=True)
+class Score:
+    """How the lives of a run went."""
+
+    lived: Counter[str] = field(default_factory=Counter)
+    unmet: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+
+    def take(self, told: Told) -> None:
+        """Count a life."""
+        assert told.plan.trouble is not None
+        self.lived[told.plan.trouble.name] += 1
+        self.slowest_s = max(self.slowest_s, told.complete_s)
+        if not told.met:
+            self.unmet.append(str(told.plan))
+
+
+async def first_lives(lane: Lane, *, scrub: bool) -> list[Told]:
+    """Make the stream, and live without trouble, once for each process."""
+    if scrub:
+        await lane.create(KEPT)
+        await lane.seal(Fate.COMPLETE)
+        await lane.until_rest()
+        return [await life(lane, Plan(victim="scheduler", scrub=True))]
+    await lane.create(POLICY)
+    # The first ledger of a lane has none before it that is trimmed.
+    await life(lane, Plan(victim=VICTIMS[0]))
+    told = await life(lane, Plan(victim=VICTIMS[0]))
+    return [
+        replace(told, plan=Plan(victim=one), places=tuple(lane.judges[one].places()))
+        for one in VICTIMS
+    ]
+
+
+async def live_all(lane: Lane, plans: Sequence[Plan], score: Score) -> None:
+    """Live one plan after the other."""
+    for plan in plans:
+        try:
+            score.take(await life(lane, plan))
+        except AssertionError as error:
+            score.failed.append(f"{plan}: {error}")
+            print(f"FAILED {plan}: {error}", flush=True)
+            return  # what this lane has now is no ground for the next life
+
+
+def share_of(plans: Sequence[Plan], count: int, seed: int) -> list[Plan]:
+    """Return so many of them, drawn by a seed, of every trouble and process if there is room."""
+    drawn = random.Random(seed).sample(list(plans), k=len(plans))
+    return drawn[:count]
+
+
+async def _lane(
+    servers: EmbeddedServers, folder: Path, number: int, chosen: argparse.Namespace, score: Score
+) -> None:
+    folder.mkdir()
+    scrub = number == 0
+    settings = corner_of(servers, f"faults-{number}-{uuid4().hex[:8]}")
+    async with open_lane(servers, settings, folder) as lane:
+        told = await first_lives(lane, scrub=scrub)
+        plans = [plan for one in told for plan in plans_at(one, troubles=chosen.troubles)]
+        print(f"lane {number}: {_counts(told)}; {len(plans)} lives in all", flush=True)
+        if not scrub:
+            # The lanes that do the same share the lives; the order is drawn, so that each has all.
+            plans = share_of(plans, len(plans), chosen.seed)[number - 1 :: chosen.lanes - 1]
+        await live_all(lane, plans[: chosen.lives or None], score)
+
+
+def _counts(told: Sequence[Told]) -> str:
+    parts = []
+    for one in told:
+        servers = Counter(place.server for place in one.places)
+        each = ", ".join(f"{server} {count}" for server, count in sorted(servers.items()))
+        parts.append(f"{one.plan.victim}{' at a scrub' * one.plan.scrub}: {each}")
+    return "; ".join(parts)
+
+
+async def _run(keep: Path, chosen: argparse.Namespace) -> Score:
+    score = Score()
+    async with EmbeddedServers(keep / "servers") as servers, asyncio.TaskGroup() as group:
+        for number in range(chosen.lanes):
+            group.create_task(_lane(servers, keep / f"lane-{number}", number, chosen, score))
+    return score
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run it; the process's exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lanes", type=int, default=4, help="side by side; the first one scrubs")
+    parser.add_argument("--seed", type=int, default=1, help="draws the order")
+    parser.add_argument("--lives", type=int, default=0, help="of each lane at most; 0: all")
+    parser.add_argument("--kills-only", action="store_true", help="no dropped or doubled requests")
+    parser.add_argument("--keep", type=Path, help="where logs are kept")
+    chosen = parser.parse_args(arguments)
+    assert chosen.lanes >= 2
+    chosen.troubles = KILLS if chosen.kills_only else (*KILLS, *OTHERS)
+    keep = chosen.keep or Path(tempfile.mkdtemp(prefix="tierlog-faults-"))
+    keep.mkdir(parents=True, exist_ok=True)
+    configure_logging(LogSettings(level="warning"), service="faults")
+    began_s = time.monotonic()
+    score = asyncio.run(_run(keep, chosen))
+    print(
+        f"{sum(score.lived.values())} lives in {time.monotonic() - began_s:.0f} s: "
+        f"{dict(score.lived)}; the slowest copy took {score.slowest_s:.1f} s; "
+        f"{len(score.unmet)} places did not come again; {len(score.failed)} failed, logs in {keep}"
+    )
+    for one in score.failed:
+        print(f"FAILED {one}")
+    return 1 if score.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Real processes killed and stopped at requests to real servers, and what is left of it: nothing.
+
+A drawn share of all points; ``make faults`` lives them all, and dropped, late and doubled requests
+too. Which share, a seed says: TIERLOG_FAULTS_SEED=… draws it again. All of it is lived once, on
+several lanes side by side, since it is mostly waiting; each test then looks at its own part.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.faults.invariants import Fate
+from tests.faults.lane import POLICY, VICTIMS, Lane, corner_of, open_lane
+from tests.faults.lives import COMPLETE_S_MAX, Plan, Told, Trouble, life, plans_at
+from tests.faults.proxy import Act, Place
+from tests.faults.run import KILLS, OTHERS, first_lives, share_of
+from tests.plugins.fix_servers import run_apart
+from tierlog.embedded.supervisor import EmbeddedServers
+from tierlog.model.ids import LedgerId
+from tierlog.model.offload import OffloadState
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+SEED = int(os.environ.get("TIERLOG_FAULTS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+AWAY_S = 12.0
+"""Two sessions."""
+AT_THE_END = {
+    "its upload is about to be complete": Place("s3", "complete_upload", 0),
+    "its copy is about to be complete": Place("zookeeper", "set", 1),
+}
+
+
+@dataclass(slots=True)
+class Part:
+    """What was lived for one test."""
+
+    told: list[Told] = field(default_factory=list)
+    points: int = 0
+    error: str = ""
+
+
+Parts = Mapping[str, Part]
+
+
+async def kill(lane: Lane, parts: Parts) -> None:
+    calm = await first_lives(lane, scrub=False)
+    for one in calm:
+        assert {"s3", "zookeeper", "kafka"} <= {place.server for place in one.places}
+    for victim, one in zip(VICTIMS, calm, strict=True):
+        plans = plans_at(one, troubles=KILLS)
+        parts[victim].points = len(plans)
+        parts[victim].told += await lived(lane, share_of(plans, 2, SEED))
+    others = [plan for one in calm for plan in plans_at(one, troubles=OTHERS)]
+    parts["others"].points = len(others)
+    parts["others"].told += await lived(lane, share_of(others, 2, SEED))
+
+
+async def kill_scrubs(lane: Lane, parts: Parts) -> None:
+    (calm,) = await first_lives(lane, scrub=True)
+    plans = plans_at(calm, troubles=KILLS)
+    parts["scrub"].points = len(plans)
+    parts["scrub"].told += await lived(lane, share_of(plans, 2, SEED))
+
+
+async def stop(lane: Lane, parts: Parts) -> None:
+    await lane.create(POLICY)
+    at = AT_THE_END[random.Random(SEED).choice(list(AT_THE_END))]
+    plan = Plan(victim="offloader", place=at, trouble=Trouble.STOP)
+    parts["zombie offloader"].told += await lived(lane, [plan])
+    # Over the transaction that ends a local deletion; another leader has done it since.
+    plan = Plan(victim="scheduler", place=Place("zookeeper", "multi", 0), trouble=Trouble.STOP)
+    parts["zombie scheduler"].told += await lived(lane, [plan])
+
+
+async def take_away(lane: Lane, parts: Parts) -> None:
+    del parts
+    await lane.create(POLICY)
+    for server in ("zookeeper", "kafka", "s3"):
+        await without(lane, server)
+
+
+async def lived(lane: Lane, plans: Sequence[Plan]) -> list[Told]:
+    return [await life(lane, plan) for plan in plans]
+
+
+async def without(lane: Lane, server: str) -> None:
+    """Take a server away from offloader and scheduler in the middle of an upload."""
+    ledger_id = await held_in_mid_upload(lane)
+    for judge in lane.judges.values():
+        judge.away.add(server)
+    lane.judges["offloader"].let_go(cut=False)
+    await asyncio.sleep(AWAY_S)
+    context = await lane.parts.catalog.contexts.get(ledger_id)
+    assert context is not None
+    # What was under way may end; the local copy has to wait for what nobody can say now.
+    if server != "kafka":
+        assert context.state in {OffloadState.OFFLOADING, OffloadState.COMPLETE}
+    for judge in lane.judges.values():
+        judge.away.clear()
+    await lane.until_complete(ledger_id, seconds=COMPLETE_S_MAX)
+    await lane.until_rest()
+
+
+async def held_in_mid_upload(lane: Lane) -> LedgerId:
+    lane.count_anew()
+    judge = lane.judges["offloader"]
+    judge.arm(Place("s3", "upload_part", 1), Act.HOLD_REQUEST)
+    ledger_id = await lane.seal(Fate.MOVED)
+    async with asyncio.timeout(COMPLETE_S_MAX):
+        await judge.met.wait()
+    return ledger_id
+
+
+async def wipe(lane: Lane, servers: EmbeddedServers) -> None:
+    """Have Kafka come back without anything in the middle of an upload."""
+    ledger_id = await held_in_mid_upload(lane)
+    servers.kill("kafka")
+    await servers.restart("kafka", empty=True)
+    lane.judges["offloader"].let_go(cut=True)
+    await lane.until_complete(ledger_id, seconds=COMPLETE_S_MAX)
+    await lane.until_rest()
+    # The next request has to come through the queue that forgot everything.
+    ledger_id = await lane.seal(Fate.MOVED)
+    await lane.until_complete(ledger_id, seconds=COMPLETE_S_MAX)
+    await lane.until_rest()
+
+
+Duty = Callable[[Lane, Parts], Awaitable[None]]
+DUTIES: dict[str, tuple[Duty, tuple[str, ...]]] = {
+    "kill": (kill, (*VICTIMS, "others")),
+    "scrub": (kill_scrubs, ("scrub",)),
+    "stop": (stop, ("zombie offloader", "zombie scheduler")),
+    "away": (take_away, ("away",)),
+}
+
+
+async def live(servers: EmbeddedServers, folder: Path, parts: Parts) -> None:
+    """Live everything, and the wiped queue alone at the end: all lanes have the same one."""
+    async with asyncio.TaskGroup() as group:
+        for name, (duty, owned) in DUTIES.items():
+            group.create_task(
+                on_lane(servers, folder / name, duty, [parts[one] for one in owned], parts)
+            )
+
+    async def last(lane: Lane, _: Parts) -> None:
+        await lane.create(POLICY)
+        await wipe(lane, servers)
+
+    await on_lane(servers, folder / "wipe", last, [parts["wiped queue"]], parts)
+
+
+async def on_lane(
+    servers: EmbeddedServers, folder: Path, duty: Duty, owned: Sequence[Part], parts: Parts
+) -> None:
+    """Do one duty; what goes wrong is told by the tests that it belongs to."""
+    folder.mkdir()
+    try:
+        settings = corner_of(servers, f"faults-{uuid4().hex[:12]}")
+        async with open_lane(servers, settings, folder) as lane:
+            await duty(lane, parts)
+    except Exception as error:  # noqa: BLE001 - whatever it is, a test tells it
+        for part in owned:
+            part.error = f"{error!r}; logs in {folder}"
+
+
+@pytest.fixture(scope="module")
+def parts(servers, tmp_path_factory):
+    names = [one for _, owned in DUTIES.values() for one in owned] + ["wiped queue"]
+    found = {name: Part() for name in names}
+    run_apart(live(servers, tmp_path_factory.mktemp("faults"), found))
+    return found
+
+
+@pytest.fixture
+def check(parts, capsys):
+    """Give what checks a part: nothing went wrong, and something was lived."""
+
+    def checked(name: str, *, lives: int) -> None:
+        part = parts[name]
+        with capsys.disabled():
+            for told in part.told:
+                met = "" if told.met else ", did not come"
+                print(f"\n[faults] {told.plan}{met}: {told.complete_s:.1f} s", end="")
+            print(f"\n[faults] TIERLOG_FAULTS_SEED={SEED}, {name}: {part.points} points", end="")
+        assert not part.error, f"TIERLOG_FAULTS_SEED={SEED}: {part.error}"
+        assert len(part.told) == lives
+        assert all(told.complete_s < COMPLETE_S_MAX for told in part.told)
+
+    return checked
+
+
+@pytest.mark.covers("A15", "A28", "A31", "A73")
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_offloader_and_scheduler_killed_at_a_share_of_their_requests(check, parts, victim):
+    check(victim, lives=2)
+    assert parts[victim].points > 50
+
+
+def test_requests_dropped_delayed_and_doubled(check):
+    check("others", lives=2)
+
+
+def test_a_scrub_killed_at_a_share_of_its_requests(check, parts):
+    check("scrub", lives=2)
+    assert parts["scrub"].points > 30
+
+
+def test_an_offloader_stopped_past_its_session_changes_nothing(check, parts):
+    check("zombie offloader", lives=1)
+    assert all(told.met for told in parts["zombie offloader"].told)
+
+
+def test_a_scheduler_stopped_past_its_session_changes_nothing(check, parts):
+    check("zombie scheduler", lives=1)
+    assert all(told.met for told in parts["zombie scheduler"].told)
+
+
+def test_a_server_away_for_two_sessions_in_mid_upload_costs_nothing(check):
+    check("away", lives=0)
+
+
+def test_a_queue_wiped_in_mid_upload_costs_nothing(check):
+    check("wiped queue", lives=0)
