@@ -3,6 +3,7 @@
 Buckets, contexts and manifests are drawn at random from few attempts, so that they meet.
 """
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -26,7 +27,13 @@ from tierlog.ports.objects import ObjectInfo, OpenUpload
 
 OWN, OTHER = UUID(int=1), UUID(int=2)
 NOW_MS, SAFETY_MS = 1_000_000, 1000
-LEN = {ObjectRole.DATA: 10, ObjectRole.INDEX: 3, ObjectRole.SIDE: 2}
+LEN = {
+    ObjectRole.DATA: 10,
+    ObjectRole.INDEX: 3,
+    ObjectRole.SIDE: 2,
+    ObjectRole.SINGLE: 13,
+    ObjectRole.EXPORT: 7,
+}
 COPY = Tier2Copy(
     format_version=1,
     data_len=LEN[ObjectRole.DATA],
@@ -36,6 +43,8 @@ COPY = Tier2Copy(
     block_count=1,
     side_len=LEN[ObjectRole.SIDE],
 )
+TWO_OBJECTS = (ObjectRole.DATA, ObjectRole.INDEX, ObjectRole.SIDE)
+SINGLE_COPY = replace(COPY, data_len=LEN[ObjectRole.SINGLE], side_len=0)
 PREFIXES = st.sampled_from(["", "a/b"])
 uuids = st.integers(1, 4).map(lambda one: UUID(int=one << 64))
 attempts = st.tuples(uuids, st.integers(0, 3))
@@ -82,13 +91,14 @@ def buckets(draw):
         for uuid, ledger in draw(st.lists(attempts, max_size=3))
     ]
     contexts = [
-        context(prefix, ledger, uuid, state, given_up)
-        for ledger, (uuid, state, given_up) in draw(
+        context(prefix, ledger, uuid, state, given_up, single=single)
+        for ledger, (uuid, state, given_up, single) in draw(
             st.dictionaries(
                 st.integers(0, 3),
                 st.tuples(
                     uuids,
                     st.sampled_from([OffloadState.OFFLOADING, OffloadState.COMPLETE]),
+                    st.booleans(),
                     st.booleans(),
                 ),
                 max_size=6,
@@ -99,10 +109,17 @@ def buckets(draw):
 
 
 def context(
-    prefix: str, ledger: int, uuid: UUID, state: OffloadState, given_up: bool
+    prefix: str,
+    ledger: int,
+    uuid: UUID,
+    state: OffloadState,
+    given_up: bool,
+    *,
+    single: bool = False,
 ) -> OffloadContext:
+    key = key_of(prefix, uuid, ledger, ObjectRole.SINGLE) if single else ""
     place = Tier2Location(
-        driver="d", endpoint_name="e", bucket="b", data_key="", index_key="", side_key=""
+        driver="d", endpoint_name="e", bucket="b", data_key=key, index_key=key, side_key=""
     )
     before = AbandonedAttempt(uuid=UUID(int=3 << 64), location=place, abandoned_ms=1)
     done = state is OffloadState.COMPLETE
@@ -114,7 +131,7 @@ def context(
         uuid=uuid,
         location=place,
         complete=done,
-        copy=COPY if done else None,
+        copy=(SINGLE_COPY if single else COPY) if done else None,
         abandoned=(before,) if given_up and uuid != before.uuid else (),
     )
 
@@ -205,10 +222,10 @@ def test_a_complete_copy_is_called_whole_only_if_it_is(drawn):
         if not one.complete:
             assert one.ledger_id not in told
             continue
-        there = {
-            role: sizes.get(key_of(prefix, one.uuid, one.ledger_id, role)) for role in ObjectRole
-        }
-        assert (one.ledger_id in told) == (there != LEN)
+        assert one.location is not None
+        wanted = {ObjectRole.SINGLE} if one.location.is_single else set(TWO_OBJECTS)
+        there = {role: sizes.get(key_of(prefix, one.uuid, one.ledger_id, role)) for role in wanted}
+        assert (one.ledger_id in told) == (there != {role: LEN[role] for role in wanted})
         if not any(size is not None for size in there.values()):
             assert told[one.ledger_id] is FindingKind.POINTS_NOWHERE
 
