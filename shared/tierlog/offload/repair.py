@@ -58,6 +58,7 @@ log = structlog.get_logger()
 WORKER: Final = "scrub"
 RELEASE_TRIES_MAX: Final = 5
 AT_WORK: Final = "another process is at work on the ledger"
+ANOTHER_COPY: Final = "the ledger has another copy by now, or none"
 
 OpenLedger = Callable[[LedgerId, LedgerMetadata], ReadHandle]
 
@@ -124,13 +125,20 @@ class Repairer:
             async with self._lock(ledger_id) as taken:
                 if not taken:
                     return RepairOutcome(kept=AT_WORK)
-                now = await self._catalog.contexts.get(ledger_id)
-                if now is None or copy_of(now) is None or now.uuid != context.uuid:
-                    return RepairOutcome(kept="the ledger has another copy by now, or none")
+                now = await self._as_before(context)
+                if now is None:
+                    return RepairOutcome(kept=ANOTHER_COPY)
                 return await self._repair(now, cause, pace)
         except TierlogError as error:
             log.warning("repair.failed", ledger_id=ledger_id, cause=str(error))
             return RepairOutcome(kept=str(error))
+
+    async def _as_before(self, context: OffloadContext) -> OffloadContext | None:
+        """Return a ledger's context as of now, if it still names that copy."""
+        now = await self._catalog.contexts.get(context.ledger_id)
+        if now is None or copy_of(now) is None or now.uuid != context.uuid:
+            return None
+        return now
 
     @contextlib.asynccontextmanager
     async def _lock(self, ledger_id: LedgerId) -> AsyncIterator[bool]:
@@ -150,6 +158,9 @@ class Repairer:
         async with self._local(context) as local:
             found = await self._found(context, local, pace)
             if found.lost:
+                if await self._as_before(context) is None:
+                    # Who slept over another one's repair looks at what is swept meanwhile.
+                    return RepairOutcome(kept=ANOTHER_COPY)
                 await self._call_off(context, found)
                 log.error(
                     "repair.lost", ledger_id=ledger_id, entries=found.lost_count, lost=found.lost
