@@ -71,6 +71,11 @@ test-interop: venv ## both ways with Apache Pulsar's own offloader (50 MB, fetch
 	@seed=$(or $(SEED),$(shell date +%s)); echo "make test-interop SEED=$$seed"; \
 	  INTEROP_SEED=$$seed $(BIN)/pytest -v tests/interop/both_ways.py
 
+.PHONY: faults
+faults: venv ## a trouble at every request of offload, delete, trim and scrub: make faults LANES=4 SEED=7
+	TIERLOG_FAULTS_SHARE=1 $(BIN)/pytest -q tests/faults/test_every_call.py
+	$(BIN)/python -m tests.faults.run --lanes $(or $(LANES),4) --seed $(or $(SEED),1)
+
 demo: venv ## the main job, end to end, on this machine
 	$(BIN)/tierlog demo
 

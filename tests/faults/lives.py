@@ -210,10 +210,30 @@ async def _scrub_once(lane: Lane) -> dict[str, Any]:
         return {}
 
 
+_READS: Final = frozenset(
+    {"get", "head", "list", "list_uploads", "exists", "children", "sync", "ping"}
+    | {"fetch", "heartbeat", "metadata", "api_versions", "list_offsets", "fetch_offsets"}
+)
+_DOUBLED: Final = frozenset({"put", "upload_part", "delete", "abort_upload"})
+
+
+def fits(trouble: Trouble, place: Place) -> bool:
+    """Tell whether a trouble is possible at a place, and leaves what no other leaves.
+
+    To lose a read's request is to lose its answer, and late or doubled it changes nothing.
+    """
+    if trouble is Trouble.TWICE:
+        return place.server == "s3" and place.kind in _DOUBLED
+    if trouble in {Trouble.DROP_REQUEST, Trouble.DELAY}:
+        return place.kind not in _READS
+    return True
+
+
 def plans_at(told: Told, *, troubles: tuple[Trouble, ...]) -> list[Plan]:
     """Return the plan of every place that a life without trouble had."""
     return [
         replace(told.plan, place=place, trouble=trouble)
         for place in told.places
         for trouble in troubles
+        if fits(trouble, place)
     ]
