@@ -76,8 +76,14 @@ def stdout_console() -> Any:  # noqa: ANN401 - rich is imported late
     """Return a console on standard output that is never narrower than a table needs."""
     from rich.console import Console
 
+    class Stdout(Console):
+        """Leaves it to the command what becomes of a reader that has enough; rich ends with 1."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
     width = None if sys.stdout.isatty() else 160
-    return Console(file=sys.stdout, width=width, highlight=False)
+    return Stdout(file=sys.stdout, width=width, highlight=False)
 
 
 def ascii_only() -> bool:

@@ -11,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -23,6 +24,8 @@ from tierlog.format import records
 from tierlog.model.ids import LedgerId, NodeId
 from tierlog.model.node import Cookie
 from tierlog_ingest.cli import doctor, entrylog, journal, node
+from tierlog_ingest.inspection import doctor as inspection_doctor
+from tierlog_ingest.inspection.doctor import file_system
 from tierlog_ingest.storage.index.index_files import index_path
 from tierlog_ingest.storage.journal.segments import segment_path
 from tierlog_ingest.storage.seen_ids import SeenIds
@@ -212,13 +215,14 @@ def test_dumps(killed):
     assert runs == IN_LOGS * len(LEDGERS)
 
 
-def test_dumps_that_nobody_reads_to_their_end(killed):
+@pytest.mark.parametrize("output", ["jsonl", "table"])
+def test_dumps_that_nobody_reads_to_their_end(killed, output):
     """As with ``| head``: the lock is given back, and nothing is said."""
     for command in (("journal",), ("entrylog", 1)):
         noun, *more = command
         arguments = [sys.executable, "-m", "tierlog.cli.main", noun, "dump", killed, *more]
         with subprocess.Popen(
-            [*map(str, arguments), "-o", "jsonl"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*map(str, arguments), "-o", output], stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -443,3 +447,25 @@ def test_doctor(tmp_path):
     result, rows = run("doctor", "--dir", tmp_path / "file", "-o", "json")
     assert result.exit_code == 5
     assert "is no directory" in rows[0]["value"]
+
+
+MOUNTS = """\
+/dev/root / ext4 rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+/dev/vdb /dev/shm/my\\040disk xfs rw 0 0
+"""
+
+
+def test_a_disk_in_memory_is_told_from_one_that_stays():
+    kinds = {"/": "ext4", "/dev/shmx": "ext4", "/dev/shm/n": "tmpfs", "/dev/shm/my disk/n": "xfs"}
+    for directory, kind in kinds.items():
+        assert file_system(Path(directory), MOUNTS) == kind
+    assert file_system(Path("/"), "") == ""
+
+
+def test_doctor_warns_of_a_disk_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspection_doctor, "mounts", lambda: f"tmpfs {tmp_path} tmpfs rw 0 0\n")
+    result, rows = run("doctor", "--dir", tmp_path, "-o", "json")
+    assert result.exit_code == 0
+    (fsync,) = [row for row in rows if row["check"] == "fsync"]
+    assert (fsync["result"], "tmpfs" in fsync["remedy"]) == ("warning", True)

@@ -24,7 +24,8 @@ PROBE_PATH: Final = "doctor.probe"
 SYNCS: Final = 50
 SYNC_BYTES: Final = 4096
 FSYNC_WARN_S: Final = 0.02
-TOO_QUICK_S: Final = 0.00002
+MOUNTS: Final = Path("/proc/self/mounts")
+IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 OPEN_FILES_SPARE: Final = 256
 
 Row = dict[str, Any]
@@ -36,10 +37,31 @@ async def examine(directory: Path, settings: StorageSettings) -> list[Row]:
     if rows[0]["result"] == "failed":
         return rows
     async with open_files(directory) as files:
-        rows.append(await _guarded("fsync", lambda: _fsync(files, system_clock(), settings)))
+        kind = file_system(directory, mounts())
+        rows.append(await _guarded("fsync", lambda: _fsync(files, system_clock(), settings, kind)))
         rows.append(await _guarded("free space", lambda: _space(files, settings)))
     rows.append(_open_files(settings))
     return rows
+
+
+def mounts() -> str:
+    """Return what is mounted where, as Linux lists it; nothing where it can't be told."""
+    try:
+        return MOUNTS.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def file_system(directory: Path, mounted: str) -> str:
+    """Return the kind of file system that a directory lies on; empty: it is not known."""
+    where = directory.resolve()
+    found, depth = "", -1
+    for line in mounted.splitlines():
+        _, point, kind, *_ = [*line.split(" "), "", "", ""]
+        root = Path(point.replace("\\040", " "))
+        if where.is_relative_to(root) and len(root.parts) >= depth:
+            found, depth = kind, len(root.parts)
+    return found
 
 
 def _rights(directory: Path) -> Row:
@@ -60,7 +82,7 @@ async def _guarded(check: str, work: Callable[[], Awaitable[Row]]) -> Row:
         return _row(check, "failed", str(error), "Replace the disk")
 
 
-async def _fsync(files: Files, clock: Clock, settings: StorageSettings) -> Row:
+async def _fsync(files: Files, clock: Clock, settings: StorageSettings, kind: str) -> Row:
     file = await files.open(PROBE_PATH, create=True)
     took_s = []
     try:
@@ -81,8 +103,8 @@ async def _fsync(files: Files, clock: Clock, settings: StorageSettings) -> Row:
     if typical_s > FSYNC_WARN_S:
         remedy = "Appends will take at least as long; put the journal on a disk of its own"
         return _row("fsync", "warning", value, remedy)
-    if typical_s < TOO_QUICK_S:
-        remedy = "So quick is only a disk in memory: it loses everything with the power"
+    if kind in IN_MEMORY:
+        remedy = f"Take a disk: this is {kind}, memory, which loses everything with the power"
         return _row("fsync", "warning", value, remedy)
     return _row("fsync", "ok", value)
 
