@@ -1,5 +1,8 @@
 """``tierlog scrub``: its exit code says whether anything is left, its table what."""
 
+import asyncio
+import json
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -7,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tierlog.cli import main, scrub
+from tierlog.model.ids import EntryId
 from tierlog.model.scrub import Finding, FindingKind, ScrubReport, ScrubState, ScrubWish
 from tierlog_scheduler.scrubs_api import FindingDocument, ScrubSummary
 
@@ -43,3 +47,59 @@ def test_the_exit_code_says_whether_anything_is_left(
     done = CliRunner().invoke(main.app, ["scrub"])
     assert done.exit_code == code, done.output
     assert words in " ".join(done.output.split())
+
+
+LOST = Finding(
+    kind=FindingKind.DAMAGED_DATA,
+    stream="logs",
+    kept="4 entries are in no copy",
+    lost=((EntryId(3), EntryId(5)), (EntryId(9), EntryId(9))),
+    lost_count=4,
+)
+
+
+def test_lost_entries_are_named_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrub, "with_client", lambda _: document(LOST))
+    monkeypatch.setenv("COLUMNS", "300")
+    done = CliRunner().invoke(main.app, ["scrub", "show"])
+    assert done.exit_code == 6
+    assert "4 entries: 3-5, 9-9" in " ".join(done.output.split())
+
+
+class Desk:
+    """What a scheduler has of scrubs."""
+
+    def __init__(self, *found: dict[str, Any]) -> None:
+        self._found = {one["scrub_id"]: one for one in found}
+
+    async def find(self) -> list[dict[str, Any]]:
+        return list(self._found.values())
+
+    async def get(self, scrub_id: str) -> dict[str, Any]:
+        return self._found[scrub_id]
+
+
+def test_the_newest_that_ended_is_shown_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running = {**document(), "scrub_id": "3", "state": "running", "clean": False}
+    newest = {**document(ORPHAN), "scrub_id": "2"}
+    oldest = {**document(), "scrub_id": "1"}
+    desk = Desk(running, newest, oldest)
+
+    def ask(work: Any) -> Any:
+        return asyncio.run(work(SimpleNamespace(scrubs=desk)))
+
+    monkeypatch.setattr(scrub, "with_client", ask)
+
+    def run(*words: str) -> tuple[int, Any]:
+        done = CliRunner().invoke(main.app, ["scrub", *words, "-o", "json"])
+        return done.exit_code, json.loads(done.output)
+
+    assert run("show") == (6, newest)
+    assert run("show", "1") == (0, oldest)
+    assert run("show", "3") == (5, running)
+    assert run("list") == (0, [running, newest, oldest])
+    desk._found = {"3": running}
+    done = CliRunner().invoke(main.app, ["scrub", "show"])
+    assert done.exit_code not in {0, 5, 6}

@@ -7,7 +7,15 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.scrubs import BOTH, REPAIR, kinds, repairer, scrub
+from tests.unit.offload.scrubs import (
+    BOTH,
+    REPAIR,
+    kinds,
+    metadata,
+    plant_upload,
+    repairer,
+    scrub,
+)
 from tests.unit.offload.test_scrub import ENTRIES, spoil, write_manifest
 from tests.unit.offload.world import BLOCK, STREAM, ListHandle, World, entries_of
 from tierlog.adapters.memory.faults import Faults
@@ -247,6 +255,28 @@ def test_a_local_copy_that_was_about_to_go_is_kept_and_the_copy_made_anew():
         with pytest.raises(RefusedError):
             await catalog.ledgers.delete_tier1(context.ledger_id, begun)
         assert await catalog.ledgers.get(context.ledger_id) is not None
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("superseded", [True, False])
+def test_an_attempt_that_repairs_is_nobodys_orphan(superseded: bool):
+    async def main():
+        world, was = await offloaded()
+        now = await begun(world, was, 5)
+        assert now.repair is not None
+        location = now.repair.location
+        if superseded:
+            await begun(world, was, 6)
+        await world.bucket.connect().put(location.data_key, b"x", metadata=metadata())
+        await plant_upload(world, location.data_key)
+        before = set(world.bucket.objects)
+        other = repairer(world)
+        async with other._lock(was.ledger_id) as taken:
+            assert taken
+            report = await scrub(world, REPAIR, safety_age_s=0)
+        assert (kinds(report), report.unread) == ([], [])
+        assert (set(world.bucket.objects), len(world.bucket.uploads)) == (before, 1)
 
     run_virtual(main())
 
