@@ -1,8 +1,7 @@
 """An image of a service needs that service, the library, and the packages of its own lock.
 
-layout.md: a room's pyproject.toml tells which outer systems it talks to; a container image of one
-service installs that service and `tierlog`, nothing else; the library alone is client and command
-line. Here each process may import what its lock brings, and nothing more.
+A room's pyproject.toml tells which outer systems it talks to (ADR-0001); the library alone is the
+client and the command line. Here each process may import what its lock brings, and nothing more.
 """
 
 from __future__ import annotations
