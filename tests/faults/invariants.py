@@ -62,13 +62,14 @@ class Wanted:
 def wrong_at_rest(seen: Seen, wanted: Wanted) -> list[str]:
     """Return what is wrong once nothing is to be done any more."""
     return [
-        *_wrong_contexts(seen, wanted),
+        *wrong_contexts(seen, wanted),
         *_wrong_bucket(seen),
         *_wrong_bytes(seen, wanted),
     ]
 
 
-def _wrong_contexts(seen: Seen, wanted: Wanted) -> Iterator[str]:
+def wrong_contexts(seen: Seen, wanted: Wanted) -> Iterator[str]:
+    """Iterate over what is wrong with the ledgers alone, whatever lies in the bucket."""
     for ledger_id, fate in wanted.fates.items():
         context = seen.contexts.get(ledger_id)
         if fate is Fate.TRIMMED:

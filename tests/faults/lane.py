@@ -53,7 +53,7 @@ ENTRY_LEN: Final = 300_000
 ENTRIES: Final = 36
 """10.8 MB: two whole blocks, and the beginning of a third."""
 QUICK: Final = {
-    "TIERLOG_SCHEDULER__INTERVAL_S": "0.4",
+    "TIERLOG_SCHEDULER__INTERVAL_S": "1",
     "TIERLOG_SCHEDULER__REQUEST_AGAIN_S": "3",
     "TIERLOG_SCHEDULER__SWEEP_AGAIN_S": "2",
     "TIERLOG_SCHEDULER__SCRUB_INTERVAL_S": "0",

@@ -220,11 +220,12 @@ _DOUBLED: Final = frozenset({"put", "upload_part", "delete", "abort_upload"})
 def fits(trouble: Trouble, place: Place) -> bool:
     """Tell whether a trouble is possible at a place, and leaves what no other leaves.
 
-    To lose a read's request is to lose its answer, and late or doubled it changes nothing.
+    A read leaves the servers as they were: to die, or to hear nothing, before it and after it is
+    the same, and late or doubled it changes nothing.
     """
     if trouble is Trouble.TWICE:
         return place.server == "s3" and place.kind in _DOUBLED
-    if trouble in {Trouble.DROP_REQUEST, Trouble.DELAY}:
+    if trouble in {Trouble.KILL_AFTER, Trouble.DROP_REQUEST, Trouble.DELAY}:
         return place.kind not in _READS
     return True
 

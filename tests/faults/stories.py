@@ -215,9 +215,16 @@ class _Run:
         while world.now_s() < end_s:
             await asyncio.sleep(_TICK_S)
             await self._tend()
-            if self._quiet() and not invariants.wrong_at_rest(world.seen(), wanted):
+            if self._quiet() and not self._wrong_now(wanted):
                 return
         self._ending.broken.append(f"not at rest after {REST_S_MAX:g} s")
+
+    def _wrong_now(self, wanted: Wanted) -> list[str]:
+        """Return what keeps the world from rest; what came behind a sweep is the scrub's."""
+        seen = self._world.seen()
+        if self._point is None or _swept_by_itself(self._point):
+            return invariants.wrong_at_rest(seen, wanted)
+        return list(invariants.wrong_contexts(seen, wanted))
 
     def _quiet(self) -> bool:
         """Tell whether nothing of the trouble is still to come."""
