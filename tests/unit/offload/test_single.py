@@ -225,6 +225,54 @@ def test_a_cached_index_is_believed_only_with_its_digest():
         await driver_of(world, cache=cache).read_offloaded(LEDGER, UUID_1, copy=copy)
         with pytest.raises(RefusedError):
             await driver_of(world).read_offloaded(LEDGER, UUID_1, copy=copy)
+        # What somebody else put there is not believed.
+        (name,) = cache.values
+        cache.put(name, b"anything", 60)
+        with pytest.raises(RefusedError):
+            await driver_of(world, cache=cache).read_offloaded(LEDGER, UUID_1, copy=copy)
+
+    run_virtual(main())
+
+
+def spoilt(world: World, at: int, raw: bytes) -> None:
+    """Write other bytes into the object."""
+    info, before = world.bucket.objects[KEY]
+    assert before[at : at + len(raw)] != raw
+    world.bucket.objects[KEY] = (info, before[:at] + raw + before[at + len(raw) :])
+
+
+@pytest.mark.parametrize(
+    ("at", "raw"),
+    [
+        (8, b"\x00\x00\x00\x02"),  # block_entry_count: fewer than there are
+        (4, b"\x00\x00\x00\xc0"),  # block_len
+        (12, bytes(7) + b"\x01"),  # first_entry_id
+    ],
+)
+def test_a_block_that_is_not_what_the_index_says_is_not_read(at: int, raw: bytes):
+    async def main():
+        world = World()
+        copy = await copied(world, ENTRIES)
+        spoilt(world, INDEX + at, raw)
+        tier2 = await driver_of(world).read_offloaded(LEDGER, UUID_1, copy=copy)
+        with pytest.raises(CorruptError, match="another block than the index says"):
+            await tier2.read_frames(EntryId(1), 10)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("raw", [b"\xde\xad\x12\x34", b"\x7f\x00\x00\x00"])
+def test_entries_that_end_before_their_block_does_are_never_taken_for_all(raw: bytes):
+    async def main():
+        world = World()
+        copy = await copied(world, [b"abc", b"def", b"ghi"])
+        # The length of the second entry: padding, and more than there is.
+        spoilt(world, INDEX + 20 + 7, raw)
+        tier2 = await driver_of(world).read_offloaded(LEDGER, UUID_1, copy=copy)
+        for first, size in ((0, 1000), (1, 1000), (2, 1000)):
+            with pytest.raises(CorruptError) as found:
+                await tier2.read_frames(EntryId(first), size)
+            assert found.value.details == {"object": KEY, "offset": str(INDEX + 27)}
 
     run_virtual(main())
 
