@@ -54,13 +54,13 @@ def _damages(name: str, seed: int, share: int, shares: int) -> Report:
     """Judge every ``shares``-th damage of a node, from one on; its log is judged, too."""
     node = crashed_node() if name == "crashed" else stopped_node()
     cases = itertools.chain(
-        flips(node, random.Random(seed)), truncations(node, step=64), swaps(node), losses(node)
+        flips(node, random.Random(seed)), truncations(node, step=1), swaps(node), losses(node)
     )
     return judge(node, itertools.islice(cases, share, None, shares))
 
 
 def look_at_damages(workers: Executor, seed: int) -> bool:
-    """Flip every byte of small nodes, cut and swap everywhere; tell if all is well."""
+    """Flip every byte of small nodes, cut at every length, swap all pages; tell if all is well."""
     whole = {name: Report() for name in ("crashed", "stopped")}
     running = [
         (name, workers.submit(_damages, name, seed, share, DAMAGE_SHARES))
