@@ -217,15 +217,17 @@ _READS: Final = frozenset(
 _DOUBLED: Final = frozenset({"put", "upload_part", "delete", "abort_upload"})
 
 
-def fits(trouble: Trouble, place: Place) -> bool:
+def fits(trouble: Trouble, place: Place, *, scrub: bool = False) -> bool:
     """Tell whether a trouble is possible at a place, and leaves what no other leaves.
 
     A read leaves the servers as they were: to die, or to hear nothing, before it and after it is
-    the same, and late or doubled it changes nothing.
+    the same, and late or doubled it changes nothing. A scrub reads without an end: a read that had
+    no answer is only one of them.
     """
     if trouble is Trouble.TWICE:
         return place.server == "s3" and place.kind in _DOUBLED
-    if trouble in {Trouble.KILL_AFTER, Trouble.DROP_REQUEST, Trouble.DELAY}:
+    changes_only = {Trouble.KILL_AFTER, Trouble.DROP_REQUEST, Trouble.DELAY}
+    if trouble in changes_only or (scrub and trouble is Trouble.DROP_REPLY):
         return place.kind not in _READS
     return True
 
@@ -236,5 +238,5 @@ def plans_at(told: Told, *, troubles: tuple[Trouble, ...]) -> list[Plan]:
         replace(told.plan, place=place, trouble=trouble)
         for place in told.places
         for trouble in troubles
-        if fits(trouble, place)
+        if fits(trouble, place, scrub=told.plan.scrub)
     ]

@@ -12,7 +12,7 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.settings import LogSettings
 
 KILLS: Final = (Trouble.KILL_BEFORE, Trouble.KILL_AFTER)
+TELL_EACH: Final = 20
 OTHERS: Final = (Trouble.DROP_REQUEST, Trouble.DROP_REPLY, Trouble.DELAY, Trouble.TWICE)
 
 
@@ -65,15 +66,19 @@ async def first_lives(lane: Lane, *, scrub: bool) -> list[Told]:
     ]
 
 
-async def live_all(lane: Lane, plans: Sequence[Plan], score: Score) -> None:
-    """Live one plan after the other."""
-    for plan in plans:
+async def live_all(lane: Lane, plans: deque[Plan], score: Score) -> None:
+    """Live one plan after the other, of those that all lanes of a kind share."""
+    while plans:
+        plan = plans.popleft()
         try:
             score.take(await life(lane, plan))
         except AssertionError as error:
             score.failed.append(f"{plan}: {error}")
             print(f"FAILED {plan}: {error}", flush=True)
             return  # what this lane has now is no ground for the next life
+        lived = sum(score.lived.values())
+        if lived % TELL_EACH == 0:
+            print(f"{lived} lives, {len(plans)} to come of these", flush=True)
 
 
 def share_of(plans: Sequence[Plan], count: int, seed: int) -> list[Plan]:
@@ -83,19 +88,24 @@ def share_of(plans: Sequence[Plan], count: int, seed: int) -> list[Plan]:
 
 
 async def _lane(
-    servers: EmbeddedServers, folder: Path, number: int, chosen: argparse.Namespace, score: Score
+    servers: EmbeddedServers,
+    folder: Path,
+    number: int,
+    chosen: argparse.Namespace,
+    shared: "asyncio.Future[deque[Plan]]",
+    score: Score,
 ) -> None:
     folder.mkdir()
-    scrub = _scrubs(number)
-    # The lanes that do the same share the lives.
-    same = [one for one in range(chosen.lanes) if _scrubs(one) == scrub]
     settings = corner_of(servers, f"faults-{number}-{uuid4().hex[:8]}")
     async with open_lane(servers, settings, folder) as lane:
-        told = await first_lives(lane, scrub=scrub)
-        plans = [plan for one in told for plan in plans_at(one, troubles=chosen.troubles)]
-        print(f"lane {number}: {_counts(told)}; {len(plans)} lives in all", flush=True)
-        mine = share_of(plans, len(plans), chosen.seed)[same.index(number) :: len(same)]
-        await live_all(lane, mine[: chosen.lives or None], score)
+        told = await first_lives(lane, scrub=_scrubs(number))
+        if not shared.done():
+            # The points are those of the lane that was first.
+            plans = [plan for one in told for plan in plans_at(one, troubles=chosen.troubles)]
+            print(f"{_counts(told)}; {len(plans)} lives in all", flush=True)
+            drawn = share_of(plans, chosen.lives or len(plans), chosen.seed)
+            shared.set_result(deque(drawn))
+        await live_all(lane, shared.result(), score)
 
 
 def _scrubs(number: int) -> bool:
@@ -114,9 +124,14 @@ def _counts(told: Sequence[Told]) -> str:
 
 async def _run(keep: Path, chosen: argparse.Namespace) -> Score:
     score = Score()
+    loop = asyncio.get_running_loop()
+    shared: dict[bool, asyncio.Future[deque[Plan]]] = {
+        scrub: loop.create_future() for scrub in (False, True)
+    }
     async with EmbeddedServers(keep / "servers") as servers, asyncio.TaskGroup() as group:
         for number in range(chosen.lanes):
-            group.create_task(_lane(servers, keep / f"lane-{number}", number, chosen, score))
+            folder, plans = keep / f"lane-{number}", shared[_scrubs(number)]
+            group.create_task(_lane(servers, folder, number, chosen, plans, score))
     return score
 
 
@@ -125,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lanes", type=int, default=4, help="side by side; every other one scrubs")
     parser.add_argument("--seed", type=int, default=1, help="draws the order")
-    parser.add_argument("--lives", type=int, default=0, help="of each lane at most; 0: all")
+    parser.add_argument("--lives", type=int, default=0, help="of each kind at most; 0: all")
     parser.add_argument("--kills-only", action="store_true", help="no dropped or doubled requests")
     parser.add_argument("--keep", type=Path, help="where logs are kept")
     chosen = parser.parse_args(arguments)
