@@ -26,6 +26,8 @@ from tierlog.model.offload import AbandonedAttempt, OffloadContext, OffloadState
 from tierlog.model.policy import Policy
 from tierlog.model.scrub import FindingKind, ScrubReport, ScrubWish
 from tierlog.offload.repair import AT_WORK
+from tierlog.offload.scrub_rules import Survey
+from tierlog.ports.objects import ObjectInfo
 from tierlog.ports.throttle import TokenBucket
 from tierlog_scheduler.manifests import BucketManifests
 
@@ -277,8 +279,18 @@ def test_an_attempt_that_repairs_is_nobodys_orphan(superseded: bool):
             report = await scrub(world, REPAIR, safety_age_s=0)
         assert (kinds(report), report.unread) == ([], [])
         assert (set(world.bucket.objects), len(world.bucket.uploads)) == (before, 1)
+        # Nor at the first look.
+        survey = Survey()
+        for info in sorted((one for one, _ in world.bucket.objects.values()), key=key_of):
+            survey.see_object(info)
+        assert survey.see_context(await world.context(was.ledger_id)) is None
+        assert list(survey.unnamed()) == []
 
     run_virtual(main())
+
+
+def key_of(info: ObjectInfo) -> str:
+    return info.key
 
 
 async def begun(world: World, was: OffloadContext, uuid: int) -> OffloadContext:
