@@ -1,5 +1,6 @@
-"""Scrubs of a bucket with copies of the single-object layout."""
+"""Scrubs, repairs and restores of a bucket with copies of several drivers."""
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -7,12 +8,14 @@ import pytest
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import BOTH, DEEP, REPAIR, SAFETY_S, kinds, metadata, scrub
 from tests.unit.offload.test_drivers import DrivenWorld, Shelf
-from tests.unit.offload.world import CLUSTER, SMALL_RANGES, World
+from tests.unit.offload.test_restore import Site
+from tests.unit.offload.world import CLUSTER, SMALL_RANGES, World, entries_of
 from tierlog.format.keys import object_keys
 from tierlog.model.ids import LedgerId
 from tierlog.model.scrub import ScrubWish
 from tierlog.offload.driver import DRIVER, Tier2Settings
 from tierlog.offload.drivers import DriverParts, Drivers
+from tierlog.offload.restore import Verdict
 from tierlog.offload.single_driver import SINGLE_DRIVER
 
 ENTRIES = [bytes([number]) * (number * 37 % 200) for number in range(10)]
@@ -119,5 +122,84 @@ def test_a_copy_of_a_driver_that_is_not_here_is_counted_and_not_judged():
         report = await scrub(world, BOTH)
         assert (kinds(report), report.elsewhere, report.copies_checked) == ([], 1, 0)
         assert len(shelf.kept) == 1
+
+    run_virtual(main())
+
+
+def test_a_damaged_single_object_is_copied_anew_from_the_local_copy():
+    async def main():
+        world, key = await offloaded()
+        world.bucket.damage(key, len(world.bucket.objects[key][1]) - 1)
+        report = await scrub(world, BOTH)
+        assert [one.repaired for one in report.findings] == ["copied anew, from the local copy"]
+        ledger_id = list(world.ledgers)[-1]
+        context = await world.context(ledger_id)
+        assert context.uuid is not None
+        assert context.location is not None
+        assert context.location.data_key != key
+        assert context.location.is_single
+        found = await world.driven_by.read_offloaded(
+            ledger_id, context.uuid, context.location, copy=context.copy
+        )
+        assert await entries_of(found) == ENTRIES
+        assert kinds(await scrub(world, BOTH)) == []
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("prefix", ["", "moved/here"])
+def test_a_single_object_comes_back_with_its_stream_wherever_the_bucket_is_now(prefix: str):
+    async def main():
+        site, world = Site(), DrivenWorld()
+        site.world = world
+        claimed = await site.start()
+        world.driven_by = drivers_of(world, SINGLE_DRIVER)
+        ledger_id = await site.copied(claimed, ENTRIES)
+        await site.write_manifests()
+        site.lose_metadata()
+        if prefix:
+            moved = {f"{prefix}/{key}": one for key, one in world.bucket.objects.items()}
+            world.bucket.objects = {
+                key: (replace(info, key=key), raw) for key, (info, raw) in moved.items()
+            }
+        restorer = site.restorer(prefix=prefix)
+        plan = await restorer.plan()
+        assert plan.findings == ()
+        await restorer.apply(plan, world.catalog())
+        context = await world.context(ledger_id)
+        assert context.uuid is not None
+        assert context.location is not None
+        assert context.location.is_single
+        assert context.location.data_key in world.bucket.objects
+        found = await world.driven_by.read_offloaded(
+            ledger_id, context.uuid, context.location, copy=context.copy
+        )
+        assert await entries_of(found) == ENTRIES
+
+    run_virtual(main())
+
+
+def test_a_restore_says_that_it_can_not_look_at_the_copies_of_a_driver_that_is_not_here():
+    async def main():
+        site, world, shelf = Site(), DrivenWorld(), Shelf()
+        site.world = world
+        claimed = await site.start()
+        world.driven_by = drivers_of(world, DRIVER)
+        await site.copied(claimed, ENTRIES)
+        world.driven_by = Drivers(
+            DriverParts(
+                objects=world.bucket.connect(),
+                settings=Tier2Settings(bucket="b", cluster_id=CLUSTER),
+            ),
+            writes=Shelf.name,
+            others={Shelf.name: lambda _: shelf},
+        )
+        await site.copied(claimed, ENTRIES)
+        await site.write_manifests()
+        site.lose_metadata()
+        plan = await site.restorer().plan()
+        (finding,) = plan.findings
+        assert finding.verdict is Verdict.DAMAGED
+        assert "driver 'shelf'" in finding.cause
 
     run_virtual(main())
