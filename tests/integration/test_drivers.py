@@ -4,12 +4,18 @@ One cluster that first writes single objects, then Pulsar's two: what the first 
 read, exported and deleted after they changed.
 """
 
+import uuid
+
 import orjson
 import pytest
 
+from tests.unit.offload.test_drivers import Shelf
 from tierlog.client import open_client
+from tierlog.model.errors import RefusedError
+from tierlog.model.ids import LedgerId
 from tierlog.model.policy import MIB, Policy
 from tierlog.wiring.objects import open_bucket
+from tierlog.wiring.offload import open_offload_parts
 
 pytestmark = [pytest.mark.integration]
 
@@ -57,6 +63,24 @@ async def check_exports(cli, cluster, client, objects, single, two):
     exported = await lines_of(objects, told["key"])
     assert [one["value"].encode() for one in exported] == EVENTS
     (await cli("offload", "export", "987654", state_dir=state)).check(3, "no ledger 987654")
+
+
+@pytest.mark.covers("A21", "A22")
+async def test_drivers_by_name_and_through_the_api(corner):
+    async def writes(s3, **named):
+        settings = corner.model_copy(update={"s3": corner.s3.model_copy(update=s3)})
+        async with open_offload_parts(settings, **named) as parts:
+            return parts.offloader.location(LedgerId(1), uuid.uuid4()).driver
+
+    shelf = Shelf()
+    assert await writes({}) == "aws-s3"
+    assert await writes({"layout": "single-object"}) == "aws-s3-single-object"
+    assert await writes({"driver": "S3", "export_events": True}) == "aws-s3"
+    assert await writes({"driver": "shelf"}, drivers={"shelf": lambda _: shelf}) == "shelf"
+    with pytest.raises(RefusedError, match="no offloader is configured"):
+        await writes({"driver": "none"})
+    with pytest.raises(RefusedError, match="there is no driver 'shelf'; there are S3, aws-s3"):
+        await writes({"driver": "shelf"})
 
 
 @pytest.mark.covers("B11", "B12", "B13", "B24")
