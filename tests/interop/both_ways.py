@@ -27,7 +27,8 @@ import pytest
 from tests.interop.cases import GAPS, PART_MIN, Case, cases
 from tests.interop.program import Bucket, Pulsar, build
 from tests.plugins.fix_cli import CommandLine
-from tests.unit.offload.world import CLUSTER, ListHandle, entries_of, metadata_of
+from tests.unit.offload.scrubs import DEEP, kinds, scrub
+from tests.unit.offload.world import CLUSTER, ListHandle, World, entries_of, metadata_of
 from tierlog.embedded.supervisor import EmbeddedServers
 from tierlog.format.block import BLOCK_HEADER_LEN, entry_len_max
 from tierlog.format.frame import FRAME_HEADER_LEN
@@ -39,6 +40,7 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.ledger import DigestType, LedgerState
 from tierlog.model.offload import Tier2Copy
 from tierlog.model.policy import MIB
+from tierlog.model.scrub import FindingKind
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.verify import ReadBack
 from tierlog.ports.objects import ObjectStore
@@ -312,6 +314,35 @@ async def test_whatever_field_is_another_the_check_and_tierlog_refuse_it(pulsar,
         await objects.put(key, raw, metadata=info.metadata)
     await check_with_pulsar(pulsar, replace(ledger, singly=[0, 1]))
     await offloader.delete_offloaded(ledger.ledger_id, ledger.uuid)
+
+
+async def test_a_deep_scrub_takes_a_copy_of_pulsars_for_whole_until_it_is_damaged(
+    pulsar, objects, tmp_path
+):
+    """The metadata are in memory; the bucket and what lies in it are real."""
+    case = Case(name="scrubbed", block_size=PART_MIN, sizes=(1000,) * 6000)
+    ledger, world = ledger_of(case, 0), World(block_size=PART_MIN)
+    ledger_id = await world.seal(await world.stream(), ledger.entries)
+    ledger = replace(ledger, ledger_id=ledger_id)
+    assert (await write_with_pulsar(pulsar, ledger, tmp_path))["ok"]
+    contexts, offloader = world.catalog().contexts, offloader_of(objects)
+    location = world.offloader().location(ledger_id, ledger.uuid)
+    await contexts.begin_attempt(ledger_id, uuid=ledger.uuid, location=location, worker="pulsar")
+    copy = await copy_of(objects, ledger)
+    await contexts.complete_attempt(ledger_id, uuid=ledger.uuid, copy=copy)
+    report = await scrub(world, DEEP, objects=objects, bytes_per_s=1e12)
+    assert (kinds(report), report.copies_checked) == ([], 1)
+    got = await objects.get(ledger.keys.data)
+    assert got is not None
+    info, raw = got
+    # The second block's first_entry_id.
+    damaged = raw[: PART_MIN + 27] + b"\x7f" + raw[PART_MIN + 28 :]
+    await objects.put(ledger.keys.data, damaged, metadata=info.metadata)
+    report = await scrub(world, DEEP, objects=objects, bytes_per_s=1e12)
+    assert [(one.kind, one.uuid) for one in report.findings] == [
+        (FindingKind.DAMAGED_DATA, ledger.uuid)
+    ]
+    await offloader.delete_offloaded(ledger_id, ledger.uuid)
 
 
 def ends_of_blocks(case: Case) -> Iterator[int]:
