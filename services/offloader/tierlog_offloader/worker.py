@@ -245,6 +245,10 @@ class OffloadWorker:
         finally:
             try:
                 await self._release(ledger_id)
+            except asyncio.CancelledError:
+                # Torn out of giving it back: no later request may ever do it here.
+                await self._release(ledger_id)
+                raise
             finally:
                 self._in_hand.discard(ledger_id)
 
