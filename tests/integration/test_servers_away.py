@@ -1,0 +1,169 @@
+"""Kafka and ZooKeeper away for longer than anyone's patience: what goes on, and what comes after.
+
+Design: reliability.md C2 (Kafka down; ZooKeeper partition and 60 s down). Sessions are short here.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.proxy import Proxy
+from tests.integration.test_offload_queue import until_no_lag
+from tests.integration.test_reader_tiers import append, numbered, payloads
+from tests.plugins.fix_corner import environment_of
+from tests.unit.offload.world import entries_of
+from tierlog.adapters.rpc.ingest import GrpcStreamControl
+from tierlog.client import open_client
+from tierlog.embedded.nodes import quorum_environment
+from tierlog.embedded.ports import LOOPBACK, Ports
+from tierlog.embedded.services import EmbeddedServices, service_spec
+from tierlog.ledger.reader import Tier1ReadHandle
+from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
+from tierlog.model.ids import StreamName
+from tierlog.model.policy import MIB, Policy
+from tierlog.runtime.settings import Settings
+from tierlog.wiring.offload import OffloadParts, open_offload_parts
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+OPEN, IDLE = StreamName("open-ledger"), StreamName("no-ledger")
+SESSION_S = 2.0
+AWAY_S = 7.0
+PROMPT_S = 10.0
+"""As long as anything may take that needs no server that is away."""
+
+
+async def complete_of(client, stream: str) -> list[bool]:
+    return [bool(one["complete"]) for one in (await client.stream(stream))["ledgers"]]
+
+
+async def test_appends_and_reads_go_on_without_kafka_and_the_backlog_is_drained(cluster, servers):
+    stream = "kafka-away"
+    sent: list[bytes] = []
+    policy = Policy(offload_time_ms=0, deletion_lag_ms=-1, block_size=5 * MIB)
+    async with open_client(cluster.settings) as client:
+        await client.create_stream(stream, policy=policy)
+
+        async def one_more() -> None:
+            events = numbered(len(sent), 50)
+            async with asyncio.timeout(PROMPT_S):
+                await append(client, stream, events)
+                await client.seal(stream)
+                sent.extend(events)
+                assert await payloads(client, stream) == sent
+
+        async def all_complete() -> bool:
+            return all(await complete_of(client, stream))
+
+        await one_more()
+        await cluster.until(all_complete, what="the first ledger's copy")
+        servers.kill("kafka")
+        try:
+            for _ in range(2):
+                await one_more()
+            await asyncio.sleep(2)  # four passes of the scheduler
+            assert await complete_of(client, stream) == [True, False, False]
+            await one_more()
+        finally:
+            await servers.restart("kafka")
+        await cluster.until(all_complete, what="the backlog's copies", timeout_s=90)
+        assert await payloads(client, stream) == sent
+        assert [one["attempt_count"] for one in await client.attempts(stream)] == [1] * 4
+    await until_no_lag(cluster.settings, seconds=60)
+
+
+class Appending:
+    """A producer that appends all the time and counts what was acknowledged."""
+
+    def __init__(self, control: GrpcStreamControl) -> None:
+        self._control = control
+        self.acked: list[bytes] = []
+        self.longest_s = 0.0
+
+    async def run(self, seconds: float) -> None:
+        """Append for so long; every append must be acknowledged."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + seconds
+        while loop.time() < end_s:
+            began_s, entry = loop.time(), b"%d" % len(self.acked)
+            await self._control.append(OPEN, [entry])
+            self.acked.append(entry)
+            self.longest_s = max(self.longest_s, loop.time() - began_s)
+            await asyncio.sleep(0.1)
+
+
+async def ledgers_of(parts: OffloadParts, stream: StreamName) -> int:
+    return len((await parts.catalog.streams.snapshot(stream)).ledgers)
+
+
+async def insisting(work) -> None:
+    """Call until it is done."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await work()
+            except (RetryableError, IndeterminateError):
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+
+async def test_acknowledgements_go_on_in_open_ledgers_without_zookeeper_and_none_is_opened(
+    corner: Settings, tmp_path: Path
+):
+    hosts, _, root = corner.zookeeper.hosts.partition("/")
+    services = EmbeddedServices(run_dir=tmp_path, log_dir=tmp_path)
+    async with open_offload_parts(corner) as parts, Proxy(hosts) as proxy:
+        ports = Ports(tmp_path / "ports.json").take("ingest", ["http", "grpc", "wire"])
+        env = {
+            **environment_of(corner),
+            **quorum_environment(1, {}),
+            "TIERLOG_INGEST__DATA_DIR": str(tmp_path / "data"),
+            "TIERLOG_ZOOKEEPER__HOSTS": f"{proxy.address}/{root}",
+            "TIERLOG_ZOOKEEPER__SESSION_TIMEOUT_S": str(SESSION_S),
+        }
+        control = GrpcStreamControl(f"{LOOPBACK}:{ports['grpc']}", timeout_s=PROMPT_S)
+        try:
+            await services.start([service_spec("ingest", ports=ports, env=env)])
+            await _away_and_back(parts, proxy, control)
+        finally:
+            await control.close()
+            await services.stop()
+
+
+async def _away_and_back(parts: OffloadParts, proxy: Proxy, control: GrpcStreamControl) -> None:
+    for stream in (OPEN, IDLE):
+        await control.create_stream(stream, raw=True, policy=None, exist_ok=False)
+    appending = Appending(control)
+    await appending.run(0.5)
+    known = len(appending.acked)
+    proxy.drop_requests_and_cut()
+    proxy.cut()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(appending.run(AWAY_S))
+        async with asyncio.timeout(AWAY_S):
+            while await parts.catalog.nodes.live():  # until its session is over
+                await asyncio.sleep(0.1)
+        for refused in (
+            control.append(IDLE, [b"needs a ledger"]),
+            control.create_stream(StreamName("new"), raw=True, policy=None, exist_ok=False),
+        ):
+            with pytest.raises(TierlogError) as caught:
+                await refused
+            assert isinstance(caught.value, RetryableError | IndeterminateError)
+    assert len(appending.acked) > known + 10
+    assert appending.longest_s < PROMPT_S / 2
+    assert (await ledgers_of(parts, OPEN), await ledgers_of(parts, IDLE)) == (1, 0)
+    assert StreamName("new") not in await parts.catalog.streams.names()
+
+    proxy.restore()
+    await insisting(lambda: control.append(IDLE, [b"at last"]))
+    await insisting(lambda: control.seal(OPEN))
+    await insisting(lambda: control.append(OPEN, [b"behind it"]))
+    assert (await ledgers_of(parts, OPEN), await ledgers_of(parts, IDLE)) == (2, 1)
+    sealed = (await parts.catalog.streams.snapshot(OPEN)).ledgers[0]
+    metadata = await parts.catalog.ledgers.get(sealed.ledger_id)
+    assert metadata is not None
+    handle = Tier1ReadHandle(sealed.ledger_id, metadata, parts.nodes)
+    assert await entries_of(handle) == appending.acked
