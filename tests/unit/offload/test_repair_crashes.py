@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.scrubs import REPAIR, kinds, repairer, scrub
+from tests.unit.offload.scrubs import REPAIR, kinds, repairer, scrub, scrubber
 from tests.unit.offload.test_repair import APPENDS, offloaded, read_back
 from tests.unit.offload.test_scrub import spoil
-from tests.unit.offload.world import World
+from tests.unit.offload.world import TOPICS, World
 from tests.unit.scheduler.test_scheduler import LIMITS, scheduler
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.manifest import is_manifest_key
 from tierlog.model.errors import TierlogError
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.policy import Policy
+from tierlog.model.scrub import ScrubReport
 from tierlog.ports.throttle import TokenBucket
+from tierlog.runtime.worker import WorkerLimits, run_worker
 from tierlog_scheduler.manifests import BucketManifests
 
 RACE_S = 1000
@@ -144,5 +147,80 @@ def test_two_repairers_that_are_cut_off_beside_a_leader_that_sweeps(seed: int, r
         assert (await scrub(world, REPAIR, safety_age_s=0)).remaining == 0
         await check_swept(world, was)
         assert (await world.context(was.ledger_id)).uuid != was.uuid
+
+    run_virtual(main())
+
+
+async def dying_worker(world: World, given: Faults, stop: asyncio.Event) -> None:
+    """Run workers, one after the other, each of which is killed after a while."""
+    while not stop.is_set():
+        worker = world.worker(given, part_delay_s=world.rng.uniform(0, 9))
+        store: Any = worker._catalog.store
+        source = world.queue.source([TOPICS.requested], group="offloader", faults=given)
+        limits = WorkerLimits(in_flight_max=2, drain_s_max=5)
+        run = run_worker(source, worker.handle, stop=stop, limits=limits)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(run, world.rng.uniform(30, 900))
+        store.abandon()
+        source.abandon()
+
+
+async def dying_scrubs(world: World, given: Faults, stop: asyncio.Event) -> None:
+    """Scrub again and again; each scrubber is killed after a while, mostly at the end."""
+    while not stop.is_set():
+        one = scrubber(world, given, safety_age_s=0)
+        store: Any = one.repairer._catalog.store
+        report = ScrubReport(scrub_id=world.ids.uuid(), wish=REPAIR, started_ms=0, findings_max=100)
+        with contextlib.suppress(TierlogError, TimeoutError):
+            await asyncio.wait_for(one.run(report), world.rng.uniform(1, 120))
+        store.abandon()
+        await asyncio.sleep(world.rng.uniform(0, 90))
+
+
+async def damage(world: World, stop: asyncio.Event) -> None:
+    """Take a copy's index or side object away, now and then."""
+    while not stop.is_set():
+        await asyncio.sleep(world.rng.uniform(60, 300))
+        context = await world.context(world.rng.choice(list(world.ledgers)))
+        if context.complete and context.location is not None and not stop.is_set():
+            await check_readable(world, context.ledger_id, in_part=True)
+            keys = context.location.index_key, context.location.side_key
+            world.bucket.objects.pop(world.rng.choice(keys), None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.timeout(180)
+def test_damage_beside_offloads_deletions_and_scrubs_that_are_cut_off_is_repaired(seed: int):
+    async def main():
+        world = World(seed=seed)
+        given = faults(seed, refused=0.01, request_lost=0.01, reply_lost=0.02, delay_s_max=0.3)
+        policy = Policy(offload_time_ms=1000, deletion_lag_ms=120_000)
+        claimed = await world.stream(policy=policy)
+        await world.seal(claimed, APPENDS)
+        calm, stop = asyncio.Event(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                gate = BucketManifests(world.manifests(given), world.catalog(given))
+                group.create_task(scheduler(world, given, manifests=gate).run(stop))
+                group.create_task(dying_worker(world, given, stop))
+                group.create_task(dying_scrubs(world, given, stop))
+            group.create_task(damage(world, calm))
+            for _ in range(3):
+                await asyncio.sleep(world.rng.uniform(0, 300))
+                await world.seal(claimed, APPENDS)
+            await asyncio.sleep(2000)
+            calm.set()
+            given.rates = FaultRates()
+            await asyncio.sleep(5000)
+            stop.set()
+        await asyncio.sleep(10)
+        assert (await scrub(world, REPAIR, safety_age_s=0)).remaining == 0
+        await lead(world, SWEPT_S)
+        for ledger_id in world.ledgers:
+            context = await world.context(ledger_id)
+            assert context.state is OffloadState.TIER1_DELETED
+            await check_swept(world, context)
+        attempts = [(await world.context(one)).attempt_count for one in world.ledgers]
+        assert sum(attempts) > len(attempts), "something was repaired"
 
     run_virtual(main())
