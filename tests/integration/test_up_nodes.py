@@ -149,7 +149,7 @@ async def test_a_cluster_grows_by_a_node_and_loses_one_for_good(
         watching = asyncio.ensure_future(cluster.wait_failed())
         await asyncio.sleep(0)
         cluster.services.kill("ingest-3")
-        assert "ingest-3 ended with -9" in await watching
+        assert "ingest-3 ended with -9" in str(await watching)
 
 
 def test_partitions_over_three_nodes(cluster_of_three: Settings) -> None:

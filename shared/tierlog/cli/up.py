@@ -12,7 +12,7 @@ import typer
 from tierlog.cli.output import Output, OutputOption, print_json, print_rows, say
 from tierlog.cli.session import SESSION, Quiet, command, load
 from tierlog.embedded.nodes import KIND, NODES_MAX, OWNER
-from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.model.errors import RefusedError
 
 if TYPE_CHECKING:
     from tierlog.client.endpoints import EndpointsFile
@@ -131,7 +131,7 @@ async def _until_stopped(
         stopping.cancel()
         failing.cancel()
     if not failing.cancelled():
-        raise RetryableError(failing.result(), remedy="Look into that log, and start again")
+        raise failing.result()
 
 
 def _chosen_quorums(settings: "Settings") -> dict[str, str]:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from tierlog.embedded.endpoints import ExternalServers, ServerEndpoints
+from tierlog.embedded.full_disk import why_ended
 from tierlog.embedded.nodes import (
     KIND,
     NodePlace,
@@ -32,6 +33,7 @@ from tierlog.embedded.services import (
     service_spec,
 )
 from tierlog.embedded.supervisor import EmbeddedServers
+from tierlog.model.errors import RetryableError
 from tierlog.model.quorums import ACKNOWLEDGING
 from tierlog.ports.progress import Progress
 
@@ -174,8 +176,8 @@ class EmbeddedCluster:
         finally:
             await self.servers.stop()
 
-    async def wait_failed(self, progress: Progress | None = None) -> str:
-        """Wait until a process ends that the others can't do without; return what to tell.
+    async def wait_failed(self, progress: Progress | None = None) -> RetryableError:
+        """Wait until a process ends that the others can't do without; return why, and the remedy.
 
         Of three ingest nodes and more, as many may end as leave an ack quorum. Not beside
         restart().
@@ -184,11 +186,15 @@ class EmbeddedCluster:
         while True:
             children = {**self.servers.children, **self.services.children}
             name = await first_end({one: children[one] for one in children if one not in gone})
-            log = self.servers.log_dir / f"{name}.log"
-            ended = f"{name} ended with {children[name].exit_code}; its log is {log}"
+            error = why_ended(
+                f"{name} ended with {children[name].exit_code}",
+                children[name],
+                log=self.servers.log_dir / f"{name}.log",
+                folder=self.servers.state_dir,
+            )
             gone.add(name)
             left = [one for one in self.nodes if one not in gone]
             if name not in self.nodes or len(left) < ACKNOWLEDGING:
-                return ended
+                return error
             if progress is not None:
-                progress(f"{ended}; {', '.join(left)} go on without it", len(left), None)
+                progress(f"{error}; {', '.join(left)} go on without it", len(left), None)

@@ -45,8 +45,12 @@ class Launch:
 class Child:
     """One running (or ended) child process."""
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]", pid_file: Path) -> None:
+    def __init__(
+        self, name: str, process: "subprocess.Popen[bytes]", pid_file: Path, *, log_from: int = 0
+    ) -> None:
         self.name = name
+        self.log_from = log_from
+        """Where in its log file its own words begin."""
         self._process = process
         self._pid_file = pid_file
 
@@ -57,6 +61,7 @@ class Child:
         rotate(launch.log)
         shim = [sys.executable, "-I", "-S", str(SHIM), str(os.getpid())]
         with launch.log.open("ab") as log:
+            log_from = log.tell()
             process = subprocess.Popen(
                 [*shim, *launch.argv],
                 cwd=launch.cwd,
@@ -69,7 +74,7 @@ class Child:
         pid_file = run_dir / f"{name}.pid"
         identity = identify(process.pid)
         pid_file.write_text(json.dumps({"name": name, **(identity or {})}), encoding="utf-8")
-        return cls(name, process, pid_file)
+        return cls(name, process, pid_file, log_from=log_from)
 
     def __repr__(self) -> str:
         return f"<Child {self.name} pid={self.pid} exit={self._process.returncode}>"

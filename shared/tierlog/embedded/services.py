@@ -15,6 +15,7 @@ from typing import Final
 import aiohttp
 
 from tierlog.embedded.endpoints import ServerEndpoints
+from tierlog.embedded.full_disk import why_ended
 from tierlog.embedded.ports import LOOPBACK
 from tierlog.embedded.process import Child, Launch, log_tail
 from tierlog.embedded.server import child_environment
@@ -180,7 +181,6 @@ class EmbeddedServices:
 
     async def _launch(self, spec: ServiceSpec) -> None:
         log = self.log(spec.name)
-        log_size = log.stat().st_size if log.exists() else 0
         environ = {**self._environ, **spec.env, "PYTHONUNBUFFERED": "1"}
         argv = [sys.executable, "-P", "-m", spec.module]
         launch = Launch(argv=argv, cwd=Path.cwd(), log=log, env=environ)
@@ -196,11 +196,9 @@ class EmbeddedServices:
                 remedy=f"GET {spec.ready_url} names what it waits for; its log is {log}",
             ) from None
         if not child.running:
-            raise RetryableError(
-                f"{spec.name} ended with {child.exit_code} while starting: "
-                f"{log_tail(log, since=log_size)[-600:]}",
-                remedy=f"Look into its log, {log}",
-            )
+            tail = log_tail(log, since=child.log_from)
+            what = f"{spec.name} ended with {child.exit_code} while starting: {tail[-600:]}"
+            raise why_ended(what, child, log=log, folder=self._log_dir)
 
 
 def _where(spec: ServiceSpec) -> str:

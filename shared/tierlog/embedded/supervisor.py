@@ -28,6 +28,7 @@ from typing import IO, Final, Self
 
 from tierlog.embedded.endpoints import ExternalServers, ServerEndpoints
 from tierlog.embedded.external import check_external
+from tierlog.embedded.full_disk import why_ended
 from tierlog.embedded.kafka import Kafka
 from tierlog.embedded.ports import LOOPBACK, Ports
 from tierlog.embedded.process import Child, end_leftovers, log_tail
@@ -217,7 +218,6 @@ class EmbeddedServers:
 
     async def _launch(self, server: Server, place: Place, tell: Progress) -> None:
         launch = await server.prepare(place, tell)
-        log_size = place.log.stat().st_size if place.log.exists() else 0
         child = Child.spawn(server.name, launch, run_dir=self.run_dir)
         self._running[server.name] = Running(server, place, child)
         try:
@@ -229,13 +229,12 @@ class EmbeddedServers:
                 remedy=f"Look into its log, {place.log}",
             ) from None
         except ChildEndedError:
-            tail = log_tail(place.log, since=log_size)
-            taken = any(word in tail.lower() for word in PORT_TAKEN_WORDS)
-            raise RetryableError(
-                f"{server.name} ended with {child.exit_code} while starting: {tail[-400:]}",
-                remedy=f"Look into its log, {place.log}",
-                details={PORT_TAKEN: server.name} if taken else {},
-            ) from None
+            tail = log_tail(place.log, since=child.log_from)
+            what = f"{server.name} ended with {child.exit_code} while starting: {tail[-400:]}"
+            error = why_ended(what, child, log=place.log, folder=place.data)
+            if any(word in tail.lower() for word in PORT_TAKEN_WORDS):
+                error.details = {**error.details, PORT_TAKEN: server.name}
+            raise error from None
 
     async def _stop(self, running: Running) -> None:
         await running.child.stop(deadline_s=running.server.stop_s_max)

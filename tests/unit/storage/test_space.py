@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.storage.node_kit import SMALL, make_run, opened
 from tierlog.adapters.memory.files import MemoryDisk
+from tierlog.model.errors import Reason, TierlogError
 from tierlog_ingest.storage.space import Level, Room, SpaceLimits, SpaceWatch, judge
 
 LIMITS = SpaceLimits(free_bytes_min=100, free_bytes_resume=200, warn_free_share=0.1)
@@ -66,6 +68,65 @@ def test_a_level_is_not_left_where_it_was_entered(free, start):
             assert one >= LIMITS.free_bytes_resume
         if now is Level.READ_ONLY and before is not Level.READ_ONLY:
             assert one < LIMITS.free_bytes_min
+
+
+def test_what_is_about_to_be_taken_of_the_journals_disk_is_not_free():
+    rooms = [Room(300, TOTAL), Room(5000, TOTAL)]
+    limits = SpaceLimits(free_bytes_min=100, free_bytes_resume=200, warn_free_share=0)
+    assert judge(Level.OK, rooms, limits, taken_bytes=200) is Level.OK
+    assert judge(Level.OK, rooms, limits, taken_bytes=201) is Level.READ_ONLY
+    assert judge(Level.OK, [rooms[1], rooms[0]], limits, taken_bytes=201) is Level.OK
+
+
+async def test_a_look_ahead_never_makes_it_writable():
+    space = watch(MemoryDisk(random.Random(1), capacity_bytes=TOTAL))
+    await space.look_ahead()
+    assert space.level is Level.OK
+    space.refused()
+    await space.look_ahead()
+    assert space.read_only, "what the disk refused counts more than what it says is free"
+    await space.look()
+    await space.look_ahead(TOTAL - 99)
+    assert space.read_only
+
+
+@pytest.mark.parametrize("journal_spares_max", [0, 2])
+@pytest.mark.parametrize("write_buffer_bytes_max", [32 * 1024, 10**7])
+def test_a_disk_that_fills_between_two_looks_never_meets_the_journal(
+    journal_spares_max, write_buffer_bytes_max
+):
+    """By time it does not look here: segments, spares and flushes, or the first two, let it."""
+    settings = SMALL.model_copy(
+        update={
+            "space_check_s": 1e6,
+            "free_bytes_min": 300_000,
+            "free_bytes_resume": 400_000,
+            "journal_spares_max": journal_spares_max,
+            "write_buffer_bytes_max": write_buffer_bytes_max,
+        }
+    )
+
+    async def run():
+        disk = MemoryDisk(random.Random(1), capacity_bytes=2_000_000)
+        async with opened(disk, settings) as node:
+            refused = []
+            node._space.on_refused = lambda: refused.append(disk.used_bytes)
+            error = None
+            for first in range(4000):
+                await node.ready()
+                try:
+                    await node.add(make_run(1, first, size=900))
+                except TierlogError as caught:
+                    error = caught
+                    break
+            assert error is not None
+            assert error.reason is Reason.READ_ONLY
+            assert node.read_only, "others hear of it"
+            assert refused == [], "no write met a full disk"
+            assert disk.capacity_bytes - disk.used_bytes > settings.journal_segment_bytes
+            await node.add(make_run(2, 0, size=900), recovery=True)
+
+    run_virtual(run(), until_s=1000)
 
 
 def test_no_share_and_no_bound_is_never_low():

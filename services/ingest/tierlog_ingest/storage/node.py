@@ -136,6 +136,7 @@ class StorageNode:
             bucket=compaction_bucket(clock, settings),
             rebuilds=self._marks.rebuilds,
         )
+        self._journal.watch_space(self._space.look_ahead)
         self._space.on_low = self._on_low_space
         self._space.on_refused = self._on_refused_write
         self._reader = RangeReader(

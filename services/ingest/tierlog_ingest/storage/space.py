@@ -1,10 +1,12 @@
 """Room on the disks: ok, warning, read-only; and back by itself.
 
 Owns: what free space means for the node. Does not own what frees it (``compaction``), nor telling
-others (``app`` waits for ``changed``).
+others (``app`` waits for ``changed``). Besides every few seconds, the journal lets it look when a
+segment or a spare is made, and ``upkeep`` before each flush: no writer outruns it.
 
 A node is read-only when the journal's directory is low: nothing could be answered soon; and when
-no directory can take another log. Any other directory that is low, or that has less than a share
+no directory can take another log. A segment that begins with no zero-filled spare behind it counts
+as full. Any other directory that is low, or that has less than a share
 of its disk free, is a warning.
 
 Invariants:
@@ -68,12 +70,17 @@ class Room(NamedTuple):
     total_bytes: int
 
 
-def judge(before: Level, rooms: Sequence[Room], limits: SpaceLimits) -> Level:
-    """Return the level; the first directory is the journal's, which takes logs if it is alone."""
+def judge(
+    before: Level, rooms: Sequence[Room], limits: SpaceLimits, *, taken_bytes: int = 0
+) -> Level:
+    """Return the level; the first directory is the journal's, which takes logs if it is alone.
+
+    ``taken_bytes``: what the journal is about to take of it.
+    """
     resume = before is Level.READ_ONLY
     writable_from = limits.free_bytes_resume if resume else limits.free_bytes_min
     for_logs = max(room.free_bytes for room in rooms[1:] or rooms)
-    if min(rooms[0].free_bytes, for_logs) < writable_from:
+    if min(rooms[0].free_bytes - taken_bytes, for_logs) < writable_from:
         return Level.READ_ONLY
     warned = before is not Level.OK
     bytes_min = limits.free_bytes_resume if warned else limits.free_bytes_min
@@ -122,13 +129,18 @@ class SpaceWatch:
             await self.look()
             await asyncio.sleep(interval_s)
 
-    async def look(self) -> Level:
-        """Measure, and judge."""
+    async def look_ahead(self, taken_bytes: int = 0) -> None:
+        """Look before something is written that takes room; only ``run`` makes it writable."""
+        if not self.read_only:
+            await self.look(taken_bytes=taken_bytes)
+
+    async def look(self, *, taken_bytes: int = 0) -> Level:
+        """Measure, and judge; ``taken_bytes`` is what the journal is about to take."""
         rooms = [
             Room(await files.free_bytes(), await files.total_bytes()) for files in self._directories
         ]
         self._rooms = rooms
-        self._set(judge(self.level, rooms, self._limits))
+        self._set(judge(self.level, rooms, self._limits, taken_bytes=taken_bytes))
         if self.level is not Level.OK:
             self.on_low()
         return self.level

@@ -120,6 +120,7 @@ class Upkeep:
                 return
             await self.settled()
             try:
+                await self._space.look_ahead()
                 if await self._store.flush(self._journal.durable_seq):
                     self._mark_wanted.set()
                     await asyncio.sleep(_REPAIR_S)

@@ -22,7 +22,7 @@ group's damage can be told from a torn tail once the idle marker behind it is du
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -140,6 +140,10 @@ class Journal:
             f"<Journal at {tuple(self.durable_position)}, seq {self.durable_seq} of"
             f" {self._last_seq}, queued={len(self._queue)} groups/{self.queued_bytes} bytes>"
         )
+
+    def watch_space(self, on_take: Callable[[int], Awaitable[object]]) -> None:
+        """Have ``on_take`` called with the bytes that each segment is about to take of the disk."""
+        self._segments.on_take = on_take
 
     @property
     def segment_id(self) -> int:

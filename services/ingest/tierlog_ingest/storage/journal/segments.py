@@ -18,6 +18,7 @@ Crash: a spare of any size and content may be left. It is filled up, or removed.
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
@@ -60,6 +61,9 @@ class Segments:
         self._filling = 0
         self._next_spare = 1
         self._wanted = asyncio.Event()
+        self.on_take: Callable[[int], Awaitable[object]] = _ignore
+        """Called before a segment begins, with the bytes that its file lacks, and with 0 when a
+        spare was made or there was no room for it."""
 
     def __repr__(self) -> str:
         return (
@@ -102,6 +106,7 @@ class Segments:
         is_filled = bool(self._ready)
         spare = self._ready.pop(0) if is_filled else self._new_spare()
         try:
+            await self.on_take(0 if is_filled else self._segment_bytes)
             file = await self._files.open(spare, create=True, direct=self._direct_writes)
             try:
                 if is_filled:
@@ -177,6 +182,7 @@ class Segments:
             self._ready.append(spare)
         else:
             await self._discard(spare)
+        await self.on_take(0)
         return filled
 
     async def _fill(self, spare: str) -> bool:
@@ -214,6 +220,10 @@ class Segments:
     def _new_spare(self) -> str:
         number, self._next_spare = self._next_spare, self._next_spare + 1
         return _spare_path(number)
+
+
+async def _ignore(_taken: int) -> None:
+    """Do nothing: nobody watches the disk."""
 
 
 def segment_path(segment_id: int) -> str:
