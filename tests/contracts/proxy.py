@@ -14,6 +14,8 @@ class Proxy:
         self._drop_replies = self._drop_requests = False
         self._passing = asyncio.Event()
         self._passing.set()
+        self.held = asyncio.Event()
+        """Set when a reply is kept back."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ""
@@ -36,6 +38,7 @@ class Proxy:
 
     def hold(self) -> None:
         """Keep replies back, connections open: a server that hangs."""
+        self.held.clear()
         self._passing.clear()
 
     def restore(self) -> None:
@@ -80,6 +83,8 @@ class Proxy:
             if self._drop_requests if requests else self._drop_replies:
                 raise ConnectionResetError
             if not requests:
+                if not self._passing.is_set():
+                    self.held.set()
                 await self._passing.wait()
             writer.write(data)
             await writer.drain()

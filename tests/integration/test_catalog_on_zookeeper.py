@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
+from tests.contracts.proxy import Proxy
 from tests.unit.catalog.world import COPY, MIB, NODE, location, one_node
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
 from tierlog.catalog import Catalog, ledgers
 from tierlog.catalog.election import Election
-from tierlog.format import ledger_metadata, paths
+from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import LedgerState
@@ -22,7 +23,7 @@ from tierlog.model.policy import Policy
 from tierlog.model.position import Position
 from tierlog.model.stream import Stream
 from tierlog.model.trimming import TrimGrounds
-from tierlog.ports.metadata import Create
+from tierlog.ports.metadata import Create, Versioned
 
 pytestmark = pytest.mark.integration
 STREAM = StreamName("orders")
@@ -168,6 +169,67 @@ async def test_workers_at_once_leave_one_newest_attempt(connect):
     assert context is not None
     assert context.attempt_count == 4
     assert len({context.uuid} | {one.uuid for one in context.abandoned}) == 4
+
+
+Change = Callable[[Catalog, LedgerId, UUID], Awaitable[object]]
+
+
+async def _begin(catalog: Catalog, ledger_id: LedgerId, uuid: UUID) -> None:
+    where = location(uuid, ledger_id)
+    await catalog.contexts.begin_attempt(ledger_id, uuid=uuid, location=where, worker="w")
+
+
+async def _complete(catalog: Catalog, ledger_id: LedgerId, uuid: UUID) -> None:
+    await catalog.contexts.complete_attempt(ledger_id, uuid=uuid, copy=COPY)
+
+
+@pytest.mark.parametrize("change", [_begin, _complete])
+async def test_who_reads_what_was_true_decides_nothing(
+    connect, zookeeper_corner, monkeypatch, change: Change
+):
+    """A read is on its way for so long that others have completed the ledger meanwhile."""
+    catalog = await connect()
+    claimed = await _owned(catalog)
+    ledger_id = await _opened(catalog, claimed)
+    await catalog.ledgers.close(claimed, ledger_id, last_entry_id=EntryId(2), length=30)
+    mine, theirs = uuid4(), uuid4()
+    if change is _complete:
+        await _begin(catalog, ledger_id, mine)
+    hosts, _, root = zookeeper_corner.partition("/")
+    async with Proxy(hosts) as proxy:
+        store = await ZooKeeperMetadata.connect(f"{proxy.address}/{root}")
+        late = Catalog.over(store, clock=SystemClock(), ids=SystemIds())
+        get, answers = store.get, []
+
+        async def noting(path: str) -> Versioned | None:
+            answers.append(await get(path))
+            return answers[-1]
+
+        monkeypatch.setattr(store, "get", noting)
+        proxy.hold()
+        async with asyncio.TaskGroup() as group:
+            changing = group.create_task(_refused(change(late, ledger_id, mine)))
+            await proxy.held.wait()
+            await _begin(catalog, ledger_id, theirs)
+            await _complete(catalog, ledger_id, theirs)
+            assert not changing.done()
+            proxy.restore()
+        await store.close()
+    assert answers[0] is not None
+    told = records.decode_context(answers[0].data)
+    assert (told.complete, told.uuid) == (False, mine if change is _complete else None)
+    assert changing.result(), "it was to be refused"
+    context = await catalog.contexts.get(ledger_id)
+    assert context is not None
+    assert (context.state, context.uuid) == (OffloadState.COMPLETE, theirs)
+
+
+async def _refused(work: Awaitable[object]) -> bool:
+    try:
+        await work
+    except RefusedError:
+        return True
+    return False
 
 
 async def test_a_list_longer_than_a_page_is_read_whole(connect, monkeypatch):

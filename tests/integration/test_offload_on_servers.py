@@ -85,8 +85,10 @@ class Place:
         await self.parts.publisher.publish(topic, key=key, value=value, headers=headers)
 
     @contextlib.asynccontextmanager
-    async def working(self, *, scheduler: SchedulerLimits | None = None) -> AsyncIterator[None]:
-        """Run a worker, and a scheduler if asked, for the length of the context."""
+    async def working(
+        self, *, scheduler: SchedulerLimits | None = None
+    ) -> AsyncIterator[Scheduler | None]:
+        """Run a worker, and a scheduler if asked, which is given, while the context lasts."""
         stop = asyncio.Event()
         worker = OffloadWorker(
             catalog=self.parts.catalog,
@@ -106,6 +108,7 @@ class Place:
         limits = WorkerLimits(in_flight_max=1, drain_s_max=10)
         async with open_offload_requests(self.settings) as source, asyncio.TaskGroup() as group:
             group.create_task(run_worker(source, worker.handle, stop=stop, limits=limits))
+            leader: Scheduler | None = None
             if scheduler is not None:
                 leader = Scheduler(
                     catalog=self.parts.catalog,
@@ -122,7 +125,7 @@ class Place:
                 )
                 group.create_task(leader.run(stop))
             try:
-                yield
+                yield leader
             finally:
                 stop.set()
 
