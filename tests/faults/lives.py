@@ -26,6 +26,8 @@ from tierlog.offload.driver import SOFTWARE
 
 COMPLETE_S_MAX: Final = 60.0
 REST_S_MAX: Final = 90.0
+SCRUBBED_S_MAX: Final = 180.0
+"""Several scrubs, of which each reads all data, on a machine that does much beside."""
 MEET_S_MAX: Final = 25.0
 BACK_PAUSE_S: Final = 0.2
 
@@ -191,7 +193,7 @@ async def scrubbed(lane: Lane) -> None:
         last.update(await _scrub_once(lane))
         return bool(last.get("clean")) and not last.get("repaired")
 
-    await until(clean, REST_S_MAX, lambda: f"the last scrub: {last}")
+    await until(clean, SCRUBBED_S_MAX, lambda: f"the last scrub: {last}")
 
 
 async def _scrub_once(lane: Lane) -> dict[str, Any]:
