@@ -114,12 +114,16 @@ class StepDocument(BaseModel):
 
 
 class ExplainAnswer(BaseModel):
-    """What comes of a stream's thresholds."""
+    """What comes of a stream's thresholds.
+
+    ``unexpected_error``: what stopped the leader's last pass over this stream, and nobody foresaw.
+    """
 
     stream: str
     namespace: str
     paused: bool
     deletions_stopped: str | None
+    unexpected_error: str | None
     oldest_byte_age_ms: int
     thresholds: list[ThresholdDocument]
     ledgers: list[StepDocument]

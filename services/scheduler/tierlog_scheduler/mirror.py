@@ -7,7 +7,8 @@ a decision reads it again first (``actions``).
 Invariants:
     * Reads are proportional to what changed, but for a slow round through all streams, which is
       there in case a change was not told.
-    * A stream that could not be read is not decided about, and is read again at the next pass.
+    * A stream that could not be read, for whatever reason, is not decided about, and is read again
+      at the next pass.
     * Contexts are kept without what no decision asks for: places, digests, errors, history.
 
 Crash, or a lost connection: everything is read again.
@@ -28,6 +29,7 @@ from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadContext
 from tierlog.model.policy import NO_LEVELS, Policy
 from tierlog.model.stream import LedgerPageRef, ListedLedger
+from tierlog_scheduler.defects import note_defect
 from tierlog_scheduler.manifests import ManifestGate
 from tierlog_scheduler.policy import LedgerView
 
@@ -80,6 +82,8 @@ class Mirror:
     def forget(self) -> None:
         """Know nothing."""
         self.streams: dict[StreamName, KnownStream] = {}
+        self.defects: dict[StreamName, str] = {}
+        """Streams that could not be read for a reason that nobody foresaw, and which."""
         self._levels = NO_LEVELS
         self._levels_changed: asyncio.Event | None = None
         self._names: list[StreamName] = []
@@ -125,6 +129,7 @@ class Mirror:
             self._names, self._names_changed = await self._catalog.streams.watch_names()
             for name in self.streams.keys() - set(self._names):
                 del self.streams[name]
+                self.defects.pop(name, None)
         again = self._due_again(since_last_s)
         async with asyncio.TaskGroup() as group:
             for name in self._names:
@@ -162,9 +167,14 @@ class Mirror:
             if error.reason is Reason.STREAM_NOT_FOUND:
                 # Removed since the names were read.
                 self.streams.pop(name, None)
+                self.defects.pop(name, None)
             elif known is not None:
                 known.trouble = True
             log.warning("stream.read_failed", stream=name, cause=str(error))
+        except Exception as error:  # noqa: BLE001 - told: metric, log, status
+            self.defects[name] = note_defect("read stream", error, stream=name)
+            if name in self.streams:
+                self.streams[name].trouble = True
         finally:
             self._slots.release()
 
@@ -194,6 +204,7 @@ class Mirror:
         known.trimmed = {one: known.contexts.get(one) for one in stream.deleting}
         await self._gate.record(known.snapshot, read)
         known.trouble = False
+        self.defects.pop(name, None)
 
     async def _read_list(self, name: StreamName, before: KnownStream | None) -> KnownStream:
         pages = before.pages if before is not None else {}

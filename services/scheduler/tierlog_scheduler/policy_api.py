@@ -73,6 +73,7 @@ class PolicyApi:
             namespace=namespace_of(stream.name),
             paused=view.paused,
             deletions_stopped=self._scheduler.deletions_stopped(stream.name),
+            unexpected_error=self._scheduler.defect(stream.name),
             oldest_byte_age_ms=oldest_byte_age_ms(view, now),
             thresholds=[
                 ThresholdDocument(name=key, value=effective[key], level=level)

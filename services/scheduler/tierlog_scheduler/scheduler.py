@@ -6,7 +6,8 @@ moved by workers.
 
 Invariants:
     * A pass decides about every stream, from what is known of it; a stream that could not be
-      read waits for the next pass, and no other one waits for it.
+      read waits for the next pass, and no other one waits for it. A defect that one stream
+      provokes stops that one alone, until the next pass, and is told (``defects``).
     * Being deposed is no danger: see ``actions``.
 
 Crash: what was remembered is lost and decided anew: ledgers are asked for once more, waits begin
@@ -38,6 +39,7 @@ from tierlog.runtime.worker import unless_stopped
 from tierlog_scheduler import retention
 from tierlog_scheduler.actions import Actions, Memory
 from tierlog_scheduler.clocks import PARTS, SAMPLE_AGAIN_MS, History, Now, Timekeeper
+from tierlog_scheduler.defects import note_defect
 from tierlog_scheduler.manifests import ManifestGate
 from tierlog_scheduler.mirror import KnownStream, Mirror
 from tierlog_scheduler.policy import (
@@ -146,6 +148,7 @@ class Scheduler:
         self._saved: SchedulerProgress | None = None
         self._saved_s = self._passed_s = self._clock.monotonic_s()
         self._waits = False
+        self._defects: dict[StreamName, str] = {}
         self.oldest_byte_age_ms = {}
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -184,6 +187,8 @@ class Scheduler:
                     await self.run_pass()
                 except TierlogError as error:
                     log.warning("pass.failed", cause=str(error))
+                except Exception as error:  # noqa: BLE001 - told: metric, log; no pass is counted
+                    note_defect("pass", error)
                 await self._pause(lost, stop)
             if self.leading and not lost.is_set():
                 await self._retire()
@@ -234,21 +239,32 @@ class Scheduler:
     async def _act(self, now: Now) -> None:
         seen: set[LedgerId] = set()
         ages: dict[StreamName, int] = {}
-        self._waits = False
+        self._waits, self._defects = False, {}
         async with asyncio.TaskGroup() as group:
             for count, (name, known) in enumerate(list(self.mirror.items())):
                 if count % STREAMS_A_TURN == STREAMS_A_TURN - 1:
                     await asyncio.sleep(0)
-                view = self._view(known)
-                self._note(view, now, seen)
-                if view.policy.offloads:
-                    ages[name] = oldest_byte_age_ms(view, now)
-                actions = self._decide(view, now)
+                try:
+                    view = self._view(known)
+                    self._note(view, now, seen)
+                    if view.policy.offloads:
+                        ages[name] = oldest_byte_age_ms(view, now)
+                    actions = self._decide(view, now)
+                except Exception as error:  # noqa: BLE001 - told: metric, log, status
+                    seen |= self._note_undecided(known, error)
+                    continue
                 if actions:
                     await self._slots.acquire()
                     group.create_task(self._do(known.snapshot.stream, actions, now))
         self.oldest_byte_age_ms = ages
         self._memory.tidy(self.mirror, seen)
+
+    def _note_undecided(self, known: KnownStream, error: Exception) -> set[LedgerId]:
+        """Tell of a stream that can't be decided about; return what must stay seen of it."""
+        name = known.snapshot.stream.name
+        self._defects[name] = note_defect("decide", error, stream=name)
+        self._waits = True
+        return {one.ledger_id for one in known.snapshot.ledgers}
 
     def _decide(self, view: StreamView, now: Now) -> list[Action | retention.Trimming]:
         delays = self._limits.delays
@@ -260,6 +276,8 @@ class Scheduler:
         try:
             for action in actions:
                 await self._actions.do(stream, action, now)
+        except Exception as error:  # noqa: BLE001 - told: metric, log, status
+            self._defects[stream.name] = note_defect("act", error, stream=stream.name)
         finally:
             self._slots.release()
 
@@ -295,6 +313,11 @@ class Scheduler:
     def deletions_stopped(self, name: StreamName) -> str | None:
         """Return why nothing of a stream is deleted now, as far as this process knows."""
         return self._manifests.stopped(name) if self.leading else None
+
+    def defect(self, name: StreamName) -> str | None:
+        """Return what stopped a stream's last pass and nobody foresaw; None: nothing known."""
+        found = self._defects.get(name) or self.mirror.defects.get(name)
+        return found if self.leading else None
 
     def _note(self, view: StreamView, now: Now, seen: set[LedgerId]) -> None:
         """Note what is seen for the first time."""

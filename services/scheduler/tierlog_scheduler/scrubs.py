@@ -9,13 +9,15 @@ Invariants:
       each as long as there is room for. This process has its own, with all findings, besides.
     * When the last one by schedule began is kept there too: a new leader goes on with the same
       interval. A scrub that was cut short does not count.
-    * A scrub that fails is told, and no other work of the scheduler waits for it.
+    * A scrub that fails is told, and no other work of the scheduler waits for it; nor does a
+      defect in it end anything else (``defects``).
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -36,6 +38,7 @@ from tierlog.offload.scrub import Scrubber
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.runtime.worker import unless_stopped
+from tierlog_scheduler.defects import note_defect
 
 log = structlog.get_logger()
 
@@ -138,12 +141,12 @@ class ScrubRunner:
             self._wake.clear()
             report, self._asked = self._asked, None
             if report is not None:
-                await unless_stopped(self._scrub(report), stop)
+                await unless_stopped(self._guarded(partial(self._scrub, report)), stop)
                 continue
             wait_s = None
             if self._schedule.interval_s:
                 if self._clock.monotonic_s() >= self._due_s:
-                    await unless_stopped(self._by_schedule(), stop)
+                    await unless_stopped(self._guarded(self._by_schedule), stop)
                     continue
                 wait_s = max(1.0, self._due_s - self._clock.monotonic_s())
             over = asyncio.wait_for(self._wake.wait(), wait_s)
@@ -151,6 +154,13 @@ class ScrubRunner:
                 await unless_stopped(over, stop)
             except TimeoutError:
                 continue
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do what must not end the scheduler, whatever becomes of it."""
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - told: metric, log
+            note_defect("scrub schedule", error)
 
     async def _by_schedule(self) -> None:
         """Scrub, if this process leads and nobody did for the interval."""
@@ -207,6 +217,9 @@ class ScrubRunner:
         except TierlogError as error:
             report.error, report.state = str(error), ScrubState.FAILED
             log.warning("scrub.failed", cause=str(error))
+        except Exception as error:  # noqa: BLE001 - told: report, metric, log
+            said = note_defect("scrub", error, scrub_id=str(report.scrub_id))
+            report.error, report.state = f"unexpected {said}", ScrubState.FAILED
         else:
             report.state = ScrubState.DONE
             if report.wish.deep:

@@ -75,8 +75,10 @@ def judge(
 ) -> Level:
     """Return the level; the first directory is the journal's, which takes logs if it is alone.
 
-    ``taken_bytes``: what the journal is about to take of it.
+    ``taken_bytes``: what the journal is about to take of it; of that no more counts than is to
+    stay free anyway, so that a small disk with small bounds is used.
     """
+    taken_bytes = min(taken_bytes, limits.free_bytes_min)
     resume = before is Level.READ_ONLY
     writable_from = limits.free_bytes_resume if resume else limits.free_bytes_min
     for_logs = max(room.free_bytes for room in rooms[1:] or rooms)
