@@ -186,12 +186,23 @@ class RedisSettings(_Section):
     index_ttl_s: int = Field(default=3600, gt=0)
 
 
-class ListenSettings(_Section):
+class HttpListenSettings(_Section):
     """Where a service listens; port 0 takes any free one. ``advertise_host`` is what others use."""
 
     host: str = "127.0.0.1"
     advertise_host: str | None = None
     http_port: int = Field(default=0, ge=0, le=65535)
+
+
+class ReaderListenSettings(HttpListenSettings):
+    """The same of the reader."""
+
+    grpc_port: int = Field(default=0, ge=0, le=65535)
+
+
+class ListenSettings(HttpListenSettings):
+    """The same of ingest."""
+
     grpc_port: int = Field(default=0, ge=0, le=65535)
     wire_port: int = Field(default=0, ge=0, le=65535)
 
@@ -226,6 +237,7 @@ class StorageSettings(_Section):
     checkpoint_journal_records: int = Field(default=150_000, gt=0)
     """A mark is due behind so many bytes or records: both bound how long a start replays."""
     space_check_s: Seconds = 5.0
+    """How often free space is judged, besides at each journal segment, spare and flush."""
     read_bytes: PositiveBytes = 1 * MIB
     write_buffer_bytes_max: PositiveBytes = 64 * MIB
     """Runs in memory that no entry log has yet; half of it starts a flush, all of it stops adds."""
@@ -334,13 +346,14 @@ class OffloaderSettings(_Section):
     """The offloader service."""
 
     worker_name: str = ""
-    listen: ListenSettings = ListenSettings()
+    listen: HttpListenSettings = HttpListenSettings()
     ledgers_in_flight_max: int = Field(default=1, gt=0)
     parts_in_flight_max: int = Field(default=4, gt=0)
     """Parts of all ledgers that are on their way to the store at once."""
-    memory_bytes_max: PositiveBytes = 256 * 10**6
+    memory_bytes_max: PositiveBytes = 176 * 10**6
     """What uploads of all ledgers at once may take: blocks that are being filled or sent, and 40 MB
-    (of less than 80 MB half) for what is received ahead of them and built beside them."""
+    (of less than 80 MB half) for what is received ahead of them and built beside them. As it is,
+    two blocks of 64 MiB; more of them make a store that is far away quicker."""
     patience_s_max: Seconds = 300.0
     """So long a request of an upload is tried again, beyond the object store's own tries."""
     drain_s_max: Seconds = 30.0
@@ -356,7 +369,7 @@ class OffloaderSettings(_Section):
 class SchedulerSettings(_Section):
     """The scheduler service."""
 
-    listen: ListenSettings = ListenSettings()
+    listen: HttpListenSettings = HttpListenSettings()
     interval_s: Seconds = 10.0
     request_again_s: Seconds = 60.0
     sweep_again_s: Seconds = 300.0
@@ -384,7 +397,7 @@ class SchedulerSettings(_Section):
 class ReaderSettings(_Section):
     """The reader service."""
 
-    listen: ListenSettings = ListenSettings()
+    listen: ReaderListenSettings = ReaderListenSettings()
     range_bytes: PositiveBytes = 1 * MIB
     ranges_in_flight_max: int = Field(default=8, gt=0)
     cache_bytes_max: PositiveBytes = 256 * MIB

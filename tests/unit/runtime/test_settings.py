@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tierlog.embedded.services import SERVICE_PORTS
 from tierlog.model.errors import RefusedError
 from tierlog.runtime.settings import S3Settings, Settings, key_bytes, load_settings
 from tierlog.wiring.keys import ledger_keys
@@ -37,6 +38,23 @@ def test_environment_before_file_before_defaults(tmp_path, monkeypatch):
 def test_a_setting_two_levels_down_has_a_variable(monkeypatch):
     monkeypatch.setenv("TIERLOG_INGEST__LISTEN__WIRE_PORT", "4101")
     assert load_settings().ingest.listen.wire_port == 4101
+
+
+@pytest.mark.parametrize("section", sorted(SERVICE_PORTS))
+def test_a_service_has_settings_for_the_ports_that_it_listens_on_and_no_others(
+    monkeypatch, section
+):
+    for purpose in ("http", "grpc", "wire"):
+        name = f"TIERLOG_{section.upper()}__LISTEN__{purpose.upper()}_PORT"
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "4101")
+            if purpose in SERVICE_PORTS[section]:
+                listen = getattr(load_settings(), section).listen
+                assert getattr(listen, f"{purpose}_port") == 4101
+            else:
+                with pytest.raises(RefusedError) as caught:
+                    load_settings()
+                assert name in caught.value.remedy
 
 
 @pytest.mark.parametrize(
