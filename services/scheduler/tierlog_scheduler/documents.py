@@ -353,7 +353,10 @@ class LedgerAnswer(BaseModel):
 
 
 class OffloadRequestDocument(BaseModel):
-    """Everything sealed before this ``LEDGER:ENTRY``; null: everything sealed."""
+    """Everything sealed before this ``LEDGER:ENTRY``; null: everything sealed.
+
+    A position that the stream does not have, or has no more, is refused: NO_SUCH_ENTRY or TRIMMED.
+    """
 
     model_config = ConfigDict(extra="forbid")
 

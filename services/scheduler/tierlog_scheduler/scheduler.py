@@ -29,7 +29,7 @@ from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import OffloadContext, OffloadState, SchedulerProgress
 from tierlog.model.policy import Policy, threshold
 from tierlog.model.position import Position
-from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle
+from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle, check_in_stream
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import Stationery, Trigger
 from tierlog.ports.clock import Clock
@@ -384,10 +384,14 @@ class Scheduler:
     async def offload_prefix(self, name: StreamName, before: Position | None) -> PrefixOffload:
         """Want every sealed ledger before a position offloaded, and ask for them now.
 
-        The wish is kept in the stream's metadata, so that any leader goes on asking.
+        The wish is kept in the stream's metadata, so that any leader goes on asking. Raises
+        NO_SUCH_ENTRY or TRIMMED for a position that the stream does not have.
         """
         snapshot = await self._catalog.streams.snapshot(name)
         check_not_paused(snapshot.stream)
+        if before is not None:
+            ends = [(one.ledger_id, _end_of(one)) for one in snapshot.ledgers]
+            check_in_stream(name, ends, before)
         selected = sealed_before(snapshot.ledgers, before)
         requested: list[LedgerId] = []
         if selected:
@@ -408,6 +412,10 @@ class Scheduler:
             selected=tuple(one.ledger_id for one in selected),
             requested=tuple(requested),
         )
+
+
+def _end_of(one: ListedLedger) -> EntryId | None:
+    return one.last_entry_id if one.closed else None
 
 
 def _oldest(seen: Mapping[LedgerId, Seen]) -> dict[LedgerId, Seen]:

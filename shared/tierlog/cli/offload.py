@@ -76,7 +76,10 @@ def run(
     stream: Name,
     *,
     before: Annotated[
-        str | None, typer.Option(help="Only ledgers that end before this LEDGER:ENTRY.")
+        str | None,
+        typer.Option(
+            help="Only ledgers that end before this LEDGER:ENTRY, a position that the stream has."
+        ),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Until all of them are in tier 2.")

@@ -194,7 +194,10 @@ class Client:
         return await self._connections.admin.ledger(LedgerId(ledger_id))
 
     async def offload(self, name: str, before: Position | None = None) -> Document:
-        """Ask for the offload of what is closed, or of what is closed before a position."""
+        """Ask for the offload of what is closed, or of what is closed before a position.
+
+        A position that the stream does not have is refused.
+        """
         return await self._connections.admin.offload(stream_name(name), before)
 
     async def offload_prefix(

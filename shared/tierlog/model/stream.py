@@ -5,11 +5,12 @@ Invariants:
     * The owner epoch only grows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from uuid import UUID
 
+from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import Position
@@ -109,3 +110,40 @@ class Stream:
     def listed(self, ledger_id: LedgerId) -> ListedLedger | None:
         """Return the ledger of the tail with that id, or None."""
         return next((one for one in self.ledgers if one.ledger_id == ledger_id), None)
+
+
+def check_in_stream(
+    stream: StreamName, ledgers: Iterable[tuple[LedgerId, EntryId | None]], where: Position
+) -> None:
+    """Refuse a position that a stream does not have, or has no more.
+
+    ``ledgers``: the ids in the order of the list, each with the last entry, None while it is open.
+    Right behind a ledger's end is a position, too.
+    """
+    last_entry_ids = dict(ledgers)
+    what = f"stream {stream} has no position {where}"
+    details = {"stream": stream, "position": str(where)}
+    remedy = f"List what it has: tierlog ledger ls {stream}"
+    if where.ledger_id not in last_entry_ids:
+        first = min(last_entry_ids, default=None)
+        if first is not None and where.ledger_id < first:
+            raise RefusedError(
+                f"{what}: it begins at {first}:0",
+                reason=Reason.TRIMMED,
+                remedy=remedy,
+                details=details,
+            )
+        raise RefusedError(
+            f"{what}: ledger {where.ledger_id} is not in its list",
+            reason=Reason.NO_SUCH_ENTRY,
+            remedy=remedy,
+            details=details,
+        )
+    last = last_entry_ids[where.ledger_id]
+    if last is not None and where.entry_id > last + 1:
+        raise RefusedError(
+            f"{what}: that ledger ends with entry {last}",
+            reason=Reason.NO_SUCH_ENTRY,
+            remedy=remedy,
+            details=details,
+        )

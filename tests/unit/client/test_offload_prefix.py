@@ -72,6 +72,16 @@ def test_the_position_that_was_asked_for_is_reached():
     run_virtual(main())
 
 
+def test_a_position_that_the_stream_does_not_have_is_refused():
+    async def main():
+        client = await client_of(3)
+        with pytest.raises(RefusedError) as caught:
+            await client.offload_prefix(LOGS, Position(LedgerId(99), EntryId(0)))
+        assert caught.value.reason is Reason.NO_SUCH_ENTRY
+
+    run_virtual(main())
+
+
 def test_what_is_not_reached_in_time_is_not_said_to_be():
     async def main():
         client = await client_of(3)

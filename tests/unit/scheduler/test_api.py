@@ -101,6 +101,7 @@ async def test_offload_before_a_position(world):
         assert everything["position"] == f"{ledgers[2]}:{len(ENTRIES)}"
         assert (await ask(session, "POST", path))["ledgers"] == ledgers
         await ask(session, "POST", path, status=400, json={"before": "latest"})
+        await ask(session, "POST", path, status=404, json={"before": "99:0"})
         await ask(session, "POST", path, status=400, json={"befor": None})
         await ask(session, "POST", path, status=400, data=b"{not json")
         await ask(session, "POST", "/v1/streams/none/offload", status=404, json={})

@@ -20,7 +20,7 @@ from tests.unit.offload.gates import OpenGate
 from tests.unit.offload.world import STREAM, TOPICS, World, bare_ledger
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format import paths
-from tierlog.model.errors import IndeterminateError, RetryableError
+from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import CopySeen, SchedulerProgress
 from tierlog.model.policy import Policy
@@ -501,10 +501,41 @@ class TestPrefix:
 
         run_virtual(main())
 
+    def test_a_position_that_the_stream_does_not_have_is_refused_and_nothing_is_wanted(self):
+        async def main():
+            world = World()
+            claimed = await world.stream()
+            await world.seal(await world.stream(StreamName("other")), ENTRIES)
+            first = await world.seal(claimed, ENTRIES)
+            await world.seal(claimed, ENTRIES)
+            last = await world.seal(claimed, [b"open"], close=False)
+            answering = scheduler(world)
+            for ledger_id, entry_id, reason in (
+                (99, 0, Reason.NO_SUCH_ENTRY),
+                (first, len(ENTRIES) + 1, Reason.NO_SUCH_ENTRY),
+                (first - 1, 0, Reason.TRIMMED),
+            ):
+                where = Position(LedgerId(ledger_id), EntryId(entry_id))
+                with pytest.raises(RefusedError, match=f"has no position {where}") as caught:
+                    await answering.offload_prefix(STREAM, where)
+                assert caught.value.reason is reason
+                assert f"tierlog ledger ls {STREAM}" in caught.value.remedy
+            stream = (await world.catalog().streams.snapshot(STREAM)).stream
+            assert not stream.offload_through
+            assert not world.queue.events(TOPICS.requested)
+            behind = Position(first, EntryId(len(ENTRIES)))
+            assert (await answering.offload_prefix(STREAM, behind)).selected == (first,)
+            grows = Position(last, EntryId(1000))
+            assert len((await answering.offload_prefix(STREAM, grows)).selected) == 2
+
+        run_virtual(main())
+
     def test_a_stream_without_ledgers(self):
         async def main():
             world = World()
             await world.stream()
+            with pytest.raises(RefusedError, match="has no position 1:0"):
+                await scheduler(world).offload_prefix(STREAM, Position(LedgerId(1), EntryId(0)))
             done = await scheduler(world).offload_prefix(STREAM, None)
             assert (done.position, done.selected, done.requested) == (None, (), ())
 

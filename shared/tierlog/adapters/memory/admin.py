@@ -16,7 +16,7 @@ from tierlog.model.ids import EntryId, LedgerId, StreamName, namespace_of
 from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.policy import Policy, breaks_below, check_namespace
 from tierlog.model.position import Position
-from tierlog.model.stream import OffloadPause
+from tierlog.model.stream import OffloadPause, check_in_stream
 from tierlog.ports.admin import Document
 
 _LEDGER_LISTS: Final = ("ledgers", "requested")
@@ -79,6 +79,12 @@ class MemoryAdministration:
             both = {key: [one for part in done for one in part[key]] for key in _LEDGER_LISTS}
             return {"stream": name, "position": None, **both}
         ledgers = stream.ledgers
+        if before is not None:
+            ends = [
+                (one.ledger_id, EntryId(len(one.entries) - 1) if one.closed else None)
+                for one in ledgers
+            ]
+            check_in_stream(name, ends, before)
         selected = [
             one for one in ledgers if one.closed and (before is None or _last(one) < before)
         ]
