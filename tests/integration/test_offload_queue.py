@@ -10,6 +10,7 @@ import json
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from tests.integration.test_offload_crash import STREAM, filled
 from tests.integration.test_offload_on_servers import Place, some_entries
 from tests.plugins.fix_corner import environment_of
+from tierlog.adapters.kafka.source import KafkaEventSource
 from tierlog.client import open_client
 from tierlog.embedded.nodes import quorum_environment
 from tierlog.embedded.ports import Ports
@@ -119,6 +121,65 @@ async def test_a_member_that_joins_in_mid_upload_takes_none_of_it_away(corner: S
             assert context.complete
             assert context.attempt_count <= 2
             await place.check(ledger_id)
+
+
+class Polling:
+    """The first member of the group polls only while ``going`` is set; its heart beats on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.members: list[KafkaEventSource] = []
+        self.going = threading.Event()
+        self.going.set()
+        look = KafkaEventSource._pause_or_resume
+
+        def look_late(source: KafkaEventSource, consumer: Consumer) -> None:
+            if source not in self.members:
+                self.members.append(source)
+            if source is self.members[0]:
+                self.going.wait()
+            look(source, consumer)
+
+        monkeypatch.setattr(KafkaEventSource, "_pause_or_resume", look_late)
+
+    def held(self, member: int) -> int:
+        """Return how many partitions a member takes for its own."""
+        return len(self.members[member]._holdings) if member < len(self.members) else 0
+
+
+async def test_a_member_that_does_not_poll_in_time_loses_all_and_doubles_nothing(
+    corner: Settings, monkeypatch
+):
+    settings, polling = impatient(corner, part_delay_s=11.0), Polling(monkeypatch)
+    async with open_offload_parts(settings) as parts:
+        place = Place(settings, parts, {})
+        claimed = await place.stream()
+        ledger_id = await place.seal(claimed, some_entries(1, total=12 * MIB))
+        try:
+            async with place.working():
+                await place.ask(claimed, ledger_id)
+                first = await begun(place, ledger_id)
+                async with place.working():
+                    polling.going.clear()
+                    async with asyncio.timeout(40):
+                        while polling.held(1) < settings.kafka.partitions:
+                            await asyncio.sleep(0.1)
+                    assert not (await of(place, ledger_id)).complete, "still in mid-upload"
+                    await place.until_complete(ledger_id)
+                    await until_no_lag(settings)
+                    assert polling.held(0) == settings.kafka.partitions, "it was not told yet"
+                    polling.going.set()
+        finally:
+            polling.going.set()
+        again = await of(place, ledger_id)
+        assert (again.uuid, again.attempt_count, again.abandoned) == (first.uuid, 1, ())
+        await place.check(ledger_id)
+        await place.check_bucket()
+
+
+async def of(place: Place, ledger_id: LedgerId) -> OffloadContext:
+    context = await place.parts.catalog.contexts.get(ledger_id)
+    assert context is not None
+    return context
 
 
 async def test_a_broker_away_in_mid_upload_costs_no_second_attempt(corner: Settings, servers):

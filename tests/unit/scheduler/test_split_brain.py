@@ -164,7 +164,7 @@ async def _cut_at(step: int | None) -> int:
             # It had time to end the pass that it was in, and stands for nothing since.
             assert given.calls is not None
             given.calls.clear()
-            await asyncio.sleep(6 * INTERVAL_S)
+            await asyncio.sleep(12 * INTERVAL_S)  # twice what an answer is waited for
             assert first.leading
             assert second.leading
             acts = [one for one in given.calls if not one.startswith("metadata.")]
@@ -211,7 +211,8 @@ async def _trim_together(step: int | None) -> int:
     await world.catalog().streams.set_policy(STREAM, POLICY)
     begun = given.steps
 
-    async def lead(leader: Scheduler) -> None:
+    async def lead(leader: Scheduler, later_s: float = 0.0) -> None:
+        await asyncio.sleep(later_s)
         for _ in range(60):
             await leader.run_pass()
             await asyncio.sleep(INTERVAL_S)
@@ -220,7 +221,8 @@ async def _trim_together(step: int | None) -> int:
         dying = group.create_task(lead(leaders[0]))
         given.on_crash = dying.cancel
         given.crash_at_step = None if step is None else begun + step
-        group.create_task(lead(leaders[1]))
+        # In step with the other, or one or more passes behind it.
+        group.create_task(lead(leaders[1], (step or 0) % 4 * 1.5 * INTERVAL_S))
     assert given.crashed or step is None
     watching.check_done_once()
     await watching.check_kept(ledgers[-1])
