@@ -63,7 +63,7 @@ def test_readers_held_open_see_no_gap_and_no_error_when_their_ledgers_move(age_s
             await world.sealed(entries)
         async with running(world), AsyncExitStack() as held, asyncio.TaskGroup() as group:
             collecting = group.create_task(collected(world))
-            # Each is elsewhere in the first ledger when that is copied, and when its local copy goes.
+            # Each is elsewhere in the first ledger when it is copied, and when it leaves tier 1.
             paces = [(1, 50.0), (1, 61.5), (2, 101.0), (3, 170.0), (7, 390.0), (1, 44.7)]
             sources = [await held.enter_async_context(world.reader(age_s=age_s)) for _ in paces]
             async with asyncio.TaskGroup() as reading:
