@@ -12,6 +12,7 @@ All against one ingest process; an answer means that the entry is durable. Runs 
 """
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import Mapping
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from common import (
-    HOUR_MS,
     MB,
     MIB,
     Bench,
@@ -28,8 +28,10 @@ from common import (
     arguments_parser,
     child_mode,
     draft_of,
+    due_times,
     entries_of,
     folder_of,
+    latency_claims,
     median_claim,
     parse,
     quantiles,
@@ -41,7 +43,6 @@ from common import (
 )
 from tierlog.client import open_client
 from tierlog.model.ids import stream_name
-from tierlog.model.policy import Policy
 from tierlog.runtime.settings import load_settings
 from tierlog.wire.connection import WireClient
 from tierlog.wiring.client import ClientConnections, open_client_connections
@@ -71,7 +72,7 @@ async def append_by_client(parameters: Mapping[str, Any]) -> Result:
 
 
 async def append_by_wire(parameters: Mapping[str, Any]) -> Result:
-    """Append entry by entry over some connections (in a child)."""
+    """Append entry by entry over some connections, at a rate if there is one (in a child)."""
     size, entry_size = parameters["bytes"], parameters["entry_size"]
     producers, window = parameters["producers"], parameters["window"]
     each = size // entry_size // producers
@@ -87,12 +88,20 @@ async def append_by_wire(parameters: Mapping[str, Any]) -> Result:
         asyncio.TaskGroup() as readers,
     ):
         channels = [await _connect(connections, readers) for _ in range(producers)]
+        rate = parameters.get("rate")
         meter = Meter()
         async with asyncio.TaskGroup() as group:
-            for channel in channels:
-                entries = entries_of(pool, entry_size, each)
-                for _ in range(window):
-                    group.create_task(_produce(channel, entries, latencies))
+            if rate is None:
+                for channel in channels:
+                    entries = entries_of(pool, entry_size, each)
+                    for _ in range(window):
+                        group.create_task(_produce(channel, entries, latencies))
+            else:
+                count = each * producers
+                due = due_times(meter.started_s, 1 / rate, count)
+                turns = zip(itertools.cycle(channels), entries_of(pool, entry_size, count))
+                async for due_s in due:
+                    group.create_task(_append(*next(turns), latencies, due_s))
         result = meter.result(len(latencies) * entry_size, **quantiles(latencies))
         for channel in channels:
             await channel.close()
@@ -109,9 +118,14 @@ async def _connect(connections: ClientConnections, tasks: asyncio.TaskGroup) -> 
 async def _produce(channel: WireClient, entries: Any, latencies: list[float]) -> None:  # noqa: ANN401
     """Append what others of the same producer leave, one after the other."""
     for entry in entries:
-        started_s = time.perf_counter()
-        await channel.append(stream_name(STREAM), draft_of([entry]), deadline_s=APPEND_S_MAX)
-        latencies.append(time.perf_counter() - started_s)
+        await _append(channel, entry, latencies, time.perf_counter())
+
+
+async def _append(
+    channel: WireClient, entry: memoryview, latencies: list[float], started_s: float
+) -> None:
+    await channel.append(stream_name(STREAM), draft_of([entry]), deadline_s=APPEND_S_MAX)
+    latencies.append(time.perf_counter() - started_s)
 
 
 async def write_raw(parameters: Mapping[str, Any]) -> Result:
@@ -142,12 +156,7 @@ async def main() -> None:
     size, entry_size, window = arguments.size * MB, arguments.entry_size, arguments.window
     with folder_of(arguments) as folder:
         async with Bench(folder, ["ingest"], {}) as bench:
-            async with bench.client() as client:
-                policy = Policy(
-                    ledger_bytes_max=10**12, ledger_entries_max=10**12,
-                    ledger_age_ms_max=1000 * HOUR_MS,
-                )  # fmt: skip
-                await client.create_stream(STREAM, raw=True, policy=policy)
+            await bench.endless_stream(STREAM, raw=True)
 
             def wire(producers: int, window: int, byte_count: int) -> Any:  # noqa: ANN401
                 more = {"producers": producers, "window": window}
@@ -179,11 +188,7 @@ async def main() -> None:
         ratio_claim("alone p50 / raw-alone p50", runs, of="alone", to="raw-alone", key="p50_ms")
     ]
     claims += [median_claim(name, runs[name], "mb_per_s", unit="MB/s") for name in runs]
-    claims += [
-        median_claim(f"{name} {key[:3]}", runs[name], key, unit="ms")
-        for name in ("wire-1", "wire-100", "alone", "raw-alone")
-        for key in ("p50_ms", "p99_ms")
-    ]
+    claims += latency_claims(runs, ("wire-1", "wire-100", "alone", "raw-alone"))
     report("append", arguments, claims, runs)
 
 

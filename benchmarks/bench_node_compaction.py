@@ -23,6 +23,7 @@ from common import (
     arguments_parser,
     child_mode,
     folder_of,
+    latency_claims,
     median_claim,
     parse,
     quantiles,
@@ -179,21 +180,14 @@ async def main() -> None:
             },
             arguments.runs,
         )
-    over = [
-        {"ratio": beside["p99_ms"] / alone["p99_ms"]}
-        for beside, alone in zip(runs["beside"], runs["alone"], strict=True)
-    ]
     claims = [
-        median_claim(
-            "p99 beside / alone", over, "ratio", target=P99_RATIO_MAX, at_most=True
+        ratio_claim(
+            "p99 beside / alone", runs, of="beside", to="alone", key="p99_ms",
+            target=P99_RATIO_MAX, at_most=True,
         ),
         ratio_claim("p50 beside / alone", runs, of="beside", to="alone", key="p50_ms"),
+        *latency_claims(runs, runs),
     ]  # fmt: skip
-    claims += [
-        median_claim(f"{name} {key[:3]}", runs[name], key, unit="ms")
-        for name in runs
-        for key in ("p50_ms", "p99_ms")
-    ]
     claims += [
         median_claim(f"{name}, appended", runs[name], "mb_per_s", unit="MB/s") for name in runs
     ]

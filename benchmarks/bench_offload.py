@@ -38,6 +38,7 @@ from common import (
     folder_of,
     median_claim,
     parse,
+    process_cpu_s,
     random_pool,
     ratio_claim,
     report,
@@ -98,9 +99,14 @@ async def offload_ledger(parameters: Mapping[str, Any]) -> Result:
             every = handle.read_runs(EntryId(0), metadata.last_entry_id)
             handle = HeldHandle(handle, [run async for runs in every for run in runs])
         idle_mib = rss_peak_bytes() / MIB
+        others_s = sum(map(process_cpu_s, parameters["pids"]))
         meter = Meter()
         copy = await parts.offloader.offload(handle, uuid.uuid4(), {})
-        result = meter.result(metadata.length, object_bytes=copy.data_len, rss_idle_mib=idle_mib)
+        nodes = {node for segment in metadata.segments for node in segment.ensemble}
+        more = {"object_bytes": copy.data_len, "rss_idle_mib": idle_mib, "nodes": len(nodes)}
+        others_s = sum(map(process_cpu_s, parameters["pids"])) - others_s
+        more["nodes_cpu_s_per_gb"] = others_s / (metadata.length / 10**9)
+        result = meter.result(metadata.length, **more)
         if not parameters["again"]:
             return result
         meter = Meter()
@@ -169,9 +175,9 @@ async def null_s3() -> AsyncIterator[str]:
 class Offloads:
     """The variants, for a cluster that runs."""
 
-    def __init__(self, bench: Bench, null_url: str, *, parts_in_flight: int) -> None:
+    def __init__(self, bench: Bench, null_url: str | None = None, *, parts_in_flight: int) -> None:
         self._bench = bench
-        self._null = {"TIERLOG_S3__ENDPOINT_URL": null_url}
+        self._null = {"TIERLOG_S3__ENDPOINT_URL": null_url or ""}
         self._parts = parts_in_flight
 
     async def offload(
@@ -187,7 +193,10 @@ class Offloads:
             "TIERLOG_LOG__LEVEL": "warning",
         }
         again = into_null and not from_memory
-        parameters = {"ledger_id": ledger_id, "from_memory": from_memory, "again": again}
+        parameters = {
+            "ledger_id": ledger_id, "from_memory": from_memory, "again": again,
+            "pids": self._bench.node_pids(),
+        }  # fmt: skip
         return await run_child(__file__, "offload", parameters, env)
 
     async def plain(self, length: int, *, tuned: bool) -> Result:

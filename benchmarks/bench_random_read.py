@@ -18,18 +18,16 @@ from typing import Any, cast
 
 from common import (
     MB,
-    Bench,
     Result,
     arguments_parser,
     child_mode,
-    folder_of,
     median_claim,
+    open_bench,
     parse,
     quantiles,
     ratio_claim,
     report,
     run_child,
-    say,
     take_turns,
 )
 from tierlog.ledger.reader import Tier1ReadHandle
@@ -104,19 +102,17 @@ async def read_anywhere(parameters: Mapping[str, Any]) -> Result:
 async def main() -> None:
     """Measure and tell."""
     arguments = parse(arguments_parser("random reads of tier 2", size_mb=1000), quick_mb=200)
-    with folder_of(arguments) as folder:
-        async with Bench(folder, ["ingest"], {}) as bench:
-            size = arguments.size * MB
-            ledger = await bench.sealed_ledger(STREAM, size=size, entry_size=arguments.entry_size)
-            say("reading")
+    async with open_bench(arguments, ["ingest"]) as bench:
+        size = arguments.size * MB
+        ledger = await bench.sealed_ledger(STREAM, size=size, entry_size=arguments.entry_size)
 
-            async def child(mode: str) -> Result:
-                parameters = {"mode": mode, "ledger_id": ledger}
-                return await run_child(__file__, "read", parameters, bench.env)
+        async def child(mode: str) -> Result:
+            parameters = {"mode": mode, "ledger_id": ledger}
+            return await run_child(__file__, "read", parameters, bench.env)
 
-            runs = await take_turns(
-                {"side": lambda: child("side"), "blocks": lambda: child("blocks")}, arguments.runs
-            )
+        runs = await take_turns(
+            {"side": lambda: child("side"), "blocks": lambda: child("blocks")}, arguments.runs
+        )
     claims = [
         ratio_claim(
             "reads a second / those without",

@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import bookie
 from common import (
-    HOUR_MS,
     MB,
     Bench,
     Claim,
@@ -31,9 +30,12 @@ from common import (
     Result,
     arguments_parser,
     child_mode,
+    due_times,
     entries_of,
     folder_of,
+    latency_claims,
     median_claim,
+    note_latency,
     parse,
     quantiles,
     random_pool,
@@ -41,12 +43,12 @@ from common import (
     report,
     run_child,
     say,
+    shape_settings,
     take_turns,
 )
 from tierlog.client import open_client
 from tierlog.client.ledger_writer import LedgerAppender
 from tierlog.client.ledgers import LedgerShape, open_ledgers
-from tierlog.model.policy import Policy
 from tierlog.model.quorums import STRIPE_ENTRIES
 from tierlog.runtime.settings import load_settings
 
@@ -83,7 +85,7 @@ async def append_to_ledger(parameters: Mapping[str, Any]) -> Result:
                 for _ in range(PRODUCERS * WINDOW):
                     tasks.create_task(_produce(ledger, entries, latencies))
         else:
-            await _produce_paced(ledger, entries, latencies, rate=rate)
+            await _produce_paced(ledger, entries, latencies, count=count, rate=rate)
         return meter.result(len(latencies) * size, **quantiles(latencies))
 
 
@@ -99,23 +101,16 @@ async def _produce_paced(
     entries: Any,  # noqa: ANN401
     latencies: list[float],
     *,
+    count: int,
     rate: float,
 ) -> None:
-    begun_s, answers = time.perf_counter(), []
-    for number, entry in enumerate(entries):
-        due_s = begun_s + number / rate
-        if (left_s := due_s - time.perf_counter()) > 0:
-            await asyncio.sleep(left_s)
-            due_s = time.perf_counter()  # the timer's lateness is nobody's
-        answer = await ledger.send(entry)
-        answer.add_done_callback(partial(_note, latencies, due_s))
+    answers = []
+    async for due_s in due_times(time.perf_counter(), 1 / rate, count):
+        answer = await ledger.send(next(entries))
+        answer.add_done_callback(partial(note_latency, latencies, due_s))
         answers.append(answer)
     for answer in answers:
         await answer
-
-
-def _note(latencies: list[float], due_s: float, _answer: object) -> None:
-    latencies.append(time.perf_counter() - due_s)
 
 
 async def append_to_stream(parameters: Mapping[str, Any]) -> Result:
@@ -213,13 +208,7 @@ def claims_of(shape: str, runs: Any) -> list[Claim]:  # noqa: ANN401
         for name in runs
         if not name.endswith("half")
     ]
-    claims += [
-        median_claim(f"{shape} {name} {key[:3]}", runs[name], key, unit="ms")
-        for name in runs
-        for key in ("p50_ms", "p99_ms")
-        if key in runs[name][0]
-    ]
-    return claims
+    return claims + latency_claims(runs, runs, prefix=f"{shape} ")
 
 
 async def main() -> None:
@@ -236,21 +225,11 @@ async def main() -> None:
     claims: list[Claim] = []
     all_runs: dict[str, Any] = {}
     for shape in arguments.shapes.split(","):
-        ensemble, write, ack = shape.split("/")
-        settings = {
-            "TIERLOG_INGEST__OWNER__ENSEMBLE_SIZE": ensemble,
-            "TIERLOG_INGEST__OWNER__WRITE_QUORUM": write,
-            "TIERLOG_INGEST__OWNER__ACK_QUORUM": ack,
-            "TIERLOG_INGEST__OWNER__STRIPE_ENTRIES": str(arguments.stripe_entries),
-        }
+        settings = shape_settings(shape, stripe_entries=arguments.stripe_entries)
+        nodes = int(shape.split("/")[0])
         with folder_of(arguments) as folder:
-            async with Bench(folder, ["ingest"], settings, nodes=int(ensemble)) as bench:
-                async with bench.client() as client:
-                    policy = Policy(
-                        ledger_bytes_max=10**12, ledger_entries_max=10**12,
-                        ledger_age_ms_max=1000 * HOUR_MS,
-                    )  # fmt: skip
-                    await client.create_stream(STREAM, policy=policy)
+            async with Bench(folder, ["ingest"], settings, nodes=nodes) as bench:
+                await bench.endless_stream(STREAM, raw=False)
                 one = Replication(
                     bench,
                     folder,

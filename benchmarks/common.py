@@ -21,7 +21,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from asyncio.subprocess import PIPE, Process
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -33,6 +42,7 @@ from tierlog.format.frame import pack_entries
 from tierlog.format.run import Run, build_run
 from tierlog.model.ids import LedgerId
 from tierlog.model.policy import Policy
+from tierlog.model.quorums import STRIPE_ENTRIES
 from tierlog.runtime.settings import ClientSettings, Settings
 
 MB: Final = 10**6
@@ -42,6 +52,9 @@ HOUR_MS: Final = 3_600_000
 RUNS: Final = 5
 QUICK_RUNS: Final = 3
 POOL_BYTES: Final = 32 * MIB
+
+BEGUN: Final = b"begun\n"
+CLOCK_TICKS_S: Final = os.sysconf("SC_CLK_TCK")
 
 T = TypeVar("T")
 Result = dict[str, float]
@@ -70,6 +83,11 @@ class Meter:
             **more,
         }
 
+    def cpu_share(self) -> float:
+        """Return how many seconds of the CPU a second took until now."""
+        seconds = time.perf_counter() - self.started_s
+        return (time.process_time() - self.started_cpu_s) / seconds
+
 
 def rss_peak_bytes() -> int:
     """Return the most memory that this program ever held.
@@ -80,6 +98,13 @@ def rss_peak_bytes() -> int:
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) * 1024
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return the seconds of the CPU that a process took since it began, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
+    user, system = fields[11:13]  # the 14th and 15th: two stand before the closing bracket
+    return (int(user) + int(system)) / CLOCK_TICKS_S
 
 
 Mode = Callable[[Mapping[str, Any]], Awaitable[Result]]
@@ -119,25 +144,97 @@ async def run_child(
     script: str, mode: str, parameters: Mapping[str, object], env: Mapping[str, str]
 ) -> Result:
     """Run a mode of a script as a process of its own, and return what it measured."""
+    async with _child(script, mode, parameters, env) as process:
+        return await _measured_by(process, script, mode)
+
+
+async def run_beside(
+    script: str,
+    mode: str,
+    parameters: Mapping[str, object],
+    env: Mapping[str, str],
+    work: Callable[[], Awaitable[T]],
+) -> tuple[T, Result]:
+    """Do ``work`` while a mode of a script runs; return the outcomes of both.
+
+    The mode calls ``begun`` once it does what it is there for, and ends when that says so.
+    """
+    async with _child(script, mode, parameters, env, stdin=PIPE) as process:
+        assert process.stdout is not None
+        if await process.stdout.readline() != BEGUN:
+            await _measured_by(process, script, mode)
+            raise SystemExit(f"{Path(script).name} {mode} ended before it had begun")
+        outcome = await work()
+        return outcome, await _measured_by(process, script, mode)
+
+
+def begun() -> asyncio.Event:
+    """Say, in a child of ``run_beside``, that the work may begin; return what is set behind it."""
+    done, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def end() -> None:
+        loop.remove_reader(sys.stdin)
+        done.set()
+
+    loop.add_reader(sys.stdin, end)  # nothing ever comes but its end
+    sys.stdout.buffer.write(BEGUN)
+    sys.stdout.buffer.flush()
+    return done
+
+
+@contextlib.asynccontextmanager
+async def _child(
+    script: str,
+    mode: str,
+    parameters: Mapping[str, object],
+    env: Mapping[str, str],
+    *,
+    stdin: int | None = None,
+) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        script,
-        "--child",
-        mode,
-        json.dumps(parameters),
-        stdout=asyncio.subprocess.PIPE,
+        *(sys.executable, script, "--child", mode, json.dumps(parameters)),
+        stdin=stdin,
+        stdout=PIPE,
         env={**os.environ, **env},
     )
     try:
-        out, _ = await process.communicate()
+        yield process
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def _measured_by(process: Process, script: str, mode: str) -> Result:
+    """Let a child end, and return what it measured."""
+    if process.stdin is not None:
+        process.stdin.close()
+    out, _ = await process.communicate()
     if process.returncode != 0:
         raise SystemExit(f"{Path(script).name} {mode} failed with {process.returncode}, see above")
     result: Result = json.loads(out.splitlines()[-1])
     return result
+
+
+# Loads and times
+
+
+async def due_times(begin_s: float, interval_s: float, count: int) -> AsyncIterator[float]:
+    """Wait until one after the other is due; give the time from which it counts.
+
+    That is when it was due, if what came before held it up; the timer's own lateness is nobody's.
+    """
+    for number in range(count):
+        due_s = begin_s + number * interval_s
+        if (left_s := due_s - time.perf_counter()) > 0:
+            await asyncio.sleep(left_s)
+            due_s = time.perf_counter()
+        yield due_s
+
+
+def note_latency(latencies: list[float], started_s: float, _answer: object) -> None:
+    """Note the time until an answer is done: a callback of its future."""
+    latencies.append(time.perf_counter() - started_s)
 
 
 # The cluster
@@ -182,6 +279,17 @@ def folder_of(arguments: argparse.Namespace) -> "contextlib.AbstractContextManag
             shutil.rmtree(made, ignore_errors=True)
 
     return folder()
+
+
+def shape_settings(shape: str, *, stripe_entries: int = STRIPE_ENTRIES) -> dict[str, str]:
+    """Return what makes streams lie on nodes like ``3/2/2``: ensemble / write / ack quorum."""
+    ensemble, write, ack = shape.split("/")
+    return {
+        "TIERLOG_INGEST__OWNER__ENSEMBLE_SIZE": ensemble,
+        "TIERLOG_INGEST__OWNER__WRITE_QUORUM": write,
+        "TIERLOG_INGEST__OWNER__ACK_QUORUM": ack,
+        "TIERLOG_INGEST__OWNER__STRIPE_ENTRIES": str(stripe_entries),
+    }
 
 
 class Bench:
@@ -242,6 +350,16 @@ class Bench:
         async with open_client(settings) as client:
             yield client
 
+    async def endless_stream(self, stream: str, *, raw: bool) -> None:
+        """Make a stream whose first ledger takes everything."""
+        policy = Policy(
+            ledger_bytes_max=10**12,
+            ledger_entries_max=10**12,
+            ledger_age_ms_max=1000 * HOUR_MS,
+        )
+        async with self.client() as client:
+            await client.create_stream(stream, raw=raw, policy=policy)
+
     async def sealed_ledger(self, stream: str, *, size: int, entry_size: int) -> LedgerId:
         """Append ``size`` bytes in raw entries to a new stream; return its one, sealed ledger."""
         say(f"appending {size / MB:,.0f} MB in entries of {entry_size:,} bytes")
@@ -263,6 +381,28 @@ class Bench:
     async def fresh_s3(self) -> None:
         """Start S3 anew, and empty, so that each upload meets it in the same state."""
         await self.cluster.servers.restart("s3", empty=True)
+
+    def s3_cpu_s(self) -> float:
+        """Return the seconds of the CPU that S3 took since it was started."""
+        return process_cpu_s(self.cluster.servers.pid("s3"))
+
+    def node_pids(self) -> list[int]:
+        """Return the processes of the ingest nodes."""
+        return [self.cluster.services.pid(name) for name in self.cluster.nodes]
+
+
+@contextlib.asynccontextmanager
+async def open_bench(
+    arguments: argparse.Namespace,
+    kinds: Sequence[str],
+    settings: Mapping[str, str] | None = None,
+    *,
+    nodes: int = 1,
+) -> AsyncIterator[Bench]:
+    """Give servers and services in a temporary folder that goes with the context."""
+    with folder_of(arguments) as folder:
+        async with Bench(folder, kinds, settings or {}, nodes=nodes) as bench:
+            yield bench
 
 
 # Running and telling
@@ -301,6 +441,7 @@ def ratio_claim(
     to: str,
     key: str = "mb_per_s",
     target: float | None = None,
+    at_most: bool = False,
 ) -> Claim:
     """Return the median of the ratios of runs that took turns, and their spread."""
     ratios = [a[key] / b[key] for a, b in zip(runs[of], runs[to], strict=True)]
@@ -310,6 +451,7 @@ def ratio_claim(
         low=min(ratios),
         high=max(ratios),
         target=target,
+        at_most=at_most,
     )
 
 
@@ -333,6 +475,18 @@ def median_claim(
         target=target,
         at_most=at_most,
     )
+
+
+def latency_claims(
+    runs: Mapping[str, Sequence[Result]], names: Iterable[str], *, prefix: str = ""
+) -> list[Claim]:
+    """Return p50 and p99 of those of the named runs that have them."""
+    return [
+        median_claim(f"{prefix}{name} {key[:3]}", runs[name], key, unit="ms")
+        for name in names
+        for key in ("p50_ms", "p99_ms")
+        if key in runs[name][0]
+    ]
 
 
 async def take_turns(

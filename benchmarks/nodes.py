@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from common import POOL_BYTES, random_pool
+from common import POOL_BYTES, due_times, note_latency, random_pool
 from tierlog.adapters.files import DiskFiles
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.format.frame import pack_entries
@@ -192,23 +192,14 @@ async def add_paced(
 ) -> None:
     """Add one every so often, answered or not; each counts from the time when it was due."""
     answers = []
-    for number, run in enumerate(runs):
-        due_s = begin_s + number * interval_s
-        now_s = time.perf_counter()
-        started_s = due_s
-        if now_s < due_s:
-            await asyncio.sleep(due_s - now_s)
-            started_s = time.perf_counter()  # the timer's lateness is not the node's
+    left = iter(runs)
+    async for started_s in due_times(begin_s, interval_s, len(runs)):
         await node.ready()
-        answer = node.add(run)
-        answer.add_done_callback(partial(_note_latency, latencies, started_s))
+        answer = node.add(next(left))
+        answer.add_done_callback(partial(note_latency, latencies, started_s))
         answers.append(answer)
     for answer in answers:
         await answer
-
-
-def _note_latency(latencies: list[float], started_s: float, _answer: object) -> None:
-    latencies.append(time.perf_counter() - started_s)
 
 
 def settle_memory() -> None:
