@@ -165,8 +165,8 @@ def inspection_of(size: int) -> Inspection:
     if magic == BLOCK_MAGIC or bytes(head[4:12]) == BLOCK_HEADER_LEN.to_bytes(8, "big"):
         return (yield from _inspect_data(size))
     raise RefusedError(
-        f"object of {size} bytes is neither a data, an index, a side nor a single object, nor a "
-        f"manifest: it begins with {bytes(head[:4]).hex() or 'nothing'}",
+        f"object of {size} bytes is neither a data, nor an index, nor a side, nor a single "
+        f"object, nor a manifest: it begins with {bytes(head[:4]).hex() or 'nothing'}",
         remedy=f"Data objects begin with {BLOCK_MAGIC:08x}, index objects with {INDEX_MAGIC:08x}, "
         f"side objects with {SIDE_MAGIC.hex()}, manifests with {MANIFEST_MAGIC.hex()}",
     )
