@@ -121,7 +121,8 @@ def choose_tier(
         raise RetryableError(
             f"no tier has ledger {ledger.ledger_id} any more, or it is being moved",
             reason=Reason.UNKNOWN,
-            remedy="Try again; if it lasts, look at: tierlog ledger show",
+            remedy="Try again; if it lasts, look at: tierlog ledger show, and repair a copy that"
+            " lacks an object with: tierlog scrub --repair",
             details={"ledger_id": str(ledger.ledger_id)},
         )
     return left[0]

@@ -24,6 +24,7 @@ from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import EntryId
 from tierlog.model.offload import OffloadContext, Tier2Location
+from tierlog.model.scrub import REPAIR_COPY
 from tierlog.model.stream import ListedLedger
 from tierlog.offload.drivers import known_here
 from tierlog.offload.frames import FrameHandle, FramesOfRuns
@@ -249,6 +250,6 @@ def _check_last(found: EntryId, ledger: ListedLedger, location: Tier2Location) -
         raise CorruptError(
             f"index object {location.index_key} ends with entry {found}, "
             f"its ledger with {ledger.last_entry_id}",
-            remedy="Read another copy, or offload the ledger again",
+            remedy=REPAIR_COPY,
             details={"object": location.index_key, "offset": "0"},
         )

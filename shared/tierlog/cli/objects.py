@@ -10,6 +10,7 @@ import typer
 from tierlog.cli.output import Output, OutputOption, print_json, print_rows, size_text
 from tierlog.cli.session import command, load
 from tierlog.model.errors import CorruptError, Reason, RefusedError
+from tierlog.model.scrub import REPAIR_COPY
 
 if TYPE_CHECKING:
     from tierlog.format.inspect import Report
@@ -50,7 +51,7 @@ def inspect(
         raise CorruptError(
             f"{target} has {len(report.problems)} problems, the first at byte {first.offset}: "
             f"{first.message}",
-            remedy="Read the ledger's other copy, or offload it again",
+            remedy=REPAIR_COPY,
         )
 
 

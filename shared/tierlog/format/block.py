@@ -33,6 +33,7 @@ from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import INT64_MAX, EntryId
 from tierlog.model.policy import BLOCK_SIZE_MAX
+from tierlog.model.scrub import REPAIR_COPY
 
 BLOCK_MAGIC: Final = 0xFBDBABCB
 PADDING: Final = bytes.fromhex("fedcdead")
@@ -289,6 +290,6 @@ class Block:
 def _corrupt(message: str, offset: int, found: int) -> NoReturn:
     raise CorruptError(
         f"{message}: found {found} at byte {offset} of the block",
-        remedy="Read another copy, or offload the ledger again",
+        remedy=REPAIR_COPY,
         details={"offset": str(offset), "found": str(found)},
     )

@@ -35,6 +35,7 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import INT64_MAX, EntryId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.policy import BLOCK_SIZE_MAX
+from tierlog.model.scrub import REPAIR_COPY
 
 INDEX_MAGIC: Final = 0xDE47DE47
 
@@ -245,6 +246,6 @@ def _first_entry_id(entry: IndexEntry) -> int:
 def _corrupt(what: str, offset: int) -> NoReturn:
     raise CorruptError(
         f"index object with {what} (byte {offset})",
-        remedy="Read another copy, or offload the ledger again",
+        remedy=REPAIR_COPY,
         details={"offset": str(offset)},
     )

@@ -60,6 +60,7 @@ from tierlog.format.grains import GRAIN_LEN, GrainColumns, GrainSums, Int64s
 from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
+from tierlog.model.scrub import REPAIR_COPY
 
 SIDE_MAGIC: Final = b"TLSD"
 PAGE_LEN: Final = 4096
@@ -452,6 +453,6 @@ def _grows(column: NDArray[np.int64]) -> bool:
 def _corrupt(what: str, offset: int) -> NoReturn:
     raise CorruptError(
         f"side object with {what} (byte {offset})",
-        remedy="Read another copy, or offload the ledger again",
+        remedy=REPAIR_COPY,
         details={"offset": str(offset)},
     )

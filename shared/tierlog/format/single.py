@@ -55,6 +55,7 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import INT64_MAX, EntryId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.policy import BLOCK_SIZE_MAX, BLOCK_SIZE_MIN
+from tierlog.model.scrub import REPAIR_COPY
 
 INDEX_MAGIC: Final = 0xDE47DE04
 BLOCK_MAGIC: Final = 0xFBDBAB04
@@ -524,6 +525,6 @@ def _first_entry_id(entry: IndexEntry) -> int:
 def _corrupt(message: str, offset: int, found: int) -> NoReturn:
     raise CorruptError(
         f"{message}: found {found} at byte {offset}",
-        remedy="Read another copy, or offload the ledger again",
+        remedy=REPAIR_COPY,
         details={"offset": str(offset), "found": str(found)},
     )

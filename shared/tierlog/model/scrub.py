@@ -59,6 +59,10 @@ class Rule:
 
 _K = FindingKind
 REPAIR_IT: Final = "Repair it with: tierlog scrub --repair"
+REPAIR_COPY: Final = (
+    "Read the local copy while there is one; repair this one with: tierlog scrub --repair --deep"
+)
+"""The remedy of whoever meets a damaged copy in tier 2."""
 KINDS: Final[Mapping[FindingKind, Rule]] = {
     _K.ORPHAN_OBJECTS: Rule(
         Repair.DELETE,

@@ -40,11 +40,11 @@ class LetterState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """A letter as people see it. Stream and ledger: None when it is no request."""
+class Letter:
+    """What is said of a letter, here and in documents. Stream and ledger: None: it's no request."""
 
-    place: EventPlace
-    state: LetterState
+    place: EventPlace | str
+    state: str
     stored_ms: int
     topic: str
     key: str
@@ -57,7 +57,15 @@ class DeadLetter:
     cut: bool
     trace_id: str | None
     replay_of: str | None
-    marked_ms: int | None = None
+    marked_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter(Letter):
+    """A letter as it was read."""
+
+    place: EventPlace
+    state: LetterState
 
     @property
     def is_request(self) -> bool:
@@ -105,6 +113,7 @@ def letter_of(stored: StoredEvent) -> DeadLetter:
         cut=messages.CUT in event.headers,
         trace_id=trace.trace_id.hex() if trace is not None else None,
         replay_of=_text(event, messages.REPLAY_OF) or None,
+        marked_ms=None,
     )
 
 

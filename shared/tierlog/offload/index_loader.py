@@ -15,6 +15,7 @@ from tierlog.format.index import ObjectIndex
 from tierlog.format.keys import ObjectRole
 from tierlog.model.errors import CorruptError
 from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.ranges import object_gone
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectStore
@@ -48,7 +49,7 @@ async def load_index(
     if digest and hashlib.sha256(raw).digest() != digest:
         raise CorruptError(
             f"index object {key} has another digest than the ledger's context",
-            remedy="Read the local copy, or offload the ledger again",
+            remedy=REPAIR_COPY,
             details={"object": key, "offset": "0"},
         )
     index = _decoded(raw, key)

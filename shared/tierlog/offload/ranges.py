@@ -28,6 +28,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from tierlog.model.errors import CorruptError, Reason, RefusedError
+from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.groups import plain_errors
 from tierlog.ports.objects import ObjectStore
 
@@ -247,7 +248,7 @@ class Ranges:
         if len(body) != length:
             raise CorruptError(
                 f"object {source.key} ends at byte {start + len(body)} of {source.size}",
-                remedy="Read another copy, or offload the ledger again",
+                remedy=REPAIR_COPY,
                 details={"object": source.key, "offset": str(start + len(body))},
             )
         self.fetches += 1
@@ -273,6 +274,7 @@ def object_gone(key: str) -> RefusedError:
     return RefusedError(
         f"object {key} is not there",
         reason=Reason.LEDGER_NOT_FOUND,
-        remedy="Look the ledger up again: it may have been trimmed, or offloaded anew",
+        remedy="Look the ledger up again: it may have been trimmed, or offloaded anew. If it was"
+        " not, repair its copy with: tierlog scrub --repair",
         details={"object": key},
     )

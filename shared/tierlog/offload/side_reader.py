@@ -35,6 +35,7 @@ from tierlog.format.side import (
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import EntryId
 from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.offsets import Note
 from tierlog.offload.ranges import object_gone
 from tierlog.ports.cache import SharedCache
@@ -244,7 +245,7 @@ class SideReader:
         raise CorruptError(
             f"object {self._data_key}, bytes {start} to {end}: grain {grain} has another "
             f"checksum than its side object says",
-            remedy="Read another copy, or offload the ledger again",
+            remedy=REPAIR_COPY,
             details={"object": self._data_key, "offset": str(start), "grain": str(grain)},
         )
 
@@ -368,6 +369,6 @@ def _named(error: CorruptError | RefusedError, key: str, start: int) -> CorruptE
 def _differs(key: str, what: str, offset: int = 0) -> NoReturn:
     raise CorruptError(
         f"side object {key} {what}",
-        remedy="Read another copy, or offload the ledger again",
+        remedy=REPAIR_COPY,
         details={"object": key, "offset": str(offset)},
     )

@@ -39,6 +39,7 @@ from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.index_loader import INDEX_TTL_S
 from tierlog.offload.offsets import Note, OffsetsCache
 from tierlog.offload.ranges import Ranges, Source, object_gone
@@ -240,7 +241,7 @@ class SingleHandle:
     def _corrupt(self, what: str, at: int, cause: Exception | None = None) -> NoReturn:
         raise CorruptError(
             f"object {self._source.key}, byte {at}: {what}",
-            remedy="Read another copy, or offload the ledger again",
+            remedy=REPAIR_COPY,
             details={"object": self._source.key, "offset": str(at)},
         ) from cause
 
@@ -319,6 +320,6 @@ def _named(error: CorruptError, key: str) -> CorruptError:
 def _differs(key: str, what: str) -> CorruptError:
     return CorruptError(
         f"object {key} {what}",
-        remedy="Read the local copy, or offload the ledger again",
+        remedy=REPAIR_COPY,
         details={"object": key, "offset": "0"},
     )

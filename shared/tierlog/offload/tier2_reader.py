@@ -39,6 +39,7 @@ from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import Tier2Location
+from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.offsets import Note, OffsetsCache
 from tierlog.offload.ranges import Ranges, Source
 from tierlog.offload.side_reader import SideReader
@@ -355,6 +356,6 @@ class Tier2Handle:
     def _corrupt(self, what: str, at: int, cause: Exception | None = None) -> NoReturn:
         raise CorruptError(
             f"object {self._source.key}, byte {at}: {what}",
-            remedy="Read another copy, or offload the ledger again",
+            remedy=REPAIR_COPY,
             details={"object": self._source.key, "offset": str(at)},
         ) from cause

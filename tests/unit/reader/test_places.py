@@ -189,6 +189,7 @@ def test_no_tier_left_is_unknown_and_never_empty():
     with pytest.raises(RetryableError) as caught:
         choose_tier(LIST[0], found, priority="tier2", gone=frozenset({Tier.TIER2}))
     assert caught.value.reason is Reason.UNKNOWN
+    assert "tierlog scrub --repair" in caught.value.remedy
 
 
 def test_a_ledger_that_is_being_trimmed_is_trimmed():
