@@ -228,11 +228,7 @@ class LedgerCatalog:
             if KEY_LOSS_ACCEPTED in metadata.custom:
                 return metadata
             if metadata.state is not LedgerState.IN_RECOVERY:
-                raise RefusedError(
-                    f"ledger {ledger_id} is {metadata.state.name}: nothing waits for its copies",
-                    remedy="Accept a loss only while a ledger's recovery waits for lost nodes",
-                    details={"ledger_id": str(ledger_id)},
-                )
+                raise nothing_waits(ledger_id, metadata.state)
             noted = replace(metadata, custom={**metadata.custom, KEY_LOSS_ACCEPTED: note})
             await self._store.set(path, ledger_metadata.encode_znode(noted), version=found.version)
             return noted
@@ -368,6 +364,15 @@ def context_not_found(ledger_id: LedgerId) -> RefusedError:
         reason=Reason.LEDGER_NOT_FOUND,
         remedy="List a stream's ledgers with: tierlog ledger ls STREAM; those of no stream with: "
         "tierlog ledger ls",
+        details={"ledger_id": str(ledger_id)},
+    )
+
+
+def nothing_waits(ledger_id: LedgerId, state: LedgerState) -> RefusedError:
+    """Say that a ledger is not being recovered."""
+    return RefusedError(
+        f"ledger {ledger_id} is {state.name}: nothing waits for its copies",
+        remedy="Accept a loss only while a ledger's recovery waits for lost nodes",
         details={"ledger_id": str(ledger_id)},
     )
 

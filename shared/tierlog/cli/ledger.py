@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from tierlog.cli.append import open_input, pieces_of
+from tierlog.cli.cluster import with_catalog
 from tierlog.cli.inputs import EventParser, InputFormat
 from tierlog.cli.output import (
     Output,
@@ -31,7 +32,9 @@ from tierlog.cli.session import command, load
 from tierlog.cli.stream import LEDGER_COLUMNS, counted, with_client
 
 if TYPE_CHECKING:
+    from tierlog.catalog import Catalog
     from tierlog.client import Client, LedgerEntry, Ledgers, LedgerShape
+    from tierlog.model.errors import RefusedError
     from tierlog.model.ledger import LedgerMetadata
 
 app = typer.Typer(no_args_is_help=True, help="Ledgers: parts of a stream, or on their own.")
@@ -246,14 +249,8 @@ def recover(
     What no node can give is then lost for good: it is on record with the ledger, with who said
     so, and reading it is an error. Where a node may come back, start it instead.
     """
-    from tierlog.model.errors import RefusedError
-
     if not accept_loss:
-        raise RefusedError(
-            f"nothing was done with ledger {ledger}: its recovery goes on by itself",
-            remedy="Start the nodes that it waits for (tierlog ledger show). If they are lost for "
-            "good, give up what they alone had with --accept-loss",
-        )
+        raise with_catalog(lambda catalog: _why_not_recovered(catalog, ledger))
     by = getpass.getuser()
 
     async def work(ledgers: "Ledgers") -> "LedgerMetadata":
@@ -271,6 +268,27 @@ def delete(ledger: LedgerNumber, *, output: OutputOption = Output.TABLE) -> None
     """Delete a ledger of its own; storage nodes free its entries some time later."""
     with_ledgers(lambda ledgers: ledgers.delete(ledger))
     print_one({"ledger_id": ledger, "deleted": True}, output)
+
+
+async def _why_not_recovered(catalog: "Catalog", ledger: int) -> "RefusedError":
+    """Say that nothing is done, by what the ledger is."""
+    from tierlog.catalog.ledgers import context_not_found, nothing_waits
+    from tierlog.model.errors import RefusedError
+    from tierlog.model.ids import LedgerId
+    from tierlog.model.ledger import LedgerState
+
+    wanted = LedgerId(ledger)
+    metadata = await catalog.ledgers.get(wanted)
+    if metadata is None:
+        return context_not_found(wanted)
+    if metadata.state is not LedgerState.IN_RECOVERY:
+        return nothing_waits(wanted, metadata.state)
+    goes_on = "with: tierlog ledger close" if metadata.is_bare else "by itself"
+    return RefusedError(
+        f"nothing was done with ledger {ledger}: its recovery goes on {goes_on}",
+        remedy="Start the nodes that it waits for (tierlog ledger show). If they are lost for "
+        "good, give up what they alone had with --accept-loss",
+    )
 
 
 def document_of(ledger_id: int, metadata: "LedgerMetadata") -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 from tierlog.catalog import Catalog
 from tierlog.client.endpoints import with_zookeeper
 from tierlog.model.errors import RetryableError
+from tierlog.model.node import NodeInfo
+from tierlog.model.replication import Draining
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_metadata, system_clock, system_ids
 
@@ -33,6 +35,17 @@ async def open_cluster(settings: Settings) -> AsyncIterator[Catalog]:
         yield catalog
 
 
+def node_state(info: NodeInfo | None, mark: Draining | None) -> str:
+    """Name what is known of a node by its registration, if any, and whether it is to go."""
+    if mark is not None:
+        return "decommissioned" if mark.done_ms else "draining"
+    if info is None:
+        return "away"
+    if info.draining:
+        return "leaving"
+    return "read-only" if info.read_only else "live"
+
+
 async def node_documents(catalog: Catalog) -> list[Document]:
     """Return every storage node that is live, or known, or was decommissioned."""
     live = await catalog.nodes.live()
@@ -41,18 +54,10 @@ async def node_documents(catalog: Catalog) -> list[Document]:
     rows: list[Document] = []
     for node_id in sorted({*live, *known, *draining}):
         info, mark = live.get(node_id), draining.get(node_id)
-        if mark is not None:
-            state = "decommissioned" if mark.done_ms else "draining"
-        elif info is None:
-            state = "away"
-        elif info.draining:
-            state = "leaving"
-        else:
-            state = "read-only" if info.read_only else "live"
         rows.append(
             {
                 "node_id": node_id,
-                "state": state,
+                "state": node_state(info, mark),
                 "live": info is not None,
                 "zone": info.zone if info is not None else None,
                 "wire": info.wire_address if info is not None else None,

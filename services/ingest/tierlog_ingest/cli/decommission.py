@@ -12,6 +12,7 @@ from tierlog.model.errors import RetryableError
 
 if TYPE_CHECKING:
     from tierlog.catalog import Catalog
+    from tierlog.model.ids import NodeId
     from tierlog_ingest.replication.decommission import Progress
 
 
@@ -42,14 +43,25 @@ def decommission(
 
     async def work(catalog: "Catalog") -> dict[str, Any]:
         if cancel:
-            await catalog.draining.cancel(name)
-            return {"node_id": name, "state": "serving"}
+            return await _call_off(catalog, name, quiet=quiet)
         if not wait:
             begun = await catalog.draining.begin(name)
             return {"node_id": name, "state": "draining", "since_ms": begun.since_ms}
         return await _wait(catalog, name, timeout_s, quiet=quiet)
 
     print_one(with_catalog(work), output)
+
+
+async def _call_off(catalog: "Catalog", node: "NodeId", *, quiet: bool) -> dict[str, Any]:
+    """Let a node serve on; whether it does is told as ``tierlog cluster nodes`` does."""
+    from tierlog.client.cluster import node_state
+
+    await catalog.draining.cancel(node)
+    info = (await catalog.nodes.live()).get(node)
+    state = node_state(info, await catalog.draining.get(node))
+    if info is None:
+        say("The node is not registered: start it, or it will count as lost.", quiet=quiet)
+    return {"node_id": node, "state": state, "registered": info is not None}
 
 
 async def _wait(catalog: "Catalog", node: str, timeout_s: float, *, quiet: bool) -> dict[str, Any]:
