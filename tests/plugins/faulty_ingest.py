@@ -2,8 +2,8 @@
 
 It is ``tierlog_ingest.main.main()`` and nothing else, but that the system calls which the files
 adapter makes (``pwritev``, ``fdatasync``, ``fsync``, ``syncfs``, ``statvfs``) go through this
-module. A wrapper, since machines that run the tests grant no mounts, have no strace and no
-compiler: there is no way to put the fault below the process.
+module. A wrapper, since a machine that runs the tests need not grant mounts, nor have strace or a
+compiler: the tests ask for nothing below the process to put a fault there.
 
 Owns: what each fault does. ``Faults`` (a test's side) writes the control file in the folder that
 ``TIERLOG_FAULTS`` names; the process reads it anew at each call:

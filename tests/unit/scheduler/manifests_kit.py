@@ -59,6 +59,16 @@ async def offloaded(world: World, claimed: Stream) -> LedgerId:
     return ledger_id
 
 
+async def named() -> tuple[World, Stream, LedgerId, Leader]:
+    """A ledger in the bucket, and the leader whose manifest names its copy."""
+    world = World()
+    claimed = await world.stream()
+    ledger_id = await offloaded(world, claimed)
+    leader = Leader(world)
+    await leader.visit()
+    return world, claimed, ledger_id, leader
+
+
 async def newest(world: World, name: StreamName = STREAM) -> KnownManifest:
     stream = await world.catalog().streams.get(name)
     return await store_of(world).newest(name, stream.incarnation)

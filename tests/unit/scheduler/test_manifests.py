@@ -17,6 +17,7 @@ from tests.unit.scheduler.manifests_kit import (
     ENTRIES,
     Leader,
     manifests_of,
+    named,
     newest,
     offloaded,
     store_of,
@@ -61,11 +62,7 @@ def test_a_manifest_names_what_is_complete_and_only_then_the_local_copy_may_go()
 
 def test_digests_that_differ_are_written_anew() -> None:
     async def main() -> None:
-        world = World()
-        claimed = await world.stream()
-        ledger_id = await offloaded(world, claimed)
-        leader = Leader(world)
-        await leader.visit()
+        world, _, ledger_id, leader = await named()
         catalog = world.catalog()
         found = await catalog.contexts.get(ledger_id)
         assert found is not None
@@ -321,11 +318,7 @@ def test_an_abandoned_attempt_is_swept_unless_a_manifest_could_name_it() -> None
 
 def test_a_damaged_copy_is_named_until_there_is_a_new_one() -> None:
     async def main() -> None:
-        world = World()
-        claimed = await world.stream()
-        ledger_id = await offloaded(world, claimed)
-        leader = Leader(world)
-        await leader.visit()
+        world, claimed, ledger_id, leader = await named()
         whole = await world.context(ledger_id)
         assert whole.uuid is not None
         assert whole.location is not None
