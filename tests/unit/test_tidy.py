@@ -189,6 +189,87 @@ def test_the_pure_rooms_import_nothing_but_what_is_listed():
     assert found == set()
 
 
+OTHER_TONGUES = frozenset(
+    {
+        "cbor2", "csv", "http", "httpx", "aiohttp", "json", "marshal", "msgpack", "orjson",
+        "pickle", "plistlib", "requests", "shelve", "ujson", "urllib", "xml", "xmlrpc", "yaml",
+    }
+)  # fmt: skip
+ADMIN_CLIENTS = (
+    "tierlog.client", "tierlog.adapters.rpc.admin", "tierlog.adapters.rpc.rest",
+    "tierlog.adapters.rpc.reader", "tierlog.wiring.client", "tierlog.wiring.costs",
+)  # fmt: skip
+CROSSING = ("services", "shared/tierlog/catalog", "shared/tierlog/ledger", "shared/tierlog/offload",
+            "shared/tierlog/wire", "shared/tierlog/wiring", "shared/tierlog/adapters/kafka",
+            "shared/tierlog/adapters/rpc")  # fmt: skip
+"""Where what one service says to another is made, sent and understood."""
+FOR_PEOPLE = frozenset(
+    {
+        # HTTP for clients: documents of JSON, and runs as they are; and that of a node's bytes.
+        "shared/tierlog/adapters/rpc/admin.py",
+        "shared/tierlog/adapters/rpc/reader.py",
+        "shared/tierlog/adapters/rpc/rest.py",
+        "shared/tierlog/wiring/client.py",
+        "shared/tierlog/wiring/costs.py",
+    }
+)
+BARE_HTTP = frozenset({"http.HTTPStatus", "urllib.parse.quote", "urllib.parse.urlencode"})
+
+
+def _foreign_words(tree: ast.Module) -> set[str]:
+    """Return imports by which a service would say something that is not protobuf."""
+    found = set()
+    for node in ast.walk(tree):
+        names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{one.name}" for one in node.names]
+        for name in names:
+            is_admin = any(f"{name}.".startswith(f"{one}.") for one in ADMIN_CLIENTS)
+            if is_admin or (name.partition(".")[0] in OTHER_TONGUES and name not in BARE_HTTP):
+                found.add(name)
+    return found
+
+
+def test_services_say_to_each_other_nothing_but_protobuf():
+    """No other encoding, no HTTP call of one's own, no client of what is there for people."""
+    looked_at = [
+        path
+        for path in SOURCES
+        if _named(path).startswith(CROSSING)
+        and _named(path) not in FOR_PEOPLE
+        and "cli" not in path.parts
+    ]
+    assert len(looked_at) > 100
+    assert all((ROOT / one).exists() for one in (*CROSSING, *FOR_PEOPLE))
+    found = {_named(path): words for path in looked_at if (words := _foreign_words(_tree(path)))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import json",
+        "from orjson import dumps",
+        "import pickle as p",
+        "from urllib.request import urlopen",
+        "from aiohttp import ClientSession",
+        "from tierlog.client import Client",
+        "from tierlog.adapters.rpc import rest",
+        "def f():\n    from tierlog.wiring.client import open_client_connections",
+    ],
+)
+def test_another_tongue_is_found(line):
+    assert _foreign_words(ast.parse(line))
+
+
+def test_the_architecture_names_every_module_of_the_storage_node():
+    text = _text(ROOT / "ARCHITECTURE.md")
+    section = text.partition("## The storage node")[2].partition("\n## ")[0]
+    modules = (ROOT / "services/ingest/tierlog_ingest/storage").glob("*.py")
+    missing = {one.stem for one in modules if f"`{one.stem}`" not in section}
+    assert missing == {"__init__"}
+
+
 def test_decision_records_that_code_cites_exist():
     records = {path.name[:4] for path in (ROOT / "docs" / "adr").glob("[0-9]*.md")}
     for path in FILES:
