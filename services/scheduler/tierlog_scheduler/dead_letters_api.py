@@ -1,5 +1,6 @@
 """REST of the dead letters: requests that kept failing, and asking for them again."""
 
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Self
 
 from fastapi import Body, FastAPI, Query
@@ -9,6 +10,7 @@ from tierlog.model.ids import stream_name
 from tierlog.offload.dead_letters import (
     DeadLetter,
     DeadLetters,
+    Letter,
     LetterState,
     parse_place,
 )
@@ -18,32 +20,20 @@ VALUE_SHOWN_MAX = 4096
 HEADER_SHOWN_MAX = 2048
 
 
-class DeadLetterDocument(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterDocument(Letter):
     """A request that was put aside. Stream and ledger are null when it is no request at all."""
 
     place: str
-    state: str
-    stored_ms: int
-    topic: str
-    key: str
-    stream: str | None
-    ledger_id: int | None
-    reason: str
-    error: str
-    attempts: int
-    value_len: int
-    cut: bool
-    trace_id: str | None
-    replay_of: str | None
-    marked_ms: int | None
 
     @classmethod
     def of(cls, letter: DeadLetter) -> Self:
         """Return what is said of a letter."""
-        given = {name: getattr(letter, name) for name in cls.model_fields}
+        given = {one.name: getattr(letter, one.name) for one in fields(cls)}
         return cls(**{**given, "place": str(letter.place), "state": letter.state.value})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterAnswer(DeadLetterDocument):
     """A letter with what is in it: headers as text, the beginning of the value in hexadecimal."""
 
@@ -115,7 +105,7 @@ class DeadLettersApi:
         """Show one dead letter, with what is in it."""
         letter, event = await self._letters.get(parse_place(place))
         return DeadLetterAnswer(
-            **DeadLetterDocument.of(letter).model_dump(),
+            **asdict(DeadLetterDocument.of(letter)),
             headers={
                 name: value[:HEADER_SHOWN_MAX].decode("utf-8", "replace")
                 for name, value in event.headers.items()

@@ -41,7 +41,7 @@ class LetterState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """What is said of a letter, here and in documents. Stream and ledger: None: it's no request."""
+    """What is said of a letter. Stream and ledger: None when it is no request."""
 
     place: EventPlace | str
     state: str

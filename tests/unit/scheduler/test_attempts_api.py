@@ -1,6 +1,7 @@
 """REST of offloads for people: status, every attempt, leftovers, pause and resume."""
 
 from contextlib import asynccontextmanager
+from dataclasses import fields
 
 import pytest
 
@@ -13,7 +14,7 @@ from tierlog.model.errors import RetryableError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.partitions import partition_names
 from tierlog.model.policy import Policy
-from tierlog.offload.dead_letters import DeadLetters
+from tierlog.offload.dead_letters import DeadLetters, Letter
 from tierlog.runtime.http import serve_http
 from tierlog_scheduler.app import build_app
 
@@ -195,6 +196,9 @@ async def test_dead_letters_are_listed_shown_replayed_and_dismissed(world):
         assert [one["ledger_id"] for one in found] == [ledger_id] * 2
         first, second = (one["place"] for one in found)
         shown = await ask(session, "GET", f"{root}/{first}")
+        names = [one.name for one in fields(Letter)]
+        assert [list(one) for one in found] == [names] * 2, "all that is known of a letter"
+        assert list(shown) == [*names, "headers", "value_hex"]
         assert shown["value_hex"] == request.value.hex()
         assert shown["headers"]["ce_type"] == TOPICS.requested
         assert "request R2" in shown["error"]
