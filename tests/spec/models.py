@@ -37,6 +37,11 @@ class Mistake:
             raise ValueError(f"{self.name}: {self.within} has not one line with {self.line!r}")
         return source[:begin] + body.replace(self.line, self.instead) + source[end:]
 
+    @property
+    def breaks_nothing(self) -> bool:
+        """Tell if it is here to show that it breaks nothing."""
+        return self.breaks == "nothing"
+
     def is_caught(self, verdict: Verdict) -> bool:
         """Tell if TLC found what the mistake breaks."""
         return (verdict.broken or "nothing") in self.breaks.split("|")

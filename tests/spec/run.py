@@ -40,10 +40,11 @@ def look_at_mistakes(tlc: Tlc, chosen: str, *, trace: bool) -> bool:
         began_s = time.perf_counter()
         verdict = check_mistake(tlc, mistake)
         caught = mistake.is_caught(verdict)
+        as_meant = ", on purpose" if mistake.breaks_nothing else ""
         fine = fine and caught
         print(
             f"| {mistake.name} | `{mistake.model}` "
-            f"| {verdict.broken or 'nothing'}{'' if caught else ' (NOT AS EXPECTED)'} "
+            f"| {verdict.broken or 'nothing'}{as_meant if caught else ' (NOT AS EXPECTED)'} "
             f"| {max(0, verdict.steps - 1)} | {time.perf_counter() - began_s:.0f} |",
             flush=True,
         )

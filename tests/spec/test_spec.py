@@ -57,6 +57,20 @@ def test_the_readme_names_every_model_and_every_mistake():
     assert missing == []
 
 
+def test_the_readme_s_table_says_what_each_mistake_breaks_and_which_breaks_nothing_on_purpose():
+    lines = (FOLDER / "README.md").read_text(encoding="utf-8").splitlines()
+    for mistake in MISTAKES.values():
+        (row,) = (line for line in lines if line.startswith(f"| {mistake.name} |"))
+        _, model, breaks, steps = (cell.strip() for cell in row.strip("|").split("|"))
+        assert model == f"`{mistake.model}`"
+        assert ("(breaks nothing)" in mistake.name) is mistake.breaks_nothing
+        if mistake.breaks_nothing:
+            assert (breaks, steps) == ("**nothing, on purpose**", "none")
+        else:
+            assert breaks.strip("`") in mistake.breaks.split("|")
+            assert int(steps) > 1
+
+
 def test_a_run_that_came_to_no_verdict_is_not_taken_for_one():
     with pytest.raises(TlcError, match="no verdict"):
         read_output("Error: Parsing or semantic analysis failed.\n")
