@@ -1,8 +1,8 @@
 """The offloader of data and index objects in a bucket (seeds/000, "S3 Implementation").
 
-Owns the order of one attempt: blocks as parts, the side object, then the index, then
-verification. Does not own the attempt's place in the metadata, nor how blocks become parts
-(``tierlog.offload.uploading``).
+Owns what drivers over a bucket have in common, and of this one the order of one attempt: blocks
+as parts, the side object, then the index, then verification. Does not own the attempt's
+place in the metadata, nor how blocks become parts (``tierlog.offload.uploading``).
 
 Invariants:
     * An index object exists only after its data object is complete and its side object is there.
@@ -17,10 +17,11 @@ all under keys that the metadata names; ``delete_offloaded`` takes them away.
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Final
+from typing import ClassVar, Final, TypedDict, Unpack
 from uuid import UUID
 
 import structlog
@@ -83,32 +84,106 @@ class Tier2Settings:
     read_back: ReadBack = ReadBack.SAMPLE
 
 
-class BlockOffloader:
-    """``LedgerOffloader`` over a bucket."""
+class Tuning(TypedDict, total=False):
+    """What all drivers take beside a bucket."""
+
+    cache: SharedCache | None
+    index_ttl_s: int
+    offsets_bytes_max: int
+    budget: UploadBudget | None
+    retries: Callable[[], Retries] | None
+
+
+class BucketOffloader(ABC):
+    """What drivers over a bucket have in common: all but the layout of a copy."""
+
+    # What a location that this driver reads may call it.
+    NAMES: ClassVar[Collection[str]]
 
     def __init__(
-        self,
-        objects: ObjectStore,
-        settings: Tier2Settings,
-        *,
-        cache: SharedCache | None = None,
-        index_ttl_s: int = INDEX_TTL_S,
-        offsets_bytes_max: int = BYTES_MAX,
-        budget: UploadBudget | None = None,
-        retries: Callable[[], Retries] | None = None,
+        self, objects: ObjectStore, settings: Tier2Settings, **tuning: Unpack[Tuning]
     ) -> None:
         self._objects = objects
         self._settings = settings
-        self._cache = cache
-        self._index_ttl_s = index_ttl_s
-        self._offsets = OffsetsCache(bytes_max=offsets_bytes_max)
-        self._budget = budget if budget is not None else UploadBudget()
-        self._patient = PatientStore(objects, retries)
-        self._side_pages = SidePages(objects)
+        self._cache = tuning.get("cache")
+        self._index_ttl_s = tuning.get("index_ttl_s", INDEX_TTL_S)
+        self._offsets = OffsetsCache(bytes_max=tuning.get("offsets_bytes_max", BYTES_MAX))
+        self._budget = tuning.get("budget") or UploadBudget()
+        self._patient = PatientStore(objects, tuning.get("retries"))
         self.ranges = Ranges(objects, settings.ranges)
 
     def __repr__(self) -> str:
-        return f"<BlockOffloader {self._settings.endpoint_name}/{self._settings.bucket}>"
+        return f"<{type(self).__name__} {self._settings.endpoint_name}/{self._settings.bucket}>"
+
+    @abstractmethod
+    def location(self, ledger_id: LedgerId, uuid: UUID) -> Tier2Location: ...
+
+    async def offload(
+        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+    ) -> Tier2Copy:
+        with spending(Cause.OFFLOAD, stream_of(handle, extra_metadata)):
+            return await self._offload(handle, uuid, extra_metadata)
+
+    @abstractmethod
+    async def _offload(
+        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+    ) -> Tier2Copy: ...
+
+    def _upload(self, location: Tier2Location) -> BlockUpload:
+        return BlockUpload(
+            self._patient,
+            self._budget,
+            location.data_key,
+            part_delay_s=self._settings.part_delay_s,
+        )
+
+    async def verify(
+        self,
+        ledger_id: LedgerId,
+        uuid: UUID,
+        driver_metadata: Tier2Location | None,
+        copy: Tier2Copy,
+    ) -> None:
+        location, read_back = self._here(ledger_id, uuid, driver_metadata), self._settings.read_back
+        with spending(Cause.VERIFY):
+            await verify_copy(self._objects, location, copy, read_back=read_back)
+
+    async def delete_offloaded(
+        self, ledger_id: LedgerId, uuid: UUID, driver_metadata: Tier2Location | None = None
+    ) -> None:
+        location = self._here(ledger_id, uuid, driver_metadata)
+        with spending(Cause.SWEEP):
+            aborted = await delete_attempt(self._objects, location)
+        log.info("attempt.cleaned", ledger_id=ledger_id, uuid=str(uuid), uploads_aborted=aborted)
+
+    def _here(
+        self, ledger_id: LedgerId, uuid: UUID, location: Tier2Location | None
+    ) -> Tier2Location:
+        """Return where an attempt lies; raise unless this driver wrote it, into this bucket."""
+        if location is None:
+            return self.location(ledger_id, uuid)
+        here = (self._settings.endpoint_name, self._settings.bucket)
+        if location.driver not in self.NAMES or (location.endpoint_name, location.bucket) != here:
+            raise RefusedError(
+                f"ledger {ledger_id} lies in bucket {location.bucket} of endpoint "
+                f"{location.endpoint_name} ({location.driver}), and this process has "
+                f"{here[1]} of {here[0]}",
+                remedy="Start a process whose s3 settings name that bucket and endpoint",
+                details={"ledger_id": str(ledger_id), "bucket": location.bucket},
+            )
+        return location
+
+
+class BlockOffloader(BucketOffloader):
+    """``LedgerOffloader`` over a bucket."""
+
+    NAMES = DRIVERS
+
+    def __init__(
+        self, objects: ObjectStore, settings: Tier2Settings, **tuning: Unpack[Tuning]
+    ) -> None:
+        super().__init__(objects, settings, **tuning)
+        self._side_pages = SidePages(objects)
 
     def location(self, ledger_id: LedgerId, uuid: UUID) -> Tier2Location:
         named = keys.object_keys(self._settings.key_prefix, uuid, ledger_id)
@@ -121,12 +196,6 @@ class BlockOffloader:
             side_key=named.side,
         )
 
-    async def offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
-    ) -> Tier2Copy:
-        with spending(Cause.OFFLOAD, stream_of(handle, extra_metadata)):
-            return await self._offload(handle, uuid, extra_metadata)
-
     async def _offload(
         self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
     ) -> Tier2Copy:
@@ -136,9 +205,7 @@ class BlockOffloader:
         block_size = block_size_of(ledger_id, metadata)
         filler = BlockFiller(handle, DataObjectLayout(builder.sums), block_size=block_size)
         location, settings = self.location(ledger_id, uuid), self._settings
-        upload = BlockUpload(
-            self._patient, self._budget, location.data_key, part_delay_s=settings.part_delay_s
-        )
+        upload = self._upload(location)
         await upload.begin(user_metadata(settings, ObjectRole.DATA, handle, extra_metadata))
         await upload.send(filler)
         await upload.complete()
@@ -207,48 +274,6 @@ class BlockOffloader:
         )
         return Tier2Handle(
             ledger_id, location, index, ranges=self.ranges, offsets=self._offsets, side=side
-        )
-
-    async def verify(
-        self,
-        ledger_id: LedgerId,
-        uuid: UUID,
-        driver_metadata: Tier2Location | None,
-        copy: Tier2Copy,
-    ) -> None:
-        location, read_back = self._here(ledger_id, uuid, driver_metadata), self._settings.read_back
-        with spending(Cause.VERIFY):
-            await verify_copy(self._objects, location, copy, read_back=read_back)
-
-    async def delete_offloaded(
-        self, ledger_id: LedgerId, uuid: UUID, driver_metadata: Tier2Location | None = None
-    ) -> None:
-        location = self._here(ledger_id, uuid, driver_metadata)
-        with spending(Cause.SWEEP):
-            aborted = await delete_attempt(self._objects, location)
-        log.info("attempt.cleaned", ledger_id=ledger_id, uuid=str(uuid), uploads_aborted=aborted)
-
-    def _here(
-        self, ledger_id: LedgerId, uuid: UUID, location: Tier2Location | None
-    ) -> Tier2Location:
-        if location is None:
-            return self.location(ledger_id, uuid)
-        check_here(self._settings, DRIVERS, ledger_id, location)
-        return location
-
-
-def check_here(
-    settings: Tier2Settings, drivers: Collection[str], ledger_id: LedgerId, location: Tier2Location
-) -> None:
-    """Raise unless an attempt was written by one of these drivers, into this bucket."""
-    here = (settings.endpoint_name, settings.bucket)
-    if location.driver not in drivers or (location.endpoint_name, location.bucket) != here:
-        raise RefusedError(
-            f"ledger {ledger_id} lies in bucket {location.bucket} of endpoint "
-            f"{location.endpoint_name} ({location.driver}), and this process has "
-            f"{here[1]} of {here[0]}",
-            remedy="Start a process whose s3 settings name that bucket and endpoint",
-            details={"ledger_id": str(ledger_id), "bucket": location.bucket},
         )
 
 

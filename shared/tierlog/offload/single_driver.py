@@ -15,11 +15,9 @@ Crash (leaks): one open upload, or the object, under the key that the metadata n
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Unpack
 from uuid import UUID
-
-import structlog
 
 from tierlog.format import keys
 from tierlog.format.checksum import Buffer, crc32c
@@ -35,52 +33,30 @@ from tierlog.offload.blocks import (
     block_size_of,
     check_offloadable,
 )
-from tierlog.offload.budget import UploadBudget
-from tierlog.offload.cleaning import delete_attempt
-from tierlog.offload.driver import Tier2Settings, check_here, stream_of, user_metadata
-from tierlog.offload.index_loader import INDEX_TTL_S
-from tierlog.offload.offsets import BYTES_MAX, OffsetsCache
-from tierlog.offload.patient_store import PatientStore
-from tierlog.offload.ranges import Ranges
+from tierlog.offload.driver import BucketOffloader, Tier2Settings, Tuning, user_metadata
 from tierlog.offload.single_reader import SingleHandle, load_single_index
-from tierlog.offload.uploading import BlockUpload
 from tierlog.offload.verify import verify_copy
-from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectStore
-from tierlog.ports.retrying import Retries
 from tierlog.ports.spending import Cause, spending
 
-log = structlog.get_logger()
 SINGLE_DRIVER: Final = "aws-s3-single-object"
 
 
-class SingleObjectOffloader:
+class SingleObjectOffloader(BucketOffloader):
     """``LedgerOffloader`` over a bucket; ``index_len_min``: S3 takes no smaller part 1."""
+
+    NAMES = (SINGLE_DRIVER,)
 
     def __init__(
         self,
         objects: ObjectStore,
         settings: Tier2Settings,
         *,
-        cache: SharedCache | None = None,
-        index_ttl_s: int = INDEX_TTL_S,
         index_len_min: int = INDEX_LEN_MIN,
-        offsets_bytes_max: int = BYTES_MAX,
-        budget: UploadBudget | None = None,
-        retries: Callable[[], Retries] | None = None,
+        **tuning: Unpack[Tuning],
     ) -> None:
-        self._objects = objects
-        self._settings = settings
-        self._cache = cache
-        self._index_ttl_s = index_ttl_s
+        super().__init__(objects, settings, **tuning)
         self._index_len_min = index_len_min
-        self._offsets = OffsetsCache(bytes_max=offsets_bytes_max)
-        self._budget = budget if budget is not None else UploadBudget()
-        self._patient = PatientStore(objects, retries)
-        self.ranges = Ranges(objects, settings.ranges)
-
-    def __repr__(self) -> str:
-        return f"<SingleObjectOffloader {self._settings.endpoint_name}/{self._settings.bucket}>"
 
     def location(self, ledger_id: LedgerId, uuid: UUID) -> Tier2Location:
         key = keys.object_keys(self._settings.key_prefix, uuid, ledger_id).single
@@ -92,12 +68,6 @@ class SingleObjectOffloader:
             index_key=key,
             side_key="",
         )
-
-    async def offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
-    ) -> Tier2Copy:
-        with spending(Cause.OFFLOAD, stream_of(handle, extra_metadata)):
-            return await self._offload(handle, uuid, extra_metadata)
 
     async def _offload(
         self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
@@ -114,9 +84,7 @@ class SingleObjectOffloader:
             for buffer in buffers:
                 whole.update(buffer)
 
-        upload = BlockUpload(
-            self._patient, self._budget, location.data_key, part_delay_s=settings.part_delay_s
-        )
+        upload = self._upload(location)
         await upload.begin(user_metadata(settings, ObjectRole.SINGLE, handle, extra_metadata))
         await upload.send(filler, took)
         index = index_of(
@@ -145,33 +113,6 @@ class SingleObjectOffloader:
             self._objects, location, copy=copy, cache=self._cache, ttl_s=self._index_ttl_s
         )
         return SingleHandle(ledger_id, location, index, ranges=self.ranges, offsets=self._offsets)
-
-    async def verify(
-        self,
-        ledger_id: LedgerId,
-        uuid: UUID,
-        driver_metadata: Tier2Location | None,
-        copy: Tier2Copy,
-    ) -> None:
-        location, read_back = self._here(ledger_id, uuid, driver_metadata), self._settings.read_back
-        with spending(Cause.VERIFY):
-            await verify_copy(self._objects, location, copy, read_back=read_back)
-
-    async def delete_offloaded(
-        self, ledger_id: LedgerId, uuid: UUID, driver_metadata: Tier2Location | None = None
-    ) -> None:
-        location = self._here(ledger_id, uuid, driver_metadata)
-        with spending(Cause.SWEEP):
-            aborted = await delete_attempt(self._objects, location)
-        log.info("attempt.cleaned", ledger_id=ledger_id, uuid=str(uuid), uploads_aborted=aborted)
-
-    def _here(
-        self, ledger_id: LedgerId, uuid: UUID, location: Tier2Location | None
-    ) -> Tier2Location:
-        if location is None:
-            return self.location(ledger_id, uuid)
-        check_here(self._settings, {SINGLE_DRIVER}, ledger_id, location)
-        return location
 
 
 def _copy_of(index: SingleIndex, entry_count: int, data_sha256: bytes) -> Tier2Copy:
