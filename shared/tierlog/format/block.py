@@ -110,43 +110,33 @@ def block_len_for_remaining(block_size: int, *, payload_left: int, entries_left:
     return min(block_size, needed)
 
 
-def padding(length: int) -> bytes:
+def padding(length: int, pattern: bytes = PADDING) -> bytes:
     """Return ``length`` bytes of padding, from its first byte on."""
-    return (PADDING * (length // len(PADDING) + 1))[:length]
+    return (pattern * (length // len(pattern) + 1))[:length]
 
 
-def bad_padding_at(buffer: Buffer) -> int | None:
+def bad_padding_at(buffer: Buffer, pattern: bytes = PADDING) -> int | None:
     """Return where ``buffer``, which should be all padding, first is not; None: it is."""
     found = np.frombuffer(buffer, np.uint8)
-    wrong = found != np.frombuffer(padding(len(found)), np.uint8)
+    wrong = found != np.frombuffer(padding(len(found), pattern), np.uint8)
     return int(np.argmax(wrong)) if bool(wrong.any()) else None
 
 
-class BlockBuilder:
-    """Fills one block with slices of runs; ``finish`` gives the buffers to send.
+class BlockFilling:
+    """How far a block is that is being filled; what fills it, its layout knows."""
 
-    ``sums`` counts the bytes of a whole data object on their way through its blocks, and makes
-    the block's checksum out of what it counts.
-    """
-
-    def __init__(
-        self, block_len: int, first_entry_id: int, *, sums: GrainSums | None = None
-    ) -> None:
-        header = BlockHeader(block_len=block_len, first_entry_id=EntryId(first_entry_id))
+    def __init__(self, block_len: int, first_entry_id: int, *, header_len: int) -> None:
         self.block_len: Final = block_len
-        self.first_entry_id: Final = header.first_entry_id
-        self._buffers: list[Buffer] = [header.encode()]
-        self._sums = sums
-        self._crc = 0
-        self._count(self._buffers[0])
-        self._room = block_len - BLOCK_HEADER_LEN
-        self._frames_len = 0
+        self.first_entry_id: Final = EntryId(first_entry_id)
+        self._buffers: list[Buffer] = []
+        self._room = block_len - header_len
         self._next = first_entry_id
         self._full = False
+        self._crc = 0
 
     def __repr__(self) -> str:
         return (
-            f"<BlockBuilder {self.first_entry_id}-{self.last_entry_id}, "
+            f"<{type(self).__name__} {self.first_entry_id}-{self.last_entry_id}, "
             f"{self._room} of {self.block_len} bytes free>"
         )
 
@@ -164,6 +154,29 @@ class BlockBuilder:
     def last_entry_id(self) -> EntryId:
         """The last entry taken; one before the first while there is none."""
         return EntryId(self._next - 1)
+
+    @property
+    def crc32c(self) -> int:
+        """The block's checksum, once it is finished."""
+        return self._crc
+
+
+class BlockBuilder(BlockFilling):
+    """Fills one block with slices of runs; ``finish`` gives the buffers to send.
+
+    ``sums`` counts the bytes of a whole data object on their way through its blocks, and makes
+    the block's checksum out of what it counts.
+    """
+
+    def __init__(
+        self, block_len: int, first_entry_id: int, *, sums: GrainSums | None = None
+    ) -> None:
+        header = BlockHeader(block_len=block_len, first_entry_id=EntryId(first_entry_id))
+        super().__init__(block_len, first_entry_id, header_len=BLOCK_HEADER_LEN)
+        self._buffers.append(header.encode())
+        self._sums = sums
+        self._count(self._buffers[0])
+        self._frames_len = 0
 
     @property
     def payload_len(self) -> int:
@@ -224,11 +237,6 @@ class BlockBuilder:
         self._full |= self._room < FRAME_HEADER_LEN
         self._next = first + stop
         return self._next
-
-    @property
-    def crc32c(self) -> int:
-        """The block's checksum, once it is finished."""
-        return self._crc
 
     def _count(self, buffer: Buffer) -> None:
         if self._sums is None:

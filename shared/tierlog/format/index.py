@@ -21,6 +21,7 @@ Invariants, checked whenever an ``ObjectIndex`` is made, written or read:
     * The data object is long enough for every entry that the ledger's metadata promises.
 """
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
@@ -87,13 +88,11 @@ class BlockRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectIndex:
-    """An index object as a value. ``metadata_raw`` keeps the bytes that ``metadata`` came from."""
+class BlockTable(ABC):
+    """Which block of an object holds which entry. ``metadata_raw``: what ``metadata`` came from."""
 
-    data_len: int
     metadata: LedgerMetadata
     entries: tuple[IndexEntry, ...]
-    data_header_len: int = BLOCK_HEADER_LEN
     metadata_raw: bytes = b""
 
     def __post_init__(self) -> None:
@@ -103,10 +102,16 @@ class ObjectIndex:
         self._check_blocks()
         self._check_ledger()
 
+    @abstractmethod
+    def _check_blocks(self) -> None: ...
+
+    @abstractmethod
+    def _check_ledger(self) -> None: ...
+
     @property
-    def index_len(self) -> int:
-        """The length of the whole index object."""
-        return INDEX_HEADER_LEN + len(self.metadata_raw) + MAPPING_LEN * len(self.entries)
+    @abstractmethod
+    def end(self) -> int:
+        """Where the last block ends, and the object with it."""
 
     @property
     def last_entry_id(self) -> EntryId:
@@ -116,7 +121,8 @@ class ObjectIndex:
     @property
     def block_size(self) -> int:
         """The length of every block but the last; of the only one, if there is only one."""
-        return self.entries[1].offset if len(self.entries) > 1 else self.data_len
+        first, *others = self.entries
+        return (others[0].offset if others else self.end) - first.offset
 
     def block_of(self, entry_id: int) -> BlockRange:
         """Return the block that holds an entry, or raise ``RefusedError`` NO_SUCH_ENTRY."""
@@ -131,7 +137,7 @@ class ObjectIndex:
     def block(self, number: int) -> BlockRange:
         """Return the block of that number, counted from zero."""
         entry, is_last = self.entries[number], number == len(self.entries) - 1
-        end = self.data_len if is_last else self.entries[number + 1].offset
+        end = self.end if is_last else self.entries[number + 1].offset
         last = self.last_entry_id if is_last else self.entries[number + 1].first_entry_id - 1
         return BlockRange(
             part_number=entry.part_number,
@@ -145,6 +151,37 @@ class ObjectIndex:
         """Return all blocks in order."""
         return tuple(self.block(number) for number in range(len(self.entries)))
 
+    def _encode(self, header: bytes) -> bytes:
+        mappings = (
+            _MAPPING.pack(one.first_entry_id, one.part_number, one.offset) for one in self.entries
+        )
+        return b"".join((header, self.metadata_raw, *mappings))
+
+
+def mappings_in(buffer: Buffer) -> tuple[IndexEntry, ...]:
+    """Return the mappings that are exactly ``buffer``."""
+    return tuple(
+        IndexEntry(first_entry_id=EntryId(first), part_number=part, offset=offset)
+        for first, part, offset in _MAPPING.iter_unpack(buffer)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectIndex(BlockTable):
+    """An index object as a value."""
+
+    data_len: int
+    data_header_len: int = BLOCK_HEADER_LEN
+
+    @property
+    def end(self) -> int:
+        return self.data_len
+
+    @property
+    def index_len(self) -> int:
+        """The length of the whole index object."""
+        return INDEX_HEADER_LEN + len(self.metadata_raw) + MAPPING_LEN * len(self.entries)
+
     def encode(self) -> bytes:
         """Return the index object."""
         header = _HEADER.pack(
@@ -155,10 +192,7 @@ class ObjectIndex:
             len(self.entries),
             len(self.metadata_raw),
         )
-        mappings = (
-            _MAPPING.pack(one.first_entry_id, one.part_number, one.offset) for one in self.entries
-        )
-        encoded = b"".join((header, self.metadata_raw, *mappings))
+        encoded = self._encode(header)
         assert len(encoded) == self.index_len
         return encoded
 
@@ -168,10 +202,7 @@ class ObjectIndex:
         count, metadata_len, data_len, data_header_len = _checked_header(buffer)
         mappings_offset = INDEX_HEADER_LEN + metadata_len
         raw = bytes(buffer[INDEX_HEADER_LEN:mappings_offset])
-        entries = tuple(
-            IndexEntry(first_entry_id=EntryId(first), part_number=part, offset=offset)
-            for first, part, offset in _MAPPING.iter_unpack(buffer[mappings_offset:])
-        )
+        entries = mappings_in(buffer[mappings_offset:])
         assert len(entries) == count
         return cls(
             data_len=data_len,

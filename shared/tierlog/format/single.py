@@ -38,17 +38,18 @@ Invariants, checked whenever an ``SingleIndex`` is made, written or read:
     * Magic words and padding are negative as lengths: neither is taken for an entry.
 """
 
-from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from struct import Struct
 from typing import Final, NoReturn, Self
 
 import numpy as np
 
+from tierlog.format import block
 from tierlog.format.checksum import Buffer, crc32c_of
 from tierlog.format.frame import ENTRY_ID_LEN, ENTRY_ID_OFFSET, Offsets
-from tierlog.format.index import MAPPING_LEN, BlockRange, IndexEntry
+from tierlog.format.index import MAPPING_LEN, BlockTable, IndexEntry, mappings_in
 from tierlog.format.ledger_metadata import METADATA_LEN_MAX, decode_bare, encode_bare
 from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, Reason, RefusedError
@@ -90,28 +91,17 @@ USED_LEN_MAX: Final = INDEX_HEADER_LEN + METADATA_LEN_MAX + MAPPING_LEN * BLOCK_
 INT32_MAX: Final = 2**31 - 1
 
 _INDEX_HEADER: Final = Struct(">Iiii")
-_MAPPING: Final = Struct(">qiq")
 _BLOCK_HEADER: Final = Struct(">Iiiq")
 _ENTRY_LEN: Final = Struct(">i")
 
 assert _INDEX_HEADER.size == INDEX_HEADER_LEN == 16
-assert _MAPPING.size == MAPPING_LEN == 20
 assert _BLOCK_HEADER.size == BLOCK_HEADER_LEN == 20
 assert min(INDEX_MAGIC, BLOCK_MAGIC) >= 2**31
 assert PADDING[0] >= 0x80
 assert USED_LEN_MAX < INT32_MAX
 
-
-def padding(length: int) -> bytes:
-    """Return ``length`` bytes of padding, from its first byte on."""
-    return (PADDING * (length // len(PADDING) + 1))[:length]
-
-
-def bad_padding_at(buffer: Buffer) -> int | None:
-    """Return where ``buffer``, which should be all padding, first is not; None: it is."""
-    found = np.frombuffer(buffer, np.uint8)
-    wrong = found != np.frombuffer(padding(len(found)), np.uint8)
-    return int(np.argmax(wrong)) if bool(wrong.any()) else None
+padding: Final = partial(block.padding, pattern=PADDING)
+bad_padding_at: Final = partial(block.bad_padding_at, pattern=PADDING)
 
 
 def block_len_for_remaining(block_size: int, *, payload_left: int, entries_left: int) -> int:
@@ -199,52 +189,20 @@ def without_ids(frames: Buffer, offsets: Offsets) -> memoryview:
     return np.frombuffer(frames, np.uint8)[keep].data
 
 
-class SingleBlockBuilder:
+class SingleBlockBuilder(block.BlockFilling):
     """Fills one block out of runs; ``finish`` gives the buffers to send.
 
     Entries lose their ids, so that they are copied, once.
     """
 
     def __init__(self, block_len: int, first_entry_id: int) -> None:
-        self.block_len: Final = block_len
-        self.first_entry_id: Final = EntryId(first_entry_id)
-        self._buffers: list[Buffer] = []
-        self._room = block_len - BLOCK_HEADER_LEN
+        super().__init__(block_len, first_entry_id, header_len=BLOCK_HEADER_LEN)
         self._entries_len = 0
-        self._next = first_entry_id
-        self._full = False
-        self._crc = 0
-
-    def __repr__(self) -> str:
-        return (
-            f"<SingleBlockBuilder {self.first_entry_id}-{self.last_entry_id}, "
-            f"{self._room} of {self.block_len} bytes free>"
-        )
-
-    @property
-    def full(self) -> bool:
-        """Whether the next entry belongs into the next block."""
-        return self._full
-
-    @property
-    def entry_count(self) -> int:
-        """How many entries were taken."""
-        return self._next - self.first_entry_id
-
-    @property
-    def last_entry_id(self) -> EntryId:
-        """The last entry taken; one before the first while there is none."""
-        return EntryId(self._next - 1)
 
     @property
     def payload_len(self) -> int:
         """Bytes of entry data taken."""
         return self._entries_len - ENTRY_LEN_LEN * self.entry_count
-
-    @property
-    def crc32c(self) -> int:
-        """The block's checksum, once it is finished."""
-        return self._crc
 
     def take_whole(self, run: Run) -> bool:
         """Take all of the run that comes next if another entry may follow it; say whether."""
@@ -333,77 +291,27 @@ class SingleBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SingleIndex:
-    """The index of a single object as a value; ``object_len`` is the object's whole length.
-
-    ``metadata_raw`` keeps the bytes that ``metadata`` came from.
-    """
+class SingleIndex(BlockTable):
+    """The index of a single object as a value; ``object_len`` is the object's whole length."""
 
     object_len: int
     index_len: int
-    metadata: LedgerMetadata
-    entries: tuple[IndexEntry, ...]
-    metadata_raw: bytes = b""
 
-    def __post_init__(self) -> None:
-        if not self.metadata_raw:
-            object.__setattr__(self, "metadata_raw", encode_bare(self.metadata))
-        # Checked here, so that what we refuse to read, we cannot write.
-        self._check_blocks()
-        self._check_ledger()
+    @property
+    def end(self) -> int:
+        return self.object_len
 
     @property
     def used_len(self) -> int:
         """The bytes of part 1 that say something; padding follows them."""
         return INDEX_HEADER_LEN + len(self.metadata_raw) + MAPPING_LEN * len(self.entries)
 
-    @property
-    def last_entry_id(self) -> EntryId:
-        """The ledger's last entry."""
-        return self.metadata.last_entry_id
-
-    @property
-    def block_size(self) -> int:
-        """The length of every block but the last; of the only one, if there is only one."""
-        first, *others = self.entries
-        return (others[0].offset if others else self.object_len) - first.offset
-
-    def block_of(self, entry_id: int) -> BlockRange:
-        """Return the block that holds an entry, or raise ``RefusedError`` NO_SUCH_ENTRY."""
-        if not 0 <= entry_id <= self.last_entry_id:
-            raise RefusedError(
-                f"there is no entry {entry_id}, the last one is {self.last_entry_id}",
-                reason=Reason.NO_SUCH_ENTRY,
-                remedy="Read a position that exists",
-            )
-        return self.block(bisect_right(self.entries, entry_id, key=_first_entry_id) - 1)
-
-    def block(self, number: int) -> BlockRange:
-        """Return the block of that place in the index, counted from zero."""
-        entry, is_last = self.entries[number], number == len(self.entries) - 1
-        end = self.object_len if is_last else self.entries[number + 1].offset
-        last = self.last_entry_id if is_last else self.entries[number + 1].first_entry_id - 1
-        return BlockRange(
-            part_number=entry.part_number,
-            offset=entry.offset,
-            length=end - entry.offset,
-            first_entry_id=entry.first_entry_id,
-            last_entry_id=EntryId(last),
-        )
-
-    def blocks(self) -> tuple[BlockRange, ...]:
-        """Return all blocks in order."""
-        return tuple(self.block(number) for number in range(len(self.entries)))
-
     def encode_used(self) -> bytes:
         """Return part 1 without its padding."""
         header = _INDEX_HEADER.pack(
             INDEX_MAGIC, self.index_len, len(self.entries), len(self.metadata_raw)
         )
-        mappings = (
-            _MAPPING.pack(one.first_entry_id, one.part_number, one.offset) for one in self.entries
-        )
-        encoded = b"".join((header, self.metadata_raw, *mappings))
+        encoded = self._encode(header)
         assert len(encoded) == self.used_len
         return encoded
 
@@ -423,10 +331,7 @@ class SingleIndex:
         _, index_len, count, metadata_len = _INDEX_HEADER.unpack_from(buffer)
         mappings_offset = INDEX_HEADER_LEN + metadata_len
         raw = bytes(buffer[INDEX_HEADER_LEN:mappings_offset])
-        entries = tuple(
-            IndexEntry(first_entry_id=EntryId(first), part_number=part, offset=offset)
-            for first, part, offset in _MAPPING.iter_unpack(buffer[mappings_offset:used_len])
-        )
+        entries = mappings_in(buffer[mappings_offset:used_len])
         assert len(entries) == count
         return cls(
             object_len=object_len,
@@ -516,10 +421,6 @@ def used_len_at(buffer: Buffer) -> int:
     if index_len < used_len:
         _corrupt(f"index_len where {used_len} bytes are needed", INDEX_LEN_OFFSET, index_len)
     return used_len
-
-
-def _first_entry_id(entry: IndexEntry) -> int:
-    return entry.first_entry_id
 
 
 def _corrupt(message: str, offset: int, found: int) -> NoReturn:
