@@ -14,8 +14,6 @@ Retries: what turned out damaged is forgotten, so that the next try reads the bu
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
-from typing import NoReturn
 
 import structlog
 
@@ -23,7 +21,6 @@ from tierlog.format import keys
 from tierlog.format.frame import pack_entries
 from tierlog.format.index import BlockRange
 from tierlog.format.keys import ObjectRole
-from tierlog.format.run import Run, cut_runs
 from tierlog.format.single import (
     BLOCK_HEADER_LEN,
     ENTRY_LEN_LEN,
@@ -34,16 +31,14 @@ from tierlog.format.single import (
     used_len_at,
     walk_entries,
 )
-from tierlog.ledger.reader import runs_within
 from tierlog.model.errors import CorruptError
-from tierlog.model.ids import EntryId, LedgerId
-from tierlog.model.ledger import LedgerMetadata
+from tierlog.model.ids import EntryId
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.index_loader import INDEX_TTL_S
-from tierlog.offload.offsets import Note, OffsetsCache
-from tierlog.offload.ranges import Ranges, Source, object_gone
-from tierlog.offload.tier2_reader import RUNS_BYTES, FramesRead
+from tierlog.offload.offsets import Note
+from tierlog.offload.ranges import object_gone
+from tierlog.offload.tier2_reader import FramesRead, ObjectHandle
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectStore
 
@@ -54,70 +49,12 @@ HEAD_BYTES = 64 * 1024
 PADDING_CHECKED = 4
 
 
-class SingleHandle:
-    """``ReadHandle`` over a single object."""
-
-    def __init__(
-        self,
-        ledger_id: LedgerId,
-        location: Tier2Location,
-        index: SingleIndex,
-        *,
-        ranges: Ranges,
-        offsets: OffsetsCache,
-    ) -> None:
-        self._ledger_id = ledger_id
-        self.location = location
-        self.index = index
-        self._source = Source(location.data_key, index.object_len)
-        self._ranges = ranges
-        self._offsets = offsets
-
-    def __repr__(self) -> str:
-        return f"<SingleHandle {self._source.key} {len(self.index.entries)} blocks>"
+class SingleHandle(ObjectHandle[SingleIndex]):
+    """``ReadHandle`` over a single object, which knows no times."""
 
     @property
-    def ledger_id(self) -> LedgerId:
-        return self._ledger_id
-
-    @property
-    def ledger_metadata(self) -> LedgerMetadata:
-        return self.index.metadata
-
-    async def last_add_confirmed(self) -> EntryId:
-        return self.index.last_entry_id
-
-    async def close(self) -> None:
-        """Nothing is held: ranges and offsets are shared."""
-
-    async def read_runs(
-        self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
-    ) -> AsyncIterator[Sequence[Run]]:
-        position, budget = first, bytes_max
-        while position <= last and (budget is None or budget > 0):
-            wanted = RUNS_BYTES if budget is None else min(RUNS_BYTES, budget)
-            read = await self.read_frames(position, wanted)
-            count = min(last, read.last_entry_id) - position + 1
-            end = len(read.frames) if count == len(read.offsets) else int(read.offsets[count])
-            runs = cut_runs(
-                read.frames[:end],
-                read.offsets[:count],
-                ledger_id=self._ledger_id,
-                first_entry_id=position,
-                last_add_confirmed=self.index.last_entry_id,
-                owner_epoch=0,
-                stripe_entries=self.ledger_metadata.stripe_entries,
-            )
-            if budget is None:
-                yield runs
-            else:
-                within, budget = runs_within(runs, budget)
-                yield within
-            position = EntryId(runs[-1].last_entry_id + 1)
-
-    async def entry_at_time(self, publish_ms: int) -> EntryId | None:
-        """Return None: this layout knows no times."""
-        return None
+    def _block_header_len(self) -> int:
+        return BLOCK_HEADER_LEN
 
     async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> None:
         """Fetch what a read from there will want, where its place is known already."""
@@ -143,16 +80,8 @@ class SingleHandle:
             at = await self._find(block, first_entry_id)
             return await self._take(block, first_entry_id, at, bytes_max, wanted)
         except CorruptError:
-            self._ranges.forget(self._source.key)
-            self._offsets.forget(self._source.key)
+            self._forget()
             raise
-
-    def _note_in(self, block: BlockRange, entry_id: EntryId) -> Note:
-        """Return the nearest known place at or before an entry; the block's start at the least."""
-        note = self._offsets.floor(self._source.key, entry_id)
-        if note is not None and note.entry_id >= block.first_entry_id:
-            return note
-        return Note(block.first_entry_id, block.offset + BLOCK_HEADER_LEN)
 
     async def _check_header(self, block: BlockRange) -> None:
         """Compare a block's header with the index, once for as long as its start is remembered."""
@@ -237,13 +166,6 @@ class SingleHandle:
             stop = min(end, at + PADDING_CHECKED)
             if bad_padding_at(await self._ranges.read(self._source, at, stop)) is not None:
                 self._corrupt("no padding behind the last entry of a block", at)
-
-    def _corrupt(self, what: str, at: int, cause: Exception | None = None) -> NoReturn:
-        raise CorruptError(
-            f"object {self._source.key}, byte {at}: {what}",
-            remedy=REPAIR_COPY,
-            details={"object": self._source.key, "offset": str(at)},
-        ) from cause
 
 
 async def load_single_index(

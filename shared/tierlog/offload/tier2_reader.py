@@ -1,8 +1,8 @@
 """A ledger in the object store as a read handle (seeds/000, "Reading from S3").
 
 Owns the way from an entry id to frames: block by binary search, then the nearest offset that is
-remembered or that the side object tells, then a walk over frames in ranges. Does not own fetching
-(``ranges``), nor longer caching.
+remembered or that the side object tells, then a walk over frames in ranges; and what handles on
+any layout have in common. Does not own fetching (``ranges``), nor longer caching.
 
 Invariants:
     * With a side object, no byte is looked at whose grain was not checked against it.
@@ -18,8 +18,9 @@ Retries: what turned out damaged is forgotten, so that the next try reads the bu
 that meets damage is tried once more with the grains of its first entry alone.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from tierlog.format.frame import (
     frames_end,
     walk_frames,
 )
-from tierlog.format.index import BlockRange, ObjectIndex
+from tierlog.format.index import BlockRange, BlockTable, ObjectIndex
 from tierlog.format.run import Run, cut_runs
 from tierlog.ledger.reader import runs_within
 from tierlog.model.errors import CorruptError
@@ -44,6 +45,7 @@ from tierlog.offload.offsets import Note, OffsetsCache
 from tierlog.offload.ranges import Ranges, Source
 from tierlog.offload.side_reader import SideReader
 
+Table = TypeVar("Table", bound=BlockTable)
 NOTE_EVERY_BYTES: Final = 64 * 1024
 RUNS_BYTES: Final = 4 * 1024 * 1024
 # Room for one entry of any usual length, and for the grains that it lies in.
@@ -65,14 +67,14 @@ class FramesRead(NamedTuple):
     place: int
 
 
-class Tier2Handle:
-    """``ReadHandle`` over a data object, its index, and its side object where it has one."""
+class ObjectHandle(ABC, Generic[Table]):
+    """``ReadHandle`` over blocks in one object: all but the way from an entry to its bytes."""
 
     def __init__(
         self,
         ledger_id: LedgerId,
         location: Tier2Location,
-        index: ObjectIndex,
+        index: Table,
         *,
         ranges: Ranges,
         offsets: OffsetsCache,
@@ -81,13 +83,13 @@ class Tier2Handle:
         self._ledger_id = ledger_id
         self.location = location
         self.index = index
-        self._source = Source(location.data_key, index.data_len, side)
+        self._source = Source(location.data_key, index.end, side)
         self._side = side
         self._ranges = ranges
         self._offsets = offsets
 
     def __repr__(self) -> str:
-        return f"<Tier2Handle {self._source.key} {len(self.index.entries)} blocks>"
+        return f"<{type(self).__name__} {self._source.key} {len(self.index.entries)} blocks>"
 
     @property
     def ledger_id(self) -> LedgerId:
@@ -140,6 +142,49 @@ class Tier2Handle:
         """
         return None if self._side is None else await self._side.entry_at_time(publish_ms)
 
+    @property
+    @abstractmethod
+    def _block_header_len(self) -> int: ...
+
+    @abstractmethod
+    async def read_frames(
+        self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
+    ) -> FramesRead:
+        """Return frames from an entry on: at least one, else up to ``bytes_max``, of one block.
+
+        ``entries_max``: how many will be used at most; others may come along.
+        Raises NO_SUCH_ENTRY behind the last entry, LEDGER_NOT_FOUND when the object is gone.
+        """
+
+    def _note_in(self, block: BlockRange, entry_id: EntryId) -> Note:
+        """Return the nearest known place at or before an entry; the block's start at the least."""
+        note = self._offsets.floor(self._source.key, entry_id)
+        if note is not None and note.entry_id >= block.first_entry_id:
+            return note
+        return Note(block.first_entry_id, block.offset + self._block_header_len)
+
+    def _forget(self) -> None:
+        """Forget what turned out damaged, so that the next try reads the bucket again."""
+        self._ranges.forget(self._source.key)
+        self._offsets.forget(self._source.key)
+        if self._side is not None:
+            self._side.forget()
+
+    def _corrupt(self, what: str, at: int, cause: Exception | None = None) -> NoReturn:
+        raise CorruptError(
+            f"object {self._source.key}, byte {at}: {what}",
+            remedy=REPAIR_COPY,
+            details={"object": self._source.key, "offset": str(at)},
+        ) from cause
+
+
+class Tier2Handle(ObjectHandle[ObjectIndex]):
+    """``ReadHandle`` over a data object, its index, and its side object where it has one."""
+
+    @property
+    def _block_header_len(self) -> int:
+        return self.index.data_header_len
+
     async def read_frames(
         self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
     ) -> FramesRead:
@@ -171,10 +216,7 @@ class Tier2Handle:
             start = await self._find(block, first_entry_id, known)
             return await self._take(block, first_entry_id, start, bytes_max, few_end)
         except CorruptError:
-            self._ranges.forget(self._source.key)
-            self._offsets.forget(self._source.key)
-            if self._side is not None:
-                self._side.forget()
+            self._forget()
             raise
 
     async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> None:
@@ -188,13 +230,6 @@ class Tier2Handle:
         note = await self._nearest(block, first_entry_id)
         if note.entry_id == first_entry_id or self._side is not None:
             await self._ranges.warm(self._source, note.offset, note.offset + bytes_max)
-
-    def _note_in(self, block: BlockRange, entry_id: EntryId) -> Note:
-        """Return the nearest known place at or before an entry; the block's start at the least."""
-        note = self._offsets.floor(self._source.key, entry_id)
-        if note is not None and note.entry_id >= block.first_entry_id:
-            return note
-        return Note(block.first_entry_id, block.offset + self.index.data_header_len)
 
     async def _nearest(self, block: BlockRange, entry_id: EntryId) -> Note:
         """Return the nearest place at or before an entry, asking the side object if need be."""
@@ -352,10 +387,3 @@ class Tier2Handle:
         found = (header.block_len, header.first_entry_id, header.header_len)
         if found != (block.length, block.first_entry_id, self.index.data_header_len):
             self._corrupt("another block than the index says", block.offset)
-
-    def _corrupt(self, what: str, at: int, cause: Exception | None = None) -> NoReturn:
-        raise CorruptError(
-            f"object {self._source.key}, byte {at}: {what}",
-            remedy=REPAIR_COPY,
-            details={"object": self._source.key, "offset": str(at)},
-        ) from cause
