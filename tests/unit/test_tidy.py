@@ -164,9 +164,9 @@ def test_each_room_is_a_package_with_types():
 
 PURE_IMPORTS = frozenset(
     {
-        "abc", "array", "base64", "binascii", "bisect", "collections", "dataclasses", "datetime", "enum",
-        "functools", "hashlib", "hmac", "itertools", "json", "math", "re", "struct", "typing",
-        "uuid", "crc32c", "google", "numpy",
+        "abc", "array", "base64", "binascii", "bisect", "collections", "dataclasses", "datetime",
+        "enum", "functools", "hashlib", "hmac", "itertools", "json", "math", "re", "struct",
+        "typing", "uuid", "crc32c", "google", "numpy",
         "tierlog.format", "tierlog.model", "tierlog.proto",
     }
 )  # fmt: skip
