@@ -422,6 +422,7 @@ async def _unsettled(world: World) -> list[str]:
         for ledger_id, metadata in ledgers.items()
         if metadata.state is not LedgerState.CLOSED and ledger_id not in open_ones
     ]
+    left += world.appending()
     queue = await world.admin_catalog.underreplicated.list()
     left += [
         f"{one.ledger_id} lacks copies: {one.reasons} {one.last_error}"

@@ -103,6 +103,7 @@ async def _unsettled(world: World) -> list[str]:
         for one in world.checker.ledgers()
         if not one.closed and one.ledger_id not in empty
     ]
+    left += world.appending()
     left += [
         f"{one.ledger_id} {one.state.name} abandoned={len(one.abandoned)}"
         for one in world.checker.contexts()

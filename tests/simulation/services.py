@@ -414,12 +414,14 @@ class Producer(Service):
         self.rest_s_max = rest_s_max
         self.enough = asyncio.Event()
         """Set to have it end its work."""
+        self.is_appending = False
         self._connections = 0
         self._advised: str | None = None
 
     async def main(self) -> None:
         catalog = self.connect()
         self.ready.set()
+        self.is_appending = True
         while not self.enough.is_set():
             cluster = await catalog.nodes.ensure_cluster()
             address = self._advised or self._some_node()
@@ -433,6 +435,7 @@ class Producer(Service):
             except* TierlogError as group:
                 self.trace.note("producer.no_connection", cause=str(group.exceptions[0])[:80])
             await asyncio.sleep(self.rng.uniform(0.1, 1.0))
+        self.is_appending = False
 
     def _some_node(self) -> str:
         hosts = sorted(self.servers.network.memory.listeners)

@@ -213,6 +213,11 @@ class World:
         """Return the processes of these kinds."""
         return [one for one in self.processes.values() if isinstance(one, kinds)]
 
+    def appending(self) -> list[str]:
+        """Return who has appends under way, or goes on to append."""
+        producers = [one for one in self.processes.values() if isinstance(one, Producer)]
+        return [f"{one.name} appends" for one in producers if one.running and one.is_appending]
+
     # Life
 
     async def start(self, stream_policy: Policy) -> None:

@@ -9,6 +9,8 @@ Invariants:
       there in case a change was not told.
     * A stream that could not be read, for whatever reason, is not decided about, and is read again
       at the next pass.
+    * What was read of a stream stays read when the rest of it can't be: the next pass goes on
+      there, so that a long stream is read to its end however often its reads fail.
     * Contexts are kept without what no decision asks for: places, digests, errors, history.
 
 Crash, or a lost connection: everything is read again.
@@ -51,6 +53,10 @@ class KnownStream:
     views: tuple[LedgerView, ...] = ()
     trimmed: dict[LedgerId, OffloadContext | None] = field(default_factory=dict)
     trouble: bool = False
+    unread: set[LedgerId] = field(default_factory=set)
+    """Contexts that are still to be read anew, since the manifest was looked at."""
+    unrecorded: dict[LedgerId, OffloadContext] = field(default_factory=dict)
+    """What was read and no manifest was asked about yet, whole."""
 
     @property
     def is_stale(self) -> bool:
@@ -181,19 +187,20 @@ class Mirror:
     async def _read_stream(self, name: StreamName, *, fresh: bool) -> None:
         # The manifest first: one that is newer than what is read next must not go unnoticed.
         stopped = self._gate.stopped(name) is not None
-        fresh = await self._gate.look(name) or fresh or stopped
+        looked = await self._gate.look(name)
+        fresh = looked or fresh or stopped
         known = self.streams.get(name)
         if known is None or known.trouble or known.changed.is_set() or fresh:
             known = await self._read_list(name, known)
         stream = known.snapshot.stream
         wanted = [one.ledger_id for one in known.snapshot.ledgers] + list(stream.deleting)
-        read: dict[LedgerId, OffloadContext] = {}
+        if looked or (fresh and not known.unread):
+            known.unread = set(wanted)
+            known.unrecorded.clear()
         for ledger_id in wanted:
             watch = known.watches.get(ledger_id)
-            if fresh or watch is None or watch.is_set():
-                context = await self._read_context(known, ledger_id)
-                if context is not None:
-                    read[ledger_id] = context
+            if ledger_id in known.unread or watch is None or watch.is_set():
+                await self._read_context(known, ledger_id)
         for ledger_id in known.contexts.keys() - set(wanted):
             known.contexts.pop(ledger_id)
             known.watches.pop(ledger_id, None)
@@ -202,7 +209,10 @@ class Mirror:
             for one in known.snapshot.ledgers
         )
         known.trimmed = {one: known.contexts.get(one) for one in stream.deleting}
+        read = {one: known.unrecorded[one] for one in wanted if one in known.unrecorded}
         await self._gate.record(known.snapshot, read)
+        known.unread.clear()
+        known.unrecorded.clear()
         known.trouble = False
         self.defects.pop(name, None)
 
@@ -220,16 +230,21 @@ class Mirror:
             watches=before.watches if before is not None else {},
             # Until all of it is read.
             trouble=True,
+            unread=before.unread if before is not None else set(),
+            unrecorded=before.unrecorded if before is not None else {},
         )
         self.streams[name] = known
         return known
 
-    async def _read_context(self, known: KnownStream, ledger_id: LedgerId) -> OffloadContext | None:
+    async def _read_context(self, known: KnownStream, ledger_id: LedgerId) -> None:
         context, changed = await self._catalog.contexts.watch(ledger_id)
         self.reads += 1
         known.contexts[ledger_id] = None if context is None else slim(context)
         known.watches[ledger_id] = changed
-        return context
+        known.unread.discard(ledger_id)
+        known.unrecorded.pop(ledger_id, None)
+        if context is not None:
+            known.unrecorded[ledger_id] = context
 
 
 def slim(context: OffloadContext) -> OffloadContext:
