@@ -1,6 +1,8 @@
 """What a leader knows is what the metadata says, and is read again only where it changed."""
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 from uuid import UUID
 
 import pytest
@@ -10,11 +12,14 @@ from tests.unit.offload.gates import OpenGate
 from tests.unit.offload.world import World
 from tierlog.adapters.memory.faults import Faults
 from tierlog.catalog import ledgers
+from tierlog.model.errors import RetryableError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadState
 from tierlog.model.policy import NO_LEVELS, Policy
 from tierlog.model.stream import Stream
 from tierlog_scheduler.mirror import Mirror
+
+T = TypeVar("T")
 
 NAMES = [StreamName(f"shop.s{number}") for number in range(20)]
 
@@ -161,6 +166,53 @@ def test_a_stream_that_cannot_be_read_waits_and_holds_up_nobody():
         given.outages = set()
         await known.refresh(10)
         await check_same(world, known)
+
+    run_virtual(main())
+
+
+class Noting(OpenGate):
+    """A gate that has to be looked at anew, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    async def look(self, name: StreamName) -> bool:
+        self.looks += 1
+        return self.looks == 1
+
+
+class FewWatches(Faults):
+    """A store that is gone after so many watches of a pass."""
+
+    left = 0
+
+    async def call(self, name: str, effect: Callable[[], T], *, changes: bool) -> T:
+        self.left -= name == "metadata.watch"
+        if self.left < 0:
+            raise RetryableError("the store is gone", remedy="Try again later")
+        return await super().call(name, effect, changes=changes)
+
+
+def test_a_long_stream_is_read_to_its_end_though_each_pass_is_cut_off():
+    async def main():
+        world = World()
+        claimed = await world.stream()
+        ids = [await world.seal(claimed, [b"x"]) for _ in range(12)]
+        given, gate = FewWatches(world.rng), Noting()
+        known = Mirror(world.catalog(given), gate, streams_in_flight_max=4, reread_s=1e9)
+        passes = 0
+        while not (known.streams and known.is_whole) and passes < 2 * len(ids):
+            assert gate.recorded == []
+            given.left, passes = 3, passes + 1  # the list's own, and two contexts'
+            await known.refresh(1)
+        assert 4 < passes < 9
+        assert known.reads == len(ids) + passes, "what was read is not read again"
+        assert gate.recorded == [(claimed.name, frozenset(ids))], "nor kept from the manifest"
+        given.left = 100
+        await check_same(world, known)
+        await known.refresh(1)
+        assert known.reads == len(ids) + passes
 
     run_virtual(main())
 
