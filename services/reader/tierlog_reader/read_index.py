@@ -39,7 +39,9 @@ class Lease:
 
     __slots__ = ("_entries", "_manager", "views")
 
-    def __init__(self, manager: CacheManager, entries: list[Entry], views: list[memoryview]) -> None:
+    def __init__(
+        self, manager: CacheManager, entries: list[Entry], views: list[memoryview]
+    ) -> None:
         self._manager = manager
         self._entries = entries
         self.views = views
@@ -59,7 +61,7 @@ class Lease:
     def release(self) -> None:
         """Give the views up; a second time does nothing.
 
-        A view that still lends its bytes out raises ``BufferError``, and all stays pinned.
+        Views that were made of them are the caller's to give up first: nobody sees them here.
         """
         for view in self.views:
             view.release()

@@ -65,7 +65,9 @@ class CacheState:
 class StreamingCache:
     """Entries of bytes that can grow, addressed by their last block."""
 
-    def __init__(self, limit_bytes: int, layout: Layout | None = None, *, reserve: bool = True) -> None:
+    def __init__(
+        self, limit_bytes: int, layout: Layout | None = None, *, reserve: bool = True
+    ) -> None:
         self.layout = layout = layout if layout is not None else Layout()
         self.buffers = layout.buffers_within(limit_bytes)
         assert self.buffers > 0, f"a limit of {limit_bytes} bytes holds no buffer"
@@ -145,8 +147,9 @@ class StreamingCache:
         here = min(room, size)
         start = (address << self._block_shift) + length
         with memoryview(data) as source:
-            self._map[start : start + here] = source[:here]
-            self._words[place] = word + (here << LENGTH_SHIFT)
+            if here:
+                self._map[start : start + here] = source[:here]
+                self._words[place] = word + (here << LENGTH_SHIFT)
             if need:
                 address = self._grow(address, source[here:], size - here, need)
         self.stored_bytes += size
