@@ -49,7 +49,7 @@ def test_the_entries_lie_where_the_figure_says(figure):
 
 @pytest.mark.covers("C31", "C42", "C43", "C44")
 def test_the_metadata_is_that_of_sections_c_to_e(figure):
-    cache, entries = figure
+    cache, _ = figure
     assert read_head(word(cache, 0, 0)).next == 0, "buffer 0 has no free block"
     assert read_head(word(cache, 1, 0)).next == 5, "the first free block of buffer 1 is 5"
     assert free_list(cache, 1) == [5, 6, 7]

@@ -1,5 +1,7 @@
 """Read indexes over one small cache against plain bytes: what is there is right, and stays."""
 
+import itertools
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -49,7 +51,7 @@ class OverPlainBytes(RuleBasedStateMachine):
             assert self.tail.entries()[-1][1] == self.tail_end
 
     def kept(self, entry) -> bool:
-        return entry.end > self.tail.stored_end
+        return bool(entry.end > self.tail.stored_end)
 
     @rule(upto=st.integers(0, 4000))
     def stored(self, upto):
@@ -100,14 +102,16 @@ class OverPlainBytes(RuleBasedStateMachine):
         for entry in live:
             data = b"".join(self.store.get(entry.address))
             assert data == WHOLE[entry.start : entry.end]
-            stored = entry.end <= entry.owner.stored_end
+            index = entry.owner
+            assert isinstance(index, ReadIndex)
+            stored = entry.end <= index.stored_end
             assert (entry.line is not Line.UNSTORED) == stored or entry.forgotten
             listed = sum(entry in line for line in lines.values())
             assert listed == (stored and entry.pins == 0 and not entry.forgotten)
         assert sum(map(len, lines.values())) <= len(live)
         for index in (self.cold, self.tail):
             entries = index.entries()
-            assert all(a[1] <= b[0] for a, b in zip(entries, entries[1:], strict=False))
+            assert all(a[1] <= b[0] for a, b in itertools.pairwise(entries))
 
 
 OverPlainBytes.TestCase.settings = settings(max_examples=40, stateful_step_count=30)

@@ -90,6 +90,9 @@ class AgainstADict(RuleBasedStateMachine):
             views = self.cache.get(address)
             assert all(view.readonly for view in views)
             assert b"".join(views) == data
+            target = bytearray(len(data) + 1)
+            assert self.cache.read_into(address, memoryview(target)) == len(data)
+            assert target == data + b"\0"
         audit(self.cache, self.model)
 
 

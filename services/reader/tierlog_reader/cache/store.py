@@ -77,6 +77,8 @@ class StreamingCache:
         self._block_len = layout.block_len
         self._block_shift, self._block_bits = layout.block_shift, layout.block_bits
         self._word_shift, self._block_mask = layout.word_shift, layout.blocks_per_buffer - 1
+        # Words between a buffer's own and the next one's.
+        self._stride = (1 << layout.word_shift) - layout.blocks_per_buffer
         self._used_list = used_words(layout)
         self._used_words = memoryview(_packed(self._used_list)).cast("Q")
         self._free_words = memoryview(_packed(free_words(layout))).cast("Q")
@@ -158,7 +160,7 @@ class StreamingCache:
     def get(self, address: int) -> list[memoryview]:
         """Return an entry's bytes, in order, as read-only views of the pool: one for each run."""
         words, shift, view = self._words, self._block_shift, self._view
-        place = ((address >> self._block_bits) << self._word_shift) + (address & self._block_mask)
+        place = address + (address >> self._block_bits) * self._stride
         word = words[place]
         assert word & USED, f"no entry ends at block {address}"
         before = (word >> RUN_SHIFT & FIELD_MASK) - 1
@@ -170,6 +172,24 @@ class StreamingCache:
                 views.append(view[first << shift : first + count << shift])
             views.reverse()
         return views
+
+    def read_into(self, address: int, target: memoryview) -> int:
+        """Copy an entry to the beginning of ``target``; return how long it is."""
+        words, shift = self._words, self._block_shift
+        place = address + (address >> self._block_bits) * self._stride
+        word = words[place]
+        assert word & USED, f"no entry ends at block {address}"
+        before = (word >> RUN_SHIFT & FIELD_MASK) - 1
+        if words[place - before] & PREV_MASK:
+            at = 0
+            for view in self.get(address):
+                target[at : at + len(view)] = view
+                at += len(view)
+            return at
+        start = address - before << shift
+        end = (address << shift) + (word >> LENGTH_SHIFT & LENGTH_MASK)
+        target[: end - start] = self._view[start:end]
+        return end - start
 
     def length(self, address: int) -> int:
         """Return how many bytes an entry has."""
@@ -183,11 +203,18 @@ class StreamingCache:
 
     def delete(self, address: int) -> None:
         """Give an entry's blocks back."""
+        words, bits, mask = self._words, self._block_bits, self._block_mask
+        last = words[address + (address >> bits) * self._stride] >> LENGTH_SHIFT & LENGTH_MASK
         blocks = 0
-        last = self._words[self._word_of(address)] >> LENGTH_SHIFT & LENGTH_MASK
-        for first, count in self._runs(address):
-            self._give(first >> self._block_bits, first & self._block_mask, count)
-            blocks += count
+        while address:
+            place = address + (address >> bits) * self._stride
+            word = words[place]
+            assert word & USED, f"no entry has block {address}"
+            run = word >> RUN_SHIFT & FIELD_MASK
+            prev = words[place - run + 1] & PREV_MASK
+            self._give(address >> bits, (address & mask) - run + 1, run)
+            blocks += run
+            address = prev
         self.free_blocks += blocks
         self.stored_bytes -= (blocks - 1 << self._block_shift) + last
         self.entries -= 1
@@ -234,7 +261,7 @@ class StreamingCache:
     # What is not the usual case, and what all share
 
     def _word_of(self, address: int) -> int:
-        return ((address >> self._block_bits) << self._word_shift) + (address & self._block_mask)
+        return address + (address >> self._block_bits) * self._stride
 
     def _runs(self, address: int) -> Iterator[tuple[int, int]]:
         """Yield the runs of an entry from its end, as they were before they were yielded."""
@@ -350,10 +377,14 @@ class StreamingCache:
     def _give(self, buffer: int, first: int, count: int) -> None:
         """Free a run of used blocks, as one with the free ones beside it."""
         words, base = self._words, buffer << self._word_shift
-        words[base] += count * ONE_IN_RUN
-        was_full = words[base] >> RUN_SHIFT & FIELD_MASK == count
-        start, size = base + first, count
-        words[start : start + size] = self._free_words[first : first + size]
+        head = words[base]
+        words[base] = head + count * ONE_IN_RUN
+        was_full = not head & FIELD_MASK
+        if count < 6:
+            for block in range(first, first + count):
+                words[base + block] = block + 1
+        else:
+            words[base + first : base + first + count] = self._free_words[first : first + count]
         after = first + count
         if after <= self._block_mask and not (word := words[base + after]) & USED:
             run = word >> RUN_SHIFT & FIELD_MASK

@@ -143,8 +143,7 @@ def test_a_block_comes_from_the_head_of_the_list_however_many_there_are():
     for buffers in (1, 8):
         cache = StreamingCache(buffers * Layout().buffer_len)
         cache.insert(b"x")
-        watched = _Words(cache._words)
-        cache._words = watched
+        watched = _watched(cache)
         cache.insert(b"x")
         touched.append(watched.count)
     assert touched[0] == touched[1] <= 7
@@ -161,6 +160,11 @@ class _Words:
     def __setitem__(self, where, value):
         self.count += 1
         self.words[where] = value
+
+
+def _watched(cache) -> _Words:
+    cache._words = watched = _Words(cache._words)
+    return watched
 
 
 @pytest.mark.covers("C32", "C33")
@@ -186,8 +190,7 @@ def test_looking_for_a_run_has_a_bound():
     for address in blocks[::2][60:]:
         cache.delete(address)
     cache.insert(bytes(511 * 4096))  # the queue's next one
-    read = _Words(cache._words)
-    cache._words = read
+    read = _watched(cache)
     assert cache._fitting(0, 5)[1] < 5
     assert read.count <= 2 * store_module.LOOKS_MAX + 1
 
@@ -254,4 +257,4 @@ def test_views_outlive_the_cache():
     cache = small(1)
     view = cache.get(cache.insert(b"still here"))[0]
     cache.close()
-    assert view == b"still here"
+    assert bytes(view) == b"still here"
