@@ -5,7 +5,14 @@ import itertools
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.unit.reader.cache.audit import audit
 from tierlog_reader.cache.layout import Layout
@@ -114,5 +121,9 @@ class OverPlainBytes(RuleBasedStateMachine):
             assert all(a[1] <= b[0] for a, b in itertools.pairwise(entries))
 
 
-OverPlainBytes.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
-TestOverPlainBytes = pytest.mark.covers("C11", "C12")(OverPlainBytes.TestCase)
+SETTINGS = settings(max_examples=40, stateful_step_count=30)
+
+
+@pytest.mark.covers("C11", "C12")
+def test_what_is_in_memory_is_right_and_stays():
+    run_state_machine_as_test(OverPlainBytes, settings=SETTINGS)

@@ -3,7 +3,14 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.unit.reader.cache.audit import audit
 from tierlog_reader.cache.layout import NO_ADDRESS, Layout
@@ -96,5 +103,9 @@ class AgainstADict(RuleBasedStateMachine):
         audit(self.cache, self.model)
 
 
-AgainstADict.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
-TestAgainstADict = pytest.mark.covers("C13", "C22", "C25", "C26", "C36")(AgainstADict.TestCase)
+SETTINGS = settings(max_examples=40, stateful_step_count=30)
+
+
+@pytest.mark.covers("C13", "C22", "C25", "C26", "C36")
+def test_the_cache_is_a_dict_and_all_counts_agree():
+    run_state_machine_as_test(AgainstADict, settings=SETTINGS)

@@ -1,6 +1,7 @@
 """What the streaming cache promises beside being right: bounds, queue, runs, growth in place."""
 
 import gc
+import os
 import tracemalloc
 
 import pytest
@@ -59,7 +60,7 @@ def test_the_last_of_2_to_the_32_blocks_can_be_used():
     cache.close()
 
 
-@pytest.mark.covers("C15", "C18", "C27", "C28", "C36")
+@pytest.mark.covers("C15", "C16", "C18", "C27", "C28", "C36")
 def test_the_limit_holds_with_all_metadata_and_is_reserved_at_once():
     limit = 5 * SMALL.buffer_len + 17
     cache = StreamingCache(limit, SMALL)
@@ -110,7 +111,7 @@ def test_a_buffer_that_an_append_fills_leaves_the_queue_wherever_it_stands():
     assert chain(cache, grows) == [1, 2, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.covers("C04", "C13", "C23")
+@pytest.mark.covers("C01", "C04", "C13", "C23")
 def test_an_append_writes_what_is_new_and_nothing_else(monkeypatch):
     written = []
 
@@ -195,7 +196,7 @@ def test_looking_for_a_run_has_a_bound():
     assert read.count <= 2 * store_module.LOOKS_MAX + 1
 
 
-@pytest.mark.covers("C55", "C56")
+@pytest.mark.covers("C55")
 def test_what_get_returns_is_the_pool_itself_and_cannot_be_written():
     cache = small(3)
     address = cache.insert(b"v" * 64 * 9)
@@ -205,6 +206,16 @@ def test_what_get_returns_is_the_pool_itself_and_cannot_be_written():
         views[0][0] = 1
     cache._pool.map[64] = ord("w")
     assert views[0][0] == ord("w"), "no copy"
+
+
+@pytest.mark.covers("C56")
+def test_views_are_written_to_a_file_as_they_are(tmp_path):
+    cache = small(3)
+    data = bytes(range(64)) * 9
+    views = cache.get(cache.insert(data))
+    with (tmp_path / "out").open("wb", buffering=0) as file:
+        assert os.writev(file.fileno(), views) == len(data)
+    assert (tmp_path / "out").read_bytes() == data
 
 
 @pytest.mark.covers("C17", "C35", "C54")
