@@ -385,14 +385,18 @@ class StreamingCache:
                 words[base + block] = block + 1
         else:
             words[base + first : base + first + count] = self._free_words[first : first + count]
-        after = first + count
-        if after <= self._block_mask and not (word := words[base + after]) & USED:
-            run = word >> RUN_SHIFT & FIELD_MASK
+        before, after = words[base + first - 1], first + count
+        beside = words[base + after] if after <= self._block_mask else USED
+        if not before & USED and beside & USED:  # block 0 counts as used
+            self._lengthen(base, first, count, before)
+            return
+        if not beside & USED:
+            run = beside >> RUN_SHIFT & FIELD_MASK
             self._unlink(base, after, run)
             count += run
             words[base + after] = after + 1 & self._block_mask
-        if not (word := words[base + first - 1]) & USED:  # block 0 counts as used
-            run = word >> RUN_SHIFT & FIELD_MASK
+        if not before & USED:
+            run = before >> RUN_SHIFT & FIELD_MASK
             self._unlink(base, first - run, run)
             words[base + first - 1] = first
             first -= run
@@ -406,6 +410,22 @@ class StreamingCache:
             words[base + after] += last << BACK_SHIFT
         if was_full:
             self._queue.append(buffer)
+
+    def _lengthen(self, base: int, first: int, count: int, before: int) -> None:
+        """Put blocks at the end of the free run before them, which keeps its place in the list.
+
+        ``before`` is the word of its last block.
+        """
+        words = self._words
+        run, after = before >> RUN_SHIFT & FIELD_MASK, before & FIELD_MASK
+        if run == 1:  # its first block too
+            words[base + first - 1] = before - after + first + count * ONE_IN_RUN
+        else:
+            words[base + first - 1] = first
+            words[base + first - run] += count * ONE_IN_RUN
+        words[base + first + count - 1] = after | (run + count) << RUN_SHIFT
+        if after:
+            words[base + after] += count << BACK_SHIFT
 
     def _full(self, buffer: int) -> None:
         """Take a buffer without room out of the queue; the next one comes to its front."""
