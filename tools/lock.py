@@ -1,7 +1,8 @@
 """Writes the hashed locks: exact versions and hashes, no download addresses.
 
 requirements-boot.lock, requirements.lock (the whole workspace, with its tools) and
-requirements-histories.lock (a Go, for machines that have none) come from their .in files;
+requirements-histories.lock (a Go, for machines that have none) and requirements-bench.lock (what
+benchmarks compare with) come from their .in files;
 requirements-<service>.lock, one per image, from what the room and its extras of `tierlog` name,
 at the versions of requirements.lock.
 """
@@ -33,7 +34,12 @@ COMPILE = [
 
 def main() -> None:
     """Write every lock."""
-    for name in ("requirements-boot", "requirements", "requirements-histories"):
+    for name in (
+        "requirements-boot",
+        "requirements",
+        "requirements-histories",
+        "requirements-bench",
+    ):
         compile_lock((ROOT / f"{name}.in").read_text(encoding="utf-8"), f"{name}.lock")
     for image in IMAGES:
         room = project(ROOT / "services" / image)

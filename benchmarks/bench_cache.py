@@ -1,0 +1,246 @@
+"""Claim: the streaming cache keeps up with a dict of bytes, inside a bound that a dict has not.
+
+cache       the reader's streaming cache, uncompiled
+dict        a dict of bytes with the same copies: in, since who sends keeps its buffer, and out
+rocksdict   RocksDB, when requirements-bench.lock is installed
+
+Sequential: entries of ``--entry-size`` are put in, read, deleted. Random: as many operations, 60 %
+put and 40 % delete, an entry read after each, lengths uniform below 10 KB and below 100 KB. Every
+read copies into one buffer. The first pass of a run is not counted, since it touches fresh memory.
+
+"Elsewhere" are numbers that others measured of the same work, for a million operations: nothing
+here is divided by them.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, cast
+
+from common import (
+    MB,
+    Claim,
+    Result,
+    arguments_parser,
+    child_mode,
+    median_claim,
+    parse,
+    ratio_claim,
+    report,
+    rss_peak_bytes,
+    run_child,
+    say,
+    take_turns,
+)
+from tierlog_reader.cache.store import StreamingCache
+
+TESTS: Final = ("insert", "get", "delete", "random_10", "random_100")
+RANDOM_BYTES: Final = {"random_10": 10 * 1024, "random_100": 100 * 1024}
+WARM_PASSES: Final = 3
+SOURCE_BYTES: Final = 8 * 1024 * 1024
+
+# Milliseconds for a million operations: insert, get, delete, random 10 KB, random 100 KB.
+ELSEWHERE: Final = {
+    "article, i7-6700: Streaming Cache": (890, 830, 84, 3188, 9440),
+    "article, i7-6700: HashMap": (2516, 2201, 35, 3633, 22008),
+    "article, i7-6700: RocksDB": (25234, 12283, 577, 21399, 314369),
+    "Pravega 0.13's cache, Java 17, another day on 2 cores": (1423, 1179, 115, 1771, 9605),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What is measured: three calls. What ``put`` returns is what the others take."""
+
+    put: Callable[[memoryview], Any]
+    read: Callable[[Any], object]
+    drop: Callable[[Any], object]
+
+
+@contextlib.contextmanager
+def opened(name: str, limit_bytes: int) -> Iterator[Store]:
+    """Open a store by its name; the limit is the cache's alone."""
+    target = memoryview(bytearray(128 * 1024))
+    if name == "cache":
+        cache = StreamingCache(limit_bytes)
+        yield Store(cache.insert, lambda key: cache.read_into(key, target), cache.delete)
+        assert cache.free_blocks == cache.buffers * cache.layout.data_blocks, "blocks are lost"
+        cache.close()
+    elif name == "dict":
+        kept: dict[int, bytes] = {}
+        numbers = iter(range(2**62))
+
+        def put(data: memoryview) -> int:
+            key = next(numbers)
+            kept[key] = bytes(data)
+            return key
+
+        def read(key: int) -> None:
+            data = kept[key]
+            target[: len(data)] = data
+
+        yield Store(put, read, kept.__delitem__)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from _rocks(folder, target)
+
+
+def _rocks(folder: str, target: memoryview) -> Iterator[Store]:
+    module = cast("Any", importlib.import_module("rocksdict"))
+    rocks = module.Rdict(folder, module.Options(raw_mode=True))
+    options = module.WriteOptions()
+    options.disable_wal = True  # a cache needs no recovery
+    rocks.set_write_options(options)
+    numbers = iter(range(2**62))
+
+    def put(data: memoryview) -> bytes:
+        key = next(numbers).to_bytes(8, "big")
+        rocks[key] = bytes(data)
+        return key
+
+    def read(key: bytes) -> None:
+        data = rocks[key]
+        target[: len(data)] = data
+
+    yield Store(put, read, rocks.__delitem__)
+    rocks.close()
+
+
+Clock = Callable[[], float]
+
+
+def sequential(
+    store: Store, clock: Clock, source: memoryview, count: int, size: int
+) -> dict[str, float]:
+    """Put all in, read all, delete all; seconds of each."""
+    pieces = [source[at * 64 : at * 64 + size] for at in range(1000)]
+    keys: list[Any] = [None] * count
+    put, read, drop = store.put, store.read, store.drop
+    start = clock()
+    for number in range(count):
+        keys[number] = put(pieces[number % 1000])
+    inserted = clock()
+    for key in keys:
+        read(key)
+    got = clock()
+    for key in keys:
+        drop(key)
+    done = clock()
+    assert all(keys) or keys[0] == 0, "the cache was too small"
+    return {"insert": inserted - start, "get": got - inserted, "delete": done - got}
+
+
+def mixed(store: Store, clock: Clock, source: memoryview, count: int, size: int) -> float:
+    """Do the random mix; seconds of it. What is left is deleted outside the time."""
+    rng = random.Random(7)
+    puts = [rng.random() < 0.6 for _ in range(count)]
+    picks = [rng.random() for _ in range(count)]
+    pieces = [source[at : at + rng.randrange(size)] for at in range(0, 64 * 4096, 64)]
+    keys: list[Any] = []
+    put, read, drop = store.put, store.read, store.drop
+    start = clock()
+    for number in range(count):
+        if puts[number] or not keys:
+            keys.append(put(pieces[number % 4096]))
+        else:
+            at = int(picks[number] * len(keys))
+            drop(keys[at])
+            keys[at] = keys[-1]
+            keys.pop()
+        if keys:
+            read(keys[int(picks[-number] * len(keys))])
+    seconds = clock() - start
+    for key in keys:
+        drop(key)
+    return seconds
+
+
+async def measure(parameters: Mapping[str, Any]) -> Result:
+    """Run all of it on one store (in a child)."""
+    name, count, size = parameters["store"], parameters["count"], parameters["entry_size"]
+    source = memoryview(random.Random(1).randbytes(SOURCE_BYTES))
+    clock = time.process_time if parameters["cpu"] else time.perf_counter
+    seconds: dict[str, list[float]] = {test: [] for test in TESTS}
+    with opened(name, parameters["limit_bytes"]) as store:
+        for number in range(WARM_PASSES + 1):
+            found = sequential(store, clock, source, count, size)
+            for test, longest in RANDOM_BYTES.items():
+                found[test] = mixed(store, clock, source, count, longest)
+            if number:
+                for test, taken in found.items():
+                    seconds[test].append(taken)
+    medians = {test: statistics.median(all_of) for test, all_of in seconds.items()}
+    result = {f"{test}_ms": 1e9 / count * taken for test, taken in medians.items()}
+    rates = {f"{test}_per_s": count / taken for test, taken in medians.items()}
+    return {
+        **result,
+        **rates,
+        "mb_per_s": count * size / MB / medians["insert"],
+        "rss_gib": rss_peak_bytes() / 2**30,
+    }
+
+
+def claims_of(runs: Mapping[str, list[Result]]) -> list[Claim]:
+    """Compare the cache with each of the others."""
+    found = []
+    for other in [name for name in runs if name != "cache"]:
+        for test in TESTS:
+            target = 1.0 if other == "rocksdict" else 1 / 1.3 if test in {"insert", "get"} else None
+            name = f"{test}: operations a second / {other}'s"
+            found.append(
+                ratio_claim(name, runs, of="cache", to=other, key=f"{test}_per_s", target=target)
+            )
+    for name, results in runs.items():
+        found += [
+            median_claim(f"{name}: {test}, a million", results, f"{test}_ms", unit="ms")
+            for test in TESTS
+        ]
+        found.append(median_claim(f"{name}: peak of memory", results, "rss_gib", unit="GiB"))
+    return found
+
+
+async def main() -> None:
+    """Measure and tell."""
+    parser = arguments_parser("the streaming cache", size_mb=4096)
+    parser.add_argument(
+        "--cpu", action="store_true", help="seconds of the CPU, where others use it too"
+    )
+    parser.set_defaults(entry_size=10_240)
+    arguments = parse(parser, quick_mb=200)
+    count = arguments.size * MB // arguments.entry_size
+    whole = -(-arguments.entry_size // 4096) * 4096
+    # A fifth of the mix's operations is alive at its end, each of half the length and half a block.
+    limit = int(1.02 * max(count * whole, (0.2 * count + 1000) * 53_500)) + 16 * MB
+    names = ["cache", "dict"]
+    if importlib.util.find_spec("rocksdict") is not None:
+        names.append("rocksdict")
+    else:
+        say("no rocksdict here: nothing is compared with RocksDB")
+    say(f"{count:,} entries of {arguments.entry_size:,} bytes; numbers are for a million")
+
+    async def child(name: str) -> Result:
+        parameters = {
+            "store": name, "count": count, "entry_size": arguments.entry_size,
+            "limit_bytes": limit, "cpu": arguments.cpu,
+        }  # fmt: skip
+        return await run_child(__file__, "measure", parameters, dict(os.environ))
+
+    runs = await take_turns({name: partial(child, name) for name in names}, arguments.runs)
+    report("cache", arguments, claims_of(runs), runs)
+    if arguments.output == "table":
+        for name, numbers in ELSEWHERE.items():
+            row = ", ".join(f"{test} {ms:,}" for test, ms in zip(TESTS, numbers, strict=True))
+            print(f"  elsewhere: {name}: {row} ms")
+
+
+if __name__ == "__main__":
+    if not child_mode({"measure": measure}):
+        asyncio.run(main())

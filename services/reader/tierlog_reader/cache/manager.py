@@ -1,0 +1,252 @@
+"""What goes when the cache fills, and what is not let in; pure (seeds/002, figure 1).
+
+Owns the order in which entries go, room that is promised to fetches, and who gets some. Does not
+own the entries (``read_index``) nor the bytes (``store``). It asks for no time: its owner ticks.
+
+Each entry carries the *generation* in which it was last used; a tick begins a new one. Entries
+stand in lines, the longest unused first:
+
+    line      entries                                  go for
+    UNSTORED  bytes that tier 2 does not have          nothing
+    AHEAD     fetched ahead, not read yet              what is needed now, once ``patience``
+                                                       generations old
+    READ      all others                               what is needed now; for fetching ahead only
+                                                       what this generation did not use
+
+    who asks for room                        is let in up to  and may send away
+    TAIL    the newest bytes of a stream     all              READ, then AHEAD of any age
+    WANTED  what a reader waits for          ``full``         READ, then AHEAD that is old
+    AHEAD   what it will want next           ``target``       READ of earlier generations, old AHEAD
+
+So a cache that fills slows fetching ahead first, then what is read is served without being kept,
+and only the tail uses the last of it. What is not let in is no failure.
+
+Invariants:
+    * An entry goes only when all of it is in tier 2, or is not wanted any more; never while it
+      is pinned. Pinned entries stand in no line, so nothing is looked at twice.
+    * Room that was promised counts as used until it is settled.
+    * One call sends away ``victims_max`` entries at most: nobody waits for long. What would not
+      be enough is not sent away.
+    * Fetching ahead never sends away what was fetched ahead and is still to be read: a working
+      set larger than the cache is read once through, not round and round.
+"""
+
+import enum
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tierlog_reader.cache.store import StreamingCache
+
+
+class Line(enum.Enum):
+    """Where an entry waits for its end."""
+
+    UNSTORED = "unstored"
+    AHEAD = "ahead"
+    READ = "read"
+
+
+class Asks(enum.Enum):
+    """Who asks for room."""
+
+    TAIL = "tail"
+    WANTED = "wanted"
+    AHEAD = "ahead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """When room gets scarce, as shares of the cache; and for how many generations to wait."""
+
+    target: float = 0.75
+    full: float = 0.90
+    patience: int = 10
+    """Generations that what was fetched ahead may go unread."""
+    idle: int = 1800
+    """Generations after which what nobody used goes anyway."""
+    victims_max: int = 256
+
+    def __post_init__(self) -> None:
+        assert 0 < self.target < self.full < 1, self
+        assert 0 < self.patience <= self.idle, self
+        assert self.victims_max > 0, self
+
+
+class Owner(Protocol):
+    """Whoever keeps an entry findable."""
+
+    def evict(self, entry: "Entry") -> None:
+        """Forget the entry and delete its bytes. Asks for no room and waits for nothing."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One entry of the cache: bytes ``start`` to ``end`` of its owner."""
+
+    owner: Owner
+    start: int
+    length: int
+    address: int
+    line: Line
+    generation: int
+    pins: int = 0
+    forgotten: bool = False
+    """Its owner has it no more; its bytes go with the last pin."""
+
+    @property
+    def end(self) -> int:
+        """Right behind its last byte."""
+        return self.start + self.length
+
+
+class CacheManager:
+    """Room in one streaming cache."""
+
+    def __init__(self, store: StreamingCache, thresholds: Thresholds | None = None) -> None:
+        self._store = store
+        self._at = thresholds if thresholds is not None else Thresholds()
+        self._lines: dict[Line, OrderedDict[Entry, None]] = {
+            Line.AHEAD: OrderedDict(),
+            Line.READ: OrderedDict(),
+        }
+        self.generation = 1
+        self.promised_bytes = 0
+        self.evictions: Counter[str] = Counter()
+        """Entries that went, by who asked for their room; "idle": nobody did."""
+        self.refusals: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        lengths = ", ".join(f"{len(line)} {name.value}" for name, line in self._lines.items())
+        return f"<CacheManager generation {self.generation}: {lengths}>"
+
+    # Room
+
+    @property
+    def used(self) -> float:
+        """How full the cache is, promises and metadata included."""
+        return (self._store.used_bytes + self.promised_bytes) / self._store.bytes_max
+
+    def promise(self, size: int, who: Asks) -> bool:
+        """Keep room for ``size`` bytes until it is settled, or say that there is none."""
+        size = self.whole_blocks(size)
+        if not self._make_room(size, who):
+            self.refusals[who.value] += 1
+            return False
+        self.promised_bytes += size
+        return True
+
+    def settle(self, size: int) -> None:
+        """End a promise, right before the bytes are put in or when they won't be."""
+        self.promised_bytes -= self.whole_blocks(size)
+        assert self.promised_bytes >= 0, "more was settled than was promised"
+
+    def whole_blocks(self, size: int) -> int:
+        """Return what an entry of this size takes."""
+        layout = self._store.layout
+        return layout.blocks_of(size) << layout.block_shift
+
+    def _make_room(self, size: int, who: Asks) -> bool:
+        top = {Asks.TAIL: 1.0, Asks.WANTED: self._at.full, Asks.AHEAD: self._at.target}[who]
+        room = int(top * self._store.bytes_max) - self.promised_bytes - size
+        if room < 0:
+            return False
+        victims, enough = self._victims(who, self._store.used_bytes - room)
+        for victim in victims:
+            self._send_away(victim, who.value)
+        return enough
+
+    def _victims(self, who: Asks, need: int) -> tuple[list[Entry], bool]:
+        """Choose who goes for ``need`` bytes, and say whether that is enough.
+
+        Where all that may go is not enough, nobody does. Where it is too much for one call, some
+        go, so that another call gets on.
+        """
+        found: list[Entry] = []
+        for entry in self._candidates(who):
+            if need <= 0 or len(found) == self._at.victims_max:
+                return found, need <= 0
+            found.append(entry)
+            need -= self.whole_blocks(entry.length)
+        return (found, True) if need <= 0 else ([], False)
+
+    def _candidates(self, who: Asks) -> Iterator[Entry]:
+        """Yield who may go, who is to go first first."""
+        for entry in self._lines[Line.READ]:
+            if who is Asks.AHEAD and entry.generation == self.generation:
+                break
+            yield entry
+        for entry in self._lines[Line.AHEAD]:
+            if who is not Asks.TAIL and self.generation - entry.generation < self._at.patience:
+                break
+            yield entry
+
+    def _send_away(self, entry: Entry, why: str) -> None:
+        del self._lines[entry.line][entry]
+        self.evictions[why] += 1
+        entry.owner.evict(entry)
+
+    def tick(self) -> None:
+        """Begin a generation; what nobody used for long goes, and what is above the target."""
+        self.generation += 1
+        idle = [
+            entry
+            for line in self._lines.values()
+            for entry in itertools.takewhile(self._is_idle, line)
+        ]
+        for entry in idle[: self._at.victims_max]:
+            self._send_away(entry, "idle")
+        self._make_room(0, Asks.AHEAD)
+
+    def _is_idle(self, entry: Entry) -> bool:
+        return self.generation - entry.generation >= self._at.idle
+
+    # Entries: owners say what becomes of them
+
+    def add(self, entry: Entry) -> None:
+        """Begin to watch an entry, as the last to go."""
+        self._enter(entry)
+
+    def remove(self, entry: Entry) -> None:
+        """Stop watching an entry; whoever pins it still does."""
+        self._leave(entry)
+
+    def move(self, entry: Entry, line: Line) -> None:
+        """Put an entry into another line, at its end."""
+        self._leave(entry)
+        entry.line = line
+        self._enter(entry)
+
+    def pin(self, entry: Entry) -> None:
+        """Keep an entry until it is unpinned as often: somebody reads it."""
+        self._leave(entry)
+        entry.pins += 1
+        if entry.line is Line.AHEAD:
+            entry.line = Line.READ
+
+    def unpin(self, entry: Entry) -> None:
+        """Let go of an entry, which was used just now."""
+        assert entry.pins > 0, "unpinned more often than pinned"
+        entry.pins -= 1
+        if entry.forgotten:
+            if entry.pins == 0:
+                self._store.delete(entry.address)
+            return
+        self._enter(entry)
+
+    def touch(self, entry: Entry) -> None:
+        """Note that an entry was used."""
+        self.pin(entry)
+        self.unpin(entry)
+
+    def _enter(self, entry: Entry) -> None:
+        entry.generation = self.generation
+        if entry.pins == 0 and entry.line is not Line.UNSTORED:
+            self._lines[entry.line][entry] = None
+
+    def _leave(self, entry: Entry) -> None:
+        if entry.line is not Line.UNSTORED:
+            self._lines[entry.line].pop(entry, None)

@@ -1,0 +1,195 @@
+"""Who goes, who is let in, and that a cache smaller than what is read does not go round."""
+
+import pytest
+
+from tierlog_reader.cache.layout import Layout
+from tierlog_reader.cache.manager import Asks, CacheManager, Thresholds
+from tierlog_reader.cache.store import StreamingCache
+from tierlog_reader.read_index import ReadIndex
+
+LAYOUT = Layout(64, 8)
+BLOCK = 64
+
+
+class Room:
+    """A cache of 20 buffers, 140 blocks of data; metadata takes another 20."""
+
+    def __init__(self, **thresholds) -> None:
+        self.store = StreamingCache(20 * LAYOUT.buffer_len, LAYOUT)
+        self.manager = CacheManager(self.store, Thresholds(**thresholds))
+
+    def index(self, **named) -> ReadIndex:
+        return ReadIndex(self.store, self.manager, entry_bytes_max=4 * BLOCK, **named)
+
+    @property
+    def blocks(self) -> int:
+        return self.store.state().used // BLOCK
+
+
+def data(blocks: int) -> bytes:
+    return b"x" * blocks * BLOCK
+
+
+@pytest.mark.covers("C11", "C12")
+def test_the_longest_unused_goes_first():
+    room = Room()
+    index = room.index()
+    for number in range(31):
+        assert index.fill(number * 4 * BLOCK, data(4), Asks.WANTED)
+    lease = index.read(0, 1)
+    assert lease is not None
+    lease.release()
+    assert room.blocks <= 0.9 * 160
+    before = {start for start, _ in index.entries()}
+    assert index.fill(1000 * BLOCK, data(4), Asks.WANTED)
+    after = {start for start, _ in index.entries()}
+    assert 0 in after, "it was read a moment ago"
+    assert before - after == {min(before - {0})}
+
+
+@pytest.mark.parametrize(
+    ("who", "share"), [(Asks.AHEAD, 0.75), (Asks.WANTED, 0.9), (Asks.TAIL, 1.0)]
+)
+def test_each_is_let_in_up_to_its_share(who, share):
+    """Nothing may go, so all that is let in stays."""
+    room = Room()
+    room.index(stored_end=0)
+    index = room.index()
+    number = 0
+    while room.manager.promise(BLOCK, who):
+        number += 1
+    assert room.manager.refusals == {who.value: 1}
+    assert 20 + number == int(160 * share)
+    for _ in range(number):
+        room.manager.settle(BLOCK)
+    assert index.fill(0, data(1), who)
+
+
+@pytest.mark.covers("C15")
+def test_what_was_promised_counts_until_it_is_settled():
+    room = Room()
+    assert room.manager.promise(100 * BLOCK, Asks.AHEAD)
+    assert room.manager.used == 120 / 160
+    assert not room.manager.promise(1, Asks.AHEAD)
+    assert room.index().fill(0, data(1), Asks.AHEAD) == 0
+    room.manager.settle(100 * BLOCK)
+    assert room.index().fill(0, data(1), Asks.AHEAD) == BLOCK
+
+
+def test_bytes_that_tier_2_lacks_stay_however_full_it_is():
+    room = Room()
+    tail = room.index(stored_end=0)
+    appended = 0
+    while tail.append(appended, data(1)):
+        appended += BLOCK
+    assert appended == 140 * BLOCK, "the tail may use all of it"
+    other = room.index()
+    for who in Asks:
+        assert other.fill(0, data(1), who) == 0
+    assert room.manager.evictions == {}
+    # One byte short of an entry's end is not the whole entry.
+    tail.stored(4 * BLOCK - 1)
+    assert other.fill(0, data(1), Asks.TAIL) == 0
+    tail.stored(4 * BLOCK)
+    assert other.fill(0, data(1), Asks.TAIL) == BLOCK
+    assert room.manager.evictions == {"tail": 1}
+
+
+def test_the_tail_goes_on_while_the_cache_is_full_of_other_things():
+    room = Room()
+    cold = room.index()
+    for number in range(60):
+        cold.fill(number * 4 * BLOCK, data(4), Asks.AHEAD)
+        cold.fill((100 + number) * 4 * BLOCK, data(4), Asks.WANTED)
+    tail = room.index(stored_end=0)
+    assert all(tail.append(number * BLOCK, data(1)) for number in range(140))
+
+
+def test_what_would_not_be_enough_is_not_sent_away():
+    room = Room()
+    tail, cold = room.index(stored_end=0), room.index()
+    cold.fill(0, data(4), Asks.WANTED)
+    for number in range(121):
+        assert tail.append(number * BLOCK, data(1))
+    assert cold.fill(100 * BLOCK, data(4), Asks.WANTED) == 0
+    assert cold.entries() == [(0, 4 * BLOCK)], "gone for nothing"
+
+
+def test_one_call_sends_away_a_bounded_number():
+    room = Room(victims_max=3)
+    index = room.index()
+    for number in range(120):
+        index.fill(number * 2 * BLOCK, data(1), Asks.WANTED)
+    assert not room.manager.promise(10 * BLOCK, Asks.WANTED), "not enough at once …"
+    assert room.manager.evictions == {"wanted": 3}
+    assert room.manager.promise(10 * BLOCK, Asks.WANTED), "… but it gets on"
+
+
+def test_a_tick_goes_down_to_the_target_and_drops_what_is_idle():
+    room = Room(idle=20)
+    index = room.index()
+    for number in range(31):
+        index.fill(number * 4 * BLOCK, data(4), Asks.WANTED)
+    assert room.manager.used > 0.75
+    room.manager.tick()
+    assert room.manager.used <= 0.75
+    for _ in range(18):
+        room.manager.tick()
+    assert room.blocks > 0
+    room.manager.tick()
+    assert room.blocks == 0
+
+
+def test_what_was_fetched_ahead_is_not_sent_away_to_fetch_ahead():
+    room = Room()
+    first, second = room.index(), room.index()
+    for number in range(25):
+        assert first.fill(number * 4 * BLOCK, data(4), Asks.AHEAD)
+    room.manager.tick()
+    assert second.fill(0, data(4), Asks.AHEAD) == 0
+    for _ in range(9):
+        room.manager.tick()
+    assert second.fill(0, data(4), Asks.AHEAD), "nobody came for it in ten generations"
+
+
+@pytest.mark.parametrize("readers", [1, 4, 16])
+def test_a_working_set_larger_than_the_cache_is_fetched_once_through(readers):
+    """Each reader goes through bytes of its own, ten times the cache in all, one range ahead."""
+    room = Room()
+    size, ranges = 4 * BLOCK, 350 // readers
+    indexes = [room.index() for _ in range(readers)]
+    fetched = [[0] * (ranges + 2) for _ in range(readers)]
+    for step in range(ranges):
+        room.manager.tick()
+        for index, count in zip(indexes, fetched, strict=True):
+            for ahead in (step + 1, step + 2):
+                gaps = index.missing(ahead * size, (ahead + 1) * size)
+                if ahead < ranges and gaps and room.manager.promise(size, Asks.AHEAD):
+                    room.manager.settle(size)
+                    count[ahead] += 1
+                    assert index.fill(ahead * size, data(4), Asks.AHEAD) == size
+            lease = index.read(step * size, size)
+            if lease is None:  # fetched, sent, and kept when there is room
+                count[step] += 1
+                index.fill(step * size, data(4), Asks.WANTED)
+                continue
+            assert len(lease) == size
+            lease.release()
+    assert all(each == 1 for count in fetched for each in count[:ranges])
+
+
+def test_a_pinned_entry_stays_and_takes_its_place_in_line_again():
+    room = Room()
+    index = room.index()
+    index.fill(0, data(4), Asks.AHEAD)
+    lease = index.read(0, BLOCK)
+    assert lease is not None
+    tail = room.index(stored_end=0)
+    appended = 0
+    while tail.append(appended, data(1)):
+        appended += BLOCK
+    assert index.entries() == [(0, 4 * BLOCK)]
+    assert bytes(lease.views[0]) == data(1)
+    lease.release()
+    assert tail.append(appended, data(1))
+    assert index.entries() == []
