@@ -30,6 +30,9 @@ from tierlog.ports.event_log import EventPlace, StoredEvent
 
 BATCH_MAX: Final = 50
 POLL_S: Final = 0.5
+_NO_LEADER: Final = frozenset(
+    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+)
 
 Ends = dict[int, tuple[int, int]]
 """From where and until where each partition is read."""
@@ -172,11 +175,22 @@ def _partitions(consumer: Consumer, topic: str, timeout_s: float) -> list[int]:
 
 
 def _bounds(consumer: Consumer, topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
-    bounds = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
-    if bounds is None:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
-    low, high = bounds
-    return low, high
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            bounds = consumer.get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=timeout_s
+            )
+        except KafkaException as error:
+            # A partition that was just made, or whose leader went, has one shortly.
+            if error.args[0].code() not in _NO_LEADER or time.monotonic() >= deadline_s:
+                raise
+            time.sleep(POLL_S)
+        else:
+            if bounds is None:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001
+            low, high = bounds
+            return low, high
 
 
 def _assign(consumer: Consumer, topic: str, ends: Ends) -> None:
