@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import structlog
 
 from tierlog.catalog.streams import StreamSnapshot
+from tierlog.ledger.reader import KnownEnd
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName
 from tierlog.model.offload import OffloadContext
@@ -46,6 +47,9 @@ TAIL_SLICE_S: Final = 0.25
 # entry carries it: "nothing there" is said only after that time, so that who has just appended
 # and now reads finds what it appended.
 TAIL_GRACE_S: Final = 0.025
+# So long the end of a stream is looked for: from a pause that an owner's word takes, growing.
+END_S_MAX: Final = 2.0
+END_PAUSE_S_FIRST: Final = 0.005
 GONE_REASONS: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.NO_SUCH_ENTRY})
 
 
@@ -56,8 +60,8 @@ class Tier1(Protocol):
         """Return frames up to the LAC; NOT_YET after ``budget.wait_s`` without any."""
         ...
 
-    async def last_confirmed(self, ledger_id: LedgerId) -> EntryId:
-        """Return the LAC of an open ledger."""
+    async def end(self, ledger_id: LedgerId) -> KnownEnd:
+        """Return an open ledger's LAC, and the last entry that a node of it has."""
         ...
 
 
@@ -134,36 +138,55 @@ class StreamSource:
                 where = place.resume
 
     async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
-        """Return the first readable position, and the one behind the last confirmed entry."""
-        snapshot = _with_entries(await self._views.stream(stream, fresh=True))
-        state = _Try(deadline_s=0.0)
-        latest = locate(
-            stream, snapshot.ledgers, Edge.LATEST, trimmed_end=snapshot.stream.trimmed_end
-        )
-        if isinstance(latest, BehindLast):
-            await asyncio.sleep(TAIL_GRACE_S)
-        place = await self._settled(latest, state)
-        if place is None:
-            return await self.bounds(stream)
-        if not snapshot.ledgers or place.resume in {Edge.EARLIEST, snapshot.stream.trimmed_end}:
+        """Return the first readable position, and the one behind the last confirmed entry.
+
+        All that was acknowledged before the call is before that end. Raises UNKNOWN while it
+        can't be told: too few nodes answer, or they have more than they know to be confirmed
+        and its owner is gone.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s, pause_s = loop.time() + END_S_MAX, END_PAUSE_S_FIRST
+        written: tuple[LedgerId, EntryId] | None = None
+        while True:
+            snapshot = _with_entries(await self._views.stream(stream, fresh=True))
+            trimmed_end = snapshot.stream.trimmed_end
+            place = locate(stream, snapshot.ledgers, Edge.LATEST, trimmed_end=trimmed_end)
+            if not isinstance(place, BehindLast):
+                break
+            ledger_id = place.ledger.ledger_id
+            known = await self._end(place)
+            if known is not None:
+                last = known.last_add_confirmed
+                if written is None and known.covered:
+                    written = ledger_id, known.last_entry_id
+                if written is not None and (written[0] != ledger_id or last >= written[1]):
+                    place = _spot(place, last)
+                    break
+            if loop.time() + pause_s > deadline_s:
+                raise _no_end(stream, ledger_id)
+            await asyncio.sleep(pause_s)
+            pause_s = min(TAIL_SLICE_S, 2 * pause_s)
+        if not snapshot.ledgers or place.resume in {Edge.EARLIEST, trimmed_end}:
             return place.resume, place.resume
         return Position(snapshot.ledgers[0].ledger_id, EntryId(0)), place.resume
+
+    async def _end(self, place: BehindLast) -> KnownEnd | None:
+        """Return what is known of an open ledger's end; None: it went, look again."""
+        try:
+            return await self._tier1.end(place.ledger.ledger_id)
+        except RefusedError as error:
+            _reraise_unless_gone(error)
+            return None
 
     async def _settled(self, place: Place, state: _Try) -> Spot | AtEnd | None:
         """Turn "behind the last entry" into a spot; None: the ledger went, look again."""
         if not isinstance(place, BehindLast):
             return place
-        try:
-            last = await self._tier1.last_confirmed(place.ledger.ledger_id)
-        except RefusedError as error:
-            _reraise_unless_gone(error)
+        known = await self._end(place)
+        if known is None:
             state.fresh = True
             return None
-        entry_id = EntryId(last + 1)
-        if last == NO_ENTRY:
-            return Spot(ledger=place.ledger, entry_id=entry_id, resume=place.resume)
-        resume = Position(place.ledger.ledger_id, entry_id)
-        return Spot(ledger=place.ledger, entry_id=entry_id, resume=resume)
+        return _spot(place, known.last_add_confirmed)
 
     async def _wait_at_end(self, place: AtEnd, state: _Try) -> Answer | None:
         # What is old is looked at again first: an append just acknowledged is never missed.
@@ -224,10 +247,28 @@ class StreamSource:
                 return None
         else:
             return Answer(chunk=chunk, resume=chunk.end)
-        last = await self._tier1.last_confirmed(ledger_id)
+        last = (await self._tier1.end(ledger_id)).last_add_confirmed
         if spot.entry_id > last + 1:
             raise not_yet(stream, Position(ledger_id, spot.entry_id), last=last)
         return Answer(chunk=None, resume=spot.resume)
+
+
+def _spot(place: BehindLast, last: EntryId) -> Spot:
+    """Return the spot behind the last confirmed entry of an open ledger."""
+    entry_id = EntryId(last + 1)
+    resume = place.resume if last == NO_ENTRY else Position(place.ledger.ledger_id, entry_id)
+    return Spot(ledger=place.ledger, entry_id=entry_id, resume=resume)
+
+
+def _no_end(stream: StreamName, ledger_id: LedgerId) -> RetryableError:
+    return RetryableError(
+        f"where stream {stream} ends is not known: too few nodes of its ledger {ledger_id} answer,"
+        " or they have entries that nobody says are confirmed",
+        reason=Reason.UNKNOWN,
+        remedy="Wait until an ingest node has recovered the ledger, which it does by itself; see:"
+        f" tierlog ledger ls {stream}. What is known to be confirmed can be read with --follow",
+        details={"stream": stream, "ledger_id": str(ledger_id)},
+    )
 
 
 def _with_entries(snapshot: StreamSnapshot) -> StreamSnapshot:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from tierlog.format.checksum import Buffer
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
-from tierlog.ledger.reader import OnDamage, Tier1ReadHandle, closing_runs, log_damage
+from tierlog.ledger.reader import KnownEnd, OnDamage, Tier1ReadHandle, closing_runs, log_damage
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
@@ -99,9 +99,9 @@ class StorageNodeTier(Generic[Node]):
             remedy="Wait for producers",
         )
 
-    async def last_confirmed(self, ledger_id: LedgerId) -> EntryId:
-        """Return the highest LAC that a node of the ledger knows."""
-        return await (await self._open(ledger_id)).last_add_confirmed()
+    async def end(self, ledger_id: LedgerId) -> KnownEnd:
+        """Return the highest LAC that a node of the ledger knows, and the last entry of any."""
+        return await (await self._open(ledger_id)).end()
 
     async def _open(self, ledger_id: LedgerId, *, closed: bool = False) -> Tier1ReadHandle[Node]:
         """Return a ledger's handle; ``closed``: the stream says so, and so must its metadata."""

@@ -119,21 +119,11 @@ class OneRecovery:
             lost=tuple(self._lost),
         )
 
-    @property
-    def _enough(self) -> int:
-        """So many nodes of a write set leave no ack quorum without one of them."""
-        return self._metadata.write_quorum - self._metadata.ack_quorum + 1
-
     async def fence(self) -> EntryId:
         """Wait until nothing can be acknowledged any more; return the highest LAC known."""
-        ensemble = self._metadata.segments[-1].ensemble
-        write_sets = self._write_sets(ensemble)
 
         def decide() -> EntryId | None:
-            covered = all(
-                sum(node_id in self._lacs for node_id in write_set) >= self._enough
-                for write_set in write_sets
-            )
+            covered = self._metadata.is_covered(self._lacs)
             if covered or self._asking.is_vain(self.unfenced, self._unfenced):
                 return max(self._lacs.values(), default=NO_ENTRY)
             return None
@@ -145,12 +135,6 @@ class OneRecovery:
             self._lacs[node_id] = (await client.fence(self._ledger_id)).last_add_confirmed
 
         await self._asking.ask(node_id, "fence", fence, self._unfenced)
-
-    def _write_sets(self, ensemble: Sequence[NodeId]) -> list[list[NodeId]]:
-        size, quorum = len(ensemble), self._metadata.write_quorum
-        return [
-            [ensemble[(start + step) % size] for step in range(quorum)] for start in range(size)
-        ]
 
     async def rewrite(self, lac: EntryId) -> tuple[EntryId, int]:
         """Read to the end, re-write what may not have its quorum; return last id and length."""
@@ -236,7 +220,7 @@ class OneRecovery:
                 return found.batches[0]
             if self._metadata.write_set(position) != write_set:
                 return _Verdict.MOVED
-            if len(found.absent) >= self._enough:
+            if len(found.absent) >= self._metadata.covering:
                 return _Verdict.ABSENT
             silent = [one for one in write_set if one not in found.absent]
             return _Verdict.LOST if self._asking.is_vain(silent, found.failed) else None

@@ -37,7 +37,7 @@ from tierlog.model.errors import (
 )
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
-from tierlog.ports.storage_node import StorageNodeControl
+from tierlog.ports.storage_node import LacAnswer, StorageNodeControl
 from tierlog.ports.waiting import Helpers
 
 log = structlog.get_logger()
@@ -74,6 +74,17 @@ DEFAULT_LIMITS = ReaderLimits()
 def log_damage(ledger_id: LedgerId, node_id: NodeId, entry_id: EntryId | None) -> None:
     """Say that a copy is damaged or missing, where nobody repairs it."""
     log.warning("replica.damaged", ledger_id=ledger_id, node_id=node_id, entry_id=entry_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownEnd:
+    """What the nodes of a ledger know of its end; -1 where they know none."""
+
+    last_add_confirmed: EntryId
+    last_entry_id: EntryId
+    """The last one that any of those who answered has, confirmed or not."""
+    covered: bool
+    """So many answered that no acknowledged entry is behind that one."""
 
 
 @dataclass(slots=True)
@@ -170,13 +181,18 @@ class Tier1ReadHandle(Generic[Node]):
         return self._metadata.state is LedgerState.CLOSED
 
     async def last_add_confirmed(self) -> EntryId:
-        """Return the last entry of a closed ledger, else the highest LAC that a node knows.
+        """Return the last entry of a closed ledger, else the highest LAC that a node knows."""
+        return (await self.end()).last_add_confirmed
 
-        A node that is slow to answer is not waited for once another one has.
+    async def end(self) -> KnownEnd:
+        """Return the last entry of a closed ledger, else the most that its nodes know of its end.
+
+        A node that is slow to answer is not waited for once enough others have.
         """
         if self._closed:
-            return self._metadata.last_entry_id
-        known: list[EntryId] = []
+            last = self._metadata.last_entry_id
+            return KnownEnd(last_add_confirmed=last, last_entry_id=last, covered=True)
+        known: dict[NodeId, LacAnswer] = {}
         trouble: list[TierlogError] = []
         loop = asyncio.get_running_loop()
         async with Helpers() as tasks:
@@ -188,7 +204,8 @@ class Tier1ReadHandle(Generic[Node]):
             while asked:
                 if known and known_s is None:
                     known_s = loop.time()
-                if known and all(map(self._nodes.failed_lately, asked.values())):
+                covered = self._metadata.is_covered(known)
+                if covered and all(map(self._nodes.failed_lately, asked.values())):
                     break
                 left_s = None
                 if known_s is not None:
@@ -199,6 +216,7 @@ class Tier1ReadHandle(Generic[Node]):
                 if not done:
                     for node_id in asked.values():
                         self._nodes.failed(node_id)
+                    break
                 for task in done:
                     del asked[task]
         if not known:
@@ -207,20 +225,24 @@ class Tier1ReadHandle(Generic[Node]):
                 reason=Reason.UNKNOWN,
                 remedy="Check that the ledger's storage nodes are up",
             ) from trouble[0]
-        return max(known)
+        # A segment begins behind the LAC of its time, which its own nodes may not have been told.
+        before = EntryId(self._metadata.segments[-1].first_entry_id - 1)
+        return KnownEnd(
+            last_add_confirmed=max(before, *(one.last_add_confirmed for one in known.values())),
+            last_entry_id=max(before, *(one.last_entry_id for one in known.values())),
+            covered=self._metadata.is_covered(known),
+        )
 
     async def _ask_lac(
-        self, node_id: NodeId, known: list[EntryId], trouble: list[TierlogError]
+        self, node_id: NodeId, known: dict[NodeId, LacAnswer], trouble: list[TierlogError]
     ) -> None:
         client: Node | None = None
         try:
             client = await self._nodes.client(node_id)
-            answer = await client.last_add_confirmed(self._ledger_id)
+            known[node_id] = await client.last_add_confirmed(self._ledger_id)
         except TierlogError as error:
             trouble.append(error)
             await self._drop(node_id, client, error)
-        else:
-            known.append(answer.last_add_confirmed)
 
     async def read_runs(
         self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0

@@ -9,7 +9,7 @@ Invariants:
     * A closed ledger never changes again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import Final, Self
@@ -121,6 +121,21 @@ class LedgerMetadata:
         return tuple(
             segment.ensemble[(stripe + step) % self.ensemble_size]
             for step in range(self.write_quorum)
+        )
+
+    @property
+    def covering(self) -> int:
+        """So many nodes of a write set leave no ack quorum without one of them."""
+        return self.write_quorum - self.ack_quorum + 1
+
+    def is_covered(self, answered: Container[NodeId]) -> bool:
+        """Tell whether no ack quorum of the last segment is without a node that answered."""
+        ensemble = self.segments[-1].ensemble
+        size = len(ensemble)
+        return all(
+            sum(ensemble[(start + step) % size] in answered for step in range(self.write_quorum))
+            >= self.covering
+            for start in range(size)
         )
 
     def segment_of(self, entry_id: EntryId) -> Segment:

@@ -4,6 +4,7 @@
 # mypy: disable-error-code="index,arg-type,union-attr,var-annotated,assignment"
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -176,6 +177,47 @@ def test_where_an_open_ledger_ends_no_silent_node_delays_for_long():
             async with asyncio.timeout(5):
                 await handle.last_add_confirmed()
         assert len(asyncio.all_tasks()) == 1
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("quorums", "away", "covered"),
+    [
+        ((3, 3, 2), (), True),
+        ((3, 3, 2), ("n1",), True),
+        ((3, 3, 2), ("n1", "n2"), False),
+        ((3, 2, 2), ("n1",), True),
+        ((3, 2, 2), ("n1", "n2"), False),
+        ((3, 3, 3), ("n1", "n2"), True),
+        ((3, 2, 1), ("n1",), False),
+    ],
+)
+def test_an_end_is_covered_when_no_ack_quorum_can_hide_behind_those_that_are_away(
+    quorums, away, covered
+):
+    async def main():
+        cluster = SmallCluster(3)
+        where = SIX[:2]
+        catalog, _, ledger_id, metadata = await left_behind(cluster, quorums=quorums, where=where)
+        for name in away:
+            cluster.nodes[name].down = True
+        handle = Tier1ReadHandle(ledger_id, metadata, cluster.directory(catalog))
+        end = await handle.end()
+        assert (end.last_add_confirmed, end.last_entry_id, end.covered) == (1, 3, covered)
+
+    run_virtual(main())
+
+
+def test_what_is_before_the_last_segment_is_confirmed_whatever_its_nodes_were_told():
+    async def main():
+        cluster = SmallCluster(3)
+        catalog, _, ledger_id, metadata = await left_behind(cluster, quorums=(3, 3, 2), where=[])
+        segment = replace(metadata.segments[0], first_entry_id=7)
+        metadata = replace(metadata, segments=(*metadata.segments, segment))
+        handle = Tier1ReadHandle(ledger_id, metadata, cluster.directory(catalog))
+        end = await handle.end()
+        assert (end.last_add_confirmed, end.last_entry_id) == (6, 6)
 
     run_virtual(main())
 

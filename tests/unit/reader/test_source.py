@@ -9,7 +9,7 @@ from tierlog.adapters.memory.faults import Faults
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.policy import Policy
-from tierlog.model.position import Edge
+from tierlog.model.position import Edge, Position
 from tierlog_reader.places import Tier
 
 
@@ -242,12 +242,62 @@ async def test_a_ledger_just_closed_is_not_read_by_an_older_look_at_it():
     await world.start()
     ledger_id = await world.opened(C, lac=-1)
     async with world.reader(age_s=1000) as source:
-        await source.bounds(STREAM)
+        empty = await source.read(STREAM, Edge.EARLIEST, budget())
+        assert empty.chunk is None
         await world.catalog().ledgers.close(
             world.claimed, ledger_id, last_entry_id=EntryId(len(C) - 1), length=sum(map(len, C))
         )
         await source.bounds(STREAM)
         assert await world.read_all(source) == C
+
+
+@on_virtual_time
+async def test_an_end_that_nobody_confirms_is_unknown_and_found_once_it_is_confirmed_or_closed():
+    """As after a crash of all nodes at once: what was told of the last entries is forgotten."""
+    world = ReaderWorld()
+    await world.start()
+    for ledger_ends in ("confirmed", "closed"):
+        ledger_id = await world.opened(C, lac=-1)
+        last = EntryId(len(C) - 1)
+        async with world.reader() as source:
+            with pytest.raises(RetryableError) as caught:
+                await source.bounds(STREAM)
+            assert caught.value.reason is Reason.UNKNOWN
+            async with asyncio.TaskGroup() as group:
+                asked = group.create_task(source.bounds(STREAM))
+                await asyncio.sleep(1)
+                assert not asked.done()
+                if ledger_ends == "confirmed":
+                    world.node.confirm(ledger_id, last)
+                else:
+                    await world.catalog().ledgers.close(
+                        world.claimed, ledger_id, last_entry_id=last, length=sum(map(len, C))
+                    )
+            assert asked.result()[1] == at(ledger_id, len(C))
+        if ledger_ends == "confirmed":
+            await world.catalog().ledgers.close(
+                world.claimed, ledger_id, last_entry_id=last, length=sum(map(len, C))
+            )
+
+
+@on_virtual_time
+async def test_the_end_is_found_though_a_producer_is_always_ahead_of_what_is_confirmed():
+    world = ReaderWorld()
+    await world.start()
+    ledger_id = await world.opened([b"first"], lac=-1)
+
+    async def produce():
+        for number in range(1, 10_000):
+            await world.write(ledger_id, [b"next"], first=number, lac=number - 1)
+            await asyncio.sleep(0.002)
+
+    async with world.reader() as source, asyncio.TaskGroup() as group:
+        producing = group.create_task(produce())
+        await asyncio.sleep(0.1)
+        end = (await source.bounds(STREAM))[1]
+        assert isinstance(end, Position)
+        assert 50 <= end.entry_id <= 60
+        producing.cancel()
 
 
 @on_virtual_time
