@@ -11,9 +11,9 @@ Cancellation: a read keeps nothing that another one waits for.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -41,6 +41,8 @@ from tierlog_reader.views import Views
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 # A roll-over is noticed that late at most, while a read waits at a ledger's end.
 TAIL_SLICE_S: Final = 0.25
 # An owner tells the nodes of an acknowledgement a few milliseconds late at most, where no later
@@ -60,8 +62,12 @@ class Tier1(Protocol):
         """Return frames up to the LAC; NOT_YET after ``budget.wait_s`` without any."""
         ...
 
+    async def last_confirmed(self, ledger_id: LedgerId) -> EntryId:
+        """Return the LAC of an open ledger."""
+        ...
+
     async def end(self, ledger_id: LedgerId) -> KnownEnd:
-        """Return an open ledger's LAC, and the last entry that a node of it has."""
+        """Return an open ledger's LAC, and the last entry that a node has which is of it now."""
         ...
 
 
@@ -154,7 +160,7 @@ class StreamSource:
             if not isinstance(place, BehindLast):
                 break
             ledger_id = place.ledger.ledger_id
-            known = await self._end(place)
+            known = await _unless_gone(self._tier1.end(ledger_id))
             if known is not None:
                 last = known.last_add_confirmed
                 if written is None and known.covered:
@@ -170,23 +176,15 @@ class StreamSource:
             return place.resume, place.resume
         return Position(snapshot.ledgers[0].ledger_id, EntryId(0)), place.resume
 
-    async def _end(self, place: BehindLast) -> KnownEnd | None:
-        """Return what is known of an open ledger's end; None: it went, look again."""
-        try:
-            return await self._tier1.end(place.ledger.ledger_id)
-        except RefusedError as error:
-            _reraise_unless_gone(error)
-            return None
-
     async def _settled(self, place: Place, state: _Try) -> Spot | AtEnd | None:
         """Turn "behind the last entry" into a spot; None: the ledger went, look again."""
         if not isinstance(place, BehindLast):
             return place
-        known = await self._end(place)
-        if known is None:
+        last = await _unless_gone(self._tier1.last_confirmed(place.ledger.ledger_id))
+        if last is None:
             state.fresh = True
             return None
-        return _spot(place, known.last_add_confirmed)
+        return _spot(place, last)
 
     async def _wait_at_end(self, place: AtEnd, state: _Try) -> Answer | None:
         # What is old is looked at again first: an append just acknowledged is never missed.
@@ -247,7 +245,7 @@ class StreamSource:
                 return None
         else:
             return Answer(chunk=chunk, resume=chunk.end)
-        last = (await self._tier1.end(ledger_id)).last_add_confirmed
+        last = await self._tier1.last_confirmed(ledger_id)
         if spot.entry_id > last + 1:
             raise not_yet(stream, Position(ledger_id, spot.entry_id), last=last)
         return Answer(chunk=None, resume=spot.resume)
@@ -286,6 +284,15 @@ def _unknown(error: TierlogError) -> TierlogError:
     return RetryableError(
         error.message, reason=Reason.UNKNOWN, remedy="Try again in a moment", details=error.details
     )
+
+
+async def _unless_gone(asked: Awaitable[T]) -> T | None:
+    """Return what tier 1 says of an open ledger; None: it went, look again."""
+    try:
+        return await asked
+    except RefusedError as error:
+        _reraise_unless_gone(error)
+        return None
 
 
 def _reraise_unless_gone(error: TierlogError) -> None:
