@@ -18,7 +18,7 @@ Cancellation: replicas that are not needed any more are let go before their answ
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -84,7 +84,7 @@ class KnownEnd:
     last_entry_id: EntryId
     """The last one that any of those who answered has, confirmed or not."""
     covered: bool
-    """So many answered that no acknowledged entry is behind that one."""
+    """So many answered, and without doubt, that no acknowledged entry is behind that one."""
 
 
 @dataclass(slots=True)
@@ -210,7 +210,7 @@ class Tier1ReadHandle(Generic[Node]):
             while asked:
                 if known and known_s is None:
                     known_s = loop.time()
-                enough = self._metadata.is_covered(known) if covering else bool(known)
+                enough = self._is_covered(known) if covering else bool(known)
                 if enough and all(map(self._nodes.failed_lately, asked.values())):
                     break
                 left_s = None
@@ -236,8 +236,12 @@ class Tier1ReadHandle(Generic[Node]):
         return KnownEnd(
             last_add_confirmed=max(before, *(one.last_add_confirmed for one in known.values())),
             last_entry_id=max(before, *(one.last_entry_id for one in known.values())),
-            covered=self._metadata.is_covered(known),
+            covered=self._is_covered(known),
         )
+
+    def _is_covered(self, known: Mapping[NodeId, LacAnswer]) -> bool:
+        """Tell whether no acknowledged entry is behind the last one of all who answered."""
+        return self._metadata.is_covered([one for one in known if not known[one].doubtful])
 
     async def _ask_lac(
         self, node_id: NodeId, known: dict[NodeId, LacAnswer], trouble: list[TierlogError]
