@@ -49,7 +49,8 @@ TAIL_SLICE_S: Final = 0.25
 # entry carries it: "nothing there" is said only after that time, so that who has just appended
 # and now reads finds what it appended.
 TAIL_GRACE_S: Final = 0.025
-# So long the end of a stream is looked for: from a pause that an owner's word takes, growing.
+# So long the end of a stream is looked for without coming nearer to it, with pauses that grow from
+# what an owner's word takes. An owner whose disks are busy confirms what it has sent by and by.
 END_S_MAX: Final = 2.0
 END_PAUSE_S_FIRST: Final = 0.005
 GONE_REASONS: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.NO_SUCH_ENTRY})
@@ -153,6 +154,7 @@ class StreamSource:
         loop = asyncio.get_running_loop()
         deadline_s, pause_s = loop.time() + END_S_MAX, END_PAUSE_S_FIRST
         written: tuple[LedgerId, EntryId] | None = None
+        nearest = NO_ENTRY
         while True:
             snapshot = _with_entries(await self._views.stream(stream, fresh=True))
             trimmed_end = snapshot.stream.trimmed_end
@@ -168,6 +170,8 @@ class StreamSource:
                 if written is not None and (written[0] != ledger_id or last >= written[1]):
                     place = _spot(place, last)
                     break
+                if written is not None and last > nearest:
+                    nearest, deadline_s = last, loop.time() + END_S_MAX
             if loop.time() + pause_s > deadline_s:
                 raise _no_end(stream, ledger_id)
             await asyncio.sleep(pause_s)
