@@ -1,4 +1,4 @@
-"""Claim: a sorted container finds the entry of an offset sooner than a balanced tree of our own.
+"""Claim: inserts into a sorted container are cheaper than into a balanced tree, lookups dearer.
 
 sorted    ``SortedDict``, as the reader's index has it
 avl       an AVL tree written here, the seed's choice, as lean as Python lets it be
