@@ -214,11 +214,11 @@ class Actions:
         log.info("tier1.deleted", ledger_id=ledger_id, uuid=str(uuid))
 
     async def _still_ordered(self, name: StreamName, grounds: TrimGrounds) -> bool:
-        """Tell whether what was decided would be decided now; if not, the next pass decides."""
+        """Tell whether policy and pause are as decided by; if not, the next pass decides."""
         stream = await self._catalog.streams.get(name)
         now = TrimGrounds.of(stream, await self._catalog.policies.levels())
-        if now.paused or now != grounds:
-            log.info("tier1.kept", stream=name, cause="a pause, a policy or a wish was changed")
+        if now.paused or now.policy != grounds.policy:
+            log.info("tier1.kept", stream=name, cause="it was paused, or its policy was changed")
             return False
         return True
 
