@@ -16,6 +16,8 @@ from typing import Final
 
 from sortedcontainers import SortedDict
 
+from common import positive
+
 ROUNDS: Final = 5
 
 
@@ -146,7 +148,7 @@ def measure(make: Callable[[], AvlTree | Sorted], keys: list[int]) -> dict[str, 
 def main() -> None:
     """Measure and tell."""
     parser = argparse.ArgumentParser(description="the read index's map")
-    parser.add_argument("--entries", type=int, default=100_000)
+    parser.add_argument("--entries", type=positive, default=100_000)
     parser.add_argument("--quick", action="store_true", help="small and short: to try it out")
     arguments = parser.parse_args()
     count = 10_000 if arguments.quick else arguments.entries
