@@ -267,9 +267,9 @@ def _no_end(stream: StreamName, ledger_id: LedgerId) -> RetryableError:
         f"where stream {stream} ends is not known: too few nodes of its ledger {ledger_id} answer,"
         " or they have entries that nobody says are confirmed",
         reason=Reason.UNKNOWN,
-        remedy="Wait until an ingest node has recovered the ledger, which it does by itself when the"
-        f" owner is gone; if it lasts, append to the stream or seal it: tierlog stream seal {stream}."
-        " What is known to be confirmed can be read with --follow meanwhile",
+        remedy="Wait until an ingest node has recovered the ledger, as it does by itself where the"
+        " owner is gone; if it lasts, append to the stream, or seal it with: tierlog stream seal"
+        f" {stream}. What is known to be confirmed can be read with --follow meanwhile",
         details={"stream": stream, "ledger_id": str(ledger_id)},
     )
 
