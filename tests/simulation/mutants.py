@@ -291,7 +291,10 @@ def _read_without_fence() -> Iterator[None]:
 def _absent_on_one_answer() -> contextlib.AbstractContextManager[Any]:
     """Take an entry for absent as soon as one node does not have it."""
     return _edited(
-        OneRecovery, "_read", "len(found.absent) >= self._enough", "len(found.absent) >= 1"
+        OneRecovery,
+        "_read",
+        "len(found.absent) >= self._metadata.covering",
+        "len(found.absent) >= 1",
     )
 
 
