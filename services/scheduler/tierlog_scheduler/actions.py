@@ -9,6 +9,7 @@ Invariants:
       does a leader that learns late that it was deposed.
     * A local copy is deleted only after tier 2 was verified anew, for that very attempt, and
       only if the bucket's own manifest names it, and policy and pause are as they were decided by.
+      One that fails for what the objects are puts the copy in doubt; none is deleted for such one.
     * Of a trimmed ledger nothing is deleted before a manifest is there without it.
     * What goes wrong with one action is told, and decided anew at the next pass.
 """
@@ -191,6 +192,8 @@ class Actions:
             return
         copy = context.copy
         assert copy is not None, "a complete context says what was written"
+        # The samples that are read next may miss what was found.
+        context.check_not_doubted()
         if not await self._manifests.may_delete_local(context):
             # One that was begun too: it may be a backup's metadata that say so.
             log.info("tier1.kept", ledger_id=ledger_id, cause="no manifest names its copy yet")
@@ -201,9 +204,9 @@ class Actions:
             # One that was begun too: that may be long ago, and the local copy still stands.
             await self._offloader.verify(ledger_id, uuid, context.location, copy)
         except CorruptError as error:
-            await self._catalog.contexts.record_error(
-                ledger_id, uuid=uuid, error=f"{error.reason.value}: {error}"
-            )
+            cause = f"{error.reason.value}: {error}"
+            await self._catalog.contexts.doubt(ledger_id, uuid=uuid, cause=cause)
+            await self._catalog.contexts.record_error(ledger_id, uuid=uuid, error=cause)
             raise
         # Reading back takes long, and somebody may have stopped it meanwhile.
         if not await self._still_ordered(context.stream, action.grounds):

@@ -18,8 +18,10 @@ from tierlog.model.offload import OffloadContext, OffloadState, PastAttempt
 from tierlog.model.partitions import partition_names
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger
+from tierlog_scheduler.explain import doubt_text
 
 FAILING_MAX = 100
+DOUBTED_MAX = 100
 
 
 class PauseDocument(BaseModel):
@@ -46,11 +48,20 @@ class FailingDocument(BaseModel):
     last_error_ms: int
 
 
+class DoubtedDocument(BaseModel):
+    """A ledger whose complete copy was found damaged, and what helps."""
+
+    ledger_id: int
+    doubt: str
+    doubted_ms: int
+
+
 class OffloadStatusDocument(BaseModel):
     """How far the copies of a stream have come.
 
     ``position``: all before it is in tier 2. ``states``: how many closed ledgers are in each
     state. ``wanted``: ledgers that an admin asked for and that are not there yet; done when 0.
+    ``doubted``: whose local copy stays, since the one in tier 2 was found damaged.
     """
 
     stream: str
@@ -62,6 +73,7 @@ class OffloadStatusDocument(BaseModel):
     waiting_bytes: int
     oldest_waiting_ms: int | None
     failing: list[FailingDocument]
+    doubted: list[DoubtedDocument]
 
 
 class OffloadStatusAnswer(BaseModel):
@@ -286,6 +298,15 @@ def status_of(
             for one, context in left
             if context is not None and context.last_error
         ][:FAILING_MAX],
+        doubted=[
+            DoubtedDocument(
+                ledger_id=one.ledger_id,
+                doubt=doubt_text(context.doubt),
+                doubted_ms=context.doubt.found_ms,
+            )
+            for one, context in closed
+            if context is not None and context.doubt is not None
+        ][:DOUBTED_MAX],
     )
 
 

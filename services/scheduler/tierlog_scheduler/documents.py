@@ -13,6 +13,7 @@ from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import GONE_FROM_TIER1, OffloadContext
 from tierlog.model.policy import MIB, MINUTE_MS, NEVER, Policy
 from tierlog.model.stream import ListedLedger
+from tierlog_scheduler.explain import doubt_text
 
 # Seed name: (own name, factor).
 SEED_NAMES: Final = {
@@ -147,7 +148,11 @@ class AttemptDocument(BaseModel):
 
 
 class OffloadDocument(BaseModel):
-    """Where a ledger is on its way to tier 2."""
+    """Where a ledger is on its way to tier 2.
+
+    ``doubt``: what was found wrong with its complete copy, and what helps; until it does, a local
+    copy stays.
+    """
 
     stream: str
     ledger_id: int
@@ -161,6 +166,8 @@ class OffloadDocument(BaseModel):
     worker: str
     last_error: str
     last_error_ms: int
+    doubt: str | None = None
+    doubted_ms: int | None = None
     length: int | None = None
     bucket: str | None = None
     data_key: str | None = None
@@ -187,6 +194,8 @@ class OffloadDocument(BaseModel):
             worker=context.last_worker,
             last_error=context.last_error,
             last_error_ms=context.last_error_ms,
+            doubt=doubt_text(context.doubt) if context.doubt is not None else None,
+            doubted_ms=context.doubt.found_ms if context.doubt is not None else None,
             length=length,
             bucket=location.bucket if location is not None else None,
             data_key=location.data_key if location is not None else None,

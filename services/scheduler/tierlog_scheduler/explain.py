@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tierlog.model.ids import LedgerId
-from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.offload import DOUBT_REMEDY, Doubt, OffloadContext, OffloadState
 from tierlog.model.policy import threshold
 from tierlog_scheduler.clocks import Now
 from tierlog_scheduler.policy import (
@@ -117,6 +117,8 @@ def _delete_local(view: StreamView, context: OffloadContext, now: Now) -> Iterat
         left_ms, why = 0, "begun, and to be ended"
     elif context.state is not OffloadState.COMPLETE:
         why = f"after it is {context.state.name} no more"
+    elif context.doubt is not None:
+        why = doubt_text(context.doubt)
     elif lag_ms is None:
         why = "deletion_lag is never"
     else:
@@ -124,6 +126,14 @@ def _delete_local(view: StreamView, context: OffloadContext, now: Now) -> Iterat
         why = f"deletion_lag is {lag_ms} ms since its copy was seen complete"
     in_ms = None if left_ms is None else max(0, left_ms)
     yield Step(ledger_id=context.ledger_id, what=What.DELETE_LOCAL, in_ms=in_ms, why=why)
+
+
+def doubt_text(doubt: Doubt) -> str:
+    """Say of a copy what was found wrong with it, and what helps."""
+    return (
+        f"its copy in tier 2 was found damaged: {doubt.cause}; until that is mended, a local copy "
+        f"stays. {DOUBT_REMEDY}"
+    )
 
 
 def _clean(context: OffloadContext) -> Iterator[Step]:

@@ -254,7 +254,10 @@ class Mirror:
 
 def slim(context: OffloadContext) -> OffloadContext:
     """Return what decisions ask of a context."""
-    return replace(context, location=None, copy=None, last_error="", last_worker="", history=())
+    doubt = replace(context.doubt, cause="") if context.doubt is not None else None
+    return replace(
+        context, location=None, copy=None, last_error="", last_worker="", history=(), doubt=doubt
+    )
 
 
 def _policy_of(name: StreamName, snapshot: StreamSnapshot) -> Policy | None:

@@ -11,7 +11,7 @@ Invariants:
       no more than brings what is not offloaded below the threshold. An open ledger counts once
       it is closed: its size is known to its owner alone, and only closed ones can be offloaded.
     * A local copy is deleted only when leaders have been at work for the lag since they saw that
-      very copy complete in tier 2; a lag of -1 never ends.
+      very copy complete in tier 2; a lag of -1 never ends. Never while that copy is in doubt.
     * An abandoned attempt is swept at once, and again, for the last time, after the longest
       request's deadline.
     * Nothing is offloaded nor deleted while an admin has paused the stream.
@@ -210,8 +210,11 @@ def _may_ask(asked: Asked | None, now: Now, delays: Delays) -> bool:
 def _begun_deletions(view: StreamView) -> Iterator[DeleteTier1]:
     """Iterate over what a leader began and did not end: readers take it for gone already."""
     for one in view.ledgers:
-        if one.context is not None and one.context.state is OffloadState.TIER1_DELETING:
-            yield DeleteTier1(context=one.context, grounds=view.grounds)
+        context = one.context
+        if context is None or context.doubt is not None:
+            continue
+        if context.state is OffloadState.TIER1_DELETING:
+            yield DeleteTier1(context=context, grounds=view.grounds)
 
 
 def _deletions(view: StreamView, now: Now) -> Iterator[DeleteTier1]:
@@ -228,7 +231,7 @@ def deletion_due_in_ms(view: StreamView, context: OffloadContext, now: Now) -> i
     """Return when the local copy of a complete ledger is to go; None: never, or not known yet."""
     lag_ms = threshold(view.policy.deletion_lag_ms)
     seen = view.complete_seen.get(context.ledger_id)
-    if lag_ms is None or seen is None or seen.uuid != context.uuid:
+    if context.doubt is not None or lag_ms is None or seen is None or seen.uuid != context.uuid:
         return None
     return lag_ms - (now.progress_ms - seen.progress_ms)
 

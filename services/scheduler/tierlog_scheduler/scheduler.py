@@ -327,7 +327,8 @@ class Scheduler:
             ledger_id, context = one.listed.ledger_id, one.context
             if context is None:
                 continue
-            if context.state is OffloadState.COMPLETE:
+            if context.state is OffloadState.COMPLETE and context.doubt is None:
+                # Of one that is in doubt the lag begins anew, once it is so no more.
                 seen.add(ledger_id)
                 memory.see_complete(context, now)
             if context.complete:

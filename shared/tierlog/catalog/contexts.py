@@ -5,6 +5,8 @@ Invariants:
       before it becomes ``abandoned`` in the same change.
     * Only the newest attempt completes. Workers never create contexts.
     * While a copy is repaired the damaged one stays the ledger's; both are named.
+    * What was found wrong with a copy is kept until another one takes its place, or all of it was
+      read since and found sound.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from tierlog.catalog.change import settle
 from tierlog.catalog.ledgers import context_not_found
 from tierlog.format import paths, records
 from tierlog.model.ids import LedgerId
-from tierlog.model.offload import OffloadContext, Tier2Copy, Tier2Location
+from tierlog.model.offload import Doubt, OffloadContext, Tier2Copy, Tier2Location
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
@@ -81,6 +83,33 @@ class ContextCatalog:
             applied=lambda context: context.uuid != uuid or context.tells_failure(uuid, text),
         )
 
+    async def doubt(self, ledger_id: LedgerId, *, uuid: UUID, cause: str) -> OffloadContext:
+        """Keep what is wrong with the objects of a complete copy; nothing if it was superseded.
+
+        From then on the local copy is not deleted in favour of it. Never call it for an error
+        that says nothing of the objects.
+        """
+        doubt = Doubt(
+            mark=self._ids.uuid(),
+            found_ms=self._clock.wall_ms(),
+            cause=cause[:LAST_ERROR_LEN_MAX],
+        )
+        return await self.change(
+            ledger_id,
+            lambda context: context.doubted(uuid, doubt),
+            applied=lambda context: (
+                context.uuid != uuid or not context.complete or context.is_doubted_by(doubt.mark)
+            ),
+        )
+
+    async def find_sound(self, ledger_id: LedgerId, *, mark: UUID) -> OffloadContext:
+        """Take back a doubt that was there before all of the copy was read and found sound."""
+        return await self.change(
+            ledger_id,
+            lambda context: context.found_sound(mark),
+            applied=lambda context: not context.is_doubted_by(mark),
+        )
+
     async def mark_swept(self, ledger_id: LedgerId, uuid: UUID) -> OffloadContext:
         """Note that everything of an abandoned attempt was deleted just now."""
         now_ms = self._clock.wall_ms()
@@ -99,7 +128,10 @@ class ContextCatalog:
         )
 
     async def begin_tier1_deletion(self, ledger_id: LedgerId, *, uuid: UUID) -> OffloadContext:
-        """Move a complete ledger to TIER1_DELETING for that very attempt (protocols.md 3.9)."""
+        """Move a complete ledger to TIER1_DELETING for that very attempt (protocols.md 3.9).
+
+        Refused while the copy is in doubt.
+        """
         return await self.change(
             ledger_id,
             lambda context: context.tier1_deletion_begun(uuid),

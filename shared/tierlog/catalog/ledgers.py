@@ -313,7 +313,7 @@ class LedgerCatalog:
         """Delete the ledger's znode and note it in its context, in one transaction (3.9).
 
         ``attempt`` is the context as ``ContextCatalog.begin_tier1_deletion`` left it. Raises
-        INVALID_ARGUMENT when the context has moved on to anything else.
+        INVALID_ARGUMENT when the context has moved on to anything else, or its copy is in doubt.
         """
         ledger_path, context_path = paths.ledger_path(ledger_id), paths.context_path(ledger_id)
 
@@ -329,6 +329,7 @@ class LedgerCatalog:
                     f"ledger {ledger_id} is {context.state.name} and not being deleted locally",
                     remedy="Nothing to do: the next pass of the scheduler decides anew",
                 )
+            context.check_not_doubted()
             deleted = context.tier1_deleted()
             operations: list[Operation] = [
                 Put(context_path, records.encode_context(deleted), found.version)

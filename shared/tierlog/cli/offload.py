@@ -36,6 +36,7 @@ COLUMNS: Final = {
     "attempt_started_ms": time_text,
     "timestamp_ms": time_text,
     "last_error": None,
+    "doubt": None,
 }
 
 STATUS_COLUMNS: Final = {
@@ -47,6 +48,7 @@ STATUS_COLUMNS: Final = {
     "waiting_bytes": size_text,
     "oldest_waiting_ms": time_text,
     "failing": None,
+    "doubted": None,
 }
 
 ATTEMPT_COLUMNS: Final = {
@@ -119,6 +121,8 @@ def status(
     quiet: Quiet = False,
 ) -> None:
     """Show which ledgers are on their way to tier 2, or there, with the last error of each.
+
+    doubt: its copy in tier 2 was found damaged, and the local copy stays until that is mended.
 
     With --wait: how far a stream's offload has come, once all that was asked for is there.
     """

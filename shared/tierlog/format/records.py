@@ -23,6 +23,7 @@ from tierlog.model.node import Cluster, Cookie, NodeInfo
 from tierlog.model.offload import (
     AbandonedAttempt,
     AttemptOutcome,
+    Doubt,
     OffloadContext,
     OffloadState,
     PastAttempt,
@@ -165,6 +166,8 @@ def encode_context(context: OffloadContext) -> bytes:
     )
     if context.repair is not None:
         record.repair.CopyFrom(_repair_to_record(context.repair))
+    if context.doubt is not None:
+        record.doubt.CopyFrom(_doubt_to_record(context.doubt))
     if context.location is not None:
         record.location.CopyFrom(_location_to_record(context.location))
     if context.copy is not None:
@@ -489,6 +492,14 @@ def _repair_of(record: pb.RepairRecord) -> RepairAttempt:
     )
 
 
+def _doubt_to_record(doubt: Doubt) -> pb.DoubtRecord:
+    return pb.DoubtRecord(mark=doubt.mark.bytes, found_ms=doubt.found_ms, cause=doubt.cause)
+
+
+def _doubt_of(record: pb.DoubtRecord) -> Doubt:
+    return Doubt(mark=_uuid(record.mark), found_ms=record.found_ms, cause=record.cause)
+
+
 def _context_of(record: pb.OffloadContextRecord) -> OffloadContext:
     return OffloadContext(
         stream=stream_name(record.stream),
@@ -509,6 +520,7 @@ def _context_of(record: pb.OffloadContextRecord) -> OffloadContext:
         last_worker=record.last_worker,
         repair=_repair_of(record.repair) if record.HasField("repair") else None,
         history=tuple(_past_of(one) for one in record.history),
+        doubt=_doubt_of(record.doubt) if record.HasField("doubt") else None,
     )
 
 

@@ -8,6 +8,8 @@ Invariants (protocols.md section 3):
     * A UUID that is replaced goes to ``abandoned`` in the same change.
     * While a copy is repaired, the damaged one stays the ledger's copy, and what is good in it is
       read; the attempt that is to replace it stands beside it.
+    * A complete copy that was found damaged is in doubt until another one is in its place, or all
+      of it was found sound since; until then the local copy is not deleted in favour of it.
 """
 
 from collections.abc import Mapping
@@ -37,7 +39,7 @@ TRANSITIONS: Final[Mapping[OffloadState, frozenset[OffloadState]]] = {
     _S.LOCAL: frozenset({_S.LOCAL, _S.OFFLOADING, _S.TRIMMING}),
     _S.OFFLOADING: frozenset({_S.OFFLOADING, _S.COMPLETE, _S.LOCAL, _S.TRIMMING}),
     _S.COMPLETE: frozenset({_S.COMPLETE, _S.TIER1_DELETING, _S.REPAIRING, _S.TRIMMING}),
-    _S.TIER1_DELETING: frozenset({_S.TIER1_DELETING, _S.TIER1_DELETED, _S.REPAIRING}),
+    _S.TIER1_DELETING: frozenset({_S.TIER1_DELETING, _S.TIER1_DELETED, _S.REPAIRING, _S.COMPLETE}),
     _S.TIER1_DELETED: frozenset({_S.TIER1_DELETED, _S.REPAIRING, _S.TRIMMING}),
     _S.REPAIRING: frozenset({_S.REPAIRING, _S.COMPLETE, _S.TIER1_DELETED, _S.TRIMMING}),
     _S.TRIMMING: frozenset({_S.TRIMMING}),
@@ -50,6 +52,9 @@ READABLE_IN_TIER2: Final = frozenset(
 GONE_FROM_TIER1: Final = frozenset({_S.TIER1_DELETING, _S.TIER1_DELETED})
 
 HISTORY_MAX: Final = 10
+DOUBT_REMEDY: Final = (
+    "Mend it with: tierlog scrub --repair --deep; where all of it is sound, that ends the doubt"
+)
 
 
 class AttemptOutcome(Enum):
@@ -102,6 +107,15 @@ class RepairAttempt:
     location: Tier2Location
     worker: str
     started_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """What was found wrong with a complete copy; each time it is, under a ``mark`` of its own."""
+
+    mark: UUID
+    found_ms: int
+    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +199,8 @@ class OffloadContext:
     repair: RepairAttempt | None = None
     history: tuple[PastAttempt, ...] = ()
     """The newest ``HISTORY_MAX`` attempts, oldest first: for people, never for a decision."""
+    doubt: Doubt | None = None
+    """Of the complete copy; None: nothing was found wrong with it."""
 
     def moved_to(self, state: OffloadState) -> Self:
         """Return the context in ``state``, or raise ``RefusedError`` on an illegal step."""
@@ -254,9 +270,29 @@ class OffloadContext:
             complete=True,
             timestamp_ms=now_ms,
             copy=copy,
+            doubt=None,
             last_error="",
             history=self._ended(uuid, AttemptOutcome.COMPLETE, now_ms),
         )
+
+    def doubted(self, uuid: UUID, doubt: Doubt) -> Self:
+        """Return the context with what is wrong with that copy; as it is, unless it is complete.
+
+        A local deletion that was begun is called off: until it is ended the local copy stands.
+        """
+        if self.uuid != uuid or not self.complete:
+            return self
+        begun = self.state is OffloadState.TIER1_DELETING
+        kept = self.moved_to(OffloadState.COMPLETE) if begun else self
+        return replace(kept, doubt=doubt)
+
+    def is_doubted_by(self, mark: UUID) -> bool:
+        """Tell whether that is the last thing which was found wrong with the copy."""
+        return self.doubt is not None and self.doubt.mark == mark
+
+    def found_sound(self, mark: UUID) -> Self:
+        """Return the context without that doubt; one that came since stays."""
+        return replace(self, doubt=None) if self.is_doubted_by(mark) else self
 
     def repair_begun(
         self, *, damaged: UUID, uuid: UUID, location: Tier2Location, worker: str, now_ms: int
@@ -295,15 +331,24 @@ class OffloadContext:
             copy=copy,
             timestamp_ms=now_ms,
             abandoned=(*self.abandoned, damaged),
+            doubt=None,
             last_error="",
             history=self._ended(uuid, AttemptOutcome.COMPLETE, now_ms),
         )
 
     def repair_given_up(self, uuid: UUID, *, error: str, now_ms: int) -> Self:
-        """Return the context as it was before the repair, whose attempt is abandoned."""
+        """Return the context as it was before the repair, whose attempt is abandoned.
+
+        Its copy is in doubt, whoever began: nothing else is repaired.
+        """
         self._own_repair(uuid)
         without = self._without_repair(AttemptOutcome.FAILED, now_ms, error)
-        return replace(without._repaired(), last_error=error, last_error_ms=now_ms)  # noqa: SLF001
+        return replace(
+            without._repaired(),  # noqa: SLF001
+            last_error=error,
+            last_error_ms=now_ms,
+            doubt=self.doubt or Doubt(mark=uuid, found_ms=now_ms, cause=error),
+        )
 
     def _own_repair(self, uuid: UUID) -> RepairAttempt:
         if self.state is not OffloadState.REPAIRING or self.repair is None:
@@ -362,13 +407,26 @@ class OffloadContext:
         return self.uuid == uuid and self.state in GONE_FROM_TIER1
 
     def tier1_deletion_begun(self, uuid: UUID) -> Self:
-        """Return the context in TIER1_DELETING; refused unless that attempt is complete."""
+        """Return the context in TIER1_DELETING; refused unless that attempt is complete.
+
+        Refused too while that copy is in doubt: the local one may be all that is good.
+        """
         if self.uuid != uuid or not self.complete:
             raise RefusedError(
                 f"attempt {uuid} of ledger {self.ledger_id} is not its complete copy",
                 remedy="Read the ledger's context again and decide anew",
             )
+        self.check_not_doubted()
         return self.moved_to(OffloadState.TIER1_DELETING)
+
+    def check_not_doubted(self) -> None:
+        """Raise ``RefusedError`` while the copy in tier 2 is in doubt."""
+        if self.doubt is not None:
+            raise RefusedError(
+                f"ledger {self.ledger_id} keeps its local copy, since the one in tier 2 was found "
+                f"damaged: {self.doubt.cause}",
+                remedy=DOUBT_REMEDY,
+            )
 
     def trimming_begun(self, *, now_ms: int) -> Self:
         """Return the context as retention leaves it: every attempt is to be deleted."""
@@ -388,6 +446,7 @@ class OffloadContext:
             copy=None,
             complete=False,
             abandoned=abandoned,
+            doubt=None,
         )
 
     def trimmed_locally(self) -> Self:

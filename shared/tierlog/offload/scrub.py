@@ -14,7 +14,9 @@ Invariants:
     * Metadata that are older than a manifest, or a manifest that can't be read, stop every
       deletion of the scrub. A stream that is paused is left as it is.
     * A damaged copy stays what it is until a new one is complete (``tierlog.offload.repair``); its
-      objects stay until a manifest names the new copy.
+      objects stay until a manifest names the new copy. It is put in doubt first, whether it is
+      repaired or not, so that no local copy goes; only a deep look that finds it sound, all of
+      it, takes that back. What could not be looked at changes nothing of that.
     * Requests, bytes, findings and the time of a deep scrub are bounded.
 
 Crash: nothing is left half done; each repair is one compare-and-set, or a deletion that the next
@@ -47,7 +49,7 @@ from tierlog.offload.groups import plain_errors
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.repair import Repairer
-from tierlog.offload.verify import ReadBack, verify_copy
+from tierlog.offload.verify import ReadBack, is_read_whole, verify_copy
 from tierlog.ports.clock import Clock
 from tierlog.ports.objects import ObjectInfo, ObjectStore, OpenUpload
 from tierlog.ports.spending import Cause, spending
@@ -315,13 +317,27 @@ class _Run:
                 finding = await self._confirmed(context)
             if finding is None and self._wish.deep:
                 finding = await self._deep(context)
-            if finding is None:
+            if finding is not None:
+                await self._doubt(context, finding)
+            else:
                 finding = await self._unfinished(context)
             if finding is not None:
                 await self._repair(context, finding, may_repair=may_repair)
                 self._report.add(finding)
         except TierlogError as error:
             self._report.skip(f"ledger {context.ledger_id} of {context.stream}: {error}")
+
+    async def _doubt(self, context: OffloadContext, finding: Finding) -> None:
+        """Have the local copy kept, if there is one, whatever comes of a repair."""
+        assert context.uuid is not None
+        cause = f"{finding.kind.value}: {finding.cause}"
+        try:
+            await self._contexts.doubt(context.ledger_id, uuid=context.uuid, cause=cause)
+        except TierlogError as error:
+            self._report.skip(
+                f"ledger {context.ledger_id} of {context.stream} is damaged ({cause}), and that "
+                f"could not be kept in its metadata: {error}"
+            )
 
     async def _local_alone(self, context: OffloadContext) -> None:
         """Look whether a ledger that has no complete copy is in tier 1."""
@@ -391,6 +407,9 @@ class _Run:
             return rules.finding_of(again, kind, f"{error.message} (at byte {offset})")
         finally:
             self._report.bytes_read += copy.data_len
+        if context.doubt is not None and is_read_whole(location, copy):
+            # Only what was in doubt before it was read: what came meanwhile may be news.
+            await self._contexts.find_sound(context.ledger_id, mark=context.doubt.mark)
         return None
 
     async def _unfinished(self, context: OffloadContext) -> Finding | None:

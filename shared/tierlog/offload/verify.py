@@ -45,6 +45,11 @@ class ReadBack(Enum):
     FULL = "full"
 
 
+def is_read_whole(location: Tier2Location, copy: Tier2Copy) -> bool:
+    """Tell whether a full read-back compares every byte of the data with what was written."""
+    return bool(copy.side_len) or (location.is_single and bool(copy.data_sha256))
+
+
 async def verify_copy(
     objects: ObjectStore,
     location: Tier2Location,

@@ -17,6 +17,7 @@ from tierlog.model.offload import (
     AbandonedAttempt,
     AttemptOutcome,
     CopySeen,
+    Doubt,
     LedgerSample,
     OffloadContext,
     OffloadState,
@@ -170,6 +171,7 @@ contexts = st.builds(
         ),
         max_size=3,
     ).map(tuple),
+    doubt=st.none() | st.builds(Doubt, mark=uuids, found_ms=numbers, cause=texts),
 )
 clusters = st.builds(Cluster, cluster_id=uuids, created_ms=numbers, ledger_id_base=numbers)
 cookies = st.builds(Cookie, cluster_id=uuids, node_id=names.map(NodeId), instance_id=uuids)

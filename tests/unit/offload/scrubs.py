@@ -1,6 +1,7 @@
 """Scrubs of a cluster in memory, and what lies in its bucket that should not."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.ledger import LedgerMetadata
+from tierlog.model.offload import OffloadContext
 from tierlog.model.scrub import DeepPlace, ScrubReport, ScrubWish
 from tierlog.offload.driver import SOFTWARE
 from tierlog.offload.repair import Repairer
@@ -164,6 +166,13 @@ def runner(
         ids=world.ids,
         schedule=schedule or ScrubSchedule(),
     )
+
+
+async def only_doubted(world: World, was: OffloadContext) -> None:
+    """A ledger is as it was, but that its copy was found damaged."""
+    now = await world.context(was.ledger_id)
+    assert now.doubt is not None
+    assert replace(now, doubt=was.doubt) == was
 
 
 def kinds(report: ScrubReport) -> list[str]:

@@ -12,6 +12,7 @@ from tests.unit.offload.scrubs import (
     REPAIR,
     kinds,
     metadata,
+    only_doubted,
     plant_upload,
     repairer,
     scrub,
@@ -153,7 +154,7 @@ def test_data_that_nothing_vouches_for_are_kept_and_not_called_good(entries, sha
         assert report.remaining == 1
         assert "no side object any more" in report.findings[0].kept
         assert "Bring" in report.findings[0].remedy
-        assert await world.context(was.ledger_id) == was
+        await only_doubted(world, was)
 
     run_virtual(main())
 
@@ -172,7 +173,7 @@ def test_entries_that_are_in_no_copy_are_named_and_the_others_stay_readable(offs
         lost = {one for first, last in found.lost for one in range(first, last + 1)}
         assert 0 < len(lost) == found.lost_count < len(ENTRIES)
         assert f"{len(lost)} entries are in no copy" in found.kept
-        assert await world.context(was.ledger_id) == was
+        await only_doubted(world, was)
         assert world.bucket.objects == before
         assert was.uuid is not None
         handle = await world.offloader().read_offloaded(
@@ -200,7 +201,7 @@ def test_of_a_data_object_that_was_cut_the_rest_is_named():
         del world.bucket.objects[was.location.data_key]
         report = await scrub(world, REPAIR)
         assert report.findings[0].lost == ((0, len(ENTRIES) - 1),)
-        assert await world.context(was.ledger_id) == was
+        await only_doubted(world, was)
 
     run_virtual(main())
 
@@ -214,7 +215,7 @@ def test_what_is_good_in_either_tier_is_put_together(what: str):
         report = await scrub(world, BOTH, damaged_locally=True)
         if what == "data":
             assert report.findings[0].lost == ((len(ENTRIES) // 2, len(ENTRIES) - 1),)
-            assert await world.context(was.ledger_id) == was
+            await only_doubted(world, was)
             return
         await repaired(world, was, report, "what is good in both tiers")
 
@@ -364,7 +365,7 @@ def test_who_holds_the_ledgers_lock_is_left_alone():
             spoil(world, was, "index")
             report = await scrub(world, REPAIR)
             assert [one.kept for one in report.findings] == [AT_WORK]
-        assert await world.context(was.ledger_id) == repairing
+        await only_doubted(world, repairing)
         assert (await scrub(world, REPAIR)).remaining == 0
 
     run_virtual(main())

@@ -565,6 +565,34 @@ class RepairRecord(_message.Message):
 Global___RepairRecord: _TypeAlias = RepairRecord  # noqa: Y015
 
 @_typing.final
+class DoubtRecord(_message.Message):
+    """What was found wrong with a complete copy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MARK_FIELD_NUMBER: _builtins.int
+    FOUND_MS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    mark: _builtins.bytes
+    """Another one each time; what was found sound since takes back the one before it began."""
+    found_ms: _builtins.int
+    cause: _builtins.str
+    def __init__(
+        self,
+        *,
+        mark: _builtins.bytes = ...,
+        found_ms: _builtins.int = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "found_ms", b"found_ms", "mark", b"mark"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DoubtRecord: _TypeAlias = DoubtRecord  # noqa: Y015
+
+@_typing.final
 class AttemptHistoryRecord(_message.Message):
     """What became of one attempt, for people."""
 
@@ -633,6 +661,7 @@ class OffloadContextRecord(_message.Message):
     HISTORY_FIELD_NUMBER: _builtins.int
     SIDE_HEADER_SHA256_FIELD_NUMBER: _builtins.int
     REPAIR_FIELD_NUMBER: _builtins.int
+    DOUBT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     stream: _builtins.str
     incarnation: _builtins.bytes
@@ -672,6 +701,10 @@ class OffloadContextRecord(_message.Message):
     def repair(self) -> Global___RepairRecord:
         """While repairing; what is above is the damaged attempt's until then."""
 
+    @_builtins.property
+    def doubt(self) -> Global___DoubtRecord:
+        """While the complete copy is in doubt: the local one is not deleted."""
+
     def __init__(
         self,
         *,
@@ -703,10 +736,11 @@ class OffloadContextRecord(_message.Message):
         history: _abc.Iterable[Global___AttemptHistoryRecord] | None = ...,
         side_header_sha256: _builtins.bytes = ...,
         repair: Global___RepairRecord | None = ...,
+        doubt: Global___DoubtRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location", "repair", b"repair"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["doubt", b"doubt", "location", b"location", "repair", b"repair"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "attempt_count", b"attempt_count", "attempt_started_ms", b"attempt_started_ms", "block_count", b"block_count", "bookkeeper_deleted", b"bookkeeper_deleted", "complete", b"complete", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "history", b"history", "incarnation", b"incarnation", "index_len", b"index_len", "index_sha256", b"index_sha256", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "location", b"location", "repair", b"repair", "side_header_sha256", b"side_header_sha256", "side_len", b"side_len", "side_sha256", b"side_sha256", "state", b"state", "stream", b"stream", "timestamp_ms", b"timestamp_ms", "uuid", b"uuid", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "attempt_count", b"attempt_count", "attempt_started_ms", b"attempt_started_ms", "block_count", b"block_count", "bookkeeper_deleted", b"bookkeeper_deleted", "complete", b"complete", "data_len", b"data_len", "data_sha256", b"data_sha256", "doubt", b"doubt", "entry_count", b"entry_count", "format_version", b"format_version", "history", b"history", "incarnation", b"incarnation", "index_len", b"index_len", "index_sha256", b"index_sha256", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "location", b"location", "repair", b"repair", "side_header_sha256", b"side_header_sha256", "side_len", b"side_len", "side_sha256", b"side_sha256", "state", b"state", "stream", b"stream", "timestamp_ms", b"timestamp_ms", "uuid", b"uuid", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
