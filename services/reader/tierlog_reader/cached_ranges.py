@@ -6,7 +6,7 @@ when they go (``cache.manager``), nor fetching (``tierlog.offload.ranges``).
 Invariants:
     * Pool, its metadata and room that is promised to fetches stay within the cache's limit; what
       entries and indexes take of Python's heap counts as used.
-    * At most ``objects_max`` objects have an index, and at most ``EMPTY_MAX`` of these hold nothing.
+    * At most ``objects_max`` objects have an index; few of these hold nothing, for long none.
     * Bytes are copied out, so that nothing is pinned between two awaits: what was given out stays
       what it is, and whatever is in tier 2 can always be evicted.
     * A cache that is full refuses what is fetched ahead first, and never fails a read.
