@@ -191,6 +191,25 @@ def test_a_cache_that_fills_slows_fetching_ahead_first_and_fails_nobody():
     run_virtual(main(), until_s=1000)
 
 
+def test_what_somebody_waits_for_is_no_longer_fetched_ahead():
+    async def main():
+        world = await filled_bucket()
+        memory = memory_of(4 * MIB)
+        faults = Faults(random.Random(6), rates=FaultRates(delay_s_max=0.2))
+        ranges = Ranges(world.bucket.connect(faults), RangeLimits(), memory)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ranges.warm(source_of("a", grains=False), 0, 1))
+            group.create_task(ranges.warm(source_of("b", grains=False), 0, 1))
+            await asyncio.sleep(0)
+            group.create_task(ranges.read(source_of("a", grains=False), 0, 1))
+        assert ranges.fetches == 2
+        lines = memory.manager._lines
+        assert [entry.owner for entry in lines[Line.READ]] == [memory._indexes["a"]]
+        assert [entry.owner for entry in lines[Line.AHEAD]] == [memory._indexes["b"]]
+
+    run_virtual(main(), until_s=1000)
+
+
 @pytest.mark.parametrize("size", [1, 5000, 100_000])
 @pytest.mark.covers("C15", "C18")
 def test_small_objects_fill_the_budget_with_what_they_take_beside_the_pool(size):
