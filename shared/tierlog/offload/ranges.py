@@ -201,7 +201,7 @@ class Ranges:
                 return pieces
             extent = await self._landed(source, at // self._unit_of(source), stop)
             if extent is not None and extent.start <= at < extent.end:
-                piece = memoryview(extent.body)[at - extent.start : end - extent.start]
+                piece = _part_of(extent, at, end)
                 self.bytes_waited_for += len(piece)
                 pieces.append(piece)
                 at += len(piece)
@@ -278,6 +278,12 @@ class Ranges:
         self.fetches += 1
         self.bytes_fetched += size
         return body
+
+
+def _part_of(extent: Extent, start: int, end: int) -> memoryview:
+    """Return bytes of an extent; few of them by themselves: who is slow holds no more than that."""
+    part = memoryview(extent.body)[start - extent.start : end - extent.start]
+    return part if 2 * len(part) >= len(extent.body) else memoryview(bytes(part))
 
 
 def object_gone(key: str) -> RefusedError:

@@ -139,6 +139,9 @@ def test_all_who_waited_for_a_range_get_it_though_it_is_not_kept():
         assert [bytes(one.result()) for one in reads] == [BODY[at : at + 900] for at in range(50)]
         assert ranges.fetches == 1
         assert ranges.bytes_waited_for == 50 * 900
+        few = await ranges.read(source, 100, 200)
+        assert few == BODY[100:200]
+        assert few.obj == BODY[100:200], "nobody who has a part holds the whole range"
 
     run_virtual(main(), until_s=1000)
 

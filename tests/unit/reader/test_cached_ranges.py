@@ -269,12 +269,16 @@ async def test_what_nobody_uses_is_given_back_and_the_ticks_end_with_the_run():
         assert memory.get("a", 0, 1) is not None
         await asyncio.sleep(8)
         assert list(memory._indexes) == ["a"]
-        assert memory.store.state().touched <= touched - 2 * MIB
         await asyncio.sleep(8)
         assert memory.store.entries == len(memory._indexes) == 0
+        assert memory.store.state().touched == touched, (
+            "a cache at work would only touch them again"
+        )
+        await asyncio.sleep(36)
+        assert memory.store.state().touched == 2 * MIB
         generation = memory.manager.generation
     await asyncio.sleep(10)
-    assert memory.manager.generation == generation >= 24, "one each second"
+    assert memory.manager.generation == generation >= 60, "one each second"
     with pytest.raises(ValueError, match="released"):
         memory.store.insert(b"x")
 
