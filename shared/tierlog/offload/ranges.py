@@ -228,27 +228,26 @@ class Ranges:
             number = upto
 
     async def _fetch(self, source: Source, first: int, stop: int, *, ahead: bool) -> Extent | None:
-        """Fetch units and keep them if there is room; None: there is none, and it was needed."""
+        """Fetch units, keep them if there is room; None: there is none, and nobody waits for them."""
         unit = self._unit_of(source)
         start, size = first * unit, min(stop * unit, source.size) - first * unit
-        promised = self._memory.promise(size, ahead=ahead)
-        if ahead and not promised:
-            return None
         flight = _Flight(asyncio.get_running_loop().create_future(), ahead)
         unit_ids = [_UnitId(source.key, number * unit) for number in range(first, stop)]
         self._flying.update(dict.fromkeys(unit_ids, flight))
-        extent = None
+        extent, promised = None, False
         try:
+            # Room is promised to what is on its way, not to what waits for its turn.
             async with self._slots:
-                body = await self._get_checked(source, start, size)
-            extent = Extent(source.key, start, body)
+                promised = self._memory.promise(size, ahead=flight.ahead)
+                if promised or not flight.ahead:
+                    extent = Extent(source.key, start, await self._get_checked(source, start, size))
         finally:
             for unit_id in unit_ids:
                 del self._flying[unit_id]
             flight.landed.set_result(extent)
             if promised:
                 self._memory.settle(size)
-        if promised:
+        if promised and extent is not None:
             self._memory.put(extent, ahead=flight.ahead)
         return extent
 
