@@ -228,7 +228,7 @@ class Ranges:
             number = upto
 
     async def _fetch(self, source: Source, first: int, stop: int, *, ahead: bool) -> Extent | None:
-        """Fetch units, keep them if there is room; None: there is none, and nobody waits for them."""
+        """Fetch units and keep them if there is room; None: there is none, and nobody waits."""
         unit = self._unit_of(source)
         start, size = first * unit, min(stop * unit, source.size) - first * unit
         flight = _Flight(asyncio.get_running_loop().create_future(), ahead)
