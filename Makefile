@@ -40,7 +40,7 @@ proto-check: venv ## fail when the committed generated code is not what `make pr
 
 test: venv ## all tests, on real servers that are started and stopped
 	$(BIN)/python -m tools.setup_go
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(or $(WORKERS),2) --dist loadfile
 
 simulate: venv ## one run of the whole system on virtual time, with its trace: make simulate SEED=7
 	$(BIN)/python -m tests.simulation.run --seed $(or $(SEED),1)

@@ -47,6 +47,7 @@ from common import (
     folder_of,
     median_claim,
     parse,
+    positives,
     quantiles,
     random_pool,
     ratio_claim,
@@ -458,15 +459,17 @@ async def main() -> None:
     """Measure and tell."""
     parser = arguments_parser("adds to the storage node against the disk", size_mb=300)
     parser.add_argument("--parts", default="adds,half,bookie", help="which of these to measure")
-    parser.add_argument("--sizes", default="1000,10000,100000", help="bytes of an entry")
+    parser.add_argument(
+        "--sizes", type=positives, default="1000,10000,100000", help="bytes of an entry"
+    )
     arguments = parse(parser, quick_mb=40)
-    parts, sizes = arguments.parts.split(","), [int(one) for one in arguments.sizes.split(",")]
+    parts = arguments.parts.split(",")
     reason = bookie.missing() or await bookie.build() if "bookie" in parts else None
     if reason is not None:
         say(f"no bookie beside it: {reason}")
     runs: Runs = {}
     claims: list[Claim] = []
-    for size in sizes:
+    for size in arguments.sizes:
         many, alone = (Case(entry_size=size, producers=count) for count in (PRODUCERS_MANY, 1))
         in_runs = coalesced(many)
         cases = [many, *([in_runs] if in_runs.in_a_run > 1 else []), alone]

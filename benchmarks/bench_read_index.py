@@ -1,4 +1,4 @@
-"""Claim: a sorted container finds the entry of an offset sooner than a balanced tree of our own.
+"""Claim: inserts into a sorted container are cheaper than into a balanced tree, lookups dearer.
 
 sorted    ``SortedDict``, as the reader's index has it
 avl       an AVL tree written here, the seed's choice, as lean as Python lets it be
@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Final
 
 from sortedcontainers import SortedDict
+
+from common import positive
 
 ROUNDS: Final = 5
 
@@ -146,7 +148,7 @@ def measure(make: Callable[[], AvlTree | Sorted], keys: list[int]) -> dict[str, 
 def main() -> None:
     """Measure and tell."""
     parser = argparse.ArgumentParser(description="the read index's map")
-    parser.add_argument("--entries", type=int, default=100_000)
+    parser.add_argument("--entries", type=positive, default=100_000)
     parser.add_argument("--quick", action="store_true", help="small and short: to try it out")
     arguments = parser.parse_args()
     count = 10_000 if arguments.quick else arguments.entries

@@ -37,6 +37,7 @@ from common import (
     median_claim,
     note_latency,
     parse,
+    positives,
     quantiles,
     random_pool,
     ratio_claim,
@@ -215,7 +216,9 @@ async def main() -> None:
     """Measure and tell."""
     parser = arguments_parser("replicated appends beside BookKeeper's", size_mb=300)
     parser.add_argument("--shapes", default="3/2/2", help="ensemble/write/ack quorum, by commas")
-    parser.add_argument("--sizes", default="1000,10000,100000", help="bytes of an entry")
+    parser.add_argument(
+        "--sizes", type=positives, default="1000,10000,100000", help="bytes of an entry"
+    )
     parser.add_argument("--stripe-entries", type=int, default=STRIPE_ENTRIES)
     parser.add_argument("--parts", default="half,stream,bookkeeper", help="beside the ledger")
     arguments = parse(parser, quick_mb=40)
@@ -238,8 +241,7 @@ async def main() -> None:
                     size=arguments.size * MB,
                 )
                 peer = "bookkeeper" in arguments.parts and reason is None
-                sizes = [int(size) for size in arguments.sizes.split(",")]
-                runs = await measure(one, sizes, arguments, peer=peer)
+                runs = await measure(one, arguments.sizes, arguments, peer=peer)
         claims += claims_of(shape, runs)
         all_runs |= {f"{shape} {name}": results for name, results in runs.items()}
     report("replication", arguments, claims, all_runs)

@@ -79,6 +79,10 @@ class OpenGate:
     def begin_term(self) -> None:
         """Know nothing."""
 
+    def forget(self, name: StreamName) -> None:
+        """Have nothing to forget."""
+        del name
+
     async def look(self, name: StreamName) -> bool:
         """Have nothing to say."""
         del name

@@ -504,12 +504,24 @@ async def take_turns(
     return runs
 
 
+def positive(text: str) -> int:
+    """Take a whole number above 0 from the command line."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def positives(text: str) -> list[int]:
+    """Take whole numbers above 0 with commas between them from the command line."""
+    return [positive(one) for one in text.split(",")]
+
+
 def arguments_parser(description: str, *, size_mb: int) -> argparse.ArgumentParser:
     """Return a parser of the options that all benchmarks have."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--size", type=int, default=size_mb, help="megabytes of a run")
-    parser.add_argument("--entry-size", type=int, default=10_000, help="bytes of an entry")
-    parser.add_argument("--runs", type=int, default=RUNS, help="paired runs")
+    parser.add_argument("--size", type=positive, default=size_mb, help="megabytes of a run")
+    parser.add_argument("--entry-size", type=positive, default=10_000, help="bytes of an entry")
+    parser.add_argument("--runs", type=positive, default=RUNS, help="paired runs")
     parser.add_argument("--quick", action="store_true", help="small and short: to try it out")
     parser.add_argument("--dir", default=None, help="where the temporary folder is made")
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")

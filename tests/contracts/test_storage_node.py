@@ -121,7 +121,7 @@ async def test_runs_come_back_as_they_were(open_node):
         assert await read_all(node, 1) == runs
         assert await read_all(node, 1, 50) == runs[16:]
         assert await node.list_ledgers() == [1]
-        assert await node.last_add_confirmed(L1) == (116, 119)
+        assert await node.last_add_confirmed(L1) == (116, 119, False)
 
 
 async def test_ordinary_reads_end_at_the_lac(open_node):
@@ -153,7 +153,15 @@ async def test_what_is_not_there_is_told(open_node):
         ):
             error = await outcome(read_all(node, ledger_id, first, **how))
             assert error.reason is Reason.NO_SUCH_ENTRY
-        assert await node.last_add_confirmed(L2) == (-1, -1)
+        assert await node.last_add_confirmed(L2) == (-1, -1, False)
+
+
+async def test_a_doubt_is_told_over_the_network():
+    twin = MemoryStorageNode(NodeId("n1"))
+    twin.doubtful.add(L2)
+    async with served(twin) as (info, _), remote(info) as client:
+        assert await client.last_add_confirmed(L1) == (-1, -1, False)
+        assert await client.last_add_confirmed(L2) == (-1, -1, True)
 
 
 @pytest.mark.covers("D13")
@@ -191,9 +199,9 @@ async def test_runs_that_are_added_together_are_judged_one_by_one(open_node):
 async def test_a_fence_ends_ordinary_adds(open_node):
     async with open_node() as node:
         await node.add(make_run(1, 0))
-        assert await node.fence(L1) == (-1, 0)
-        assert await node.fence(L1) == (-1, 0)
-        assert await node.fence(L2) == (-1, -1)
+        assert await node.fence(L1) == (-1, 0, False)
+        assert await node.fence(L1) == (-1, 0, False)
+        assert await node.fence(L2) == (-1, -1, False)
         for ledger_id in (1, 2):
             error = await outcome(node.add(make_run(ledger_id, 1)))
             assert error.reason is Reason.FENCED

@@ -7,6 +7,7 @@ done: none is left out. Of the other troubles one in ``SHARE`` is run here, and 
 """
 
 import os
+import sys
 
 import pytest
 
@@ -43,7 +44,7 @@ def run_all(story: str, victim: str, troubles: tuple[Trouble, ...], *, share: in
 
 def tell(capsys: pytest.CaptureFixture[str], story: str, victim: str, count: int) -> None:
     with capsys.disabled():
-        print(f"\n[faults] {story}, {victim}: {count} runs", end="")
+        print(f"\n[faults] {story}, {victim}: {count} runs", end="", file=sys.stderr)
 
 
 @pytest.mark.timeout(600)

@@ -8,6 +8,7 @@ several lanes side by side, since it is mostly waiting; each test then looks at 
 import asyncio
 import os
 import random
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,8 +191,14 @@ def check(parts, capsys):
         with capsys.disabled():
             for told in part.told:
                 met = "" if told.met else ", did not come"
-                print(f"\n[faults] {told.plan}{met}: {told.complete_s:.1f} s", end="")
-            print(f"\n[faults] TIERLOG_FAULTS_SEED={SEED}, {name}: {part.points} points", end="")
+                print(
+                    f"\n[faults] {told.plan}{met}: {told.complete_s:.1f} s", end="", file=sys.stderr
+                )
+            print(
+                f"\n[faults] TIERLOG_FAULTS_SEED={SEED}, {name}: {part.points} points",
+                end="",
+                file=sys.stderr,
+            )
         assert not part.error, f"TIERLOG_FAULTS_SEED={SEED}: {part.error}"
         assert len(part.told) == lives
         assert all(told.complete_s < COMPLETE_S_MAX for told in part.told)

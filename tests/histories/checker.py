@@ -43,7 +43,6 @@ class Judgement:
     unknown_there: int
     unknown_not_there: int
     failed: int
-    late_tails: int
     longest_gap_s: float
     seconds: float
 
@@ -52,8 +51,8 @@ class Judgement:
         return (
             f"{self.history}: {self.verdict} ({self.entries} entries: {self.acknowledged} "
             f"acknowledged, {self.failed} refused, {self.unknown_there} without an answer and "
-            f"there, {self.unknown_not_there} not; {self.reads} reads, {self.late_tails} late "
-            f"tails; longest gap {self.longest_gap_s:.2f} s; judged in {self.seconds:.2f} s){told}"
+            f"there, {self.unknown_not_there} not; {self.reads} reads; "
+            f"longest gap {self.longest_gap_s:.2f} s; judged in {self.seconds:.2f} s){told}"
         )
 
 

@@ -97,8 +97,7 @@ def good(seed: int, *, steps: int = 120) -> list[Line]:
         elif chance < 0.65:
             made.lines.append({"type": "event", "at_ns": made.now, "what": "kill -9"})
         elif chance < 0.75:
-            told = made.rng.randrange(len(made.log) + 1)
-            made.timed("bounds", next=made.text(told), final=False)
+            made.timed("bounds", next=made.text(len(made.log)), final=False)
         else:
             begin = made.rng.randrange(len(made.log) + 1)
             made.read(begin, made.rng.randrange(begin, len(made.log) + 1))
@@ -255,6 +254,15 @@ def _gone_again(lines: list[Line]) -> None:
     lines.append({**read, "runs": [run], "call_ns": when - 20, "return_ns": when - 10})
 
 
+def _short_end(lines: list[Line]) -> None:
+    """Bounds tell an end before an entry that was acknowledged before they were asked."""
+    last = _acknowledged(lines)[-1]
+    ledger_id, entry_id = (last["ranges"][0][key] for key in ("ledger_id", "first_entry_id"))
+    when = last["return_ns"]
+    told = {"type": "bounds", "client": 9, "outcome": "ok", "next": f"{ledger_id}:{entry_id}"}
+    lines.append({**told, "final": False, "call_ns": when + 1, "return_ns": when + 2})
+
+
 LIES: Final[dict[str, tuple[Callable[[list[Line]], None], str]]] = {
     "a lost acknowledgement at the end": (_lost_tail, "lost:"),
     "a lost acknowledgement within": (_lost_within, "lost:"),
@@ -267,6 +275,7 @@ LIES: Final[dict[str, tuple[Callable[[list[Line]], None], str]]] = {
     "a value read before it was appended": (_too_early, "read before it was appended:"),
     "an id left out": (_skipped_id, "hole:"),
     "a read that skips an entry": (_skipping_read, "no order"),
+    "an end that leaves out an acknowledged entry": (_short_end, "short end:"),
     "an entry that was read and went": (_gone_again, "lost:"),
 }
 """What is wrong, the doctoring, and how the judge's words begin."""

@@ -6,6 +6,7 @@ names its history and its seed.
 
 import os
 import random
+import sys
 
 import pytest
 
@@ -21,12 +22,12 @@ async def judge(checker, servers, folder, capsys, *, nodes, plan):
     """Live a history, and have it judged."""
     path = folder / "history.jsonl"
     with capsys.disabled():
-        print(f"\n[histories] TIERLOG_HISTORY_SEED={SEED}, {nodes} nodes")
+        print(f"\n[histories] TIERLOG_HISTORY_SEED={SEED}, {nodes} nodes", file=sys.stderr)
     async with HistoryCluster(servers, folder, nodes=nodes) as cluster:
         counts = await record(cluster, path, seed=SEED, plan=plan)
     (told,) = checker.judge(path)
     with capsys.disabled():
-        print(f"[histories] {told}; {counts}")
+        print(f"[histories] {told}; {counts}", file=sys.stderr)
     assert told.verdict == "linearizable", f"seed {SEED}: {told}"
     assert counts.keys() == set(plan.faults)
     assert told.acknowledged > 100

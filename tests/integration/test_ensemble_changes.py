@@ -8,6 +8,7 @@ ensemble has another node then. The longest time without an acknowledgement is p
 
 import asyncio
 import signal
+import sys
 
 import pytest
 
@@ -57,8 +58,12 @@ async def break_member(world, meter, how, capsys):
     gap_s = meter.gap_s(since_s)
     with capsys.disabled():
         took_s = loop.time() - since_s
-        print(f"\n[ensemble] {how.__name__}: {gap_s:.2f} s without acknowledgement, ", end="")
-        print(f"replaced after {took_s:.2f} s")
+        print(
+            f"\n[ensemble] {how.__name__}: {gap_s:.2f} s without acknowledgement, ",
+            end="",
+            file=sys.stderr,
+        )
+        print(f"replaced after {took_s:.2f} s", file=sys.stderr)
     assert gap_s < GAP_S_SURE
     assert len(after.segments) > len(before.segments)
     return broken

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import signal
+import sys
 from collections import Counter
 
 import pytest
@@ -133,7 +134,10 @@ async def break_owner(world, meter, how, *, capsys, gap_s_max):
     await meter.got(100)
     gap_s = meter.gap_s(since_s)
     with capsys.disabled():
-        print(f"\n[failover] {how.__name__} of {broken}: {gap_s:.2f} s without acknowledgement")
+        print(
+            f"\n[failover] {how.__name__} of {broken}: {gap_s:.2f} s without acknowledgement",
+            file=sys.stderr,
+        )
     assert gap_s < gap_s_max
     assert await world.owner() != broken
     return broken

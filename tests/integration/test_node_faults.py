@@ -9,6 +9,7 @@ faults below its files adapter, as no machine that runs tests lets anything be p
 import asyncio
 import json
 import shutil
+import sys
 import time
 
 import pytest
@@ -351,7 +352,10 @@ async def test_a_start_with_a_long_journal(node, capsys):
     async with asyncio.timeout(60):
         await node.start()
     with capsys.disabled():
-        print(f"\n[faults] ready after {time.monotonic() - began_s:.1f} s with 100 MiB of journal")
+        print(
+            f"\n[faults] ready after {time.monotonic() - began_s:.1f} s with 100 MiB of journal",
+            file=sys.stderr,
+        )
     assert await node.is_closed() or not node.log("node.opened")[-1]["damages"]
     found = await node.read_all()
     by_entry = {entry_id: int(entry[:8]) for (_, entry_id), entry in found.items()}

@@ -96,13 +96,14 @@ def _delete_incomplete() -> Iterator[None]:
 
     def too_much(view: Any, now: Any, delays: Any) -> Any:
         begun = [
-            policy.DeleteTier1(context=one.context)
+            policy.DeleteTier1(context=one.context, grounds=view.grounds)
             for one in view.ledgers
             if one.context is not None and one.context.state is OffloadState.OFFLOADING
         ]
         return [*decide(view, now, delays), *begun]
 
-    async def delete(self: Any, context: OffloadContext) -> None:
+    async def delete(self: Any, action: policy.DeleteTier1) -> None:
+        context = action.context
         deleting = await self._catalog.contexts.change(
             context.ledger_id,
             lambda found: replace(found, state=OffloadState.TIER1_DELETING),
@@ -154,7 +155,7 @@ def _wall_clock_alone() -> contextlib.AbstractContextManager[Any]:
             if context is None or context.state is not OffloadState.COMPLETE:
                 continue
             if now.wall_ms - context.timestamp_ms >= view.policy.deletion_lag_ms:
-                yield policy.DeleteTier1(context=context)
+                yield policy.DeleteTier1(context=context, grounds=view.grounds)
 
     return patch.object(policy, "_deletions", deletions)
 

@@ -32,7 +32,9 @@ class StorageNodeServicer(rpc.StorageNodeServicer):
         del context
         answer = await self._node.last_add_confirmed(LedgerId(request.ledger_id))
         return pb.GetLacResponse(
-            last_add_confirmed=answer.last_add_confirmed, last_entry_id=answer.last_entry_id
+            last_add_confirmed=answer.last_add_confirmed,
+            last_entry_id=answer.last_entry_id,
+            doubtful=answer.doubtful,
         )
 
     async def ListLedgers(  # noqa: N802

@@ -268,8 +268,15 @@ class OffloadWorker:
 
     async def _release_left(self) -> None:
         """Give back what was left: else a lock of this session keeps others away for good."""
-        for ledger_id in [one for one in self._locks_left if one not in self._in_hand]:
-            await self._release(ledger_id)
+        for ledger_id in list(self._locks_left):
+            if ledger_id in self._in_hand:
+                continue
+            # Else a request that takes it meanwhile would have it given back under its hands.
+            self._in_hand.add(ledger_id)
+            try:
+                await self._release(ledger_id)
+            finally:
+                self._in_hand.discard(ledger_id)
 
     async def _checked_context(self, request: OffloadRequest) -> OffloadContext:
         context = await self._catalog.contexts.get(request.ledger_id)

@@ -11,9 +11,9 @@ Cancellation: a read keeps nothing that another one waits for.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -41,13 +41,16 @@ from tierlog_reader.views import Views
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 # A roll-over is noticed that late at most, while a read waits at a ledger's end.
 TAIL_SLICE_S: Final = 0.25
 # An owner tells the nodes of an acknowledgement a few milliseconds late at most, where no later
 # entry carries it: "nothing there" is said only after that time, so that who has just appended
 # and now reads finds what it appended.
 TAIL_GRACE_S: Final = 0.025
-# So long the end of a stream is looked for: from a pause that an owner's word takes, growing.
+# So long the end of a stream is looked for without coming nearer to it, with pauses that grow from
+# what an owner's word takes. An owner whose disks are busy confirms what it has sent by and by.
 END_S_MAX: Final = 2.0
 END_PAUSE_S_FIRST: Final = 0.005
 GONE_REASONS: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.NO_SUCH_ENTRY})
@@ -60,8 +63,12 @@ class Tier1(Protocol):
         """Return frames up to the LAC; NOT_YET after ``budget.wait_s`` without any."""
         ...
 
+    async def last_confirmed(self, ledger_id: LedgerId) -> EntryId:
+        """Return the LAC of an open ledger."""
+        ...
+
     async def end(self, ledger_id: LedgerId) -> KnownEnd:
-        """Return an open ledger's LAC, and the last entry that a node of it has."""
+        """Return an open ledger's LAC, and the last entry that a node has which is of it now."""
         ...
 
 
@@ -147,6 +154,7 @@ class StreamSource:
         loop = asyncio.get_running_loop()
         deadline_s, pause_s = loop.time() + END_S_MAX, END_PAUSE_S_FIRST
         written: tuple[LedgerId, EntryId] | None = None
+        nearest = NO_ENTRY
         while True:
             snapshot = _with_entries(await self._views.stream(stream, fresh=True))
             trimmed_end = snapshot.stream.trimmed_end
@@ -154,7 +162,7 @@ class StreamSource:
             if not isinstance(place, BehindLast):
                 break
             ledger_id = place.ledger.ledger_id
-            known = await self._end(place)
+            known = await _unless_gone(self._tier1.end(ledger_id))
             if known is not None:
                 last = known.last_add_confirmed
                 if written is None and known.covered:
@@ -162,6 +170,8 @@ class StreamSource:
                 if written is not None and (written[0] != ledger_id or last >= written[1]):
                     place = _spot(place, last)
                     break
+                if written is not None and last > nearest:
+                    nearest, deadline_s = last, loop.time() + END_S_MAX
             if loop.time() + pause_s > deadline_s:
                 raise _no_end(stream, ledger_id)
             await asyncio.sleep(pause_s)
@@ -170,23 +180,15 @@ class StreamSource:
             return place.resume, place.resume
         return Position(snapshot.ledgers[0].ledger_id, EntryId(0)), place.resume
 
-    async def _end(self, place: BehindLast) -> KnownEnd | None:
-        """Return what is known of an open ledger's end; None: it went, look again."""
-        try:
-            return await self._tier1.end(place.ledger.ledger_id)
-        except RefusedError as error:
-            _reraise_unless_gone(error)
-            return None
-
     async def _settled(self, place: Place, state: _Try) -> Spot | AtEnd | None:
         """Turn "behind the last entry" into a spot; None: the ledger went, look again."""
         if not isinstance(place, BehindLast):
             return place
-        known = await self._end(place)
-        if known is None:
+        last = await _unless_gone(self._tier1.last_confirmed(place.ledger.ledger_id))
+        if last is None:
             state.fresh = True
             return None
-        return _spot(place, known.last_add_confirmed)
+        return _spot(place, last)
 
     async def _wait_at_end(self, place: AtEnd, state: _Try) -> Answer | None:
         # What is old is looked at again first: an append just acknowledged is never missed.
@@ -247,7 +249,7 @@ class StreamSource:
                 return None
         else:
             return Answer(chunk=chunk, resume=chunk.end)
-        last = (await self._tier1.end(ledger_id)).last_add_confirmed
+        last = await self._tier1.last_confirmed(ledger_id)
         if spot.entry_id > last + 1:
             raise not_yet(stream, Position(ledger_id, spot.entry_id), last=last)
         return Answer(chunk=None, resume=spot.resume)
@@ -265,8 +267,9 @@ def _no_end(stream: StreamName, ledger_id: LedgerId) -> RetryableError:
         f"where stream {stream} ends is not known: too few nodes of its ledger {ledger_id} answer,"
         " or they have entries that nobody says are confirmed",
         reason=Reason.UNKNOWN,
-        remedy="Wait until an ingest node has recovered the ledger, which it does by itself; see:"
-        f" tierlog ledger ls {stream}. What is known to be confirmed can be read with --follow",
+        remedy="Wait until an ingest node has recovered the ledger, as it does by itself where the"
+        " owner is gone; if it lasts, append to the stream, or seal it with: tierlog stream seal"
+        f" {stream}. What is known to be confirmed can be read with --follow meanwhile",
         details={"stream": stream, "ledger_id": str(ledger_id)},
     )
 
@@ -286,6 +289,15 @@ def _unknown(error: TierlogError) -> TierlogError:
     return RetryableError(
         error.message, reason=Reason.UNKNOWN, remedy="Try again in a moment", details=error.details
     )
+
+
+async def _unless_gone(asked: Awaitable[T]) -> T | None:
+    """Return what tier 1 says of an open ledger; None: it went, look again."""
+    try:
+        return await asked
+    except RefusedError as error:
+        _reraise_unless_gone(error)
+        return None
 
 
 def _reraise_unless_gone(error: TierlogError) -> None:

@@ -99,13 +99,20 @@ class StorageNodeTier(Generic[Node]):
             remedy="Wait for producers",
         )
 
+    async def last_confirmed(self, ledger_id: LedgerId) -> EntryId:
+        """Return the highest LAC that a node of the ledger knows."""
+        return await (await self._open(ledger_id)).last_add_confirmed()
+
     async def end(self, ledger_id: LedgerId) -> KnownEnd:
         """Return the highest LAC that a node of the ledger knows, and the last entry of any."""
-        return await (await self._open(ledger_id)).end()
+        # Nodes that are of its ensemble no more know nothing of what was acknowledged since.
+        return await (await self._open(ledger_id, fresh=True)).end()
 
-    async def _open(self, ledger_id: LedgerId, *, closed: bool = False) -> Tier1ReadHandle[Node]:
+    async def _open(
+        self, ledger_id: LedgerId, *, closed: bool = False, fresh: bool = False
+    ) -> Tier1ReadHandle[Node]:
         """Return a ledger's handle; ``closed``: the stream says so, and so must its metadata."""
-        metadata = await self._views.ledger(ledger_id)
+        metadata = await self._views.ledger(ledger_id, fresh=fresh)
         if metadata is None or (closed and metadata.state is not LedgerState.CLOSED):
             metadata = await self._views.ledger(ledger_id, fresh=True)
         if metadata is None:

@@ -56,6 +56,15 @@ class Tier2Limits:
     ahead_bytes: int
 
 
+@dataclass(slots=True, eq=False)
+class _Open:
+    """An open copy. Once it is put aside, the last who uses it closes it."""
+
+    handle: FrameHandle
+    users: int = 0
+    aside: bool = False
+
+
 class ObjectTier:
     """Tier 2 as ``source`` wants it."""
 
@@ -78,7 +87,7 @@ class ObjectTier:
         self._limits = limits
         self._here = (endpoint_name, bucket)
         self._open_other = open_other
-        self._handles: OrderedDict[UUID, FrameHandle] = OrderedDict()
+        self._handles: OrderedDict[UUID, _Open] = OrderedDict()
         self._opening: dict[UUID, asyncio.Lock] = {}
         self._ends: OrderedDict[tuple[UUID, int], None] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
@@ -89,15 +98,19 @@ class ObjectTier:
 
     @contextlib.asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Read ahead for as long as the context lasts."""
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            try:
-                yield
-            finally:
-                self._group = None
-                for task in self._ahead.values():
-                    task.cancel()
+        """Read ahead for as long as the context lasts, and close what was opened."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                try:
+                    yield
+                finally:
+                    self._group = None
+                    for task in self._ahead.values():
+                        task.cancel()
+        finally:
+            for uuid in list(self._handles):
+                await self._put_aside(uuid)
 
     async def read(
         self,
@@ -108,21 +121,22 @@ class ObjectTier:
     ) -> Chunk:
         """Return what follows ``first_entry_id`` in its block, within the budget."""
         assert context.uuid is not None
-        handle = await self._open(ledger, context)
-        try:
-            read = await handle.read_frames(
-                first_entry_id, budget.bytes_max, entries_max=budget.entries_max
-            )
-        except (CorruptError, RefusedError):
-            self._handles.pop(context.uuid, None)
-            raise
+        opened = await self._open(ledger, context)
+        async with self._using(opened) as handle:
+            try:
+                read = await handle.read_frames(
+                    first_entry_id, budget.bytes_max, entries_max=budget.entries_max
+                )
+            except (CorruptError, RefusedError):
+                await self._put_aside(context.uuid)
+                raise
         count = min(len(read.offsets), budget.entries_max)
         frames = read.frames
         if count < len(read.offsets):
             frames = frames[: int(read.offsets[count])]
         after = EntryId(first_entry_id + count)
         if first_entry_id == 0 or self._went_on(context.uuid, first_entry_id):
-            self._read_ahead(context.uuid, handle, after)
+            self._read_ahead(context.uuid, opened, after)
         self._note_end(context.uuid, after)
         return Chunk(
             ledger_id=ledger.ledger_id,
@@ -141,20 +155,38 @@ class ObjectTier:
     def _went_on(self, uuid: UUID, entry_id: EntryId) -> bool:
         return (uuid, entry_id) in self._ends
 
-    def _read_ahead(self, uuid: UUID, handle: FrameHandle, entry_id: EntryId) -> None:
+    def _read_ahead(self, uuid: UUID, opened: _Open, entry_id: EntryId) -> None:
         if self._group is None or uuid in self._ahead:
             return
-        task = self._group.create_task(self._fetch_ahead(handle, entry_id))
+        task = self._group.create_task(self._fetch_ahead(opened, entry_id))
         self._ahead[uuid] = task
         task.add_done_callback(lambda _: self._ahead.pop(uuid, None))
 
-    async def _fetch_ahead(self, handle: FrameHandle, entry_id: EntryId) -> None:
-        try:
-            await handle.prefetch(entry_id, self._limits.ahead_bytes)
-        except TierlogError as error:
-            log.debug("read_ahead.failed", ledger_id=handle.ledger_id, cause=str(error))
+    async def _fetch_ahead(self, opened: _Open, entry_id: EntryId) -> None:
+        if opened.aside:
+            return
+        async with self._using(opened) as handle:
+            try:
+                await handle.prefetch(entry_id, self._limits.ahead_bytes)
+            except TierlogError as error:
+                log.debug("read_ahead.failed", ledger_id=handle.ledger_id, cause=str(error))
 
-    async def _open(self, ledger: ListedLedger, context: OffloadContext) -> FrameHandle:
+    @contextlib.asynccontextmanager
+    async def _using(self, opened: _Open) -> AsyncIterator[FrameHandle]:
+        opened.users += 1
+        try:
+            yield opened.handle
+        finally:
+            opened.users -= 1
+            await _close_unused(opened)
+
+    async def _put_aside(self, uuid: UUID) -> None:
+        opened = self._handles.pop(uuid, None)
+        if opened is not None:
+            opened.aside = True
+            await _close_unused(opened)
+
+    async def _open(self, ledger: ListedLedger, context: OffloadContext) -> _Open:
         uuid, location = context.uuid, context.location
         assert uuid is not None
         assert location is not None
@@ -165,11 +197,12 @@ class ObjectTier:
                 if kept is not None:
                     self._handles.move_to_end(uuid)
                     return kept
-                handle = await self._opened(ledger, context, location)
-                self._handles[uuid] = handle
-                while len(self._handles) > self._limits.handles_max:
-                    self._handles.popitem(last=False)
-                return handle
+                opened = _Open(await self._opened(ledger, context, location))
+                while len(self._handles) >= self._limits.handles_max:
+                    await self._put_aside(next(iter(self._handles)))
+                # Nothing is awaited from here on until it is used, or it might be closed again.
+                self._handles[uuid] = opened
+                return opened
         finally:
             if not lock.locked():
                 self._opening.pop(uuid, None)
@@ -226,7 +259,11 @@ class ObjectTier:
                 details={"driver": location.driver},
             )
         handle = await self._open_other(context)
-        _check_last(handle.ledger_metadata.last_entry_id, ledger, location)
+        try:
+            _check_last(handle.ledger_metadata.last_entry_id, ledger, location)
+        except CorruptError:
+            await handle.close()
+            raise
         return FramesOfRuns(handle)
 
     async def _opened_single(
@@ -243,6 +280,14 @@ class ObjectTier:
         return SingleHandle(
             ledger.ledger_id, location, index, ranges=self._ranges, offsets=self._offsets
         )
+
+
+async def _close_unused(opened: _Open) -> None:
+    if opened.aside and not opened.users:
+        try:
+            await opened.handle.close()
+        except TierlogError as error:
+            log.warning("handle.not_closed", ledger_id=opened.handle.ledger_id, cause=str(error))
 
 
 def _check_last(found: EntryId, ledger: ListedLedger, location: Tier2Location) -> None:

@@ -8,7 +8,7 @@ Invariants:
       changes it by named compare-and-sets, so that two leaders at once do no harm, and neither
       does a leader that learns late that it was deposed.
     * A local copy is deleted only after tier 2 was verified anew, for that very attempt, and
-      only if the bucket's own manifest names it.
+      only if the bucket's own manifest names it, and policy and pause are as they were decided by.
     * Of a trimmed ledger nothing is deleted before a manifest is there without it.
     * What goes wrong with one action is told, and decided anew at the next pass.
 """
@@ -21,9 +21,10 @@ import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
-from tierlog.model.ids import LedgerId
+from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import CopySeen, OffloadContext, OffloadState
 from tierlog.model.stream import Stream
+from tierlog.model.trimming import TrimGrounds
 from tierlog.offload.cleaning import UploadsUnseenError
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import OffloadRequest, Stationery
@@ -135,7 +136,7 @@ class Actions:
             case RequestOffload():
                 await self.request(stream, action, now)
             case DeleteTier1():
-                await self.delete_tier1(action.context)
+                await self.delete_tier1(action)
             case SweepAbandoned():
                 await self.sweep(stream, action, now)
             case BeginTrim():
@@ -181,9 +182,9 @@ class Actions:
             count=action.count,
         )
 
-    async def delete_tier1(self, decided: OffloadContext) -> None:
+    async def delete_tier1(self, action: DeleteTier1) -> None:
         """Delete a local copy whose time has come (step 9)."""
-        ledger_id, uuid = decided.ledger_id, decided.uuid
+        ledger_id, uuid = action.context.ledger_id, action.context.uuid
         context = await self._catalog.contexts.get(ledger_id)
         if context is None or uuid is None or (context.uuid, context.complete) != (uuid, True):
             # It moved on since it was decided about.
@@ -194,6 +195,8 @@ class Actions:
             # One that was begun too: it may be a backup's metadata that say so.
             log.info("tier1.kept", ledger_id=ledger_id, cause="no manifest names its copy yet")
             return
+        if not await self._still_ordered(context.stream, action.grounds):
+            return
         try:
             # One that was begun too: that may be long ago, and the local copy still stands.
             await self._offloader.verify(ledger_id, uuid, context.location, copy)
@@ -202,10 +205,22 @@ class Actions:
                 ledger_id, uuid=uuid, error=f"{error.reason.value}: {error}"
             )
             raise
+        # Reading back takes long, and somebody may have stopped it meanwhile.
+        if not await self._still_ordered(context.stream, action.grounds):
+            return
         if context.state is not OffloadState.TIER1_DELETING:
             context = await self._catalog.contexts.begin_tier1_deletion(ledger_id, uuid=uuid)
         await self._catalog.ledgers.delete_tier1(ledger_id, context)
         log.info("tier1.deleted", ledger_id=ledger_id, uuid=str(uuid))
+
+    async def _still_ordered(self, name: StreamName, grounds: TrimGrounds) -> bool:
+        """Tell whether policy and pause are as decided by; if not, the next pass decides."""
+        stream = await self._catalog.streams.get(name)
+        now = TrimGrounds.of(stream, await self._catalog.policies.levels())
+        if now.paused or now.policy != grounds.policy:
+            log.info("tier1.kept", stream=name, cause="it was paused, or its policy was changed")
+            return False
+        return True
 
     async def sweep(self, stream: Stream, action: SweepAbandoned, now: Now) -> None:
         """Delete what an abandoned attempt left, again for the last time (steps 3 and 10)."""

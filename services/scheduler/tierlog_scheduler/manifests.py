@@ -61,6 +61,10 @@ class ManifestGate(Protocol):
         """Forget what was known: another leader may have written since."""
         ...
 
+    def forget(self, name: StreamName) -> None:
+        """Forget a stream that is not there any more."""
+        ...
+
     async def look(self, name: StreamName) -> bool:
         """Know the newest manifest of a stream, before its metadata is read.
 
@@ -126,6 +130,12 @@ class BucketManifests:
         for kind in (RESTORED, UNREAD):
             STOPPED.labels(kind).set(0)
 
+    def forget(self, name: StreamName) -> None:
+        self._known.pop(name, None)
+        before = self._stopped.pop(name, None)
+        if before is not None:
+            STOPPED.labels(before[0]).dec()
+
     async def look(self, name: StreamName) -> bool:
         if name in self._known:
             return False
@@ -146,10 +156,10 @@ class BucketManifests:
         try:
             await self._record(snapshot, contexts, known)
         except ObjectExistsError as error:
-            self._forget(name, "another leader wrote a manifest meanwhile", error)
+            self._look_again(name, "another leader wrote a manifest meanwhile", error)
         except TierlogError as error:
             # Also a put whose answer was lost: the next look finds what became of it.
-            self._forget(name, "the manifest could not be written", error)
+            self._look_again(name, "the manifest could not be written", error)
 
     async def _record(
         self,
@@ -159,7 +169,7 @@ class BucketManifests:
     ) -> None:
         stream, name = snapshot.stream, snapshot.stream.name
         if stream.incarnation != known.incarnation:
-            self._forget(name, "the stream was made anew")
+            self._look_again(name, "the stream was made anew")
             return
         if known.head is not None:
             older = older_than_manifest(
@@ -185,7 +195,7 @@ class BucketManifests:
         if self._stopped.get(name) == (RESTORED, older):
             return
         if await self._store.newest_generation(name, known.incarnation) != known.generation:
-            self._forget(name, "another leader wrote a manifest meanwhile")
+            self._look_again(name, "another leader wrote a manifest meanwhile")
             return
         self._stop(name, RESTORED, older)
 
@@ -250,7 +260,7 @@ class BucketManifests:
             return None
         if newest == known.generation:
             return known
-        self._forget(name, "another leader wrote a manifest meanwhile")
+        self._look_again(name, "another leader wrote a manifest meanwhile")
         return None
 
     async def record_cluster(self) -> None:
@@ -281,7 +291,7 @@ class BucketManifests:
         found = self._stopped.get(name)
         return None if found is None else f"{found[0]}: {found[1]}"
 
-    def _forget(self, name: StreamName, cause: str, error: TierlogError | None = None) -> None:
+    def _look_again(self, name: StreamName, cause: str, error: TierlogError | None = None) -> None:
         """Look anew at the next pass; until then nothing of the stream is deleted."""
         self._known.pop(name, None)
         self._stop(name, UNREAD, f"{cause} ({error.message})" if error is not None else cause)

@@ -132,10 +132,10 @@ class Mirror:
         """Read what changed. Raises when it can't be told which streams there are."""
         await self._read_levels()
         if self._names_changed is None or self._names_changed.is_set():
+            before = set(self._names)
             self._names, self._names_changed = await self._catalog.streams.watch_names()
-            for name in self.streams.keys() - set(self._names):
-                del self.streams[name]
-                self.defects.pop(name, None)
+            for name in before.difference(self._names):
+                self._drop(name)
         again = self._due_again(since_last_s)
         async with asyncio.TaskGroup() as group:
             for name in self._names:
@@ -144,6 +144,12 @@ class Mirror:
                 if known is None or known.is_stale or stopped or name in again:
                     await self._slots.acquire()
                     group.create_task(self._read(name, fresh=name in again))
+
+    def _drop(self, name: StreamName) -> None:
+        """Keep nothing of a stream that is not there any more."""
+        self.streams.pop(name, None)
+        self.defects.pop(name, None)
+        self._gate.forget(name)
 
     async def _read_levels(self) -> None:
         if self._levels_changed is not None and not self._levels_changed.is_set():
@@ -172,8 +178,7 @@ class Mirror:
             known = self.streams.get(name)
             if error.reason is Reason.STREAM_NOT_FOUND:
                 # Removed since the names were read.
-                self.streams.pop(name, None)
-                self.defects.pop(name, None)
+                self._drop(name)
             elif known is not None:
                 known.trouble = True
             log.warning("stream.read_failed", stream=name, cause=str(error))

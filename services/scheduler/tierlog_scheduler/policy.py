@@ -94,7 +94,7 @@ class StreamView:
 
     @property
     def grounds(self) -> TrimGrounds:
-        """What trimming stands on; as ``TrimGrounds.of`` says when it is carried out."""
+        """What deletions stand on; as ``TrimGrounds.of`` says when they are carried out."""
         if self.deleting:
             return TrimGrounds(policy=None, paused=self.paused)
         return TrimGrounds(
@@ -113,9 +113,10 @@ class RequestOffload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTier1:
-    """Verify the copy once more, and delete the local one."""
+    """Verify the copy once more, and delete the local one, if the grounds are the same then."""
 
     context: OffloadContext
+    grounds: TrimGrounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ def _begun_deletions(view: StreamView) -> Iterator[DeleteTier1]:
     """Iterate over what a leader began and did not end: readers take it for gone already."""
     for one in view.ledgers:
         if one.context is not None and one.context.state is OffloadState.TIER1_DELETING:
-            yield DeleteTier1(context=one.context)
+            yield DeleteTier1(context=one.context, grounds=view.grounds)
 
 
 def _deletions(view: StreamView, now: Now) -> Iterator[DeleteTier1]:
@@ -220,7 +221,7 @@ def _deletions(view: StreamView, now: Now) -> Iterator[DeleteTier1]:
         if context is not None and context.state is OffloadState.COMPLETE:
             left_ms = deletion_due_in_ms(view, context, now)
             if left_ms is not None and left_ms <= 0:
-                yield DeleteTier1(context=context)
+                yield DeleteTier1(context=context, grounds=view.grounds)
 
 
 def deletion_due_in_ms(view: StreamView, context: OffloadContext, now: Now) -> int | None:

@@ -8,7 +8,9 @@ Invariants:
     * What was found outlives the leader: at most ``reports_max`` reports are kept in the metadata,
       each as long as there is room for. This process has its own, with all findings, besides.
     * When the last one by schedule began is kept there too: a new leader goes on with the same
-      interval. A scrub that was cut short does not count.
+      interval. A scrub that failed or was cut short does not count.
+    * A deep one that ran out of time is gone on with by the next of its kind, by schedule or
+      asked for: who asks is never answered with what another one read.
     * A scrub that fails is told, and no other work of the scheduler waits for it; nor does a
       defect in it end anything else (``defects``).
 """
@@ -87,7 +89,8 @@ class ScrubRunner:
         self._asked: ScrubReport | None = None
         self._wake = asyncio.Event()
         self._reports: deque[ScrubReport] = deque(maxlen=schedule.reports_max)
-        self._deep_from: DeepPlace | None = None
+        # Where the last deep one that was asked for ran out of time.
+        self._asked_from: DeepPlace | None = None
         first_s = schedule.first_s
         self._due_s = clock.monotonic_s() + min(first_s, schedule.interval_s or first_s)
 
@@ -141,7 +144,7 @@ class ScrubRunner:
             self._wake.clear()
             report, self._asked = self._asked, None
             if report is not None:
-                await unless_stopped(self._guarded(partial(self._scrub, report)), stop)
+                await unless_stopped(self._guarded(partial(self._as_asked, report)), stop)
                 continue
             wait_s = None
             if self._schedule.interval_s:
@@ -162,6 +165,11 @@ class ScrubRunner:
         except Exception as error:  # noqa: BLE001 - told: metric, log
             note_defect("scrub schedule", error)
 
+    async def _as_asked(self, report: ScrubReport) -> None:
+        await self._scrub(report, self._asked_from)
+        if report.state is ScrubState.DONE and report.wish.deep:
+            self._asked_from = report.deep_next
+
     async def _by_schedule(self) -> None:
         """Scrub, if this process leads and nobody did for the interval."""
         schedule = self._schedule
@@ -181,11 +189,12 @@ class ScrubRunner:
             return
         deep = bool(schedule.deep_interval_s and times.begun_ms)
         deep = deep and self._left_s(times.deep_begun_ms, schedule.deep_interval_s) <= 0
-        self._deep_from = times.deep_next
         # One that ran out of time goes on with the next one.
         wish = ScrubWish(repair=schedule.repair, deep=deep or times.deep_next is not None)
         report = self._begin(wish)
-        await self._scrub(report)
+        await self._scrub(report, times.deep_next)
+        if report.state is not ScrubState.DONE:
+            return
         # The first one of all is what the interval of the deep ones counts from.
         deep_begun = deep or not times.begun_ms
         await self._keep_times(
@@ -193,7 +202,7 @@ class ScrubRunner:
                 times,
                 begun_ms=report.started_ms,
                 deep_begun_ms=report.started_ms if deep_begun else times.deep_begun_ms,
-                deep_next=self._deep_from,
+                deep_next=report.deep_next,
             )
         )
 
@@ -210,10 +219,10 @@ class ScrubRunner:
         except TierlogError as error:
             log.warning("scrub.times_not_kept", cause=str(error))
 
-    async def _scrub(self, report: ScrubReport) -> None:
+    async def _scrub(self, report: ScrubReport, deep_from: DeepPlace | None) -> None:
         log.info("scrub.begun", scrub_id=str(report.scrub_id), deep=report.wish.deep)
         try:
-            await self._scrubber.run(report, deep_from=self._deep_from)
+            await self._scrubber.run(report, deep_from=deep_from)
         except TierlogError as error:
             report.error, report.state = str(error), ScrubState.FAILED
             log.warning("scrub.failed", cause=str(error))
@@ -222,8 +231,6 @@ class ScrubRunner:
             report.error, report.state = f"unexpected {said}", ScrubState.FAILED
         else:
             report.state = ScrubState.DONE
-            if report.wish.deep:
-                self._deep_from = report.deep_next
         finally:
             if report.state is ScrubState.RUNNING:
                 report.error, report.state = "the process ended", ScrubState.FAILED

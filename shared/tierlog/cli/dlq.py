@@ -80,7 +80,7 @@ def replay(
         )
     if place is not None:
         one = with_client(lambda client: client.dead_letters.replay(place))
-        print_one(one, output)
+        print_one(_shown(one, output), output)
         return
     name = _name(stream)
     done = with_client(
@@ -95,7 +95,8 @@ def replay(
 @command
 def dismiss(place: Place, *, output: OutputOption = Output.TABLE) -> None:
     """Note that a dead letter needs nothing any more; it stays until its time is over."""
-    print_one(with_client(lambda client: client.dead_letters.dismiss(place)), output)
+    done = with_client(lambda client: client.dead_letters.dismiss(place))
+    print_one(_shown(done, output), output)
 
 
 def _name(stream: str | None) -> Any:  # noqa: ANN401 - a checked name

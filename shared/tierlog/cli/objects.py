@@ -31,7 +31,10 @@ def inspect(
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Print a data, index or side object with offsets and names; exit 6 when it is damaged."""
+    """Print a data, index, side or single object, or a manifest, with offsets and names.
+
+    Exit 6 when it is damaged.
+    """
     if target.startswith("s3://"):
         report, head = asyncio.run(_report_of_object(target))
     else:

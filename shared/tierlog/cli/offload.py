@@ -15,7 +15,7 @@ from tierlog.cli.output import (
     size_text,
     time_text,
 )
-from tierlog.cli.session import Quiet, command
+from tierlog.cli.session import Quiet, Timeout, command
 from tierlog.cli.stream import Name, with_client
 from tierlog.model.errors import RefusedError, RetryableError
 
@@ -84,7 +84,7 @@ def run(
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Until all of them are in tier 2.")
     ] = False,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 600.0,
+    timeout_s: Timeout = 600.0,
     output: OutputOption = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
@@ -96,7 +96,8 @@ def run(
     async def ask(client: "Client") -> Any:  # noqa: ANN401 - JSON
         asked = dict(await client.offload(stream, position))
         if wait:
-            asked["state"] = await _wait(client, stream, asked, timeout_s, quiet=quiet)
+            await _until_there(client, stream, asked, timeout_s, quiet=quiet)
+            asked["state"] = "complete"
         return asked
 
     asked = with_client(ask)
@@ -113,7 +114,7 @@ def status(
     wait: Annotated[
         bool, typer.Option("--wait", "-w", help="Until what was asked for is in tier 2.")
     ] = False,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 600.0,
+    timeout_s: Timeout = 600.0,
     output: OutputOption = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
@@ -148,7 +149,7 @@ def status(
 def attempts(
     stream: Name,
     *,
-    ledger: Annotated[int | None, typer.Option(help="Only at this ledger.")] = None,
+    ledger: Annotated[int | None, typer.Option(min=0, help="Only at this ledger.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show every attempt at a stream's ledgers: worker, times, how it ended, and its error."""
@@ -168,7 +169,7 @@ def gc(
     stream: Name,
     *,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Until nothing is left.")] = False,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 600.0,
+    timeout_s: Timeout = 600.0,
     output: OutputOption = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
@@ -280,7 +281,8 @@ async def _poll(
     except TimeoutError:
         raise RetryableError(
             f"{late} after {timeout_s:g} s",
-            remedy="It goes on; look at: tierlog offload status, and tierlog offload attempts",
+            remedy="It goes on; look at: tierlog offload attempts STREAM; and, for requests that "
+            "were refused or kept failing: tierlog dlq list",
         ) from None
 
 
@@ -290,25 +292,27 @@ async def _with_ledgers(client: "Client", stream: str) -> list[str]:
     return [one["stream"] for one in partitions] or [stream]
 
 
-async def _wait(
+async def _until_there(
     client: "Client", stream: str, asked: dict[str, Any], timeout_s: float, *, quiet: bool
-) -> str:
+) -> None:
     wanted, names = set(asked.get("ledgers", [])), await _with_ledgers(client, stream)
-    try:
-        async with asyncio.timeout(timeout_s):
-            while True:
-                left = {
-                    one["ledger_id"]
-                    for name in names
-                    for one in (await client.stream(name))["ledgers"]
-                    if one["ledger_id"] in wanted and not one["complete"]
-                }
-                if not left:
-                    return "complete"
-                say(f"{len(wanted) - len(left)} of {len(wanted)} ledgers in tier 2", quiet=quiet)
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise RetryableError(
-            f"the offload of {stream} did not end within {timeout_s:g} s",
-            remedy="It goes on; look at: tierlog offload status",
-        ) from None
+
+    async def look() -> list[int]:
+        return [
+            one["ledger_id"]
+            for name in names
+            for one in (await client.stream(name))["ledgers"]
+            if one["ledger_id"] in wanted and not one["complete"]
+        ]
+
+    def left(found: Sequence[Any]) -> str | None:
+        done = len(wanted) - len(found)
+        return f"{done} of {len(wanted)} ledgers in tier 2" if found else None
+
+    await _poll(
+        look,
+        left,
+        f"not all of {stream} that was asked for is in tier 2",
+        timeout_s,
+        quiet=quiet,
+    )

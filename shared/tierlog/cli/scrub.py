@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
+from uuid import UUID
 
 import typer
 
@@ -15,7 +16,7 @@ from tierlog.cli.output import (
     say,
     time_text,
 )
-from tierlog.cli.session import Quiet, command
+from tierlog.cli.session import Quiet, Timeout, command
 from tierlog.cli.stream import with_client
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 
@@ -62,7 +63,7 @@ def scrub(
         typer.Option("--repair", help="Delete orphans, and repair damaged copies."),
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read back and compare all data.")] = False,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 3600.0,
+    timeout_s: Timeout = 3600.0,
     output: OutputOption = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
@@ -98,7 +99,7 @@ def list_scrubs(*, output: OutputOption = Output.TABLE) -> None:
 @command
 def show(
     scrub_id: Annotated[
-        str | None,
+        UUID | None,
         typer.Argument(help="As list shows it; without one, the newest that ended."),
     ] = None,
     *,
@@ -107,7 +108,7 @@ def show(
     """Show what a scrub found, with the same exit codes."""
 
     async def ask(client: "Client") -> Any:  # noqa: ANN401 - JSON
-        return await client.scrubs.get(scrub_id or await _newest(client))
+        return await client.scrubs.get(str(scrub_id or await _newest(client)))
 
     found = with_client(ask)
     _show(found, output)

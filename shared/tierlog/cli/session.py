@@ -36,6 +36,7 @@ EXIT_CODES: Final = {
 Arguments = ParamSpec("Arguments")
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait.")]
 
 
 @dataclass(slots=True)

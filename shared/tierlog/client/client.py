@@ -169,7 +169,7 @@ class Client:
         """Return the names of a stream's partitions; of one that has none, its own."""
         stream = stream_name(name)
         try:
-            await self._connections.reads.bounds(stream)
+            await self._confirmed_end(stream)
         except RefusedError as error:
             count = count_told(error)
             if count is None:
@@ -289,10 +289,18 @@ class Client:
     async def _tail(self, stream: StreamName) -> Position | Edge:
         """Return the end of the stream, from where lost answers would be read back."""
         try:
-            return (await self._connections.reads.bounds(stream))[1]
+            return await self._confirmed_end(stream)
         except RetryableError:
             # A writer does without a reader until it has to read back; then it reads it all.
             return Edge.EARLIEST
+
+    async def _confirmed_end(self, stream: StreamName) -> Position | Edge:
+        """Return an end that may be short of what was acknowledged just now, without waiting.
+
+        ``bounds`` would not say any while the stream's owner is gone.
+        """
+        reads = self._connections.reads
+        return (await reads.read(stream, Edge.LATEST, bytes_max=1, entries_max=1)).resume
 
 
 class _Owners:

@@ -163,8 +163,6 @@ def encode_context(context: OffloadContext) -> bytes:
         last_worker=context.last_worker,
         history=[_past_to_record(one) for one in context.history],
     )
-    if context.repair_source_uuid is not None:
-        record.repair_source_uuid = context.repair_source_uuid.bytes
     if context.repair is not None:
         record.repair.CopyFrom(_repair_to_record(context.repair))
     if context.location is not None:
@@ -509,7 +507,6 @@ def _context_of(record: pb.OffloadContextRecord) -> OffloadContext:
         last_error=record.last_error,
         last_error_ms=record.last_error_ms,
         last_worker=record.last_worker,
-        repair_source_uuid=_uuid_or_none(record.repair_source_uuid),
         repair=_repair_of(record.repair) if record.HasField("repair") else None,
         history=tuple(_past_of(one) for one in record.history),
     )

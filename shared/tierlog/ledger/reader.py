@@ -18,7 +18,7 @@ Cancellation: replicas that are not needed any more are let go before their answ
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -84,7 +84,7 @@ class KnownEnd:
     last_entry_id: EntryId
     """The last one that any of those who answered has, confirmed or not."""
     covered: bool
-    """So many answered that no acknowledged entry is behind that one."""
+    """So many answered, and without doubt, that no acknowledged entry is behind that one."""
 
 
 @dataclass(slots=True)
@@ -181,14 +181,20 @@ class Tier1ReadHandle(Generic[Node]):
         return self._metadata.state is LedgerState.CLOSED
 
     async def last_add_confirmed(self) -> EntryId:
-        """Return the last entry of a closed ledger, else the highest LAC that a node knows."""
-        return (await self.end()).last_add_confirmed
+        """Return the last entry of a closed ledger, else the highest LAC that a node knows.
+
+        A node that is slow to answer is not waited for once another one has.
+        """
+        return (await self._ask_end(covering=False)).last_add_confirmed
 
     async def end(self) -> KnownEnd:
         """Return the last entry of a closed ledger, else the most that its nodes know of its end.
 
         A node that is slow to answer is not waited for once enough others have.
         """
+        return await self._ask_end(covering=True)
+
+    async def _ask_end(self, *, covering: bool) -> KnownEnd:
         if self._closed:
             last = self._metadata.last_entry_id
             return KnownEnd(last_add_confirmed=last, last_entry_id=last, covered=True)
@@ -204,8 +210,8 @@ class Tier1ReadHandle(Generic[Node]):
             while asked:
                 if known and known_s is None:
                     known_s = loop.time()
-                covered = self._metadata.is_covered(known)
-                if covered and all(map(self._nodes.failed_lately, asked.values())):
+                enough = self._is_covered(known) if covering else bool(known)
+                if enough and all(map(self._nodes.failed_lately, asked.values())):
                     break
                 left_s = None
                 if known_s is not None:
@@ -230,8 +236,12 @@ class Tier1ReadHandle(Generic[Node]):
         return KnownEnd(
             last_add_confirmed=max(before, *(one.last_add_confirmed for one in known.values())),
             last_entry_id=max(before, *(one.last_entry_id for one in known.values())),
-            covered=self._metadata.is_covered(known),
+            covered=self._is_covered(known),
         )
+
+    def _is_covered(self, known: Mapping[NodeId, LacAnswer]) -> bool:
+        """Tell whether no acknowledged entry is behind the last one of all who answered."""
+        return self._metadata.is_covered([one for one in known if not known[one].doubtful])
 
     async def _ask_lac(
         self, node_id: NodeId, known: dict[NodeId, LacAnswer], trouble: list[TierlogError]

@@ -182,7 +182,6 @@ class OffloadContext:
     last_error: str = ""
     last_error_ms: int = 0
     last_worker: str = ""
-    repair_source_uuid: UUID | None = None
     repair: RepairAttempt | None = None
     history: tuple[PastAttempt, ...] = ()
     """The newest ``HISTORY_MAX`` attempts, oldest first: for people, never for a decision."""
@@ -255,7 +254,6 @@ class OffloadContext:
             complete=True,
             timestamp_ms=now_ms,
             copy=copy,
-            repair_source_uuid=None,
             last_error="",
             history=self._ended(uuid, AttemptOutcome.COMPLETE, now_ms),
         )
@@ -279,7 +277,6 @@ class OffloadContext:
         return replace(
             before.moved_to(OffloadState.REPAIRING),
             repair=RepairAttempt(uuid=uuid, location=location, worker=worker, started_ms=now_ms),
-            repair_source_uuid=damaged,
             attempt_count=self.attempt_count + 1,
             last_worker=worker,
             history=(*before.history, past)[-HISTORY_MAX:],
@@ -325,7 +322,7 @@ class OffloadContext:
         """Return the context in the state that it had before the repair."""
         gone = self.bookkeeper_deleted
         after = self.moved_to(OffloadState.TIER1_DELETED if gone else OffloadState.COMPLETE)
-        return replace(after, repair=None, repair_source_uuid=None)
+        return replace(after, repair=None)
 
     def _without_repair(self, outcome: AttemptOutcome, now_ms: int, error: str = "") -> Self:
         """Return the context whose attempt to repair, if there is one, is abandoned."""
@@ -391,7 +388,6 @@ class OffloadContext:
             copy=None,
             complete=False,
             abandoned=abandoned,
-            repair_source_uuid=None,
         )
 
     def trimmed_locally(self) -> Self:

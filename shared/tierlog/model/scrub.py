@@ -243,4 +243,5 @@ class ScrubReport:
     def is_clean(self) -> bool:
         """Whether everything was looked at and no fault is left."""
         looked = not self.unread and not self.counts[FindingKind.NOT_CHECKED]
+        looked = looked and self.deep_next is None
         return self.state is ScrubState.DONE and not self.remaining and looked

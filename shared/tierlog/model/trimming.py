@@ -1,4 +1,6 @@
-"""What a decision to trim a stream stands on, and is asked for again when it is carried out.
+"""What a decision to trim a stream, or to delete its local copies, stands on.
+
+It is asked for again when the decision is carried out.
 
 Invariant: what was ordered on equal grounds is still ordered: how long a ledger has been sealed
 and how much is behind it only grow, all else that people can change is in here.

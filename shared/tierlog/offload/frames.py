@@ -27,6 +27,7 @@ class FrameHandle(Protocol):
         self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
     ) -> FramesRead: ...
     async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> None: ...
+    async def close(self) -> None: ...
 
 
 class FramesOfRuns:
@@ -48,6 +49,10 @@ class FramesOfRuns:
 
     async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> None:
         """Fetch nothing: what a driver keeps is its own."""
+
+    async def close(self) -> None:
+        """Give back what the handle holds."""
+        await self._handle.close()
 
     async def read_frames(
         self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None

@@ -61,7 +61,7 @@ class LedgerOffloader(Protocol):
 
 
 class UnconfiguredOffloader:
-    """The default: refuses any use, since nobody said where tier 2 is."""
+    """Driver ``none``, and what stands where no driver is named: refuses any use."""
 
     def location(self, ledger_id: LedgerId, uuid: UUID) -> Tier2Location:
         self._refuse()
@@ -98,5 +98,5 @@ class UnconfiguredOffloader:
     def _refuse(self) -> NoReturn:
         raise RefusedError(
             "no offloader is configured",
-            remedy="Set s3.bucket, and s3.endpoint_url where it is not AWS, in the settings",
+            remedy="Set s3.driver to one that writes, as aws-s3, for offloaders and schedulers",
         )

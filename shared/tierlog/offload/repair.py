@@ -22,7 +22,8 @@ Invariants:
     * Of two that repair one ledger, only the one that began last completes.
 
 Crash: before step 5 the ledger is REPAIRING, and as readable as it was; the next repair takes its
-place, and abandons what was written. Failing: the ledger is what it was, the attempt is abandoned.
+place, and abandons what was written. Failing at step 3 or 4: the same while a local copy stands,
+which may be all that is good; without one the ledger is what it was, the attempt is abandoned.
 """
 
 import asyncio
@@ -288,7 +289,9 @@ class Repairer:
             copy = await self._offloader.offload(handle, uuid, extra)
             await self._offloader.verify(ledger_id, uuid, location, copy)
         except TierlogError as error:
-            await self._give_up(ledger_id, uuid, error)
+            if context.bookkeeper_deleted:
+                await self._give_up(ledger_id, uuid, error)
+            # Else it stays REPAIRING: a sample may not find the damage before the local copy goes.
             raise
         # Refused for certain: the attempt is among the abandoned, and swept with them.
         await contexts.complete_repair(ledger_id, uuid=uuid, copy=copy)

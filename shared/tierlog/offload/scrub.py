@@ -409,8 +409,8 @@ class _Run:
         """Make a new copy in the place of a damaged one, or say why not."""
         if not self._wish.repair:
             return
-        if context.stream in self._paused:
-            finding.kept = PAUSED
+        finding.kept = await self._pause_of(context.stream)
+        if finding.kept:
             return
         if not may_repair:
             finding.kept = "the manifest of the stream does not vouch for the metadata"
@@ -493,7 +493,7 @@ class _Run:
         return self._newest
 
     async def _delete(self, named: ObjectKeys, seen: rules.SeenAttempt, finding: Finding) -> None:
-        if not self._wish.repair or self._kept(finding):
+        if not self._wish.repair or await self._kept(finding):
             return
         try:
             uploads = await self._paid(self._objects.list_uploads, named.data)
@@ -508,12 +508,23 @@ class _Run:
         finding.repaired = "deleted"
         log.warning("scrub.deleted", ledger_id=seen.ledger_id, uuid=str(seen.uuid))
 
-    def _kept(self, finding: Finding) -> bool:
+    async def _kept(self, finding: Finding) -> bool:
         """Say why nothing is deleted, if something stops it."""
-        finding.kept = self._report.deletions_stopped
-        if finding.stream in self._paused:
-            finding.kept = PAUSED
+        finding.kept = await self._pause_of(finding.stream) or self._report.deletions_stopped
         return bool(finding.kept)
+
+    async def _pause_of(self, name: str) -> str:
+        """Say that a stream is paused, by now or when it was looked at, or may be; else nothing."""
+        if name in self._paused:
+            return PAUSED
+        if name not in self._walked:
+            return ""
+        try:
+            stream = await self._parts.catalog.streams.get(StreamName(name))
+        except TierlogError as error:
+            gone = error.reason is Reason.STREAM_NOT_FOUND
+            return "" if gone else f"whether the stream is paused can't be told: {error}"
+        return PAUSED if stream.offload_pause is not None else ""
 
     async def _upload(self, upload: OpenUpload) -> None:
         """Judge an open upload, with the context of its ledger as of now."""
@@ -539,7 +550,7 @@ class _Run:
                 open_now = await self._paid(self._objects.list_uploads, upload.key)
                 if upload.upload_id not in {one.upload_id for one in open_now}:
                     return
-                if self._wish.repair and not self._kept(finding):
+                if self._wish.repair and not await self._kept(finding):
                     await self._paid(self._objects.abort_upload, upload.key, upload.upload_id)
                     finding.repaired = "aborted"
                     log.warning("scrub.aborted", key=upload.key)

@@ -17,6 +17,8 @@ class LacAnswer(NamedTuple):
 
     last_add_confirmed: EntryId
     last_entry_id: EntryId
+    doubtful: bool = False
+    """It may have lost entries, those behind the last one too; a fence doesn't tell."""
 
 
 class StorageNodeControl(Protocol):

@@ -18,7 +18,7 @@ func (h *history) explain() []string {
 	found := []string{}
 	for _, told := range [][]string{
 		h.twice(), h.changed(), h.lost(), h.strangers(byValue), h.tooEarly(byValue),
-		h.outOfOrder(), h.holes(),
+		h.outOfOrder(), h.holes(), h.shortEnds(),
 	} {
 		if len(told) > toldMax {
 			told = append(told[:toldMax], fmt.Sprintf("and %d more like it", len(told)-toldMax))
@@ -167,6 +167,21 @@ func (h *history) holes() []string {
 			told = append(told, fmt.Sprintf("hole: after %s comes %s", last, one.at))
 		}
 		last = one.at
+	}
+	return told
+}
+
+// shortEnds names the bounds that left out what had been acknowledged before they were asked.
+func (h *history) shortEnds() []string {
+	var told []string
+	for _, end := range h.bounds {
+		for _, op := range h.appends {
+			if op.outcome == "ok" && op.returns < end.call && !op.at.before(end.next) {
+				told = append(told, fmt.Sprintf(
+					"short end: %s was told after %s was acknowledged at %s", end.next, op.value, op.at))
+				break
+			}
+		}
 	}
 	return told
 }

@@ -72,7 +72,7 @@ type readOp struct {
 	entries      []entry
 }
 
-// boundsOp told the position behind the last entry; a final one all of the log, others at least.
+// boundsOp told the position behind the last entry; a final one when nobody appended any more.
 type boundsOp struct {
 	span
 	next  position

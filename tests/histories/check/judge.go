@@ -25,7 +25,6 @@ type judgement struct {
 	Landed       int      `json:"unknown_there"`
 	Vanished     int      `json:"unknown_not_there"`
 	Failed       int      `json:"failed"`
-	LateTails    int      `json:"late_tails"`
 	LongestGapS  float64  `json:"longest_gap_s"`
 	Seconds      float64  `json:"seconds"`
 	Findings     []string `json:"findings"`
@@ -37,7 +36,6 @@ func judge(found *history, timeout time.Duration, picture string) judgement {
 	began := time.Now()
 	told := judgement{Reads: len(found.reads), Findings: []string{}}
 	operations := found.operations(&told)
-	told.LateTails = found.lateTails()
 	told.LongestGapS = found.longestGap().Seconds()
 	if gap := found.unread(); gap != "" {
 		told.Verdict = incomplete
@@ -170,19 +168,4 @@ func (h *history) longestGap() time.Duration {
 		gap = max(gap, returns[step]-returns[step-1])
 	}
 	return time.Duration(gap)
-}
-
-// lateTails counts the bounds that did not tell of an entry which had been acknowledged before they
-// were asked. That is allowed: an end is a bound from below until the ledger is closed.
-func (h *history) lateTails() int {
-	late := 0
-	for _, told := range h.bounds {
-		for _, op := range h.appends {
-			if op.outcome == "ok" && op.returns < told.call && !op.at.before(told.next) {
-				late++
-				break
-			}
-		}
-	}
-	return late
 }

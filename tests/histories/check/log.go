@@ -72,18 +72,13 @@ func (n *node) returned(read readOp) bool {
 	return here == empty || here.last.at.before(read.from)
 }
 
-// holds says whether a told end is one of the log: all of it, or (where some may be told late) as
-// much of it at least.
+// holds says whether a told end is the end of the log.
 func (n *node) holds(told boundsOp) bool {
-	here := n
-	if !told.final {
-		here = n.until(told.next)
-	}
-	if here == empty {
+	if n == empty {
 		// A ledger that exists and is empty has a next position of its own.
 		return told.next == earliest || told.next.entry == 0
 	}
-	return here.last.at.next() == told.next || told.next.entry == 0 && here.last.at.before(told.next)
+	return n.last.at.next() == told.next || told.next.entry == 0 && n.last.at.before(told.next)
 }
 
 // model is the promise: a log that grows at its end by one entry at a time.
@@ -128,10 +123,7 @@ func describe(input interface{}) string {
 		return fmt.Sprintf("read(%s) -> %d entries, %s = %s to %s = %s",
 			op.from, len(op.entries), first.at, first.value, last.at, last.value)
 	case boundsOp:
-		if op.final {
-			return fmt.Sprintf("end() -> %s", op.next)
-		}
-		return fmt.Sprintf("end() -> at least %s", op.next)
+		return fmt.Sprintf("end() -> %s", op.next)
 	}
 	panic("an operation of no known kind")
 }

@@ -156,7 +156,6 @@ contexts = st.builds(
     last_error=texts,
     last_error_ms=numbers,
     last_worker=texts,
-    repair_source_uuid=st.none() | uuids,
     repair=st.none()
     | st.builds(RepairAttempt, uuid=uuids, location=locations, worker=texts, started_ms=numbers),
     history=st.lists(

@@ -16,13 +16,15 @@ COMMANDS = [
     ["read"],
     ["restore"],
     ["scrub"],
+    *(["scrub", verb] for verb in ("list", "show")),
     *(["stream", verb] for verb in ("ls", "show", "create", "seal", "delete")),
     *(
         ["ledger", verb]
         for verb in ("ls", "show", "create", "append", "read", "close", "recover", "delete")
     ),
     *(["cluster", verb] for verb in ("underreplicated", "nodes")),
-    *(["offload", verb] for verb in ("run", "status", "attempts", "gc", "pause", "resume")),
+    *(["offload", verb] for verb in ("run", "status", "attempts", "gc")),
+    *(["offload", verb] for verb in ("export", "pause", "resume")),
     *(["policy", verb] for verb in ("show", "set", "explain")),
     ["object", "inspect"],
     *(["cost", verb] for verb in ("show", "what-if")),

@@ -82,9 +82,9 @@ class Desk:
 def test_the_newest_that_ended_is_shown_unless_one_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    running = {**document(), "scrub_id": "3", "state": "running", "clean": False}
-    newest = {**document(ORPHAN), "scrub_id": "2"}
-    oldest = {**document(), "scrub_id": "1"}
+    running = {**document(), "scrub_id": str(UUID(int=3)), "state": "running", "clean": False}
+    newest = {**document(ORPHAN), "scrub_id": str(UUID(int=2))}
+    oldest = {**document(), "scrub_id": str(UUID(int=1))}
     desk = Desk(running, newest, oldest)
 
     def ask(work: Any) -> Any:
@@ -97,9 +97,18 @@ def test_the_newest_that_ended_is_shown_unless_one_is_named(
         return done.exit_code, json.loads(done.output)
 
     assert run("show") == (6, newest)
-    assert run("show", "1") == (0, oldest)
-    assert run("show", "3") == (5, running)
+    assert run("show", oldest["scrub_id"]) == (0, oldest)
+    assert run("show", running["scrub_id"]) == (5, running)
     assert run("list") == (0, [running, newest, oldest])
-    desk._found = {"3": running}
+    desk._found = {running["scrub_id"]: running}
     done = CliRunner().invoke(main.app, ["scrub", "show"])
     assert done.exit_code not in {0, 5, 6}
+
+
+def test_what_is_no_id_of_a_scrub_is_refused_before_anybody_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scrub, "with_client", lambda _: pytest.fail("asked"))
+    done = CliRunner().invoke(main.app, ["scrub", "show", "newest"])
+    assert done.exit_code == 2
+    assert "valid UUID" in done.output

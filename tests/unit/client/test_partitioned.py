@@ -21,7 +21,7 @@ from tierlog.adapters.memory.streams import (
 )
 from tierlog.client import Client, Edge, Position, StructuredEvent
 from tierlog.client.partitioned import PartitionedWriter
-from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.partitions import partition_names, partition_of
 from tierlog.runtime.settings import ClientSettings, Settings
@@ -51,11 +51,12 @@ class Opened:
 
     client: Client
     streams: MemoryStreams
+    reads: MemoryReads
 
 
 def opened(**client):
     connections = Connections(**client)
-    return Opened(Client(cast("Any", connections)), connections.streams)
+    return Opened(Client(cast("Any", connections)), connections.streams, connections.reads)
 
 
 async def payloads(client, name, **options):
@@ -119,6 +120,33 @@ async def test_a_partition_is_a_stream_like_any_other():
     assert await on.client.partitions("orders-partition-1") == ["orders-partition-1"]
     assert await on.client.partitions("orders") == partition_names(ORDERS, 2)
     assert await on.client.seal("orders-partition-1") == event.position.ledger_id
+
+
+@on_virtual_time
+async def test_names_and_writers_need_no_end_that_is_known_while_the_owner_is_gone():
+    on = opened()
+    await on.client.create_stream("orders-partition-1")
+    async with on.client.writer("orders-partition-1") as writer:
+        await writer.send(b"x")
+
+    async def no_end(stream):
+        raise RetryableError(f"the end of {stream} is not known", remedy="Wait")
+
+    on.reads.bounds = no_end
+    assert await on.client.partitions("orders-partition-1") == ["orders-partition-1"]
+    asked = []
+    read = on.reads.read
+
+    async def noting(stream, where, **budget):
+        answer = await read(stream, where, **budget)
+        asked.append((where, answer.resume))
+        return answer
+
+    on.reads.read = noting
+    async with on.client.writer("orders-partition-1") as writer:
+        await writer.send(b"y")
+        last = await writer.flush()
+    assert asked == [(Edge.LATEST, last)]
 
 
 @on_virtual_time

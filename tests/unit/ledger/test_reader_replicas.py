@@ -209,6 +209,36 @@ def test_an_end_is_covered_when_no_ack_quorum_can_hide_behind_those_that_are_awa
     run_virtual(main())
 
 
+def test_a_node_that_may_have_lost_entries_covers_none():
+    async def main():
+        cluster = SmallCluster(3)
+        where = [((0, (b"a",), -1), ["n2"])]
+        catalog, _, ledger_id, metadata = await left_behind(cluster, quorums=(3, 3, 2), where=where)
+        handle = Tier1ReadHandle(ledger_id, metadata, cluster.directory(catalog))
+        cluster.nodes["n1"].doubtful.add(ledger_id)
+        assert (await handle.end()).covered
+        cluster.nodes["n2"].down = True
+        assert not (await handle.end()).covered
+        cluster.nodes["n1"].doubtful.clear()
+        assert (await handle.end()).covered
+
+    run_virtual(main())
+
+
+def test_the_lac_is_not_waited_for_where_only_the_end_needs_more_answers():
+    async def main():
+        cluster = SmallCluster(3)
+        catalog, _, ledger_id, metadata = await left_behind(cluster, quorums=(3, 3, 1), where=SIX)
+        handle = Tier1ReadHandle(ledger_id, metadata, cluster.directory(catalog))
+        cluster.nodes["n2"].hung = True
+        assert not (await handle.end()).covered
+        begun_s = now_s()
+        assert await handle.last_add_confirmed() == 3
+        assert now_s() == begun_s
+
+    run_virtual(main())
+
+
 def test_what_is_before_the_last_segment_is_confirmed_whatever_its_nodes_were_told():
     async def main():
         cluster = SmallCluster(3)

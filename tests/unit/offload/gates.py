@@ -18,6 +18,9 @@ class OpenGate:
     def begin_term(self) -> None:
         pass
 
+    def forget(self, name: StreamName) -> None:
+        del name
+
     async def look(self, name: StreamName) -> bool:
         del name
         return False

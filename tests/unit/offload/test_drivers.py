@@ -1,6 +1,7 @@
 """Drivers have names: one writes, and whoever wrote a copy reads and deletes it."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,8 @@ import pytest
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import CLUSTER, SMALL_RANGES, ListHandle, World, entries_of
-from tests.unit.reader.world import ReaderWorld
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, payloads
+from tierlog.format.run import Run
 from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId
@@ -202,6 +204,58 @@ def test_frames_of_a_driver_that_knows_runs_alone():
         handle.ledger_metadata = longer
         with pytest.raises(CorruptError):
             await frames.read_frames(EntryId(len(ENTRIES) + 1), 10)
+
+    run_virtual(main())
+
+
+class Lent:
+    """A handle that holds something until it is closed, and takes its time."""
+
+    def __init__(self, handle: ReadHandle) -> None:
+        self._handle = handle
+        self.ledger_id, self.ledger_metadata = handle.ledger_id, handle.ledger_metadata
+        self.closed = 0
+
+    async def last_add_confirmed(self) -> EntryId:
+        return self.ledger_metadata.last_entry_id
+
+    async def read_runs(
+        self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0.0
+    ) -> AsyncGenerator[Sequence[Run], None]:
+        async for runs in self._handle.read_runs(first, last, bytes_max=bytes_max, wait_s=wait_s):
+            await asyncio.sleep(1)
+            assert not self.closed, "closed while it is read"
+            yield runs
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def test_readers_close_what_a_driver_opened_once_nobody_reads_it():
+    async def main():
+        world, shelf = DrivenReaderWorld(), Shelf()
+        await world.start()
+        world.driven_by = drivers_of(world, Shelf.name, shelf)
+        ledger_ids = []
+        for _ in range(6):
+            ledger_ids.append(await world.sealed(ENTRIES))
+            await world.offloaded(ledger_ids[-1])
+            await world.gone_locally(ledger_ids[-1])
+        lent: list[Lent] = []
+
+        async def open_other(context):
+            lent.append(Lent(shelf.kept[context.uuid]))
+            return lent[-1]
+
+        async with world.reader(open_other=open_other) as source:
+            async with asyncio.TaskGroup() as group:
+                reads = [
+                    group.create_task(source.read(STREAM, at(one, 0), budget()))
+                    for one in ledger_ids
+                ]
+            assert [payloads(read.result()) for read in reads] == [ENTRIES] * 6
+            assert [one.closed for one in lent] == [1, 1, 0, 0, 0, 0]
+        assert [one.closed for one in lent] == [1] * 6
 
     run_virtual(main())
 

@@ -16,8 +16,9 @@ from tests.unit.offload.scrubs import (
     repairer,
     scrub,
 )
-from tests.unit.offload.test_scrub import ENTRIES, spoil, write_manifest
+from tests.unit.offload.test_scrub import ENTRIES, copy_arguments, spoil, write_manifest
 from tests.unit.offload.world import BLOCK, STREAM, ListHandle, World, entries_of
+from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.adapters.memory.faults import Faults
 from tierlog.format.entry import encode_entry
 from tierlog.model.errors import CorruptError, RefusedError
@@ -428,6 +429,34 @@ def test_the_damaged_copy_is_swept_only_once_a_manifest_names_the_new_one():
         assert gate.stopped(STREAM) is None
         assert await gate.may_sweep(now, was.uuid)
         assert not await gate.may_sweep(now, now.uuid)
+
+    run_virtual(main())
+
+
+def test_a_repair_that_fails_keeps_the_local_copy_until_another_one_succeeds():
+    async def main():
+        entries = [bytes([number]) * 300 for number in range(200)]
+        world, was = await offloaded(entries, gone=False)
+        assert was.location is not None
+        # In a grain that no sample reads.
+        flip(world, was.location.data_key, 30_000)
+        await world.offloader().verify(*await copy_arguments(world, was.ledger_id))
+        await world.catalog().policies.set_level(None, Policy(deletion_lag_ms=0))
+        leader = scheduler(world, manifests=BucketManifests(world.manifests(), world.catalog()))
+        given = Faults(random.Random(1))
+        given.outages.add("objects.upload_part")
+        pace = TokenBucket(world.clock, per_s=1e9)
+        assert (await repairer(world, given).repair(was, "damaged", pace)).kept
+        await leader.begin()
+        for _ in range(3):
+            await leader.run_pass()
+        assert await world.catalog().ledgers.get(was.ledger_id) is not None
+        # The next one need not be deep.
+        await repaired(world, was, await scrub(world, REPAIR), "the local copy")
+        for _ in range(3):
+            await leader.run_pass()
+        assert (await world.context(was.ledger_id)).state is S.TIER1_DELETED
+        assert await read_back(world, was.ledger_id) == entries
 
     run_virtual(main())
 

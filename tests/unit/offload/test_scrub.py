@@ -27,7 +27,7 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.manifest import ManifestLedger, copy_of, head_of
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.scrub import FindingKind, ScrubWish
-from tierlog.ports.objects import ObjectStore
+from tierlog.ports.objects import ObjectInfo, ObjectStore
 from tierlog.ports.throttle import TokenBucket
 
 ENTRIES = [bytes([number]) * (number * 37 % 200) for number in range(10)]
@@ -327,6 +327,30 @@ def test_a_paused_stream_is_looked_at_and_left_as_it_is():
     run_virtual(main())
 
 
+def test_a_stream_that_is_paused_after_it_was_looked_at_is_left_as_it_is():
+    async def main():
+        world, made = await offloaded()
+        await plant(world, 5)
+        key = await plant_upload(world, f"{UUID(int=6)}-ledger-{made[0]}")
+        context = await world.context(made[0])
+        spoil(world, context, "index")
+        world.clock.advance(2 * SAFETY_S)
+        before = set(world.bucket.objects)
+
+        async def pause() -> None:
+            if not (await world.catalog().streams.get(STREAM)).offload_pause:
+                await world.catalog().streams.pause_offload(STREAM)
+
+        report = await scrub(world, REPAIR, objects=BeforeHead(world.bucket.connect(), pause))
+        assert kinds(report) == ["missing-object", "orphan-objects", "orphan-upload"]
+        assert {one.kept for one in report.findings} == {"the stream is paused"}
+        assert set(world.bucket.objects) == before
+        assert key in world.bucket.uploads
+        assert await world.context(made[0]) == context
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_offloaded_while_the_bucket_is_listed_is_no_fault(seed: int):
     async def main():
@@ -386,6 +410,21 @@ class AfterListing:
         if not self.done:
             self.done = True
             await self._what()
+
+
+class BeforeHead:
+    """A store at which something happens before each look at an object."""
+
+    def __init__(self, store: ObjectStore, what: Callable[[], Awaitable[None]]) -> None:
+        self._store = store
+        self._what = what
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        await self._what()
+        return await self._store.head(key)
 
 
 def test_findings_are_bounded_and_counted():

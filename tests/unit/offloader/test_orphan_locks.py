@@ -1,6 +1,7 @@
 """Locks that nobody means any more: no ledger waits for one longer than a session (B25)."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.unit.scheduler.test_scheduler import faults, running
 from tierlog.adapters.memory.faults import Outcome
 from tierlog.catalog.election import CourtesyLock
 from tierlog.format import paths
+from tierlog.model.errors import RetryableError
 from tierlog.model.policy import Policy
 from tierlog.offload.messages import Trigger
 
@@ -53,6 +55,42 @@ def test_a_worker_that_is_cancelled_anywhere_leaves_no_lock_behind(again):
         while run_virtual(cancelled_at(tick, again)):
             tick += 1
     assert tick > 50
+
+
+def test_a_lock_that_was_left_is_not_given_back_under_the_hands_of_who_takes_it():
+    async def main():
+        world, begun, go_on = World(), asyncio.Event(), asyncio.Event()
+        claimed = await world.stream()
+        ledger_id = await world.seal(claimed, ENTRIES)
+        worker, path = world.worker(), paths.ledger_lock_path(ledger_id)
+
+        class Left(CourtesyLock):
+            async def release(self) -> bool:
+                if not begun.is_set():
+                    begun.set()
+                    await go_on.wait()
+                return await super().release()
+
+        left = Left(world.catalog().store, path, worker._holder)
+        assert await left.take()
+        worker._locks_left[ledger_id] = left
+        async with asyncio.TaskGroup() as group:
+            slow = group.create_task(worker._release_left())
+            await begun.wait()
+            with contextlib.suppress(RetryableError):
+                # What each request does.
+                await worker._release_left()
+                async with worker._lock(ledger_id):
+                    go_on.set()
+                    await slow
+                    assert world.metadata.get(path) is not None, "it is another one's by now"
+            go_on.set()
+        assert world.metadata.get(path) is None
+        await worker.handle(world.request(claimed, ledger_id))
+        assert (await world.context(ledger_id)).complete
+        assert not worker._locks_left
+
+    run_virtual(main())
 
 
 def test_the_lock_of_a_worker_that_died_holds_its_ledger_up_no_longer_than_its_session():

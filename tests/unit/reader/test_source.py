@@ -300,6 +300,34 @@ async def test_the_end_is_found_though_a_producer_is_always_ahead_of_what_is_con
         producing.cancel()
 
 
+@pytest.mark.parametrize("confirmed", [10, 5])
+def test_the_end_is_waited_for_as_long_as_what_was_written_is_confirmed_by_and_by(confirmed):
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start()
+        ledger_id = await world.opened(C, lac=-1)
+        loop = asyncio.get_running_loop()
+
+        async def confirm():
+            for last in range(confirmed):
+                await asyncio.sleep(1)
+                world.node.confirm(ledger_id, EntryId(last))
+
+        async with world.reader() as source, asyncio.TaskGroup() as group:
+            group.create_task(confirm())
+            begun_s = loop.time()
+            if confirmed == len(C):
+                assert (await source.bounds(STREAM))[1] == at(ledger_id, len(C))
+            else:
+                with pytest.raises(RetryableError) as caught:
+                    await source.bounds(STREAM)
+                assert caught.value.reason is Reason.UNKNOWN
+                assert confirmed + 1 < loop.time() - begun_s < confirmed + 3
+
+    test()
+
+
 @on_virtual_time
 async def test_a_tier_that_is_away_or_damaged_is_left_for_the_other():
     world = ReaderWorld()

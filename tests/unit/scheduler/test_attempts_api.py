@@ -12,9 +12,11 @@ from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
 from tierlog.adapters.memory.events import MemoryEventLog
 from tierlog.model.errors import RetryableError
 from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.offload import OffloadState
 from tierlog.model.partitions import partition_names
 from tierlog.model.policy import Policy
 from tierlog.offload.dead_letters import DeadLetters, Letter
+from tierlog.offload.driver import BlockOffloader
 from tierlog.runtime.http import serve_http
 from tierlog_scheduler.app import build_app
 
@@ -155,6 +157,45 @@ async def test_a_pause_stops_requests_and_deletions_and_a_resume_lets_them_go_on
         await leader.run_pass()
         assert await world.catalog().ledgers.get(done) is None
         assert await world.catalog().ledgers.get(waiting) is not None
+
+
+@pytest.mark.parametrize("stop", ["pause", "stream", "cluster"])
+async def test_what_is_stopped_while_a_copy_is_read_back_is_not_deleted(world, monkeypatch, stop):
+    claimed = await world.stream(policy=Policy(offload_time_ms=0))
+    ledger_id = await world.seal(claimed, ENTRIES)
+    await world.worker().handle(world.request(claimed, ledger_id))
+    catalog = world.catalog()
+    await catalog.policies.set_level(None, Policy(deletion_lag_ms=0))
+    verify, verified = BlockOffloader.verify, []
+
+    async def verify_slowly(self, *args):
+        await verify(self, *args)
+        verified.append(args[0])
+        if stop == "pause":
+            await catalog.streams.pause_offload(STREAM, "the bucket looks wrong")
+        elif stop == "stream":
+            await catalog.streams.set_policy(STREAM, Policy(offload_time_ms=0, deletion_lag_ms=-1))
+        else:
+            await catalog.policies.set_level(None, Policy(deletion_lag_ms=-1))
+
+    monkeypatch.setattr(BlockOffloader, "verify", verify_slowly)
+    leader = scheduler(world)
+    await leader.begin()
+    for _ in range(3):
+        await leader.run_pass()
+    assert verified == [ledger_id], "and never again"
+    assert await catalog.ledgers.get(ledger_id) is not None
+    assert (await world.context(ledger_id)).state is OffloadState.COMPLETE
+    await catalog.streams.resume_offload(STREAM)
+    await catalog.streams.set_policy(STREAM, Policy(deletion_lag_ms=0))
+
+    async def verify_and_wish(self, *args):
+        await verify(self, *args)
+        await catalog.streams.want_offloaded(STREAM, ledger_id)
+
+    monkeypatch.setattr(BlockOffloader, "verify", verify_and_wish)
+    await leader.run_pass()
+    assert await catalog.ledgers.get(ledger_id) is None, "a wish stops nothing"
 
 
 async def test_a_partitioned_stream_is_told_and_paused_by_its_partitions(world):

@@ -10,6 +10,7 @@ import pytest
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.gates import OpenGate
 from tests.unit.offload.world import World
+from tests.unit.scheduler.manifests_kit import store_of
 from tierlog.adapters.memory.faults import Faults
 from tierlog.catalog import ledgers
 from tierlog.model.errors import RetryableError
@@ -17,6 +18,7 @@ from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadState
 from tierlog.model.policy import NO_LEVELS, Policy
 from tierlog.model.stream import Stream
+from tierlog_scheduler.manifests import STOPPED, UNREAD, BucketManifests
 from tierlog_scheduler.mirror import Mirror
 
 T = TypeVar("T")
@@ -268,5 +270,39 @@ def test_nothing_is_known_before_the_first_look():
         assert list(known.items()) == []
         assert known.listed() == set[LedgerId]()
         assert known._levels == NO_LEVELS
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_is_kept_of_a_stream_that_is_gone(late: bool):
+    async def main():
+        world = World()
+        catalog, name = world.catalog(), NAMES[0]
+
+        async def remove() -> None:
+            stream = await catalog.streams.get(name)
+            await catalog.retention.begin_stream_deletion(name)
+            await catalog.retention.remove_stream(name, stream.incarnation)
+
+        class Late(BucketManifests):
+            """Looks at a stream that was removed since the names were read."""
+
+            async def look(self, name: StreamName) -> bool:
+                await remove()
+                return await super().look(name)
+
+        await world.stream(name)
+        gate = (Late if late else BucketManifests)(store_of(world), catalog)
+        gate.begin_term()
+        known = Mirror(catalog, gate, streams_in_flight_max=4, reread_s=1e9)
+        await known.refresh(0)
+        if not late:
+            assert repr(gate) == "<BucketManifests known=1 stopped=0>"
+            await remove()
+            await known.refresh(10)
+        assert known.streams == {}
+        assert repr(gate) == "<BucketManifests known=0 stopped=0>"
+        assert STOPPED.labels(UNREAD)._value.get() == 0, "nobody looks at it again"
 
     run_virtual(main())

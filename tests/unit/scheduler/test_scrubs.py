@@ -9,14 +9,22 @@ import pytest
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import plant, runner
-from tests.unit.offload.test_scrub import offloaded
+from tests.unit.offload.test_scrub import offloaded, spoil
 from tests.unit.offload.world import CLUSTER, World
 from tests.unit.scheduler.test_api import ask
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format import paths
 from tierlog.format.scrub_records import REPORT_LEN_MAX
 from tierlog.model.errors import RefusedError, RetryableError
-from tierlog.model.scrub import KINDS, Finding, FindingKind, ScrubReport, ScrubState, ScrubWish
+from tierlog.model.scrub import (
+    KINDS,
+    DeepPlace,
+    Finding,
+    FindingKind,
+    ScrubReport,
+    ScrubState,
+    ScrubWish,
+)
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
 from tierlog_scheduler.scrubs_api import ScrubsApi
@@ -169,6 +177,58 @@ def test_a_deep_scrub_that_ran_out_of_time_is_gone_on_with_by_the_next_leader():
         again = (await runner(world).reports())[0]
         assert (again.wish.deep, again.deep_next) == (True, None)
         assert again.bytes_read == 2 * copy.data_len
+
+    run_virtual(main())
+
+
+def test_who_asks_for_a_deep_scrub_gets_all_of_it_wherever_others_stopped():
+    async def main():
+        world, made = await offloaded(4)
+        copy = (await world.context(made[0])).copy
+        assert copy is not None
+        slow = {"bytes_per_s": copy.data_len / 10, "deep_s_max": 15}
+        schedule = ScrubSchedule(interval_s=HOUR, deep_interval_s=HOUR / 2, first_s=60)
+        found = runner(world, schedule, slow=slow)
+        await run_for(world, found, 1.5 * HOUR)
+        (newest, *_) = await found.reports()
+        assert newest.deep_next is not None
+        assert not newest.is_clean, "two of four were not read"
+        told = await world.catalog().scrubs.times()
+        spoil(world, await world.context(made[0]), "flipped")
+        begun = found.ask(ScrubWish(deep=True))
+        await run_for(world, found, 60)
+        assert begun.counts == {FindingKind.DAMAGED_DATA: 1}
+        assert begun.deep_next == newest.deep_next
+        going_on = found.ask(ScrubWish(deep=True))
+        await run_for(world, found, 60)
+        assert (going_on.is_clean, going_on.bytes_read) == (True, 2 * copy.data_len)
+        assert await world.catalog().scrubs.times() == told, "those by schedule go on on their own"
+
+    run_virtual(main())
+
+
+def test_a_deep_scrub_that_fails_is_not_the_one_of_its_interval():
+    async def main():
+        world, made = await offloaded(1)
+        schedule = ScrubSchedule(interval_s=HOUR, deep_interval_s=24 * HOUR, first_s=60)
+        await run_for(world, runner(world, schedule), HOUR / 2)
+        world.clock.advance(24 * HOUR)
+        failing = runner(world, schedule)
+
+        async def unanswered(report: ScrubReport, *, deep_from: DeepPlace | None = None) -> None:
+            raise RetryableError("no answer", remedy="Wait")
+
+        failing._scrubber.run = unanswered  # type: ignore[method-assign]
+        times = world.catalog().scrubs.times
+        before = await times()
+        await run_for(world, failing, HOUR / 2)
+        (newest, *_) = await failing.reports()
+        assert (newest.state, newest.wish.deep) == (ScrubState.FAILED, True)
+        assert await times() == before
+        spoil(world, await world.context(made[0]), "flipped")
+        await run_for(world, runner(world, schedule), HOUR / 2)
+        (newest, *_) = await runner(world).reports()
+        assert newest.counts == {FindingKind.DAMAGED_DATA: 1}
 
     run_virtual(main())
 

@@ -70,7 +70,7 @@ async def test_any_damaged_page_is_repaired_at_the_first_use(disk):
             assert await read_all(node, 1) == RUNS[1]
             assert await read_all(node, 2) == RUNS[2]
             assert (await reading_error(node, 1, 12)).reason is Reason.NO_SUCH_ENTRY
-            assert await node.last_add_confirmed(L1) == (10, 11)
+            assert await node.last_add_confirmed(L1) == (10, 11, False)
         async with opened(disk) as node:
             assert await read_all(node, 1, 5) == RUNS[1][5:]
 

@@ -38,10 +38,10 @@ async def test_what_is_added_is_read_before_and_after_a_restart():
             await answer
         assert await read_all(node, 1) == runs
         assert await node.list_ledgers() == [1]
-        assert await node.last_add_confirmed(L1) == (296, 299)
+        assert await node.last_add_confirmed(L1) == (296, 299, False)
     async with opened(disk) as node:
         assert await read_all(node, 1, 100) == runs[33:]
-        assert await node.last_add_confirmed(L1) == (296, 299)
+        assert await node.last_add_confirmed(L1) == (296, 299, False)
         assert node.statistics()["journal_written_bytes"] >= 0
 
 
@@ -114,8 +114,8 @@ async def test_fences_hold_for_ever_and_for_unknown_ledgers():
     disk = new_disk()
     async with opened(disk) as node:
         await node.add(make_run(1, 0))
-        assert await node.fence(L1) == (-1, 0)
-        assert await node.fence(L2) == (-1, -1)
+        assert await node.fence(L1) == (-1, 0, False)
+        assert await node.fence(L2) == (-1, -1, False)
         for ledger_id in (1, 2):
             error = await outcome(node.add(make_run(ledger_id, 1)))
             assert error.reason is Reason.FENCED

@@ -54,7 +54,7 @@ async def test_a_run_that_comes_again_is_one_wherever_the_first_is():
         await check(node)
     async with opened(disk) as node:
         await check(node)
-        assert await node.last_add_confirmed(L1) == (19, 20)
+        assert await node.last_add_confirmed(L1) == (19, 20, False)
 
 
 @virtual
@@ -222,7 +222,7 @@ async def test_a_lac_that_is_told_counts_also_for_a_ledger_that_was_not_used_yet
         node.confirm(L2, EntryId(7))
         found = await read_all(node, 1, 2, recovery=False, wait_s=5)
         assert [run.first_entry_id for run in found] == [2]
-        assert await node.last_add_confirmed(L2) == (-1, -1)
+        assert await node.last_add_confirmed(L2) == (-1, -1, False)
     async with opened(disk) as node:
         assert await node.list_ledgers() == [1]
 

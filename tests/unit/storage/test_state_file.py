@@ -201,12 +201,15 @@ def test_limbo_ends_for_ledgers_made_after_it():
         async with running_node(node):
             assert (await reading_error(node, 1, 0)).reason is Reason.UNKNOWN
             assert (await reading_error(node, 50, 0)).reason is Reason.UNKNOWN
+            assert (await node.last_add_confirmed(LedgerId(1))).doubtful
             node.limit_limbo(LedgerId(7))
             assert not node.limbo_unlimited
             assert (await reading_error(node, 50, 0)).reason is Reason.NO_SUCH_ENTRY
             assert (await reading_error(node, 7, 0)).reason is Reason.UNKNOWN
+            assert await node.last_add_confirmed(LedgerId(7)) == (-1, -1, True)
             await node.add(make_run(51, 0))
             assert len(await read_all(node, 51)) == 1
+            assert await node.last_add_confirmed(LedgerId(51)) == (-1, 0, False)
         node = await open_node(disk.mount())
         assert node.damages == []
         async with running_node(node):

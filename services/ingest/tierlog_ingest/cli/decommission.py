@@ -7,7 +7,7 @@ import typer
 
 from tierlog.cli.cluster import with_catalog
 from tierlog.cli.output import Output, OutputOption, print_one, say
-from tierlog.cli.session import Quiet, command
+from tierlog.cli.session import Quiet, Timeout, command
 from tierlog.model.errors import RetryableError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def decommission(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Until it holds nothing any more.")
     ] = True,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait.")] = 3600.0,
+    timeout_s: Timeout = 3600.0,
     cancel: Annotated[
         bool, typer.Option("--cancel", help="Let it serve on, as if nothing had been asked.")
     ] = False,

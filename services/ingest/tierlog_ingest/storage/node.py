@@ -316,10 +316,10 @@ class StorageNode:
 
     async def last_add_confirmed(self, ledger_id: LedgerId) -> LacAnswer:
         self._check_serving()
-        held = await self._look_up(ledger_id)
+        held, doubtful = await self._look_up(ledger_id), self._marks.is_doubtful(ledger_id)
         if held is None:
-            return LacAnswer(NO_ENTRY, NO_ENTRY)
-        return LacAnswer(held.last_add_confirmed, held.last_entry_id)
+            return LacAnswer(NO_ENTRY, NO_ENTRY, doubtful)
+        return LacAnswer(held.last_add_confirmed, held.last_entry_id, doubtful)
 
     def _check_add(self, run: Run, *, recovery: bool) -> None:
         self._check_serving()

@@ -117,7 +117,7 @@ class RangeReader:
         left: int,
     ) -> None:
         """Begin to read what follows, if it is wanted and there is room for it."""
-        limits, entry_id = self._limits, brought.entry_id
+        limits = self._limits
         last, left = ahead[-1] if ahead else brought, left - brought.length
         left -= sum(one.reserved for one in ahead)
         while len(ahead) < _AHEAD_COUNT:

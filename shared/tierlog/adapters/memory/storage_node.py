@@ -47,6 +47,8 @@ class MemoryStorageNode:
         """How long it takes until the first runs of a read come."""
         self.damaged: set[tuple[LedgerId, EntryId]] = set()
         """Runs, by first entry, that can't be read."""
+        self.doubtful: set[LedgerId] = set()
+        """Ledgers whose ends it is not sure of."""
         self.recovery_adds: list[Run] = []
         self.add_count = 0
         self.reads_open = 0
@@ -120,7 +122,7 @@ class MemoryStorageNode:
     def _lac(self, ledger_id: LedgerId) -> LacAnswer:
         held = self.runs.get(ledger_id, {})
         last = max((run.last_entry_id for run in held.values()), default=NO_ENTRY)
-        return LacAnswer(self.lacs.get(ledger_id, NO_ENTRY), last)
+        return LacAnswer(self.lacs.get(ledger_id, NO_ENTRY), last, ledger_id in self.doubtful)
 
     async def read(
         self,

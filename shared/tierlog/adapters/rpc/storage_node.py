@@ -66,7 +66,9 @@ class RemoteStorageControl:
             )
         except grpc.aio.AioRpcError as error:
             raise error_of_grpc(error, source=self._name, changes=False) from error
-        return LacAnswer(EntryId(answer.last_add_confirmed), EntryId(answer.last_entry_id))
+        return LacAnswer(
+            EntryId(answer.last_add_confirmed), EntryId(answer.last_entry_id), answer.doubtful
+        )
 
     async def list_ledgers(self) -> list[LedgerId]:
         try:

@@ -26,7 +26,7 @@ from tierlog.proto.v1 import metadata_pb2 as tierlog_dot_v1_dot_metadata__pb2
 from tierlog.proto.v1 import wire_pb2 as tierlog_dot_v1_dot_wire__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tierlog/v1/ingest.proto\x12\ntierlog.v1\x1a\x19tierlog/v1/metadata.proto\x1a\x15tierlog/v1/wire.proto\"\x82\x01\n\x13\x43reateStreamRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0b\n\x03raw\x18\x02 \x01(\x08\x12(\n\x06policy\x18\x03 \x01(\x0b\x32\x18.tierlog.v1.PolicyRecord\x12\x10\n\x08\x65xist_ok\x18\x04 \x01(\x08\x12\x12\n\npartitions\x18\x05 \x01(\x05\"<\n\x14\x43reateStreamResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"j\n\rAppendRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x03(\x0c\x12\x1b\n\x13publish_time_ms_min\x18\x03 \x01(\x03\x12\x1b\n\x13publish_time_ms_max\x18\x04 \x01(\x03\";\n\x0e\x41ppendResponse\x12)\n\x06ranges\x18\x01 \x03(\x0b\x32\x19.tierlog.v1.AppendedRange\"\"\n\x10\x46indOwnerRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\"\x8f\x01\n\x11\x46indOwnerResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0cwire_address\x18\x02 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x05 \x01(\x03\x12\x12\n\ncluster_id\x18\x06 \x01(\x0c\"\x1d\n\x0bSealRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\"!\n\x0cSealResponse\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"!\n\x0c\x46\x65nceRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"B\n\rFenceResponse\x12\x1a\n\x12last_add_confirmed\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\"\"\n\rGetLacRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"C\n\x0eGetLacResponse\x12\x1a\n\x12last_add_confirmed\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\"\x14\n\x12ListLedgersRequest\")\n\x13ListLedgersResponse\x12\x12\n\nledger_ids\x18\x01 \x03(\x03\"*\n\x15GetHeldEntriesRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"(\n\x16GetHeldEntriesResponse\x12\x0e\n\x06\x64\x65ltas\x18\x01 \x03(\x03\x32\xa1\x02\n\x06Ingest\x12Q\n\x0c\x43reateStream\x12\x1f.tierlog.v1.CreateStreamRequest\x1a .tierlog.v1.CreateStreamResponse\x12?\n\x06\x41ppend\x12\x19.tierlog.v1.AppendRequest\x1a\x1a.tierlog.v1.AppendResponse\x12H\n\tFindOwner\x12\x1c.tierlog.v1.FindOwnerRequest\x1a\x1d.tierlog.v1.FindOwnerResponse\x12\x39\n\x04Seal\x12\x17.tierlog.v1.SealRequest\x1a\x18.tierlog.v1.SealResponse2\xb5\x02\n\x0bStorageNode\x12<\n\x05\x46\x65nce\x12\x18.tierlog.v1.FenceRequest\x1a\x19.tierlog.v1.FenceResponse\x12?\n\x06GetLac\x12\x19.tierlog.v1.GetLacRequest\x1a\x1a.tierlog.v1.GetLacResponse\x12N\n\x0bListLedgers\x12\x1e.tierlog.v1.ListLedgersRequest\x1a\x1f.tierlog.v1.ListLedgersResponse\x12W\n\x0eGetHeldEntries\x12!.tierlog.v1.GetHeldEntriesRequest\x1a\".tierlog.v1.GetHeldEntriesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tierlog/v1/ingest.proto\x12\ntierlog.v1\x1a\x19tierlog/v1/metadata.proto\x1a\x15tierlog/v1/wire.proto\"\x82\x01\n\x13\x43reateStreamRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0b\n\x03raw\x18\x02 \x01(\x08\x12(\n\x06policy\x18\x03 \x01(\x0b\x32\x18.tierlog.v1.PolicyRecord\x12\x10\n\x08\x65xist_ok\x18\x04 \x01(\x08\x12\x12\n\npartitions\x18\x05 \x01(\x05\"<\n\x14\x43reateStreamResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"j\n\rAppendRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x03(\x0c\x12\x1b\n\x13publish_time_ms_min\x18\x03 \x01(\x03\x12\x1b\n\x13publish_time_ms_max\x18\x04 \x01(\x03\";\n\x0e\x41ppendResponse\x12)\n\x06ranges\x18\x01 \x03(\x0b\x32\x19.tierlog.v1.AppendedRange\"\"\n\x10\x46indOwnerRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\"\x8f\x01\n\x11\x46indOwnerResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0cwire_address\x18\x02 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x05 \x01(\x03\x12\x12\n\ncluster_id\x18\x06 \x01(\x0c\"\x1d\n\x0bSealRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\"!\n\x0cSealResponse\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"!\n\x0c\x46\x65nceRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"B\n\rFenceResponse\x12\x1a\n\x12last_add_confirmed\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\"\"\n\rGetLacRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"U\n\x0eGetLacResponse\x12\x1a\n\x12last_add_confirmed\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\x12\x10\n\x08\x64oubtful\x18\x03 \x01(\x08\"\x14\n\x12ListLedgersRequest\")\n\x13ListLedgersResponse\x12\x12\n\nledger_ids\x18\x01 \x03(\x03\"*\n\x15GetHeldEntriesRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"(\n\x16GetHeldEntriesResponse\x12\x0e\n\x06\x64\x65ltas\x18\x01 \x03(\x03\x32\xa1\x02\n\x06Ingest\x12Q\n\x0c\x43reateStream\x12\x1f.tierlog.v1.CreateStreamRequest\x1a .tierlog.v1.CreateStreamResponse\x12?\n\x06\x41ppend\x12\x19.tierlog.v1.AppendRequest\x1a\x1a.tierlog.v1.AppendResponse\x12H\n\tFindOwner\x12\x1c.tierlog.v1.FindOwnerRequest\x1a\x1d.tierlog.v1.FindOwnerResponse\x12\x39\n\x04Seal\x12\x17.tierlog.v1.SealRequest\x1a\x18.tierlog.v1.SealResponse2\xb5\x02\n\x0bStorageNode\x12<\n\x05\x46\x65nce\x12\x18.tierlog.v1.FenceRequest\x1a\x19.tierlog.v1.FenceResponse\x12?\n\x06GetLac\x12\x19.tierlog.v1.GetLacRequest\x1a\x1a.tierlog.v1.GetLacResponse\x12N\n\x0bListLedgers\x12\x1e.tierlog.v1.ListLedgersRequest\x1a\x1f.tierlog.v1.ListLedgersResponse\x12W\n\x0eGetHeldEntries\x12!.tierlog.v1.GetHeldEntriesRequest\x1a\".tierlog.v1.GetHeldEntriesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,17 +56,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETLACREQUEST']._serialized_start=804
   _globals['_GETLACREQUEST']._serialized_end=838
   _globals['_GETLACRESPONSE']._serialized_start=840
-  _globals['_GETLACRESPONSE']._serialized_end=907
-  _globals['_LISTLEDGERSREQUEST']._serialized_start=909
-  _globals['_LISTLEDGERSREQUEST']._serialized_end=929
-  _globals['_LISTLEDGERSRESPONSE']._serialized_start=931
-  _globals['_LISTLEDGERSRESPONSE']._serialized_end=972
-  _globals['_GETHELDENTRIESREQUEST']._serialized_start=974
-  _globals['_GETHELDENTRIESREQUEST']._serialized_end=1016
-  _globals['_GETHELDENTRIESRESPONSE']._serialized_start=1018
-  _globals['_GETHELDENTRIESRESPONSE']._serialized_end=1058
-  _globals['_INGEST']._serialized_start=1061
-  _globals['_INGEST']._serialized_end=1350
-  _globals['_STORAGENODE']._serialized_start=1353
-  _globals['_STORAGENODE']._serialized_end=1662
+  _globals['_GETLACRESPONSE']._serialized_end=925
+  _globals['_LISTLEDGERSREQUEST']._serialized_start=927
+  _globals['_LISTLEDGERSREQUEST']._serialized_end=947
+  _globals['_LISTLEDGERSRESPONSE']._serialized_start=949
+  _globals['_LISTLEDGERSRESPONSE']._serialized_end=990
+  _globals['_GETHELDENTRIESREQUEST']._serialized_start=992
+  _globals['_GETHELDENTRIESREQUEST']._serialized_end=1034
+  _globals['_GETHELDENTRIESRESPONSE']._serialized_start=1036
+  _globals['_GETHELDENTRIESRESPONSE']._serialized_end=1076
+  _globals['_INGEST']._serialized_start=1079
+  _globals['_INGEST']._serialized_end=1368
+  _globals['_STORAGENODE']._serialized_start=1371
+  _globals['_STORAGENODE']._serialized_end=1680
 # @@protoc_insertion_point(module_scope)

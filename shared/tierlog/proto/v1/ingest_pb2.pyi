@@ -289,17 +289,21 @@ class GetLacResponse(_message.Message):
 
     LAST_ADD_CONFIRMED_FIELD_NUMBER: _builtins.int
     LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    DOUBTFUL_FIELD_NUMBER: _builtins.int
     last_add_confirmed: _builtins.int
     last_entry_id: _builtins.int
+    doubtful: _builtins.bool
+    """The node may have lost entries, those behind the last one too."""
     def __init__(
         self,
         *,
         last_add_confirmed: _builtins.int = ...,
         last_entry_id: _builtins.int = ...,
+        doubtful: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_add_confirmed", b"last_add_confirmed", "last_entry_id", b"last_entry_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubtful", b"doubtful", "last_add_confirmed", b"last_add_confirmed", "last_entry_id", b"last_entry_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -629,7 +629,6 @@ class OffloadContextRecord(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     LAST_ERROR_MS_FIELD_NUMBER: _builtins.int
     LAST_WORKER_FIELD_NUMBER: _builtins.int
-    REPAIR_SOURCE_UUID_FIELD_NUMBER: _builtins.int
     ATTEMPT_STARTED_MS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
     SIDE_HEADER_SHA256_FIELD_NUMBER: _builtins.int
@@ -658,8 +657,6 @@ class OffloadContextRecord(_message.Message):
     last_error: _builtins.str
     last_error_ms: _builtins.int
     last_worker: _builtins.str
-    repair_source_uuid: _builtins.bytes
-    """While repairing: the damaged attempt, still readable in part."""
     attempt_started_ms: _builtins.int
     side_header_sha256: _builtins.bytes
     """Of the side object's header alone, which readers fetch and share without the rest."""
@@ -702,7 +699,6 @@ class OffloadContextRecord(_message.Message):
         last_error: _builtins.str = ...,
         last_error_ms: _builtins.int = ...,
         last_worker: _builtins.str = ...,
-        repair_source_uuid: _builtins.bytes = ...,
         attempt_started_ms: _builtins.int = ...,
         history: _abc.Iterable[Global___AttemptHistoryRecord] | None = ...,
         side_header_sha256: _builtins.bytes = ...,
@@ -710,7 +706,7 @@ class OffloadContextRecord(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["location", b"location", "repair", b"repair"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "attempt_count", b"attempt_count", "attempt_started_ms", b"attempt_started_ms", "block_count", b"block_count", "bookkeeper_deleted", b"bookkeeper_deleted", "complete", b"complete", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "history", b"history", "incarnation", b"incarnation", "index_len", b"index_len", "index_sha256", b"index_sha256", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "location", b"location", "repair", b"repair", "repair_source_uuid", b"repair_source_uuid", "side_header_sha256", b"side_header_sha256", "side_len", b"side_len", "side_sha256", b"side_sha256", "state", b"state", "stream", b"stream", "timestamp_ms", b"timestamp_ms", "uuid", b"uuid", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "attempt_count", b"attempt_count", "attempt_started_ms", b"attempt_started_ms", "block_count", b"block_count", "bookkeeper_deleted", b"bookkeeper_deleted", "complete", b"complete", "data_len", b"data_len", "data_sha256", b"data_sha256", "entry_count", b"entry_count", "format_version", b"format_version", "history", b"history", "incarnation", b"incarnation", "index_len", b"index_len", "index_sha256", b"index_sha256", "last_error", b"last_error", "last_error_ms", b"last_error_ms", "last_worker", b"last_worker", "ledger_id", b"ledger_id", "location", b"location", "repair", b"repair", "side_header_sha256", b"side_header_sha256", "side_len", b"side_len", "side_sha256", b"side_sha256", "state", b"state", "stream", b"stream", "timestamp_ms", b"timestamp_ms", "uuid", b"uuid", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

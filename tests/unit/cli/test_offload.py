@@ -1,0 +1,92 @@
+"""``tierlog offload …``: what it says while it waits, and what of its options is refused."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.simulation.virtual_loop import run_virtual
+from tierlog.cli import main, offload, scrub
+from tierlog.client import Client
+from tierlog_ingest.cli import decommission
+from tierlog_ingest.cli.node import app as node_app
+
+LEDGERS = (4, 7)
+
+
+class Scheduler:
+    """A client of a stream whose ledgers are complete a while after they were asked for."""
+
+    def __init__(self, *complete_at_s: float) -> None:
+        self._complete_at_s = dict(zip(LEDGERS, complete_at_s, strict=True))
+
+    async def offload(self, stream: str, before: object) -> dict[str, Any]:
+        del before
+        return {"stream": stream, "ledgers": [*LEDGERS], "requested": [*LEDGERS]}
+
+    async def stream(self, stream: str) -> dict[str, Any]:
+        now_s = asyncio.get_running_loop().time()
+        ledgers = [
+            {"ledger_id": one, "complete": now_s >= at_s}
+            for one, at_s in self._complete_at_s.items()
+        ]
+        return {"stream": stream, "ledgers": ledgers}
+
+
+def over(client: Scheduler) -> Callable[[Callable[[Client], Awaitable[Any]]], Any]:
+    """Return what runs a command's work with ``client``, on virtual time."""
+
+    def with_client(work: Callable[[Client], Awaitable[Any]]) -> Any:
+        found: list[Any] = []
+
+        async def main() -> None:
+            found.append(await work(cast("Client", client)))
+
+        run_virtual(main(), until_s=1000)
+        return found[0]
+
+    return with_client
+
+
+def test_waiting_for_an_offload_says_how_far_it_is_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "with_client", over(Scheduler(60, 300)))
+    done = CliRunner().invoke(main.app, ["offload", "run", "logs", "--wait"])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.splitlines() == [f"{count} of 2 ledgers in tier 2" for count in (0, 1)]
+    assert "complete" in done.stdout
+
+
+def test_an_offload_that_does_not_come_names_where_it_may_have_been_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offload, "with_client", over(Scheduler(60, 700)))
+    done = CliRunner().invoke(main.app, ["offload", "run", "logs", "--wait"])
+    assert done.exit_code == 5
+    assert "is in tier 2 after 600 s [UNAVAILABLE]" in done.stderr
+    assert "tierlog dlq list" in done.stderr
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["offload", "run", "logs", "--wait"],
+        ["offload", "status", "logs", "--wait"],
+        ["offload", "gc", "logs", "--wait"],
+        ["scrub"],
+        ["decommission", "node-1"],
+    ],
+    ids=" ".join,
+)
+def test_seconds_that_are_none_are_refused_before_anything_is_asked(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], seconds: str
+) -> None:
+    for module, name in ((offload, "with_client"), (scrub, "with_client")):
+        monkeypatch.setattr(module, name, lambda _: pytest.fail("asked"))
+    monkeypatch.setattr(decommission, "with_catalog", lambda _: pytest.fail("asked"))
+    app = node_app if words[0] == "decommission" else main.app
+    done = CliRunner().invoke(app, [*words, "--timeout", seconds])
+    assert done.exit_code == 2, done.output
+    assert "Invalid value for '--timeout'" in done.output
