@@ -84,6 +84,33 @@ async def test_any_position_of_an_offloaded_ledger_can_be_read_alone(cluster):
             )
 
 
+async def gauges(cluster):
+    """Return the reader's metrics that have no labels."""
+    url = f"http://{cluster.address('reader', 'http')}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        lines = (await answer.text()).splitlines()
+    rows = [line.split() for line in lines if not line.startswith("#") and "{" not in line]
+    return {name: float(value) for name, value in rows}
+
+
+async def test_what_was_read_once_of_an_offloaded_stream_is_in_the_cache(cluster):
+    events = numbered(0, 10_000)
+    async with open_client(cluster.settings) as client:
+        await client.create_stream("again", policy=SMALL)
+        await append(client, "again", events)
+        await offloaded_and_gone(cluster, client, "again")
+        assert await payloads(client, "again") == events
+        before = await gauges(cluster)
+        assert await payloads(client, "again") == events
+        after = await gauges(cluster)
+    grown = {name: after[name] - before[name] for name in before if name.startswith("tierlog")}
+    assert grown["tierlog_reader_range_bytes_fetched"] == 0
+    assert grown["tierlog_reader_cache_miss_bytes"] == 0
+    assert grown["tierlog_reader_cache_hit_bytes"] >= sum(map(len, events))
+    used, limit = (after[f"tierlog_reader_cache_{name}_bytes"] for name in ("used", "limit"))
+    assert sum(map(len, events)) < used <= limit
+
+
 async def test_http_says_what_it_sends_and_problems_are_told(cluster):
     async with open_client(cluster.settings) as client:
         last = await append(client, "http", [b"one", b"two"])

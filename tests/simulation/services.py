@@ -52,6 +52,9 @@ from tierlog.wire.connection import Hello, WireClient
 from tierlog.wire.messages import ROLE_PRODUCER
 from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
+from tierlog_reader.cache.layout import Layout
+from tierlog_reader.cache.store import StreamingCache
+from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.chunk import Budget
 from tierlog_reader.source import StreamSource
 from tierlog_reader.tier1 import StorageNodeTier
@@ -66,6 +69,9 @@ GROUP = "offloaders"
 KEYS = LedgerKeys({"k1": bytes(range(32))})
 """Every process has them; a run's size tells whether owners use one."""
 SMALL_RANGES = RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=4096)
+SMALL_CACHE = Layout(64, 8)
+CACHE_BYTES = 16 * 1024
+"""So little that a reader's own ranges send each other away, beside what indexes take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,9 +331,8 @@ class ReaderProcess(Service):
     async def main(self) -> None:
         servers = self.servers
         catalog = self.connect()
-        source, tier2 = self.make_source(catalog)
         self.position, expected = Edge.EARLIEST, None
-        async with tier2.run():
+        async with self.reading(catalog) as source:
             self.ready.set()
             while True:
                 budget = Budget(
@@ -374,20 +379,23 @@ class ReaderProcess(Service):
             self.servers.checker.complain("a", f"{self.name} went from {expected} to {first}")
         return first[0], first[1] + count
 
-    def make_source(self, catalog: Catalog) -> tuple[StreamSource, ObjectTier]:
+    @contextlib.asynccontextmanager
+    async def reading(self, catalog: Catalog) -> AsyncIterator[StreamSource]:
         """Put the reader together."""
         servers = self.servers
         objects = servers.bucket.connect(self.faults)
+        memory = CachedRanges(StreamingCache(CACHE_BYTES, SMALL_CACHE), objects_max=4)
         tier2 = ObjectTier(
             objects,
-            Ranges(objects, SMALL_RANGES),
+            Ranges(objects, SMALL_RANGES, memory),
             servers.cache.connect(self.faults),
             Tier2Limits(handles_max=4, index_ttl_s=3600, ahead_bytes=512),
             bucket=BUCKET,
         )
         views = Views(catalog, age_s_max=0.5, entries_max=64)
         tier1 = StorageNodeTier(views, self.nodes(catalog), keys=KEYS)
-        return StreamSource(views, tier1, tier2), tier2
+        async with memory.run(), tier2.run():
+            yield StreamSource(views, tier1, tier2)
 
 
 def note_frames(

@@ -425,10 +425,9 @@ class World:
     async def read_stream(self) -> list[tuple[int, int]]:
         """Read the stream from its beginning through a reader of its own."""
         reader = ReaderProcess("auditor", self.servers)
-        source, tier2 = reader.make_source(reader.connect())
         where: Position | Edge = Edge.EARLIEST
         positions: list[tuple[int, int]] = []
-        async with tier2.run():
+        async with reader.reading(reader.connect()) as source:
             while True:
                 budget = Budget(entries_max=100, bytes_max=10_000, wait_s=0.0)
                 answer = await source.read(STREAM, where, budget)

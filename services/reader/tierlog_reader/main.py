@@ -5,8 +5,6 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 
-from prometheus_client import Gauge
-
 from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.proto.v1 import reader_pb2, reader_pb2_grpc
@@ -18,6 +16,9 @@ from tierlog.runtime.settings import Settings
 from tierlog.wiring.drivers import open_with, reading_drivers
 from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.reader import ReaderParts, open_reader_parts
+from tierlog_reader import metrics
+from tierlog_reader.cache.store import StreamingCache
+from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.grpc_server import ReaderServicer
 from tierlog_reader.http import ReadLimits, add_routes
 from tierlog_reader.source import StreamSource
@@ -26,12 +27,6 @@ from tierlog_reader.tier2 import ObjectTier, OpenOther, Tier2Limits
 from tierlog_reader.views import Views
 
 _SERVICE = reader_pb2.DESCRIPTOR.services_by_name["Reader"].full_name
-_FETCHES = Gauge("tierlog_reader_ranges_fetched", "Ranges that were asked of the object store")
-_FETCHED = Gauge("tierlog_reader_range_bytes_fetched", "Bytes that the object store gave")
-_MISMATCHES = Gauge(
-    "tierlog_reader_ranges_differed",
-    "Ranges that were not what was written, and were fetched once more",
-)
 
 
 async def serve(
@@ -44,7 +39,10 @@ async def serve(
     limits, listen = settings.reader, settings.reader.listen
     async with open_reader_parts(settings) as parts:
         known = reading_drivers(settings, parts.objects, cache=parts.shared, others=drivers)
-        tier2 = _tier2(parts, settings, partial(open_with, known))
+        memory = CachedRanges(
+            StreamingCache(limits.cache_bytes_max), objects_max=limits.handles_max
+        )
+        tier2 = _tier2(parts, settings, partial(open_with, known), memory)
         views = Views(
             parts.catalog,
             age_s_max=limits.metadata_age_ms_max / 1000,
@@ -54,7 +52,7 @@ async def serve(
             views, parts.nodes, keys=ledger_keys(settings), on_damage=parts.damage
         )
         source = StreamSource(views, tier1, tier2)
-        async with tier2.run():
+        async with memory.run(), tier2.run():
             reads = ReadLimits(
                 response_bytes_max=limits.response_bytes_max, wait_ms_max=limits.wait_ms_max
             )
@@ -79,7 +77,9 @@ async def serve(
                 await stop.wait()
 
 
-def _tier2(parts: ReaderParts, settings: Settings, open_other: OpenOther) -> ObjectTier:
+def _tier2(
+    parts: ReaderParts, settings: Settings, open_other: OpenOther, memory: CachedRanges
+) -> ObjectTier:
     limits = settings.reader
     ranges = Ranges(
         parts.objects,
@@ -88,10 +88,9 @@ def _tier2(parts: ReaderParts, settings: Settings, open_other: OpenOther) -> Obj
             in_flight_max=limits.ranges_in_flight_max,
             kept_bytes_max=limits.cache_bytes_max,
         ),
+        memory,
     )
-    _FETCHES.set_function(lambda: ranges.fetches)
-    _FETCHED.set_function(lambda: ranges.bytes_fetched)
-    _MISMATCHES.set_function(lambda: ranges.mismatches)
+    metrics.watch(ranges, memory)
     return ObjectTier(
         parts.objects,
         ranges,

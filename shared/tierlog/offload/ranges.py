@@ -1,8 +1,7 @@
 """Ranged reads of objects, 1 MiB at a time, shared by all who read (seeds/000, "Reading from S3").
 
-Owns which ranges are being fetched and a small, bounded memory of the last ones, so that a read
-that goes on where another ended fetches nothing twice. Does not own caching for longer: the
-reader's cache does.
+Owns which ranges are being fetched, so that what many want at once is fetched once. Does not own
+what is kept of them afterwards (``range_memory``).
 
 Objects are read in *units*: grains, where a side object says what each must be, and whole ranges
 where none does. One request fetches as many units as a range holds. Where grains are known, a
@@ -10,8 +9,10 @@ read that begins anywhere fetches only its own; one that goes on from what is ke
 longer than a range, fetches its last range to the end.
 
 Invariants:
-    * A unit is fetched once at a time, however many want it.
-    * At most ``in_flight_max`` fetches run, over all objects; at most ``kept_bytes_max`` are kept.
+    * A unit is fetched once at a time, however many want it, and all who waited for it get it:
+      also when there was no room to keep it.
+    * At most ``in_flight_max`` fetches run, over all objects.
+    * What nobody waits for is only fetched where the memory promises room for it.
     * A range has exactly the length that the object's size says, or the read fails.
     * What has grains is checked against them before anything is made of it, or kept. What differs
       is fetched once more, since most damage happens on the way.
@@ -20,8 +21,6 @@ Cancellation: who is cancelled gives up its own fetch; those that waited for it 
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -30,6 +29,7 @@ import structlog
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.groups import plain_errors
+from tierlog.offload.range_memory import Extent, LastRanges, RangeMemory
 from tierlog.ports.objects import ObjectStore
 
 log = structlog.get_logger()
@@ -37,8 +37,6 @@ log = structlog.get_logger()
 RANGE_BYTES: Final = 1024 * 1024
 IN_FLIGHT_MAX: Final = 8
 KEPT_BYTES_MAX: Final = 16 * RANGE_BYTES
-# What remembering a unit takes beside its bytes; counts where a request brings many.
-UNIT_BYTES: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +46,7 @@ class RangeLimits:
     range_bytes: int = RANGE_BYTES
     in_flight_max: int = IN_FLIGHT_MAX
     kept_bytes_max: int = KEPT_BYTES_MAX
+    """What the memory holds; half of it is fetched ahead at once."""
 
 
 class GrainChecks(Protocol):
@@ -73,44 +72,37 @@ class Source(NamedTuple):
 
 class _UnitId(NamedTuple):
     key: str
-    number: int
+    start: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Extent:
-    """Units ``first`` to before ``stop`` of an object, as one request brought them."""
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A request on its way; it lands with None when whoever made it gave up or failed."""
 
-    key: str
-    first: int
-    stop: int
-    body: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.body) + UNIT_BYTES * (self.stop - self.first - 1)
-
-    def ids(self) -> list[_UnitId]:
-        return [_UnitId(self.key, number) for number in range(self.first, self.stop)]
+    landed: asyncio.Future[Extent | None]
+    ahead: bool
+    """Nobody waits for it yet."""
 
 
 class Ranges:
     """Reads of byte ranges over one object store."""
 
-    def __init__(self, objects: ObjectStore, limits: RangeLimits) -> None:
+    def __init__(
+        self, objects: ObjectStore, limits: RangeLimits, memory: RangeMemory | None = None
+    ) -> None:
         self._objects = objects
         self.limits = limits
+        self._memory = memory if memory is not None else LastRanges(limits.kept_bytes_max)
         self._slots = asyncio.Semaphore(limits.in_flight_max)
-        self._flying: dict[_UnitId, asyncio.Future[None]] = {}
-        self._kept: dict[_UnitId, _Extent] = {}
-        # The extent used longest ago first.
-        self._order: OrderedDict[_Extent, None] = OrderedDict()
-        self._kept_bytes = 0
+        self._flying: dict[_UnitId, _Flight] = {}
         self.fetches = 0
         self.bytes_fetched = 0
         self.mismatches = 0
+        self.bytes_from_memory = 0
+        self.bytes_waited_for = 0
 
     def __repr__(self) -> str:
-        return f"<Ranges fetches={self.fetches} flying={len(self._flying)} kept={len(self._order)}>"
+        return f"<Ranges fetches={self.fetches} flying={len(self._flying)} {self._memory}>"
 
     async def read(
         self, source: Source, start: int, end: int, *, exact: bool = False
@@ -120,58 +112,60 @@ class Ranges:
         ``exact``: nobody will go on from there, so that nothing else is to be fetched.
         """
         assert 0 <= start < end <= source.size, (start, end, source)
-        extents = await self._covering(source, start, end, exact=exact)
-        unit, at, pieces = self._unit_of(source), start, []
-        for extent in extents:
-            base = extent.first * unit
-            upto = min(end, base + len(extent.body))
-            pieces.append(memoryview(extent.body)[at - base : upto - base])
-            at = upto
-        assert at == end
+        pieces = self._kept(source.key, start, end)
+        at = start + sum(map(len, pieces))
+        if at < end:
+            pieces += await self._rest(source, start, at, end, exact=exact)
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     async def warm(self, source: Source, start: int, end: int) -> None:
         """Fetch the ranges that hold these bytes, as far as they will be kept."""
         size, kept = self.limits.range_bytes, self.limits.kept_bytes_max
         end = min(end, source.size, start + max(kept // 2, size))
-        if start < end:
-            await self._covering(source, start, end, exact=False)
+        if start >= end:
+            return
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                for span in self._spans(source, start, end, exact=False):
+                    group.create_task(self._warm(source, *span))
 
     def forget(self, key: str) -> None:
         """Drop what is kept of an object, which turned out damaged on its way or at its place."""
-        for extent in [one for one in self._order if one.key == key]:
-            self._drop(extent)
+        self._memory.forget(key)
 
     def _unit_of(self, source: Source) -> int:
         return self.limits.range_bytes if source.grains is None else source.grains.grain_len
 
-    async def _covering(
-        self, source: Source, start: int, end: int, *, exact: bool
-    ) -> list[_Extent]:
-        """Return extents that hold these bytes, in order."""
-        unit = self._unit_of(source)
-        spans = self._spans(source, start // unit, (end - 1) // unit + 1, exact=exact)
-        if len(spans) == 1:
-            found = [await self._held(source, *spans[0])]
-        else:
-            with plain_errors():
-                async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._held(source, *span)) for span in spans]
-            found = [task.result() for task in tasks]
-        extents = [extent for held in found for extent in held]
-        # A neighbour may have brought more than its own span.
-        covering, at = [], start
-        for extent in extents:
-            if at < end and extent.stop * unit > at:
-                covering.append(extent)
-                at = extent.stop * unit
-        return covering
+    def _kept(self, key: str, at: int, end: int) -> list[memoryview]:
+        """Return what is in memory from ``at`` on, up to the first gap."""
+        pieces = []
+        while at < end and (piece := self._memory.get(key, at, end)) is not None:
+            self.bytes_from_memory += len(piece)
+            pieces.append(piece)
+            at += len(piece)
+        return pieces
 
-    def _spans(
-        self, source: Source, first: int, stop: int, *, exact: bool
-    ) -> list[tuple[int, int]]:
+    async def _rest(
+        self, source: Source, start: int, at: int, end: int, *, exact: bool
+    ) -> list[memoryview]:
+        """Return bytes ``at`` to ``end`` of what a read from ``start`` wants."""
+        unit = self._unit_of(source)
+        spans = [
+            (max(at, first * unit), min(end, stop * unit), stop)
+            for first, stop in self._spans(source, start, end, exact=exact)
+            if stop * unit > at
+        ]
+        if len(spans) == 1:
+            return await self._held(source, *spans[0])
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._held(source, *span)) for span in spans]
+        return [piece for task in tasks for piece in task.result()]
+
+    def _spans(self, source: Source, start: int, end: int, *, exact: bool) -> list[tuple[int, int]]:
         """Cut units at the borders of ranges, or only where a request would be too long."""
         unit = self._unit_of(source)
+        first, stop = start // unit, (end - 1) // unit + 1
         length = max(1, self.limits.range_bytes // unit)
         borders = range(first if exact else first // length * length, stop, length)
         spans = [(max(first, border), min(stop, border + length)) for border in borders]
@@ -186,87 +180,109 @@ class Ranges:
         return [*spans[:-1], (last_first, last_stop)]
 
     def _known(self, source: Source, number: int) -> bool:
-        unit_id = _UnitId(source.key, number)
-        return unit_id in self._kept or unit_id in self._flying
+        unit_id = _UnitId(source.key, number * self._unit_of(source))
+        return unit_id in self._flying or self._memory.known(*unit_id)
 
-    async def _held(self, source: Source, first: int, stop: int) -> Sequence[_Extent]:
-        """Return extents that hold these units, some of which are fetched now."""
-        found, number = [], first
+    def _unknown_stop(self, source: Source, first: int, stop: int) -> int:
+        """Return up to where units are neither kept nor on their way; the first one is not."""
+        end = first + 1
+        while end < stop and not self._known(source, end):
+            end += 1
+        return end
+
+    async def _held(self, source: Source, at: int, end: int, stop: int) -> list[memoryview]:
+        """Return bytes ``at`` to ``end``; what is fetched for it may go on up to unit ``stop``."""
+        pieces: list[memoryview] = []
+        while True:
+            kept = self._kept(source.key, at, end)
+            pieces += kept
+            at += sum(map(len, kept))
+            if at >= end:
+                return pieces
+            extent = await self._landed(source, at // self._unit_of(source), stop)
+            if extent is not None and extent.start <= at < extent.end:
+                piece = _part_of(extent, at, end)
+                self.bytes_waited_for += len(piece)
+                pieces.append(piece)
+                at += len(piece)
+
+    async def _landed(self, source: Source, number: int, stop: int) -> Extent | None:
+        """Return what brings a unit that is not kept; None: who fetched it gave up."""
+        flight = self._flying.get(_UnitId(source.key, number * self._unit_of(source)))
+        if flight is None:
+            stop = self._unknown_stop(source, number, stop)
+            return await self._fetch(source, number, stop, ahead=False)
+        flight.ahead = False
+        await asyncio.wait({flight.landed})
+        return flight.landed.result()
+
+    async def _warm(self, source: Source, number: int, stop: int) -> None:
+        """Fetch what is missing of some units, until there is no room for it."""
         while number < stop:
-            unit_id = _UnitId(source.key, number)
-            extent, flying = self._kept.get(unit_id), self._flying.get(unit_id)
-            if extent is not None:
-                self._order.move_to_end(extent)
-            elif flying is not None:
-                await asyncio.wait({flying})
+            if self._known(source, number):
+                number += 1
                 continue
-            else:
-                end = number + 1
-                while end < stop and not self._known(source, end):
-                    end += 1
-                extent = await self._fetch(source, number, end)
-            found.append(extent)
-            number = extent.stop
-        return found
+            upto = self._unknown_stop(source, number, stop)
+            if await self._fetch(source, number, upto, ahead=True) is None:
+                return
+            number = upto
 
-    async def _fetch(self, source: Source, first: int, stop: int) -> _Extent:
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        unit_ids = [_UnitId(source.key, number) for number in range(first, stop)]
-        self._flying.update(dict.fromkeys(unit_ids, landed))
+    async def _fetch(self, source: Source, first: int, stop: int, *, ahead: bool) -> Extent | None:
+        """Fetch units and keep them if there is room; None: there is none, and nobody waits."""
+        unit = self._unit_of(source)
+        start, size = first * unit, min(stop * unit, source.size) - first * unit
+        flight = _Flight(asyncio.get_running_loop().create_future(), ahead)
+        unit_ids = [_UnitId(source.key, number * unit) for number in range(first, stop)]
+        self._flying.update(dict.fromkeys(unit_ids, flight))
+        extent, promised = None, False
         try:
+            # Room is promised to what is on its way, not to what waits for its turn.
             async with self._slots:
-                body = await self._get_checked(source, first, stop)
-            extent = _Extent(source.key, first, stop, body)
-            self._keep(extent)
-            return extent
+                promised = self._memory.promise(size, ahead=flight.ahead)
+                if promised or not flight.ahead:
+                    extent = Extent(source.key, start, await self._get_checked(source, start, size))
         finally:
             for unit_id in unit_ids:
                 del self._flying[unit_id]
-            landed.set_result(None)
+            flight.landed.set_result(extent)
+            if promised:
+                self._memory.settle(size)
+        if promised and extent is not None:
+            self._memory.put(extent, ahead=flight.ahead)
+        return extent
 
-    async def _get_checked(self, source: Source, first: int, stop: int) -> bytes:
-        body = await self._get(source, first, stop)
+    async def _get_checked(self, source: Source, start: int, size: int) -> bytes:
+        body = await self._get(source, start, size)
         if source.grains is None:
             return body
-        start = first * source.grains.grain_len
         try:
             await source.grains.check(start, body)
         except CorruptError as error:
             self.mismatches += 1
             log.warning("range.differs", key=source.key, offset=start, cause=str(error))
-            body = await self._get(source, first, stop)
+            body = await self._get(source, start, size)
             await source.grains.check(start, body)
         return body
 
-    async def _get(self, source: Source, first: int, stop: int) -> bytes:
-        unit = self._unit_of(source)
-        start = first * unit
-        length = min(stop * unit, source.size) - start
-        body = await self._objects.get_range(source.key, start, length)
+    async def _get(self, source: Source, start: int, size: int) -> bytes:
+        body = await self._objects.get_range(source.key, start, size)
         if body is None:
             raise object_gone(source.key)
-        if len(body) != length:
+        if len(body) != size:
             raise CorruptError(
                 f"object {source.key} ends at byte {start + len(body)} of {source.size}",
                 remedy=REPAIR_COPY,
                 details={"object": source.key, "offset": str(start + len(body))},
             )
         self.fetches += 1
-        self.bytes_fetched += length
+        self.bytes_fetched += size
         return body
 
-    def _keep(self, extent: _Extent) -> None:
-        self._kept.update(dict.fromkeys(extent.ids(), extent))
-        self._order[extent] = None
-        self._kept_bytes += extent.size_bytes
-        while self._kept_bytes > self.limits.kept_bytes_max and len(self._order) > 1:
-            self._drop(next(iter(self._order)))
 
-    def _drop(self, extent: _Extent) -> None:
-        del self._order[extent]
-        self._kept_bytes -= extent.size_bytes
-        for unit_id in extent.ids():
-            del self._kept[unit_id]
+def _part_of(extent: Extent, start: int, end: int) -> memoryview:
+    """Return bytes of an extent; few of them by themselves: who is slow holds no more than that."""
+    part = memoryview(extent.body)[start - extent.start : end - extent.start]
+    return part if 2 * len(part) >= len(extent.body) else memoryview(bytes(part))
 
 
 def object_gone(key: str) -> RefusedError:

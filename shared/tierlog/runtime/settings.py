@@ -400,8 +400,12 @@ class ReaderSettings(_Section):
     listen: ReaderListenSettings = ReaderListenSettings()
     range_bytes: PositiveBytes = 1 * MIB
     ranges_in_flight_max: int = Field(default=8, gt=0)
-    cache_bytes_max: PositiveBytes = 256 * MIB
+    cache_bytes_max: int = Field(default=256 * MIB, ge=2 * MIB)
+    """Memory for ranges of objects, with all that says where they are; whole buffers of 2 MiB of it
+    are used. Fetching ahead fills three quarters, what readers wait for nine tenths. Ranges that
+    are on their way, and answers, come on top."""
     handles_max: int = Field(default=1024, gt=0)
+    """Copies of ledgers that are open at once, and objects of which ranges are kept."""
     response_bytes_max: PositiveBytes = 8 * MIB
     wait_ms_max: int = Field(default=30_000, ge=0)
     metadata_age_ms_max: int = Field(default=500, ge=0)

@@ -1,6 +1,7 @@
 """Ranges under many readers at once: right bytes, each unit once at a time, bounded memory."""
 
 import asyncio
+import itertools
 import random
 
 from hypothesis import given, settings
@@ -11,7 +12,8 @@ from tests.unit.offload.world import World
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.checksum import crc32c
 from tierlog.model.errors import CorruptError, RetryableError
-from tierlog.offload.ranges import UNIT_BYTES, RangeLimits, Ranges, Source
+from tierlog.offload.range_memory import Extent, LastRanges
+from tierlog.offload.ranges import RangeLimits, Ranges, Source
 
 SIZE = 5000
 BODY = random.Random(1).randbytes(SIZE)
@@ -82,7 +84,8 @@ def test_many_readers_get_their_bytes_and_fetch_none_twice_at_once(
         faults = Faults(random.Random(2), rates=FaultRates(delay_s_max=0.5, refused=0.05))
         objects = Watched(world.bucket.connect(faults), damages=damages)
         limits = RangeLimits(range_bytes=range_bytes, in_flight_max=3, kept_bytes_max=kept_max)
-        ranges = Ranges(objects, limits)  # type: ignore[arg-type]
+        memory = LastRanges(kept_max)
+        ranges = Ranges(objects, limits, memory)  # type: ignore[arg-type]
         source = Source("k", SIZE, Sums())
 
         async def read(start, length, exact, begin_s, gives_up_s):
@@ -100,14 +103,57 @@ def test_many_readers_get_their_bytes_and_fetch_none_twice_at_once(
                 group.create_task(read(*one))
         assert not ranges._flying
         assert objects.peak <= 3
-        kept = list(ranges._order)
-        assert ranges._kept_bytes == sum(one.size_bytes for one in kept)
-        assert ranges._kept_bytes <= kept_max or len(kept) == 1
-        units = [unit for one in kept for unit in one.ids()]
-        assert sorted(units) == sorted(ranges._kept)
-        assert all(one.size_bytes <= range_bytes + 64 + UNIT_BYTES * 16 for one in kept)
+        kept = memory.extents()
+        assert memory.kept_bytes == sum(len(one.body) for one in kept)
+        assert memory.kept_bytes <= kept_max or len(kept) == 1
+        spans = sorted((one.start, one.end) for one in kept)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), "nothing is kept twice"
+        assert all(len(one.body) <= range_bytes + 64 for one in kept)
         ranges.forget("k")
-        assert not ranges._kept
-        assert ranges._kept_bytes == 0
+        assert memory.extents() == []
+        assert memory.kept_bytes == 0
+
+    run_virtual(main(), until_s=1000)
+
+
+class NoRoom(LastRanges):
+    """A memory that is full, and stays so."""
+
+    def promise(self, size: int, *, ahead: bool) -> bool:
+        return False
+
+    def put(self, extent: Extent, *, ahead: bool) -> None:
+        raise AssertionError("nobody promised it room")
+
+
+def test_all_who_waited_for_a_range_get_it_though_it_is_not_kept():
+    async def main():
+        world = World()
+        await world.bucket.connect().put("k", BODY, metadata={})
+        faults = Faults(random.Random(2), rates=FaultRates(delay_s_max=0.5))
+        limits = RangeLimits(range_bytes=1000, in_flight_max=3)
+        ranges = Ranges(world.bucket.connect(faults), limits, NoRoom(0))
+        source = Source("k", SIZE)
+        async with asyncio.TaskGroup() as group:
+            reads = [group.create_task(ranges.read(source, at, at + 900)) for at in range(50)]
+        assert [bytes(one.result()) for one in reads] == [BODY[at : at + 900] for at in range(50)]
+        assert ranges.fetches == 1
+        assert ranges.bytes_waited_for == 50 * 900
+        few = await ranges.read(source, 100, 200)
+        assert few == BODY[100:200]
+        assert few.obj == BODY[100:200], "nobody who has a part holds the whole range"
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_what_nobody_waits_for_is_not_fetched_where_there_is_no_room():
+    async def main():
+        world = World()
+        await world.bucket.connect().put("k", BODY, metadata={})
+        limits = RangeLimits(range_bytes=1000, in_flight_max=3)
+        ranges = Ranges(world.bucket.connect(), limits, NoRoom(0))
+        await ranges.warm(Source("k", SIZE), 0, SIZE)
+        assert ranges.fetches == 0
+        assert await ranges.read(Source("k", SIZE), 0, 10) == BODY[:10]
 
     run_virtual(main(), until_s=1000)

@@ -23,6 +23,7 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableEr
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.offsets import NOTE_BYTES, OBJECT_BYTES, OffsetsCache
+from tierlog.offload.range_memory import LastRanges
 from tierlog.offload.ranges import RangeLimits, Ranges, Source
 
 LEDGER = LedgerId(7)
@@ -209,7 +210,9 @@ def test_at_most_so_many_ranges_fly():
         reading.ranges._objects.get_range = counted
         assert await entries_of(handle) == entries
         assert peak == 3
-        assert reading.ranges._kept_bytes <= 4096
+        memory = reading.ranges._memory
+        assert isinstance(memory, LastRanges)
+        assert memory.kept_bytes <= 4096
 
     run_virtual(main())
 

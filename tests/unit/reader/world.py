@@ -14,6 +14,7 @@ from tierlog.ledger.directory import NodeDirectory
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import Stream
+from tierlog.offload.range_memory import RangeMemory
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog_reader.chunk import Answer, Budget
 from tierlog_reader.source import StreamSource
@@ -108,13 +109,21 @@ class ReaderWorld(World):
         self.node.runs.pop(ledger_id, None)
 
     @contextlib.asynccontextmanager
-    async def reader(self, *, objects_faults: Faults | None = None, age_s: float = 0.5, **place):
+    async def reader(
+        self,
+        *,
+        objects_faults: Faults | None = None,
+        age_s: float = 0.5,
+        memory: RangeMemory | None = None,
+        **place,
+    ):
         """Give a source over all of it."""
         catalog = self.catalog()
         views = Views(catalog, age_s_max=age_s, entries_max=100)
         nodes = NodeDirectory(catalog.nodes.live, NoConnector(), local={N1: self.node})
         objects = self.bucket.connect(objects_faults or no_faults())
-        ranges = Ranges(objects, RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=2048))
+        limits = RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=2048)
+        ranges = Ranges(objects, limits, memory)
         tier2 = ObjectTier(
             objects,
             ranges,

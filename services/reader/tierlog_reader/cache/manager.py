@@ -24,7 +24,8 @@ and only the tail uses the last of it. What is not let in is no failure.
 Invariants:
     * An entry goes only when all of it is in tier 2, or is not wanted any more; never while it
       is pinned. Pinned entries stand in no line, so nothing is looked at twice.
-    * Room that was promised counts as used until it is settled.
+    * Room that was promised counts as used until it is settled, and so does what entries take
+      beside the pool (``entry_bytes`` each), and what their owners say they take there.
     * One call sends away ``victims_max`` entries at most: nobody waits for long. What would not
       be enough is not sent away.
     * Fetching ahead never sends away what was fetched ahead and is still to be read: a working
@@ -106,8 +107,15 @@ class Entry:
 class CacheManager:
     """Room in one streaming cache."""
 
-    def __init__(self, store: StreamingCache, thresholds: Thresholds | None = None) -> None:
+    def __init__(
+        self,
+        store: StreamingCache,
+        thresholds: Thresholds | None = None,
+        *,
+        entry_bytes: int = 0,
+    ) -> None:
         self._store = store
+        self._entry_bytes = entry_bytes
         self._at = thresholds if thresholds is not None else Thresholds()
         self._lines: dict[Line, OrderedDict[Entry, None]] = {
             Line.AHEAD: OrderedDict(),
@@ -115,6 +123,8 @@ class CacheManager:
         }
         self.generation = 1
         self.promised_bytes = 0
+        self.owners_bytes = 0
+        """What owners take beside the pool; they keep it up to date."""
         self.evictions: Counter[str] = Counter()
         """Entries that went, by who asked for their room; "idle": nobody did."""
         self.refusals: Counter[str] = Counter()
@@ -126,13 +136,19 @@ class CacheManager:
     # Room
 
     @property
+    def used_bytes(self) -> int:
+        """What entries take, and all metadata."""
+        beside = self._store.entries * self._entry_bytes + self.owners_bytes
+        return self._store.used_bytes + beside
+
+    @property
     def used(self) -> float:
         """How full the cache is, promises and metadata included."""
-        return (self._store.used_bytes + self.promised_bytes) / self._store.bytes_max
+        return (self.used_bytes + self.promised_bytes) / self._store.bytes_max
 
     def promise(self, size: int, who: Asks) -> bool:
         """Keep room for ``size`` bytes until it is settled, or say that there is none."""
-        size = self.whole_blocks(size)
+        size = self._cost(size)
         if not self._make_room(size, who):
             self.refusals[who.value] += 1
             return False
@@ -141,20 +157,20 @@ class CacheManager:
 
     def settle(self, size: int) -> None:
         """End a promise, right before the bytes are put in or when they won't be."""
-        self.promised_bytes -= self.whole_blocks(size)
+        self.promised_bytes -= self._cost(size)
         assert self.promised_bytes >= 0, "more was settled than was promised"
 
-    def whole_blocks(self, size: int) -> int:
+    def _cost(self, size: int) -> int:
         """Return what an entry of this size takes."""
         layout = self._store.layout
-        return layout.blocks_of(size) << layout.block_shift
+        return (layout.blocks_of(size) << layout.block_shift) + self._entry_bytes
 
     def _make_room(self, size: int, who: Asks) -> bool:
         top = {Asks.TAIL: 1.0, Asks.WANTED: self._at.full, Asks.AHEAD: self._at.target}[who]
         room = int(top * self._store.bytes_max) - self.promised_bytes - size
         if room < 0:
             return False
-        victims, enough = self._victims(who, self._store.used_bytes - room)
+        victims, enough = self._victims(who, self.used_bytes - room)
         for victim in victims:
             self._send_away(victim, who.value)
         return enough
@@ -170,7 +186,7 @@ class CacheManager:
             if need <= 0 or len(found) == self._at.victims_max:
                 return found, need <= 0
             found.append(entry)
-            need -= self.whole_blocks(entry.length)
+            need -= self._cost(entry.length)
         return (found, True) if need <= 0 else ([], False)
 
     def _candidates(self, who: Asks) -> Iterator[Entry]:

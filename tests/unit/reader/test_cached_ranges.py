@@ -1,0 +1,340 @@
+"""Ranges in the streaming cache: the same bytes as without it, within its bound, read once."""
+
+import asyncio
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.world import World
+from tests.unit.reader.cache.audit import audit
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
+from tierlog.adapters.memory.faults import FaultRates, Faults
+from tierlog.format.checksum import crc32c
+from tierlog.model.errors import CorruptError, RetryableError
+from tierlog.offload.range_memory import Extent
+from tierlog.offload.ranges import RangeLimits, Ranges, Source
+from tierlog_reader.cache.layout import Layout
+from tierlog_reader.cache.manager import Line, Thresholds
+from tierlog_reader.cache.store import StreamingCache
+from tierlog_reader.cached_ranges import CachedRanges
+from tierlog_reader.read_index import ENTRY_OBJECT_BYTES, INDEX_OBJECT_BYTES
+
+MIB = 1024 * 1024
+GRAIN = 64 * 1024
+BODIES = {key: random.Random(key).randbytes(MIB + 100_003) for key in "abcd"}
+
+
+def memory_of(size: int = 2 * MIB, **named) -> CachedRanges:
+    return CachedRanges(StreamingCache(size), **{"objects_max": 100, **named})
+
+
+class Sums:
+    """Checks of grains, as a side object does them."""
+
+    grain_len = GRAIN
+
+    def __init__(self, key: str) -> None:
+        body = BODIES[key]
+        starts = range(0, len(body), GRAIN)
+        self.sums = [crc32c(body[start : start + GRAIN]) for start in starts]
+
+    async def check(self, start: int, body: bytes) -> None:
+        await asyncio.sleep(0)
+        for skip in range(0, len(body), GRAIN):
+            if crc32c(body[skip : skip + GRAIN]) != self.sums[(start + skip) // GRAIN]:
+                raise CorruptError("differs", remedy="", details={"offset": str(start + skip)})
+
+
+SUMS = {key: Sums(key) for key in BODIES}
+
+
+def source_of(key: str, *, grains: bool = True) -> Source:
+    return Source(key, len(BODIES[key]), SUMS[key] if grains else None)
+
+
+async def filled_bucket() -> World:
+    world = World()
+    for key, body in BODIES.items():
+        await world.bucket.connect().put(key, body, metadata={})
+    return world
+
+
+def check_bounds(memory: CachedRanges) -> None:
+    store, manager = memory.store, memory.manager
+    assert manager.used_bytes + manager.promised_bytes <= store.bytes_max
+    entries = [entry for index in memory._indexes.values() for entry in index._entries.values()]
+    assert all(entry.pins == 0 for entry in entries)
+    assert manager.owners_bytes == INDEX_OBJECT_BYTES * len(memory._indexes)
+    beside = ENTRY_OBJECT_BYTES * len(entries) + manager.owners_bytes
+    assert manager.used_bytes == store.used_bytes + beside
+    audit(store, [entry.address for entry in entries])
+
+
+steps = st.tuples(
+    st.sampled_from(["read"] * 6 + ["exact", "warm", "forget"]),
+    st.sampled_from(sorted(BODIES)),
+    st.integers(0, MIB),
+    st.sampled_from([1, 300, 70_000, 400_000]),
+    st.floats(0, 5),
+    st.none() | st.floats(0, 1),
+)
+
+
+@pytest.mark.covers("C36")
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(steps, min_size=5, max_size=40), st.sampled_from([GRAIN, 300_000, MIB]), st.booleans()
+)
+def test_many_readers_get_their_bytes_out_of_two_mebibytes(wanted, range_bytes, grains):
+    """Objects are twice as large as the cache; some readers give up, some requests fail."""
+
+    async def main():
+        world = await filled_bucket()
+        faults = Faults(random.Random(2), rates=FaultRates(delay_s_max=0.5, refused=0.05))
+        limits = RangeLimits(range_bytes=range_bytes, in_flight_max=4, kept_bytes_max=2 * MIB)
+        memory = memory_of(objects_max=3)
+        assert memory.store.bytes_max == 2 * MIB
+        ranges = Ranges(world.bucket.connect(faults), limits, memory)
+        given_out = []
+
+        async def take(what, key, start, length, begin_s, gives_up_s):
+            await asyncio.sleep(begin_s)
+            source, end = source_of(key, grains=grains), min(len(BODIES[key]), start + length)
+            try:
+                async with asyncio.timeout(gives_up_s):
+                    if what == "forget":
+                        ranges.forget(key)
+                    elif what == "warm":
+                        await ranges.warm(source, start, end)
+                    else:
+                        found = await ranges.read(source, start, end, exact=what == "exact")
+                        given_out.append((found, BODIES[key][start:end]))
+            except (TimeoutError, RetryableError):
+                return
+            finally:
+                check_bounds(memory)
+
+        async with memory.run():
+            async with asyncio.TaskGroup() as group:
+                for one in wanted:
+                    group.create_task(take(*one))
+            check_bounds(memory)
+            assert memory.manager.promised_bytes == 0
+            assert not ranges._flying
+            assert len(memory._indexes) <= 3
+        # Compared at the end: by then the cache has used the same blocks for other bytes.
+        assert all(found == body for found, body in given_out)
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("range_bytes", [GRAIN, MIB])
+def test_what_is_in_the_cache_is_fetched_once_for_all_readers(range_bytes):
+    async def main():
+        world = await filled_bucket()
+        faults = Faults(random.Random(3), rates=FaultRates(delay_s_max=0.2))
+        ranges = Ranges(
+            world.bucket.connect(faults),
+            RangeLimits(range_bytes=range_bytes, kept_bytes_max=16 * MIB),
+            memory_of(16 * MIB),
+        )
+        sizes = random.Random(4)
+
+        async def read_through(key, begin_s):
+            await asyncio.sleep(begin_s)
+            start, body = 0, BODIES[key]
+            while start < len(body):
+                end = min(len(body), start + sizes.randint(1, 100_000))
+                assert await ranges.read(source_of(key), start, end) == body[start:end]
+                start = end
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(24):
+                group.create_task(read_through("abcd"[number % 4], number / 5))
+        assert ranges.bytes_fetched == sum(map(len, BODIES.values()))
+        assert ranges.bytes_from_memory + ranges.bytes_waited_for == 6 * ranges.bytes_fetched
+        assert ranges.bytes_from_memory > 3 * ranges.bytes_waited_for
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_a_cache_that_fills_slows_fetching_ahead_first_and_fails_nobody():
+    async def main():
+        world = await filled_bucket()
+        memory = memory_of()
+        limits = RangeLimits(range_bytes=256 * 1024, kept_bytes_max=100 * MIB)
+        ranges = Ranges(world.bucket.connect(), limits, memory)
+        await ranges.warm(source_of("a"), 0, len(BODIES["a"]))
+        await ranges.warm(source_of("b"), 0, len(BODIES["b"]))
+        full = ranges.bytes_fetched
+        assert full <= 0.75 * 2 * MIB, "three quarters, and not a request more"
+        assert full > 0.75 * 2 * MIB - 256 * 1024
+        assert memory.manager.refusals["ahead"] > 0
+        # All of it is fetched ahead and still to be read, so that it stays.
+        for key in "cd":
+            for start in range(0, 1_000_000, 200_000):
+                found = await ranges.read(source_of(key), start, start + 200_000)
+                assert found == BODIES[key][start : start + 200_000]
+                check_bounds(memory)
+        fetched = ranges.bytes_fetched
+        assert await ranges.read(source_of("a"), 0, MIB) == BODIES["a"][:MIB]
+        assert ranges.bytes_fetched == fetched
+        # What was read may go for the next that is fetched ahead, once a generation is over.
+        memory.tick()
+        await ranges.warm(source_of("b"), 0, len(BODIES["b"]))
+        assert ranges.bytes_fetched > fetched
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_what_somebody_waits_for_is_no_longer_fetched_ahead():
+    async def main():
+        world = await filled_bucket()
+        memory = memory_of(4 * MIB)
+        faults = Faults(random.Random(6), rates=FaultRates(delay_s_max=0.2))
+        ranges = Ranges(world.bucket.connect(faults), RangeLimits(), memory)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ranges.warm(source_of("a", grains=False), 0, 1))
+            group.create_task(ranges.warm(source_of("b", grains=False), 0, 1))
+            await asyncio.sleep(0)
+            group.create_task(ranges.read(source_of("a", grains=False), 0, 1))
+        assert ranges.fetches == 2
+        lines = memory.manager._lines
+        assert [entry.owner for entry in lines[Line.READ]] == [memory._indexes["a"]]
+        assert [entry.owner for entry in lines[Line.AHEAD]] == [memory._indexes["b"]]
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("size", [1, 5000, 100_000])
+@pytest.mark.covers("C15", "C18")
+def test_small_objects_fill_the_budget_with_what_they_take_beside_the_pool(size):
+    """An entry's own objects count: of one byte, they are what most of it takes beside a block."""
+    memory = memory_of(4 * MIB, objects_max=200, thresholds=Thresholds(victims_max=10))
+    body = b"x" * size
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(1000):
+            for start in (0, MIB):
+                memory.put(Extent(f"{number}", start, body), ahead=False)
+            assert memory.manager.used_bytes <= memory.store.bytes_max
+        heap = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    entries = memory.store.entries
+    assert len(memory._indexes) <= 200
+    assert entries > 0.8 * min(400, 4 * MIB // (size + 6144))
+    assert heap < memory.manager.used_bytes - memory.store.used_bytes + 64 * 1024
+    check_bounds(memory)
+
+
+def test_what_was_given_out_stays_when_its_blocks_are_used_again():
+    memory = memory_of()
+    memory.put(Extent("a", 0, b"a" * 1000), ahead=False)
+    found = memory.get("a", 10, 500)
+    assert memory.get("a", 1000, 1001) is None
+    memory.forget("a")
+    assert memory.get("a", 10, 500) is None
+    assert not memory.known("a", 10)
+    memory.put(Extent("b", 0, b"b" * MIB), ahead=False)
+    assert found is not None
+    assert found == b"a" * 490
+    assert found.readonly
+
+
+def test_the_object_used_longest_ago_goes_when_there_are_too_many():
+    memory = memory_of(objects_max=2)
+    for key in "ab":
+        memory.put(Extent(key, 0, b"x"), ahead=False)
+    assert memory.get("a", 0, 1) is not None
+    memory.put(Extent("c", 0, b"x"), ahead=False)
+    assert [memory.known(key, 0) for key in "abc"] == [True, False, True]
+    assert memory.store.entries == 2
+
+
+@on_virtual_time
+async def test_what_nobody_uses_is_given_back_and_the_ticks_end_with_the_run():
+    memory = memory_of(8 * MIB, thresholds=Thresholds(idle=10, patience=5))
+    async with memory.run():
+        for key in "abcdef":
+            memory.put(Extent(key, 0, bytes(MIB)), ahead=key == "f")
+        touched = memory.store.state().touched
+        assert touched >= 6 * MIB
+        await asyncio.sleep(8)
+        assert memory.get("a", 0, 1) is not None
+        await asyncio.sleep(8)
+        assert list(memory._indexes) == ["a"]
+        await asyncio.sleep(8)
+        assert memory.store.entries == len(memory._indexes) == 0
+        assert memory.store.state().touched == touched, (
+            "a cache at work would only touch them again"
+        )
+        await asyncio.sleep(36)
+        assert memory.store.state().touched == 2 * MIB
+        generation = memory.manager.generation
+    await asyncio.sleep(10)
+    assert memory.manager.generation == generation >= 60, "one each second"
+    with pytest.raises(ValueError, match="released"):
+        memory.store.insert(b"x")
+
+
+def small_memory(buffers: int) -> CachedRanges:
+    layout = Layout(64, 8)
+    return CachedRanges(StreamingCache(buffers * layout.buffer_len, layout), objects_max=4)
+
+
+ENTRIES = [b"%04d" % number * 12 for number in range(60)]
+
+
+async def offloaded_world(count: int) -> ReaderWorld:
+    world = ReaderWorld()
+    await world.start()
+    for _ in range(count):
+        ledger_id = await world.sealed(ENTRIES)
+        await world.offloaded(ledger_id)
+        await world.gone_locally(ledger_id)
+    return world
+
+
+@pytest.mark.parametrize("buffers", [2, 40, 400])
+@on_virtual_time
+async def test_streams_read_the_same_through_a_cache_of_any_size(buffers):
+    world = await offloaded_world(3)
+    async with world.reader() as source:
+        expected = await world.read_all(source)
+    assert expected == ENTRIES * 3
+    memory = small_memory(buffers)
+    faults = Faults(random.Random(5), rates=FaultRates(delay_s_max=0.05))
+    async with world.reader(memory=memory, objects_faults=faults) as source:
+        async with asyncio.TaskGroup() as group:
+            sizes = [50, 100, 170, 600, 5000] * 4
+            tasks = [group.create_task(world.read_all(source, size=size)) for size in sizes]
+        check_bounds(memory)
+        assert (memory.store.entries > 0) == (buffers > 2), "two have no room for an index"
+    assert all(task.result() == expected for task in tasks)
+
+
+@pytest.mark.covers("C08")
+@on_virtual_time
+async def test_what_is_read_ahead_waits_in_the_cache_until_it_is_read():
+    world = await offloaded_world(1)
+    memory = small_memory(200)
+    async with world.reader(memory=memory) as source:
+        (ledger,) = [one.ledger_id for one in (await source._views.stream(STREAM)).ledgers]
+        answer = await source.read(STREAM, at(ledger, 0), budget(size=100))
+        assert payloads(answer) == ENTRIES[:1]
+        await asyncio.sleep(0.5)
+        lines = {line: len(entries) for line, entries in memory.manager._lines.items()}
+        assert lines[Line.AHEAD] >= 2, "more than was asked for"
+        ranges = source._tier2._ranges
+        waited = ranges.bytes_waited_for
+        answer = await source.read(STREAM, answer.resume, budget(size=600))
+        assert payloads(answer) == ENTRIES[1 : 1 + answer.chunk.count]
+        assert ranges.bytes_waited_for == waited, "all of it was there"
+        assert len(memory.manager._lines[Line.AHEAD]) < lines[Line.AHEAD] + 4
+        assert len(memory.manager._lines[Line.READ]) > lines[Line.READ]
