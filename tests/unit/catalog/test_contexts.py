@@ -162,6 +162,51 @@ async def test_an_error_is_kept_for_the_attempt_it_belongs_to_and_cut_to_a_limit
 
 
 @on_virtual_time
+async def test_a_doubt_is_of_the_complete_copy_alone_and_ends_with_it():
+    owner, ledger_id, uuid, begun = await _begun(World())
+    contexts = owner.catalog.contexts
+    # Nothing is complete yet: the attempt may still be at work.
+    assert await contexts.doubt(ledger_id, uuid=uuid, cause="early") == begun
+    done = await contexts.complete_attempt(ledger_id, uuid=uuid, copy=COPY)
+    assert await contexts.doubt(ledger_id, uuid=owner.ids.uuid(), cause="another's") == done
+    doubted = await contexts.doubt(ledger_id, uuid=uuid, cause="x" * 5000)
+    assert doubted.doubt is not None
+    assert (doubted.doubt.cause, doubted.doubt.found_ms) == ("x" * 2000, owner.clock.wall_ms())
+    assert await contexts.get(ledger_id) == doubted
+    with pytest.raises(RefusedError, match="found damaged"):
+        await contexts.begin_tier1_deletion(ledger_id, uuid=uuid)
+    second = owner.ids.uuid()
+    place = location(second, ledger_id)
+    repairing = await contexts.begin_repair(
+        ledger_id, damaged=uuid, uuid=second, location=place, worker="scrub"
+    )
+    assert repairing.doubt == doubted.doubt
+    repaired = await contexts.complete_repair(ledger_id, uuid=second, copy=COPY)
+    assert repaired.doubt is None
+    assert await contexts.doubt(ledger_id, uuid=uuid, cause="the old one's") == repaired
+
+
+@on_virtual_time
+async def test_a_doubt_that_is_newer_than_the_look_stays_whatever_answers_are_lost():
+    for outcome in (Outcome.REPLY_LOST, Outcome.REQUEST_LOST):
+        owner, ledger_id, uuid, _ = await _begun(World())
+        contexts = owner.catalog.contexts
+        done = await contexts.complete_attempt(ledger_id, uuid=uuid, copy=COPY)
+        marks = []
+        for cause in ("first", "first", "second"):
+            owner.faults.next("metadata.set", outcome)
+            doubt = (await contexts.doubt(ledger_id, uuid=uuid, cause=cause)).doubt
+            assert doubt is not None
+            marks.append(doubt.mark)
+        for mark in marks[:-1]:
+            kept = await contexts.find_sound(ledger_id, mark=mark)
+            assert kept.doubt is not None
+            assert kept.doubt.cause == "second"
+        owner.faults.next("metadata.set", outcome)
+        assert await contexts.find_sound(ledger_id, mark=marks[-1]) == done
+
+
+@on_virtual_time
 async def test_workers_never_create_contexts():
     world = World()
     process = world.process()

@@ -92,6 +92,38 @@ async def fail(world: World, claimed, ledger_id: LedgerId) -> None:
         await worker.handle(world.request(claimed, ledger_id))
 
 
+async def test_a_copy_that_was_found_damaged_is_told_with_what_helps(world):
+    claimed = await world.stream()
+    sound, damaged = [await world.seal(claimed, ENTRIES) for _ in range(2)]
+    for ledger_id in (sound, damaged):
+        await world.worker().handle(world.request(claimed, ledger_id))
+    uuid = (await world.context(damaged)).uuid
+    assert uuid is not None
+    await world.catalog().contexts.doubt(damaged, uuid=uuid, cause="missing-object: not there")
+    found_ms = (await world.context(damaged)).doubt.found_ms
+    async with served(world) as session:
+        (status,) = (await ask(session, "GET", f"/v1/streams/{STREAM}/offload"))["streams"]
+        (one,) = status["doubted"]
+        assert (one["ledger_id"], one["doubted_ms"]) == (damaged, found_ms)
+        assert "missing-object: not there" in one["doubt"]
+        assert "tierlog scrub --repair --deep" in one["doubt"]
+        shown = await ask(session, "GET", f"/v1/ledgers/{damaged}")
+        assert (shown["offload"]["doubt"], shown["offload"]["doubted_ms"]) == (
+            one["doubt"],
+            found_ms,
+        )
+        other = await ask(session, "GET", f"/v1/ledgers/{sound}")
+        assert (other["offload"]["doubt"], other["offload"]["doubted_ms"]) == (None, None)
+        (explained,) = [
+            step
+            for step in (await ask(session, "GET", f"/v1/streams/{STREAM}/policy/explain"))[
+                "ledgers"
+            ]
+            if (step["ledger_id"], step["what"]) == (damaged, "delete local copy")
+        ]
+        assert (explained["in_ms"], explained["why"]) == (None, one["doubt"])
+
+
 async def test_every_attempt_is_told_of_a_stream_and_of_a_ledger(world):
     claimed = await world.stream()
     ledger_id = await world.seal(claimed, ENTRIES)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.scheduler.test_policy import DELAYS, ledger, place, saw, stream
+from tests.unit.scheduler.test_policy import DELAYS, doubtful, ledger, place, saw, stream
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AbandonedAttempt, CopySeen, LedgerSample, OffloadState
 from tierlog.model.policy import Policy
@@ -107,6 +107,18 @@ def test_what_is_due_now_is_what_is_decided(found, offload, lag, keep, size, pau
         if isinstance(step, retention.BeginTrim):
             decided |= {(ledger_id, What.TRIM) for ledger_id in step.ledger_ids}
     assert due == decided
+
+
+def test_what_keeps_a_local_copy_beside_a_damaged_one_is_said_with_what_helps():
+    view = stream(
+        doubtful(ledger(1, state=S.COMPLETE)),
+        policy=Policy(deletion_lag_ms=0),
+        complete_seen=saw(0),
+    )
+    step = steps(view)[1, What.DELETE_LOCAL]
+    assert step.in_ms is None
+    assert "found damaged: damaged-data: grain 3" in step.why
+    assert "tierlog scrub --repair --deep" in step.why
 
 
 def test_leftovers_are_told():

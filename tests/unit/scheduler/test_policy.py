@@ -16,6 +16,7 @@ from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import (
     AbandonedAttempt,
     CopySeen,
+    Doubt,
     OffloadContext,
     OffloadState,
     Tier2Copy,
@@ -91,6 +92,13 @@ def ledger(
         abandoned=abandoned,
     )
     return LedgerView(listed=listed, context=context)
+
+
+def doubtful(one: LedgerView) -> LedgerView:
+    """Return a ledger whose copy was found damaged."""
+    assert one.context is not None
+    doubt = Doubt(mark=UUID(int=7), found_ms=5, cause="damaged-data: grain 3")
+    return replace(one, context=replace(one.context, doubt=doubt))
 
 
 def stream(*ledgers: LedgerView, policy: Policy | None = None, **more) -> StreamView:
@@ -266,6 +274,17 @@ class TestDeletion:
         )
         expected = state in {OffloadState.COMPLETE, OffloadState.TIER1_DELETING}
         assert [type(one) for one in decide(view, NOW, DELAYS)] == [DeleteTier1] * expected
+
+    @pytest.mark.parametrize("deleting", [False, True])
+    @pytest.mark.parametrize("state", list(OffloadState))
+    def test_never_while_the_copy_is_in_doubt(self, state, deleting):
+        view = stream(
+            doubtful(ledger(1, state=state)),
+            policy=Policy(deletion_lag_ms=0),
+            complete_seen=saw(0),
+            deleting=deleting,
+        )
+        assert decide(view, NOW, DELAYS) == []
 
     def test_what_was_begun_is_ended_whatever_the_lag(self):
         view = stream(

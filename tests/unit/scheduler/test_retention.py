@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.gates import OpenGate
 from tests.unit.offload.world import STREAM, World
-from tests.unit.scheduler.test_policy import DELAYS, ledger, place, stream
+from tests.unit.scheduler.test_policy import DELAYS, doubtful, ledger, place, stream
 from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, faults, running, scheduler, states
 from tierlog.adapters.memory.faults import FaultRates
 from tierlog.model.errors import RefusedError
@@ -104,6 +104,9 @@ def test_what_is_to_be_offloaded_stays_until_it_is(offloading):
     ):
         view = stream(ledger(1, state=state), policy=policy, closed_seen_ms=seen)
         assert trimmable(view, NOW) == gone, state
+    # Whatever is wrong with a copy, its time is over too.
+    doubted = stream(doubtful(ledger(1, state=S.COMPLETE)), policy=policy, closed_seen_ms=seen)
+    assert trimmable(doubted, NOW) == [1]
     alone = Policy(retention_time_ms=1000)
     assert trimmable(stream(ledger(1), policy=alone, closed_seen_ms=seen), NOW) == [1]
     wished = stream(ledger(1), policy=alone, closed_seen_ms=seen, offload_through=LedgerId(1))
