@@ -84,7 +84,7 @@ class ClusterSettings(_Section):
 class S3Settings(_Section):
     """Tier 2. Without keys the SDK's own chain of credentials is used."""
 
-    endpoint_url: str | None = None
+    endpoint_url: str | None = Field(default=None, pattern="^(https?://[^/\\s]+\\S*)?$")
     endpoint_name: str = "default"
     region: str = "us-east-1"
     bucket: str = "tierlog"

@@ -60,6 +60,8 @@ def test_a_service_has_settings_for_the_ports_that_it_listens_on_and_no_others(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("TIERLOG_S3__ENDPOINT_URL", "ftp://store:9000"),
+        ("TIERLOG_S3__ENDPOINT_URL", "store:9000"),
         ("TIERLOG_S3__BUKCET", "x"),
         ("TIERLOG_S3__CONNECTIONS_MAX", "0"),
         ("TIERLOG_INGEST__LISTEN__HTTP_PORT", "65536"),
