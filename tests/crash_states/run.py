@@ -36,7 +36,7 @@ from tests.crash_states.life import ROOTS
 EXHAUSTIVE = Plan(
     kind="one_by_one", seed=0, states_per_cut=4096, next_lives=12, states_per_next_cut=64
 )
-DAMAGE_SHARES = 16
+DAMAGE_SHARES = 200
 PLANS_AHEAD = 4
 NOTHING = Observation()
 
@@ -67,9 +67,19 @@ def look_at_damages(workers: Executor, seed: int) -> bool:
         for name in whole
         for share in range(DAMAGE_SHARES)
     ]
-    for name, part in running:
-        whole[name].counts += part.result().counts
-        whole[name].failures += part.result().failures
+    began_s = time.perf_counter()
+    for number, (name, part) in enumerate(running, start=1):
+        told = part.result()
+        whole[name].counts += told.counts
+        whole[name].failures += told.failures
+        if number % 10 == 0 or told.failures:
+            seen, wrong = whole[name].counts.total(), len(whole[name].failures)
+            took_s = time.perf_counter() - began_s
+            print(
+                f"{name}: {seen} damages, {wrong} of them wrong;"
+                f" {number} of {len(running)} parts in {took_s:.0f} s",
+                flush=True,
+            )
     for name, report in whole.items():
         print(f"{name}: {report.counts.total()} damages\n{report}", flush=True)
     return not any(report.failures for report in whole.values())
