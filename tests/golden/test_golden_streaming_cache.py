@@ -7,7 +7,6 @@ import pytest
 
 from tests.unit.reader.cache.audit import audit, chain, free_list, word
 from tierlog_reader.cache.layout import Layout, read_free, read_head, read_used
-from tierlog_reader.cache.store import StreamingCache
 
 KB4 = 4096
 
@@ -17,9 +16,9 @@ def at(buffer: int, block: int) -> int:
 
 
 @pytest.fixture
-def figure():
+def figure(streaming_cache):
     """E1 to E4 as the figure shows them; X, which held 1-5 and so on, came and went."""
-    cache = StreamingCache(4 * 8 * KB4, Layout(KB4, 8))
+    cache = streaming_cache(4 * 8 * KB4, Layout(KB4, 8))
     e1 = cache.insert(b"1" * (6 * KB4))
     e4 = cache.insert(b"4" * KB4)  # 0-7, and later 1-4
     e2 = cache.insert(b"2" * (3 * KB4))  # 1-1 to 1-3

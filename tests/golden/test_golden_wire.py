@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
+import pytest
+
 from tests.simulation.virtual_loop import run_virtual
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import build_run
@@ -62,7 +64,7 @@ ANSWER = bytes.fromhex(
 HELLO = bytes.fromhex(
     "00000021 0000001d"
     "1a 1b"  # hello (3, 27 bytes):
-    "08 02"  # version (1) 2
+    "08 03"  # version (1) 3
     "12 10 636c7573746572636c75737465726964"  # cluster_id (2)
     "1a 05 6f776e6572"  # role (3) "owner"
 )
@@ -73,6 +75,7 @@ class Script:
 
     def __init__(self, said=b""):
         self.peer, self.frame_len_max = "peer", 1_000_000
+        self.certificate_names = ()
         self.sent = bytearray()
         self._decoder = FrameDecoder()
         self._decoder.feed(said)
@@ -138,7 +141,7 @@ class Handler:
     async def ready(self, *, appends):
         """It always is."""
 
-    def append(self, stream, draft, *, deadline_s):
+    def append(self, stream, draft, *, deadline_s, condition):
         raise AssertionError((stream, draft, deadline_s))
 
     def lac(self, ledger_id, last_add_confirmed):
@@ -172,16 +175,17 @@ def test_they_are_taken_and_answered_so():
     run_virtual(main())
 
 
-def test_a_peer_of_the_first_version_is_told_so_in_its_hello():
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_peer_of_an_older_version_is_told_so_in_its_hello(version):
     async def main():
-        old = HELLO.replace(b"\x08\x02\x12", b"\x08\x01\x12")
+        old = HELLO.replace(b"\x08\x03\x12", bytes([8, version, 0x12]))
         handler, channel = Handler(), Script(old + MESSAGE)
         server = WireServer(
             handler, cluster_id=CLUSTER, node_id=NodeId("n"), authenticator=OpenAuthenticator()
         )
         await server.serve(channel)
         assert not handler.seen
-        assert b"version 1" in channel.sent
+        assert f"version {version}".encode() in channel.sent
 
-    assert current(Format.WIRE) == 2
+    assert current(Format.WIRE) == 3
     run_virtual(main())

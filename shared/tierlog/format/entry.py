@@ -34,6 +34,7 @@ from google.protobuf.message import DecodeError
 
 from tierlog.format.checksum import Buffer, crc32c, crc32c_of
 from tierlog.format.versions import Format, check_version, current
+from tierlog.model.attributes import VALUE_MAX, VALUE_MIN
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import INT64_MAX
 from tierlog.proto.v1 import entry_pb2 as pb
@@ -58,7 +59,6 @@ EVENT_COUNT_MAX: Final = 2**31 - 1
 
 _FIXED: Final = Struct(">2sBBI")
 _U32: Final = Struct(">I")
-_U64_MAX: Final = 2**64 - 1
 
 assert _FIXED.size == CRC_OFFSET == 8
 assert APPEND_HEADER_OFFSET == 12
@@ -92,7 +92,7 @@ assert {verb.value for verb in Verb} == set(pb.AttributeUpdate.Verb.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributeUpdate:
-    """A change of one attribute, carried by the append that makes it."""
+    """A change of one attribute, carried by the append that makes it. Values are signed."""
 
     key: UUID
     verb: Verb
@@ -100,8 +100,8 @@ class AttributeUpdate:
     expected: int = 0
 
     def __post_init__(self) -> None:
-        assert 0 <= self.value <= _U64_MAX
-        assert 0 <= self.expected <= _U64_MAX
+        assert VALUE_MIN <= self.value <= VALUE_MAX
+        assert VALUE_MIN <= self.expected <= VALUE_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

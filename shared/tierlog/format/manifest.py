@@ -36,6 +36,7 @@ from uuid import UUID
 
 from google.protobuf.message import DecodeError, Message
 
+from tierlog.format.attribute_records import decode_attributes, encode_attributes
 from tierlog.format.keys import key_prefix
 from tierlog.format.records import (
     UUID_LEN,
@@ -71,6 +72,7 @@ PART_LEDGERS: Final = 8192
 # No object of ours is larger; what is, is refused before it is read.
 MANIFEST_LEN_MAX: Final = 64 * 1024 * 1024
 GENERATION_MAX: Final = 2**63 - 1
+assert len(str(GENERATION_MAX)) < 20, "every number begins with a zero"
 
 _Record = TypeVar("_Record", bound=Message)
 
@@ -387,6 +389,10 @@ def _head_to_record(head: ManifestHead) -> pb.ManifestHead:
     if head.offload_pause is not None:
         record.offload_pause.since_ms = head.offload_pause.since_ms
         record.offload_pause.cause = head.offload_pause.cause
+    if head.trimmed_last is not None:
+        record.trimmed_last_entry_id = head.trimmed_last
+    if head.attributes is not None:
+        record.attributes = encode_attributes(head.attributes)
     return record
 
 
@@ -408,7 +414,13 @@ def _head_of(record: pb.ManifestHead, key: str) -> ManifestHead:
                 else None
             ),
             trimmed_through=LedgerId(record.trimmed_through),
+            trimmed_last=(
+                EntryId(record.trimmed_last_entry_id)
+                if record.HasField("trimmed_last_entry_id")
+                else None
+            ),
             ledger_id_max=LedgerId(record.ledger_id_max),
+            attributes=decode_attributes(record.attributes) if record.attributes else None,
         )
     except (RefusedError, ValueError) as error:
         raise _corrupt(key, f"describes no stream ({error})", HEADER_LEN) from error

@@ -11,9 +11,11 @@
     /tierlog/policies                    thresholds of the cluster and of namespaces
     /tierlog/streams/<name>              a stream: epoch, policy, tail of its list of ledgers
     /tierlog/streams/<name>/pages/{10}   older ledgers of the list
+    /tierlog/streams/<name>/attributes   the checkpoints of its attributes
     /tierlog/contexts/{2}/{4}/L{4}       a ledger's offload context
     /tierlog/locks/ledgers/L{10}         ephemeral: a worker is offloading the ledger
     /tierlog/deleted/{2}/{4}/L{4}        a bare ledger that was deleted: its last metadata
+    /tierlog/staging/L{10}               empty: a staging ledger that is not attached yet
     /tierlog/scheduler/progress          how long leaders were at work
     /tierlog/scheduler/scrubs            when scrubs by schedule last began
     /tierlog/scheduler/scrubs/<id>       what a scrub found
@@ -55,6 +57,7 @@ POLICIES: Final = f"{ROOT}/policies"
 STREAMS: Final = f"{ROOT}/streams"
 CONTEXTS: Final = f"{ROOT}/contexts"
 DELETED: Final = f"{ROOT}/deleted"
+STAGING: Final = f"{ROOT}/staging"
 LEDGER_LOCKS: Final = f"{ROOT}/locks/ledgers"
 SCHEDULER_PROGRESS: Final = f"{ROOT}/scheduler/progress"
 SCRUBS: Final = f"{ROOT}/scheduler/scrubs"
@@ -69,6 +72,7 @@ CHILDREN_MAX: Final = 10_000
 assert LEDGER_ID_MAX == 10**LEDGER_ID_DIGITS - 1
 
 _HIERARCHY: Final = re.compile(r"/(\d{2})/(\d{4})/L(\d{4})", re.ASCII)
+_STAGED: Final = re.compile(r"L(\d{10})", re.ASCII)
 # Past 2**31 - 1 ZooKeeper goes on with negative numbers.
 _SEQUENCE: Final = re.compile(r"-(\d{10}|-\d{9,10})$", re.ASCII)
 
@@ -96,6 +100,22 @@ def context_ledger_id_of(path: str) -> LedgerId:
 def deleted_path(ledger_id: int) -> str:
     """Return where the deletion of a bare ledger is on record."""
     return DELETED + _hierarchy(ledger_id)
+
+
+def staging_path(ledger_id: int) -> str:
+    """Return where it stands that a ledger is a staging ledger."""
+    return f"{STAGING}/L{_digits(ledger_id)}"
+
+
+def staging_ledger_id_of(name: str) -> LedgerId:
+    """Return which ledger a name below ``STAGING`` stands for, or raise ``CorruptError``."""
+    match = _STAGED.fullmatch(name)
+    if match is None:
+        raise CorruptError(
+            f"{name[:200]!r} below {STAGING} names no ledger",
+            remedy="Check what else writes below this path",
+        )
+    return LedgerId(int(match[1]))
 
 
 def is_hierarchy_name(name: str, *, level: int) -> bool:
@@ -167,6 +187,11 @@ def page_path(name: StreamName, page_number: int) -> str:
     """Return where a page of a stream's older ledgers lies."""
     assert 0 <= page_number < 10**10
     return f"{pages_path(name)}/{page_number:010d}"
+
+
+def attributes_path(name: StreamName) -> str:
+    """Return where the checkpoints of a stream's attributes lie."""
+    return f"{STREAMS}/{name}/attributes"
 
 
 def sequence_of(path: str) -> int:

@@ -118,6 +118,8 @@ def encode_stream(stream: Stream) -> bytes:
     if stream.trimmed_end is not None:
         end = stream.trimmed_end
         record.trimmed_end.CopyFrom(pb.TrimmedEnd(ledger_id=end.ledger_id, entry_id=end.entry_id))
+    if stream.empty_ledger_id is not None:
+        record.empty_ledger_id = stream.empty_ledger_id
     if stream.owner is not None:
         record.owner_claim = stream.owner.claim.bytes
         record.owner_node_id = stream.owner.node_id
@@ -389,6 +391,9 @@ def _stream_of(record: pb.StreamRecord) -> Stream:
             else None
         ),
         trimmed_end=_trimmed_end_of(record) if record.HasField("trimmed_end") else None,
+        empty_ledger_id=(
+            LedgerId(record.empty_ledger_id) if record.HasField("empty_ledger_id") else None
+        ),
     )
 
 

@@ -9,11 +9,14 @@ Invariants:
     * An unknown version is refused, never guessed at.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from tierlog.model.errors import RefusedError, TierlogError
+
+_NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class Format(IntEnum):
@@ -47,6 +50,11 @@ class Format(IntEnum):
     SCRUB_RECORD = 28
     SINGLE_OBJECT = 26
     EVENT_EXPORT = 27
+    ATTRIBUTES_RECORD = 29
+    ATTRIBUTES_OBJECT = 30
+    ATTRIBUTES_LIST = 31
+    ATTRIBUTES_PAGE = 32
+    EXPORT_LOG = 40
 
 
 class Versions(NamedTuple):
@@ -54,6 +62,10 @@ class Versions(NamedTuple):
 
     current: int
     readable: frozenset[int]
+
+    def common_with(self, readable: Iterable[int]) -> int | None:
+        """Return the newest version that both sides read; None where there is none."""
+        return max(self.readable.intersection(readable), default=None)
 
 
 def _only(version: int) -> Versions:
@@ -69,8 +81,8 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.CLUSTER_RECORD: _only(1),
     Format.NODE_RECORD: _only(1),
     Format.COOKIE: _only(1),
-    # 1 had one run a message.
-    Format.WIRE: _only(2),
+    # 1 had one run a message; 2 had no conditions, which a server of it would pass over.
+    Format.WIRE: _only(3),
     # Pulsar's number, in the objects' user metadata.
     Format.DATA_OBJECT: _only(1),
     Format.INDEX_OBJECT: _only(1),
@@ -95,6 +107,11 @@ GATE: Final[Mapping[Format, Versions]] = {
     # The number in user metadata, too: the month of the text, which Pulsar never counts up to.
     Format.SINGLE_OBJECT: _only(201804),
     Format.EVENT_EXPORT: _only(1),
+    Format.ATTRIBUTES_RECORD: _only(1),
+    Format.ATTRIBUTES_OBJECT: _only(1),
+    Format.ATTRIBUTES_LIST: _only(1),
+    Format.ATTRIBUTES_PAGE: _only(1),
+    Format.EXPORT_LOG: _only(1),
 }
 
 assert set(GATE) == set(Format)
@@ -106,13 +123,19 @@ def current(kind: Format) -> int:
     return GATE[kind].current
 
 
-def check_version(kind: Format, found: int, *, error: type[TierlogError] = RefusedError) -> None:
-    """Raise ``error`` unless ``found`` can be read.
+def check_version(
+    kind: Format,
+    found: int,
+    *,
+    error: type[TierlogError] = RefusedError,
+    versions: Versions | None = None,
+) -> None:
+    """Raise ``error`` unless ``found`` can be read, by the gate or else by ``versions``.
 
     A record whose checksum was verified before has a version of the future: ``RefusedError``.
     Where damage looks the same, the caller asks for ``CorruptError``.
     """
-    readable = GATE[kind].readable
+    readable = (versions or GATE[kind]).readable
     if found in readable:
         return
     name = kind.name.lower().replace("_", " ")
@@ -122,3 +145,11 @@ def check_version(kind: Format, found: int, *, error: type[TierlogError] = Refus
         remedy="Upgrade this process to the version that wrote it",
         details={"format": kind.name, "found": str(found), "readable": known},
     )
+
+
+def readable_of(error: TierlogError, kind: Format) -> frozenset[int]:
+    """Return what a peer said that it reads, when it refused a version; else nothing."""
+    if error.details.get("format") != kind.name:
+        return frozenset()
+    told = error.details.get("readable", "").split(",")
+    return frozenset(int(one) for one in told if _NUMBER.fullmatch(one.strip()))

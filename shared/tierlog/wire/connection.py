@@ -18,13 +18,14 @@ comes back with the answer.
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
 from tierlog.format.run import Run
-from tierlog.format.versions import Format, check_version, current
+from tierlog.format.versions import GATE, Format, Versions, check_version, readable_of
+from tierlog.model.attributes import AppendCondition
 from tierlog.model.errors import (
     CorruptError,
     IndeterminateError,
@@ -36,6 +37,7 @@ from tierlog.model.errors import (
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.position import AppendedRange
 from tierlog.ports.files import Buffer
+from tierlog.ports.tracing import apart
 from tierlog.ports.transport import Channel, Frame, Transport
 from tierlog.proto.v1 import wire_pb2 as pb
 from tierlog.wire.codec import HEADER_LEN_LEN
@@ -44,6 +46,7 @@ from tierlog.wire.messages import (
     RUNS_MAX,
     Credentials,
     Welcome,
+    condition_to_record,
     error_of,
     parse_frame,
     ranges_of,
@@ -75,6 +78,8 @@ class Hello:
     role: str
     client_name: str = ""
     credentials: Credentials = field(default_factory=Credentials)
+    show: Callable[[], Credentials] | None = None
+    """Gives the credentials of each connection anew, where they change meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,23 +136,29 @@ class WireClient:
         *,
         tasks: asyncio.TaskGroup,
         limits: ClientLimits = DEFAULT_CLIENT_LIMITS,
+        versions: Versions = GATE[Format.WIRE],
     ) -> "WireClient":
-        """Connect, say HELLO, and read answers in a task of ``tasks`` until ``close``."""
+        """Connect, say HELLO, and read answers in a task of ``tasks`` until ``close``.
+
+        A node that does not read our version yet is called again in the newest that both read.
+        """
         try:
             async with asyncio.timeout(limits.hello_s_max):
-                channel = await transport.connect(address)
                 try:
-                    welcome = await _exchange_hello(channel, hello)
-                except BaseException:
-                    channel.close()
-                    raise
+                    channel, welcome = await _call(transport, address, hello, versions)
+                except RefusedError as error:
+                    older = versions.common_with(readable_of(error, Format.WIRE))
+                    if older is None or older == versions.current:
+                        raise
+                    spoken = versions._replace(current=older)
+                    channel, welcome = await _call(transport, address, hello, spoken)
         except TimeoutError as error:
             raise RetryableError(
                 f"{address} took no connection within {limits.hello_s_max} s",
                 remedy="Check that the node runs and that the address is its wire address",
             ) from error
         client = cls(channel, welcome, limits)
-        tasks.create_task(client._read(), name=f"wire {address}")
+        tasks.create_task(client._read(), name=f"wire {address}", context=apart())
         return client
 
     @property
@@ -156,10 +167,19 @@ class WireClient:
         return self._error is not None
 
     async def append(
-        self, stream: StreamName, draft: Run, *, deadline_s: float
+        self,
+        stream: StreamName,
+        draft: Run,
+        *,
+        deadline_s: float,
+        condition: AppendCondition | None = None,
     ) -> list[AppendedRange]:
         """Append a draft run to a stream; return where its entries went."""
-        append = pb.WireAppend(stream=stream, deadline_ms=max(1, int(deadline_s * 1000)))
+        append = pb.WireAppend(
+            stream=stream,
+            deadline_ms=max(1, int(deadline_s * 1000)),
+            condition=condition_to_record(condition),
+        )
         request = self._submit(draft.encoded, append=append)
         try:
             async with asyncio.timeout(deadline_s):
@@ -408,14 +428,26 @@ def _fail(request: _Request, error: TierlogError) -> None:
         request.answer.exception()  # a caller that went away need not look at it
 
 
-async def _exchange_hello(channel: Channel, hello: Hello) -> Welcome:
+async def _call(
+    transport: Transport, address: str, hello: Hello, versions: Versions
+) -> tuple[Channel, Welcome]:
+    channel = await transport.connect(address)
+    try:
+        return channel, await _exchange_hello(channel, hello, versions)
+    except BaseException:
+        channel.close()
+        raise
+
+
+async def _exchange_hello(channel: Channel, hello: Hello, versions: Versions) -> Welcome:
+    shown = hello.show() if hello.show is not None else hello.credentials
     message = pb.WireHello(
-        version=current(Format.WIRE),
+        version=versions.current,
         cluster_id=hello.cluster_id.bytes,
         role=hello.role,
         client_name=hello.client_name,
-        auth_method=hello.credentials.method,
-        auth_data=hello.credentials.data,
+        auth_method=shown.method,
+        auth_data=shown.data,
     )
     channel.send(pb.WireFrame(hello=message).SerializeToString())
     frame = await channel.receive()
@@ -433,7 +465,7 @@ async def _exchange_hello(channel: Channel, hello: Hello) -> Welcome:
             remedy="Check that the address is a node's wire address",
         )
     welcome = answer.welcome
-    check_version(Format.WIRE, welcome.version)
+    check_version(Format.WIRE, welcome.version, versions=versions)
     if uuid_of(welcome.cluster_id) != hello.cluster_id:
         raise RefusedError(
             f"{channel.peer} belongs to another cluster",
@@ -441,6 +473,7 @@ async def _exchange_hello(channel: Channel, hello: Hello) -> Welcome:
         )
     return Welcome(
         node_id=NodeId(welcome.node_id),
+        version=welcome.version,
         credit_bytes=welcome.credit_bytes,
         frame_len_max=welcome.frame_len_max,
     )

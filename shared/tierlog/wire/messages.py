@@ -14,16 +14,19 @@ from uuid import UUID
 from google.protobuf.message import DecodeError
 
 from tierlog.format.run import Run, take_runs
+from tierlog.format.versions import Format, current
+from tierlog.model.attributes import AppendCondition
 from tierlog.model.errors import (
     CorruptError,
     IndeterminateError,
     Reason,
+    RefusedError,
     RetryableError,
     TierlogError,
     from_reason,
 )
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, NodeId
-from tierlog.model.position import AppendedRange
+from tierlog.model.position import AppendedRange, Edge, Position
 from tierlog.ports.files import Buffer
 from tierlog.proto.v1 import wire_pb2 as pb
 
@@ -32,6 +35,9 @@ ROLE_OWNER: Final = "owner"
 
 AUTH_NONE: Final = ""
 AUTH_TOKEN: Final = "token"  # noqa: S105 - the method's name
+"""A secret that a whole cluster shares, where security is open."""
+AUTH_JWT: Final = "jwt"
+"""A token that an issuer has signed. Certificates need no method: TLS has shown them."""
 
 RUNS_MAX: Final = 1024
 """So many runs share a message at most."""
@@ -61,6 +67,8 @@ class Welcome:
     node_id: NodeId
     credit_bytes: int
     frame_len_max: int
+    version: int = current(Format.WIRE)
+    """What both sides speak on this connection: the newest that both read."""
 
 
 def parse_frame(header: Buffer) -> pb.WireFrame:
@@ -127,6 +135,48 @@ def ranges_of(record: pb.WireAppended) -> list[AppendedRange]:
             )
         )
     return ranges
+
+
+def condition_to_record(condition: AppendCondition | None) -> pb.AppendCondition | None:
+    """Return a condition for its way."""
+    if condition is None:
+        return None
+    record = pb.AppendCondition()
+    if condition.last_event_number is not None:
+        record.last_event_number = condition.last_event_number
+    after = condition.after
+    if isinstance(after, Position):
+        record.after.ledger_id, record.after.entry_id = after.ledger_id, after.entry_id
+    elif after is not None:
+        assert after is Edge.EARLIEST, "what is the latest is only known once it was appended"
+        record.empty_stream = True
+    return record
+
+
+def condition_of(record: pb.AppendCondition) -> AppendCondition:
+    """Invert ``condition_to_record``, or raise ``RefusedError``."""
+    last = record.last_event_number if record.HasField("last_event_number") else None
+    kind = record.WhichOneof("last_entry")
+    after: Position | Edge | None = None
+    ids_ok = min(record.after.ledger_id, record.after.entry_id) >= 0
+    if (last is not None and last < 0) or (kind == "after" and not ids_ok):
+        raise _bad_condition("an append's condition is out of bounds")
+    if kind == "after":
+        after = Position(LedgerId(record.after.ledger_id), EntryId(record.after.entry_id))
+    elif kind == "empty_stream":
+        if not record.empty_stream:
+            raise _bad_condition("an append's condition wants a stream that is not empty")
+        after = Edge.EARLIEST
+    if last is None and after is None:
+        raise _bad_condition("an append's condition says nothing")
+    return AppendCondition(last_event_number=last, after=after)
+
+
+def _bad_condition(what: str) -> RefusedError:
+    return RefusedError(
+        what,
+        remedy="Give the writer's last event number from 0 on, the last entry's position, or both",
+    )
 
 
 def appended_of(ranges: Sequence[AppendedRange]) -> pb.WireAppended:

@@ -27,7 +27,8 @@ from uuid import UUID
 import structlog
 
 from tierlog.format.run import Run
-from tierlog.format.versions import Format, check_version, current
+from tierlog.format.versions import GATE, Format, Versions, check_version
+from tierlog.model.attributes import AppendCondition
 from tierlog.model.errors import (
     IndeterminateError,
     Reason,
@@ -47,13 +48,13 @@ from tierlog.model.ids import (
 from tierlog.model.position import AppendedRange
 from tierlog.ports.transport import Channel, Frame
 from tierlog.proto.v1 import wire_pb2 as pb
-from tierlog.wire.auth import Authenticator
+from tierlog.wire.access import MESSAGES_OF_ROLE
+from tierlog.wire.auth import Admission, Authenticator, FullAdmission
 from tierlog.wire.messages import (
-    ROLE_OWNER,
-    ROLE_PRODUCER,
     RUNS_MAX,
     Credentials,
     appended_of,
+    condition_of,
     parse_frame,
     runs_of,
     uuid_of,
@@ -73,9 +74,14 @@ class WireHandler(Protocol):
         ...
 
     def append(
-        self, stream: StreamName, draft: Run, *, deadline_s: float | None
+        self,
+        stream: StreamName,
+        draft: Run,
+        *,
+        deadline_s: float | None,
+        condition: AppendCondition | None,
     ) -> "asyncio.Future[list[AppendedRange]]":
-        """Append a draft run; its bytes may be written over."""
+        """Append a draft run if the condition holds; its bytes may be written over."""
         ...
 
     def add_run(self, run: Run, *, recovery: bool) -> "asyncio.Future[None]":
@@ -101,7 +107,8 @@ class ServerLimits:
 
 DEFAULT_SERVER_LIMITS: Final = ServerLimits()
 SENT_BETWEEN_DRAINS: Final = 64
-_MESSAGES_OF_ROLE: Final = {ROLE_PRODUCER: {"append"}, ROLE_OWNER: {"add_runs", "lac"}}
+STREAMS_KNOWN_MAX: Final = 1024
+"""So many names a connection remembers to be well-formed and allowed."""
 
 
 class WireServer:
@@ -115,8 +122,10 @@ class WireServer:
         node_id: NodeId,
         authenticator: Authenticator,
         limits: ServerLimits = DEFAULT_SERVER_LIMITS,
+        versions: Versions = GATE[Format.WIRE],
     ) -> None:
         self.handler = handler
+        self.versions = versions
         self.cluster_id = cluster_id
         self.node_id = node_id
         self.authenticator = authenticator
@@ -172,7 +181,9 @@ class _Connection:
         self._server = server
         self._channel = channel
         self._loop = asyncio.get_running_loop()
-        self._allowed: set[str] = set()
+        self._allowed: frozenset[str] = frozenset()
+        self._admission: Admission = FullAdmission()
+        self._streams: dict[str, StreamName] = {}
         self._request_count = 0
         self._adds: deque[_Adds] = deque()  # without an answer, in order
         self._flush_planned = False
@@ -206,23 +217,28 @@ class _Connection:
         if not message.HasField("hello"):
             raise RefusedError("the first message was not HELLO", remedy="Say HELLO first")
         hello = message.hello
-        check_version(Format.WIRE, hello.version)
+        # Before all else: who is not known learns nothing of this node.
+        credentials = Credentials(method=hello.auth_method, data=hello.auth_data)
+        channel = self._channel
+        self._admission = self._server.authenticator.check(
+            credentials, role=hello.role, peer=channel.peer, names=channel.certificate_names
+        )
+        check_version(Format.WIRE, hello.version, versions=self._server.versions)
         if uuid_of(hello.cluster_id) != self._server.cluster_id:
             raise RefusedError(
                 "the caller belongs to another cluster",
                 remedy="Check the address that it was given",
                 details={"cluster_id": str(self._server.cluster_id)},
             )
-        if hello.role not in _MESSAGES_OF_ROLE:
+        if hello.role not in MESSAGES_OF_ROLE:
             raise RefusedError(
                 f"the role {hello.role[:40]!r} is unknown",
-                remedy=f"Use one of {', '.join(_MESSAGES_OF_ROLE)}",
+                remedy=f"Use one of {', '.join(MESSAGES_OF_ROLE)}",
             )
-        credentials = Credentials(method=hello.auth_method, data=hello.auth_data)
-        self._server.authenticator.check(credentials, role=hello.role, peer=self._channel.peer)
-        self._allowed = _MESSAGES_OF_ROLE[hello.role]
+        self._allowed = MESSAGES_OF_ROLE[hello.role]
         welcome = pb.WireWelcome(
-            version=current(Format.WIRE),
+            # Both sides read it: an older caller is answered as it speaks.
+            version=hello.version,
             cluster_id=self._server.cluster_id.bytes,
             node_id=self._server.node_id,
             credit_bytes=limits.credit_bytes,
@@ -278,10 +294,20 @@ class _Connection:
         run = Run.decode(body)
         _check_draft(run)
         return self._server.handler.append(
-            stream_name(append.stream),
+            self._streams.get(append.stream) or self._stream(append.stream),
             run,
             deadline_s=append.deadline_ms / 1000 if append.deadline_ms > 0 else None,
+            condition=condition_of(append.condition) if append.HasField("condition") else None,
         )
+
+    def _stream(self, text: str) -> StreamName:
+        """Return a stream's name that may be appended to, or refuse it; remember that."""
+        name = stream_name(text)
+        self._admission.authorise(name)
+        if len(self._streams) >= STREAMS_KNOWN_MAX:
+            self._streams.clear()
+        self._streams[text] = name
+        return name
 
     async def _take_adds(self, first_id: int, adds: pb.WireAddRuns, body: memoryview) -> None:
         """Hand the runs of a message on, each as soon as the handler takes more."""

@@ -51,9 +51,9 @@ COMPRESSORS: dict[Codec, Compress] = {
 DECOMPRESSORS: dict[Codec, Decompress] = {Codec.ZSTD: zstd_decompress, Codec.LZ4: lz4_decompress}
 
 codecs = st.sampled_from(Codec)
-u64s = st.integers(0, 2**64 - 1)
+i64s = st.integers(-(2**63), 2**63 - 1)
 updates = st.builds(
-    AttributeUpdate, key=st.uuids(), verb=st.sampled_from(Verb), value=u64s, expected=u64s
+    AttributeUpdate, key=st.uuids(), verb=st.sampled_from(Verb), value=i64s, expected=i64s
 )
 plain = st.lists(st.binary(max_size=60), max_size=10)
 structured = st.lists(

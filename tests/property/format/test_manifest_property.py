@@ -16,7 +16,7 @@ from tests.property.format.test_records_property import (
 from tierlog.format import manifest as fmt
 from tierlog.format.manifest import PartRef, StreamGeneration
 from tierlog.model.errors import CorruptError, RefusedError
-from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, StreamName
+from tierlog.model.ids import LEDGER_ID_MAX, EntryId, LedgerId, StreamName
 from tierlog.model.manifest import ManifestCopy, ManifestHead, ManifestLedger
 from tierlog.model.stream import OffloadPause, StreamLifecycle
 
@@ -37,6 +37,7 @@ heads = st.builds(
     policy=policies(),
     offload_pause=st.none() | st.builds(OffloadPause, since_ms=naturals, cause=texts),
     trimmed_through=st.just(LedgerId(-1)) | ids.map(LedgerId),
+    trimmed_last=st.none() | st.integers(-1, LEDGER_ID_MAX).map(EntryId),
     ledger_id_max=st.just(LedgerId(-1)) | ids.map(LedgerId),
 )
 parts = st.builds(

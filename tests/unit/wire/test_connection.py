@@ -74,7 +74,7 @@ class Handler:
         if appends:
             await self.open_for_appends.wait()
 
-    def append(self, stream, draft, *, deadline_s):
+    def append(self, stream, draft, *, deadline_s, condition):
         self.seen.append((stream, draft, deadline_s))
         return self._answer(
             [

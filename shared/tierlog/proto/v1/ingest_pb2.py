@@ -26,47 +26,59 @@ from tierlog.proto.v1 import metadata_pb2 as tierlog_dot_v1_dot_metadata__pb2
 from tierlog.proto.v1 import wire_pb2 as tierlog_dot_v1_dot_wire__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tierlog/v1/ingest.proto\x12\ntierlog.v1\x1a\x19tierlog/v1/metadata.proto\x1a\x15tierlog/v1/wire.proto\"\x82\x01\n\x13\x43reateStreamRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0b\n\x03raw\x18\x02 \x01(\x08\x12(\n\x06policy\x18\x03 \x01(\x0b\x32\x18.tierlog.v1.PolicyRecord\x12\x10\n\x08\x65xist_ok\x18\x04 \x01(\x08\x12\x12\n\npartitions\x18\x05 \x01(\x05\"<\n\x14\x43reateStreamResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"j\n\rAppendRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x03(\x0c\x12\x1b\n\x13publish_time_ms_min\x18\x03 \x01(\x03\x12\x1b\n\x13publish_time_ms_max\x18\x04 \x01(\x03\";\n\x0e\x41ppendResponse\x12)\n\x06ranges\x18\x01 \x03(\x0b\x32\x19.tierlog.v1.AppendedRange\"\"\n\x10\x46indOwnerRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\"\x8f\x01\n\x11\x46indOwnerResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0cwire_address\x18\x02 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x05 \x01(\x03\x12\x12\n\ncluster_id\x18\x06 \x01(\x0c\"\x1d\n\x0bSealRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\"!\n\x0cSealResponse\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"!\n\x0c\x46\x65nceRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"B\n\rFenceResponse\x12\x1a\n\x12last_add_confirmed\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\"\"\n\rGetLacRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"U\n\x0eGetLacResponse\x12\x1a\n\x12last_add_confirmed\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\x12\x10\n\x08\x64oubtful\x18\x03 \x01(\x08\"\x14\n\x12ListLedgersRequest\")\n\x13ListLedgersResponse\x12\x12\n\nledger_ids\x18\x01 \x03(\x03\"*\n\x15GetHeldEntriesRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"(\n\x16GetHeldEntriesResponse\x12\x0e\n\x06\x64\x65ltas\x18\x01 \x03(\x03\x32\xa1\x02\n\x06Ingest\x12Q\n\x0c\x43reateStream\x12\x1f.tierlog.v1.CreateStreamRequest\x1a .tierlog.v1.CreateStreamResponse\x12?\n\x06\x41ppend\x12\x19.tierlog.v1.AppendRequest\x1a\x1a.tierlog.v1.AppendResponse\x12H\n\tFindOwner\x12\x1c.tierlog.v1.FindOwnerRequest\x1a\x1d.tierlog.v1.FindOwnerResponse\x12\x39\n\x04Seal\x12\x17.tierlog.v1.SealRequest\x1a\x18.tierlog.v1.SealResponse2\xb5\x02\n\x0bStorageNode\x12<\n\x05\x46\x65nce\x12\x18.tierlog.v1.FenceRequest\x1a\x19.tierlog.v1.FenceResponse\x12?\n\x06GetLac\x12\x19.tierlog.v1.GetLacRequest\x1a\x1a.tierlog.v1.GetLacResponse\x12N\n\x0bListLedgers\x12\x1e.tierlog.v1.ListLedgersRequest\x1a\x1f.tierlog.v1.ListLedgersResponse\x12W\n\x0eGetHeldEntries\x12!.tierlog.v1.GetHeldEntriesRequest\x1a\".tierlog.v1.GetHeldEntriesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tierlog/v1/ingest.proto\x12\ntierlog.v1\x1a\x19tierlog/v1/metadata.proto\x1a\x15tierlog/v1/wire.proto\"\x82\x01\n\x13\x43reateStreamRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0b\n\x03raw\x18\x02 \x01(\x08\x12(\n\x06policy\x18\x03 \x01(\x0b\x32\x18.tierlog.v1.PolicyRecord\x12\x10\n\x08\x65xist_ok\x18\x04 \x01(\x08\x12\x12\n\npartitions\x18\x05 \x01(\x05\"<\n\x14\x43reateStreamResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"\x9a\x01\n\rAppendRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x02 \x03(\x0c\x12\x1b\n\x13publish_time_ms_min\x18\x03 \x01(\x03\x12\x1b\n\x13publish_time_ms_max\x18\x04 \x01(\x03\x12.\n\tcondition\x18\x05 \x01(\x0b\x32\x1b.tierlog.v1.AppendCondition\";\n\x0e\x41ppendResponse\x12)\n\x06ranges\x18\x01 \x03(\x0b\x32\x19.tierlog.v1.AppendedRange\"\"\n\x10\x46indOwnerRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\"\x8f\x01\n\x11\x46indOwnerResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0cwire_address\x18\x02 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x03 \x01(\t\x12\x14\n\x0chttp_address\x18\x04 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x05 \x01(\x03\x12\x12\n\ncluster_id\x18\x06 \x01(\x0c\"\x1d\n\x0bSealRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\"!\n\x0cSealResponse\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"V\n\rAttachRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x12\n\nledger_ids\x18\x02 \x03(\x03\x12\x11\n\twriter_id\x18\x03 \x01(\x0c\x12\x0e\n\x06number\x18\x04 \x01(\x03\"<\n\x0e\x41ttachResponse\x12*\n\x07outcome\x18\x01 \x01(\x0e\x32\x19.tierlog.v1.AttachOutcome\"4\n\x14GetAttributesRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\"[\n\x15ListAttributesRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tfirst_key\x18\x02 \x01(\x0c\x12\x10\n\x08last_key\x18\x03 \x01(\x0c\x12\r\n\x05limit\x18\x04 \x01(\x05\"n\n\x12\x41ttributesResponse\x12.\n\nattributes\x18\x01 \x03(\x0b\x32\x1a.tierlog.v1.AttributeValue\x12(\n\x05\x61s_of\x18\x02 \x01(\x0b\x32\x19.tierlog.v1.EntryPosition\"!\n\x0c\x46\x65nceRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"B\n\rFenceResponse\x12\x1a\n\x12last_add_confirmed\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\"\"\n\rGetLacRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"U\n\x0eGetLacResponse\x12\x1a\n\x12last_add_confirmed\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\x12\x10\n\x08\x64oubtful\x18\x03 \x01(\x08\"\x14\n\x12ListLedgersRequest\")\n\x13ListLedgersResponse\x12\x12\n\nledger_ids\x18\x01 \x03(\x03\"*\n\x15GetHeldEntriesRequest\x12\x11\n\tledger_id\x18\x01 \x01(\x03\"(\n\x16GetHeldEntriesResponse\x12\x0e\n\x06\x64\x65ltas\x18\x01 \x03(\x03*\x86\x01\n\rAttachOutcome\x12\x1e\n\x1a\x41TTACH_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x41TTACH_OUTCOME_ATTACHED\x10\x01\x12\x18\n\x14\x41TTACH_OUTCOME_THERE\x10\x02\x12\x1e\n\x1a\x41TTACH_OUTCOME_IDS_TOO_LOW\x10\x03\x32\x8a\x04\n\x06Ingest\x12Q\n\x0c\x43reateStream\x12\x1f.tierlog.v1.CreateStreamRequest\x1a .tierlog.v1.CreateStreamResponse\x12?\n\x06\x41ppend\x12\x19.tierlog.v1.AppendRequest\x1a\x1a.tierlog.v1.AppendResponse\x12H\n\tFindOwner\x12\x1c.tierlog.v1.FindOwnerRequest\x1a\x1d.tierlog.v1.FindOwnerResponse\x12\x39\n\x04Seal\x12\x17.tierlog.v1.SealRequest\x1a\x18.tierlog.v1.SealResponse\x12?\n\x06\x41ttach\x12\x19.tierlog.v1.AttachRequest\x1a\x1a.tierlog.v1.AttachResponse\x12Q\n\rGetAttributes\x12 .tierlog.v1.GetAttributesRequest\x1a\x1e.tierlog.v1.AttributesResponse\x12S\n\x0eListAttributes\x12!.tierlog.v1.ListAttributesRequest\x1a\x1e.tierlog.v1.AttributesResponse2\xb5\x02\n\x0bStorageNode\x12<\n\x05\x46\x65nce\x12\x18.tierlog.v1.FenceRequest\x1a\x19.tierlog.v1.FenceResponse\x12?\n\x06GetLac\x12\x19.tierlog.v1.GetLacRequest\x1a\x1a.tierlog.v1.GetLacResponse\x12N\n\x0bListLedgers\x12\x1e.tierlog.v1.ListLedgersRequest\x1a\x1f.tierlog.v1.ListLedgersResponse\x12W\n\x0eGetHeldEntries\x12!.tierlog.v1.GetHeldEntriesRequest\x1a\".tierlog.v1.GetHeldEntriesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tierlog.v1.ingest_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ATTACHOUTCOME']._serialized_start=1537
+  _globals['_ATTACHOUTCOME']._serialized_end=1671
   _globals['_CREATESTREAMREQUEST']._serialized_start=90
   _globals['_CREATESTREAMREQUEST']._serialized_end=220
   _globals['_CREATESTREAMRESPONSE']._serialized_start=222
   _globals['_CREATESTREAMRESPONSE']._serialized_end=282
-  _globals['_APPENDREQUEST']._serialized_start=284
-  _globals['_APPENDREQUEST']._serialized_end=390
-  _globals['_APPENDRESPONSE']._serialized_start=392
-  _globals['_APPENDRESPONSE']._serialized_end=451
-  _globals['_FINDOWNERREQUEST']._serialized_start=453
-  _globals['_FINDOWNERREQUEST']._serialized_end=487
-  _globals['_FINDOWNERRESPONSE']._serialized_start=490
-  _globals['_FINDOWNERRESPONSE']._serialized_end=633
-  _globals['_SEALREQUEST']._serialized_start=635
-  _globals['_SEALREQUEST']._serialized_end=664
-  _globals['_SEALRESPONSE']._serialized_start=666
-  _globals['_SEALRESPONSE']._serialized_end=699
-  _globals['_FENCEREQUEST']._serialized_start=701
-  _globals['_FENCEREQUEST']._serialized_end=734
-  _globals['_FENCERESPONSE']._serialized_start=736
-  _globals['_FENCERESPONSE']._serialized_end=802
-  _globals['_GETLACREQUEST']._serialized_start=804
-  _globals['_GETLACREQUEST']._serialized_end=838
-  _globals['_GETLACRESPONSE']._serialized_start=840
-  _globals['_GETLACRESPONSE']._serialized_end=925
-  _globals['_LISTLEDGERSREQUEST']._serialized_start=927
-  _globals['_LISTLEDGERSREQUEST']._serialized_end=947
-  _globals['_LISTLEDGERSRESPONSE']._serialized_start=949
-  _globals['_LISTLEDGERSRESPONSE']._serialized_end=990
-  _globals['_GETHELDENTRIESREQUEST']._serialized_start=992
-  _globals['_GETHELDENTRIESREQUEST']._serialized_end=1034
-  _globals['_GETHELDENTRIESRESPONSE']._serialized_start=1036
-  _globals['_GETHELDENTRIESRESPONSE']._serialized_end=1076
-  _globals['_INGEST']._serialized_start=1079
-  _globals['_INGEST']._serialized_end=1368
-  _globals['_STORAGENODE']._serialized_start=1371
-  _globals['_STORAGENODE']._serialized_end=1680
+  _globals['_APPENDREQUEST']._serialized_start=285
+  _globals['_APPENDREQUEST']._serialized_end=439
+  _globals['_APPENDRESPONSE']._serialized_start=441
+  _globals['_APPENDRESPONSE']._serialized_end=500
+  _globals['_FINDOWNERREQUEST']._serialized_start=502
+  _globals['_FINDOWNERREQUEST']._serialized_end=536
+  _globals['_FINDOWNERRESPONSE']._serialized_start=539
+  _globals['_FINDOWNERRESPONSE']._serialized_end=682
+  _globals['_SEALREQUEST']._serialized_start=684
+  _globals['_SEALREQUEST']._serialized_end=713
+  _globals['_SEALRESPONSE']._serialized_start=715
+  _globals['_SEALRESPONSE']._serialized_end=748
+  _globals['_ATTACHREQUEST']._serialized_start=750
+  _globals['_ATTACHREQUEST']._serialized_end=836
+  _globals['_ATTACHRESPONSE']._serialized_start=838
+  _globals['_ATTACHRESPONSE']._serialized_end=898
+  _globals['_GETATTRIBUTESREQUEST']._serialized_start=900
+  _globals['_GETATTRIBUTESREQUEST']._serialized_end=952
+  _globals['_LISTATTRIBUTESREQUEST']._serialized_start=954
+  _globals['_LISTATTRIBUTESREQUEST']._serialized_end=1045
+  _globals['_ATTRIBUTESRESPONSE']._serialized_start=1047
+  _globals['_ATTRIBUTESRESPONSE']._serialized_end=1157
+  _globals['_FENCEREQUEST']._serialized_start=1159
+  _globals['_FENCEREQUEST']._serialized_end=1192
+  _globals['_FENCERESPONSE']._serialized_start=1194
+  _globals['_FENCERESPONSE']._serialized_end=1260
+  _globals['_GETLACREQUEST']._serialized_start=1262
+  _globals['_GETLACREQUEST']._serialized_end=1296
+  _globals['_GETLACRESPONSE']._serialized_start=1298
+  _globals['_GETLACRESPONSE']._serialized_end=1383
+  _globals['_LISTLEDGERSREQUEST']._serialized_start=1385
+  _globals['_LISTLEDGERSREQUEST']._serialized_end=1405
+  _globals['_LISTLEDGERSRESPONSE']._serialized_start=1407
+  _globals['_LISTLEDGERSRESPONSE']._serialized_end=1448
+  _globals['_GETHELDENTRIESREQUEST']._serialized_start=1450
+  _globals['_GETHELDENTRIESREQUEST']._serialized_end=1492
+  _globals['_GETHELDENTRIESRESPONSE']._serialized_start=1494
+  _globals['_GETHELDENTRIESRESPONSE']._serialized_end=1534
+  _globals['_INGEST']._serialized_start=1674
+  _globals['_INGEST']._serialized_end=2196
+  _globals['_STORAGENODE']._serialized_start=2199
+  _globals['_STORAGENODE']._serialized_end=2508
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tierlog.proto.v1 import metadata_pb2 as _metadata_pb2
 from tierlog.proto.v1 import wire_pb2 as _wire_pb2
 import builtins as _builtins
@@ -21,6 +22,31 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _AttachOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AttachOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttachOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ATTACH_OUTCOME_UNSPECIFIED: _AttachOutcome.ValueType  # 0
+    ATTACH_OUTCOME_ATTACHED: _AttachOutcome.ValueType  # 1
+    """They are the stream's now."""
+    ATTACH_OUTCOME_THERE: _AttachOutcome.ValueType  # 2
+    """The writer's number is that high already: nothing was changed."""
+    ATTACH_OUTCOME_IDS_TOO_LOW: _AttachOutcome.ValueType  # 3
+    """The stream had a ledger of a higher id: nothing was changed. Copy them to new ones."""
+
+class AttachOutcome(_AttachOutcome, metaclass=_AttachOutcomeEnumTypeWrapper): ...
+
+ATTACH_OUTCOME_UNSPECIFIED: AttachOutcome.ValueType  # 0
+ATTACH_OUTCOME_ATTACHED: AttachOutcome.ValueType  # 1
+"""They are the stream's now."""
+ATTACH_OUTCOME_THERE: AttachOutcome.ValueType  # 2
+"""The writer's number is that high already: nothing was changed."""
+ATTACH_OUTCOME_IDS_TOO_LOW: AttachOutcome.ValueType  # 3
+"""The stream had a ledger of a higher id: nothing was changed. Copy them to new ones."""
+Global___AttachOutcome: _TypeAlias = AttachOutcome  # noqa: Y015
 
 @_typing.final
 class CreateStreamRequest(_message.Message):
@@ -86,6 +112,7 @@ class AppendRequest(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     PUBLISH_TIME_MS_MIN_FIELD_NUMBER: _builtins.int
     PUBLISH_TIME_MS_MAX_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
     publish_time_ms_min: _builtins.int
     publish_time_ms_max: _builtins.int
@@ -93,6 +120,8 @@ class AppendRequest(_message.Message):
     def entries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Entry data, one an entry."""
 
+    @_builtins.property
+    def condition(self) -> _wire_pb2.AppendCondition: ...
     def __init__(
         self,
         *,
@@ -100,10 +129,11 @@ class AppendRequest(_message.Message):
         entries: _abc.Iterable[_builtins.bytes] | None = ...,
         publish_time_ms_min: _builtins.int = ...,
         publish_time_ms_max: _builtins.int = ...,
+        condition: _wire_pb2.AppendCondition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "publish_time_ms_max", b"publish_time_ms_max", "publish_time_ms_min", b"publish_time_ms_min", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "entries", b"entries", "publish_time_ms_max", b"publish_time_ms_max", "publish_time_ms_min", b"publish_time_ms_min", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -221,6 +251,140 @@ class SealResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SealResponse: _TypeAlias = SealResponse  # noqa: Y015
+
+@_typing.final
+class AttachRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    LEDGER_IDS_FIELD_NUMBER: _builtins.int
+    WRITER_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    writer_id: _builtins.bytes
+    """16 bytes: who wrote them, and the number that this writer has in the stream afterwards."""
+    number: _builtins.int
+    @_builtins.property
+    def ledger_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ascending; at most 256."""
+
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        ledger_ids: _abc.Iterable[_builtins.int] | None = ...,
+        writer_id: _builtins.bytes = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ledger_ids", b"ledger_ids", "number", b"number", "stream", b"stream", "writer_id", b"writer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class AttachResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    outcome: Global___AttachOutcome.ValueType
+    def __init__(
+        self,
+        *,
+        outcome: Global___AttachOutcome.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class GetAttributesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """16 bytes each."""
+
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAttributesRequest: _TypeAlias = GetAttributesRequest  # noqa: Y015
+
+@_typing.final
+class ListAttributesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    FIRST_KEY_FIELD_NUMBER: _builtins.int
+    LAST_KEY_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    first_key: _builtins.bytes
+    """Both ends are included; empty: from the first, to the last."""
+    last_key: _builtins.bytes
+    limit: _builtins.int
+    """At most so many; as many tell that there may be more."""
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        first_key: _builtins.bytes = ...,
+        last_key: _builtins.bytes = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_key", b"first_key", "last_key", b"last_key", "limit", b"limit", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAttributesRequest: _TypeAlias = ListAttributesRequest  # noqa: Y015
+
+@_typing.final
+class AttributesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    AS_OF_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attributes(self) -> _containers.RepeatedCompositeFieldContainer[_metadata_pb2.AttributeValue]:
+        """Those that are there."""
+
+    @_builtins.property
+    def as_of(self) -> _wire_pb2.EntryPosition:
+        """All entries through this one are counted in; none: the stream has no entries."""
+
+    def __init__(
+        self,
+        *,
+        attributes: _abc.Iterable[_metadata_pb2.AttributeValue] | None = ...,
+        as_of: _wire_pb2.EntryPosition | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "attributes", b"attributes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttributesResponse: _TypeAlias = AttributesResponse  # noqa: Y015
 
 @_typing.final
 class FenceRequest(_message.Message):

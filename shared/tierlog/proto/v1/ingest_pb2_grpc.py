@@ -54,6 +54,21 @@ class IngestStub:
                 request_serializer=tierlog_dot_v1_dot_ingest__pb2.SealRequest.SerializeToString,
                 response_deserializer=tierlog_dot_v1_dot_ingest__pb2.SealResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_unary(
+                '/tierlog.v1.Ingest/Attach',
+                request_serializer=tierlog_dot_v1_dot_ingest__pb2.AttachRequest.SerializeToString,
+                response_deserializer=tierlog_dot_v1_dot_ingest__pb2.AttachResponse.FromString,
+                _registered_method=True)
+        self.GetAttributes = channel.unary_unary(
+                '/tierlog.v1.Ingest/GetAttributes',
+                request_serializer=tierlog_dot_v1_dot_ingest__pb2.GetAttributesRequest.SerializeToString,
+                response_deserializer=tierlog_dot_v1_dot_ingest__pb2.AttributesResponse.FromString,
+                _registered_method=True)
+        self.ListAttributes = channel.unary_unary(
+                '/tierlog.v1.Ingest/ListAttributes',
+                request_serializer=tierlog_dot_v1_dot_ingest__pb2.ListAttributesRequest.SerializeToString,
+                response_deserializer=tierlog_dot_v1_dot_ingest__pb2.AttributesResponse.FromString,
+                _registered_method=True)
 
 
 class IngestServicer:
@@ -85,6 +100,28 @@ class IngestServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attach(self, request, context):
+        """Makes closed staging ledgers the stream's next ones, in one change, unless their writer's
+        number is in the stream already. To be asked of the stream's owner.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetAttributes(self, request, context):
+        """Values of attributes as of the last confirmed entry, from the stream's owner.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAttributes(self, request, context):
+        """The attributes between two keys, ascending.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IngestServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +144,21 @@ def add_IngestServicer_to_server(servicer, server):
                     servicer.Seal,
                     request_deserializer=tierlog_dot_v1_dot_ingest__pb2.SealRequest.FromString,
                     response_serializer=tierlog_dot_v1_dot_ingest__pb2.SealResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=tierlog_dot_v1_dot_ingest__pb2.AttachRequest.FromString,
+                    response_serializer=tierlog_dot_v1_dot_ingest__pb2.AttachResponse.SerializeToString,
+            ),
+            'GetAttributes': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAttributes,
+                    request_deserializer=tierlog_dot_v1_dot_ingest__pb2.GetAttributesRequest.FromString,
+                    response_serializer=tierlog_dot_v1_dot_ingest__pb2.AttributesResponse.SerializeToString,
+            ),
+            'ListAttributes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAttributes,
+                    request_deserializer=tierlog_dot_v1_dot_ingest__pb2.ListAttributesRequest.FromString,
+                    response_serializer=tierlog_dot_v1_dot_ingest__pb2.AttributesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +269,87 @@ class Ingest:
             '/tierlog.v1.Ingest/Seal',
             tierlog_dot_v1_dot_ingest__pb2.SealRequest.SerializeToString,
             tierlog_dot_v1_dot_ingest__pb2.SealResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierlog.v1.Ingest/Attach',
+            tierlog_dot_v1_dot_ingest__pb2.AttachRequest.SerializeToString,
+            tierlog_dot_v1_dot_ingest__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAttributes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierlog.v1.Ingest/GetAttributes',
+            tierlog_dot_v1_dot_ingest__pb2.GetAttributesRequest.SerializeToString,
+            tierlog_dot_v1_dot_ingest__pb2.AttributesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAttributes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tierlog.v1.Ingest/ListAttributes',
+            tierlog_dot_v1_dot_ingest__pb2.ListAttributesRequest.SerializeToString,
+            tierlog_dot_v1_dot_ingest__pb2.AttributesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,14 @@ class IngestStub:
     FindOwner: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.FindOwnerRequest, _ingest_pb2.FindOwnerResponse]
     Seal: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.SealRequest, _ingest_pb2.SealResponse]
     """Seals the open ledger, so that everything before now can be offloaded."""
+    Attach: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.AttachRequest, _ingest_pb2.AttachResponse]
+    """Makes closed staging ledgers the stream's next ones, in one change, unless their writer's
+    number is in the stream already. To be asked of the stream's owner.
+    """
+    GetAttributes: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.GetAttributesRequest, _ingest_pb2.AttributesResponse]
+    """Values of attributes as of the last confirmed entry, from the stream's owner."""
+    ListAttributes: _grpc.UnaryUnaryMultiCallable[_ingest_pb2.ListAttributesRequest, _ingest_pb2.AttributesResponse]
+    """The attributes between two keys, ascending."""
 
 @_typing.type_check_only
 class IngestAsyncStub(IngestStub):
@@ -49,6 +57,14 @@ class IngestAsyncStub(IngestStub):
     FindOwner: _aio.UnaryUnaryMultiCallable[_ingest_pb2.FindOwnerRequest, _ingest_pb2.FindOwnerResponse]  # type: ignore[assignment]
     Seal: _aio.UnaryUnaryMultiCallable[_ingest_pb2.SealRequest, _ingest_pb2.SealResponse]  # type: ignore[assignment]
     """Seals the open ledger, so that everything before now can be offloaded."""
+    Attach: _aio.UnaryUnaryMultiCallable[_ingest_pb2.AttachRequest, _ingest_pb2.AttachResponse]  # type: ignore[assignment]
+    """Makes closed staging ledgers the stream's next ones, in one change, unless their writer's
+    number is in the stream already. To be asked of the stream's owner.
+    """
+    GetAttributes: _aio.UnaryUnaryMultiCallable[_ingest_pb2.GetAttributesRequest, _ingest_pb2.AttributesResponse]  # type: ignore[assignment]
+    """Values of attributes as of the last confirmed entry, from the stream's owner."""
+    ListAttributes: _aio.UnaryUnaryMultiCallable[_ingest_pb2.ListAttributesRequest, _ingest_pb2.AttributesResponse]  # type: ignore[assignment]
+    """The attributes between two keys, ascending."""
 
 class IngestServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -80,6 +96,32 @@ class IngestServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ingest_pb2.SealResponse, _abc.Awaitable[_ingest_pb2.SealResponse]]:
         """Seals the open ledger, so that everything before now can be offloaded."""
+
+    @_abc_1.abstractmethod
+    def Attach(
+        self,
+        request: _ingest_pb2.AttachRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ingest_pb2.AttachResponse, _abc.Awaitable[_ingest_pb2.AttachResponse]]:
+        """Makes closed staging ledgers the stream's next ones, in one change, unless their writer's
+        number is in the stream already. To be asked of the stream's owner.
+        """
+
+    @_abc_1.abstractmethod
+    def GetAttributes(
+        self,
+        request: _ingest_pb2.GetAttributesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ingest_pb2.AttributesResponse, _abc.Awaitable[_ingest_pb2.AttributesResponse]]:
+        """Values of attributes as of the last confirmed entry, from the stream's owner."""
+
+    @_abc_1.abstractmethod
+    def ListAttributes(
+        self,
+        request: _ingest_pb2.ListAttributesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ingest_pb2.AttributesResponse, _abc.Awaitable[_ingest_pb2.AttributesResponse]]:
+        """The attributes between two keys, ascending."""
 
 def add_IngestServicer_to_server(servicer: IngestServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -124,7 +124,9 @@ class ManifestHead(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     TRIMMED_THROUGH_FIELD_NUMBER: _builtins.int
     LEDGER_ID_MAX_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
     OFFLOAD_PAUSE_FIELD_NUMBER: _builtins.int
+    TRIMMED_LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
     incarnation: _builtins.bytes
     lifecycle: _metadata_pb2.StreamLifecycle.ValueType
@@ -136,6 +138,12 @@ class ManifestHead(_message.Message):
     """Retention has taken every ledger up to this one; their objects may be gone. -1: none."""
     ledger_id_max: _builtins.int
     """The largest id that ever stood in the list. -1: none."""
+    attributes: _builtins.bytes
+    """AttributesRecord: the newest checkpoint of attributes that lies within the ledgers up to which
+    all have a copy; absent: there is none.
+    """
+    trimmed_last_entry_id: _builtins.int
+    """Of the ledger that trimmed_through names; -1: it was empty; absent: no generation had its end."""
     @_builtins.property
     def policy(self) -> _metadata_pb2.PolicyRecord: ...
     @_builtins.property
@@ -155,15 +163,22 @@ class ManifestHead(_message.Message):
         policy: _metadata_pb2.PolicyRecord | None = ...,
         trimmed_through: _builtins.int = ...,
         ledger_id_max: _builtins.int = ...,
+        attributes: _builtins.bytes = ...,
         offload_pause: _metadata_pb2.OffloadPause | None = ...,
+        trimmed_last_entry_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "offload_pause", b"offload_pause", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_trimmed_last_entry_id", b"_trimmed_last_entry_id", "offload_pause", b"offload_pause", "policy", b"policy", "trimmed_last_entry_id", b"trimmed_last_entry_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "created_ms", b"created_ms", "incarnation", b"incarnation", "ledger_id_max", b"ledger_id_max", "lifecycle", b"lifecycle", "offload_pause", b"offload_pause", "owner_epoch", b"owner_epoch", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "stream", b"stream", "trimmed_through", b"trimmed_through"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_trimmed_last_entry_id", b"_trimmed_last_entry_id", "attributes", b"attributes", "created_ms", b"created_ms", "incarnation", b"incarnation", "ledger_id_max", b"ledger_id_max", "lifecycle", b"lifecycle", "offload_pause", b"offload_pause", "owner_epoch", b"owner_epoch", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "stream", b"stream", "trimmed_last_entry_id", b"trimmed_last_entry_id", "trimmed_through", b"trimmed_through"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__offload_pause: _TypeAlias = _typing.Literal["offload_pause"]  # noqa: Y015
     _WhichOneofArgType__offload_pause: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause"]  # noqa: Y015
+    _WhichOneofReturnType__trimmed_last_entry_id: _TypeAlias = _typing.Literal["trimmed_last_entry_id"]  # noqa: Y015
+    _WhichOneofArgType__trimmed_last_entry_id: _TypeAlias = _typing.Literal["_trimmed_last_entry_id", b"_trimmed_last_entry_id"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_pause) -> _WhichOneofReturnType__offload_pause | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trimmed_last_entry_id) -> _WhichOneofReturnType__trimmed_last_entry_id | None: ...
 
 Global___ManifestHead: _TypeAlias = ManifestHead  # noqa: Y015
 

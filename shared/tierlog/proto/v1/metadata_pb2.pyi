@@ -347,6 +347,7 @@ class StreamRecord(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     OFFLOAD_PAUSE_FIELD_NUMBER: _builtins.int
     TRIMMED_END_FIELD_NUMBER: _builtins.int
+    EMPTY_LEDGER_ID_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     name: _builtins.str
     incarnation: _builtins.bytes
@@ -363,6 +364,8 @@ class StreamRecord(_message.Message):
     """An admin wants every sealed ledger up to this one offloaded, whatever the thresholds say."""
     partitions: _builtins.int
     """How many partitions, each a stream of its own; 0: this one has entries itself."""
+    empty_ledger_id: _builtins.int
+    """The newest ledger that left the list without an entry; absent: none did, or not known."""
     @_builtins.property
     def policy(self) -> Global___PolicyRecord: ...
     @_builtins.property
@@ -403,17 +406,22 @@ class StreamRecord(_message.Message):
         partitions: _builtins.int = ...,
         offload_pause: Global___OffloadPause | None = ...,
         trimmed_end: Global___TrimmedEnd | None = ...,
+        empty_ledger_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "policy", b"policy", "trimmed_end", b"trimmed_end"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id", "_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "empty_ledger_id", b"empty_ledger_id", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "policy", b"policy", "trimmed_end", b"trimmed_end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "created_ms", b"created_ms", "deleting", b"deleting", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "trimmed_end", b"trimmed_end", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id", "_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "created_ms", b"created_ms", "deleting", b"deleting", "empty_ledger_id", b"empty_ledger_id", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "trimmed_end", b"trimmed_end", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__empty_ledger_id: _TypeAlias = _typing.Literal["empty_ledger_id"]  # noqa: Y015
+    _WhichOneofArgType__empty_ledger_id: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id"]  # noqa: Y015
     _WhichOneofReturnType__offload_pause: _TypeAlias = _typing.Literal["offload_pause"]  # noqa: Y015
     _WhichOneofArgType__offload_pause: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause"]  # noqa: Y015
     _WhichOneofReturnType__offload_through: _TypeAlias = _typing.Literal["offload_through"]  # noqa: Y015
     _WhichOneofArgType__offload_through: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through"]  # noqa: Y015
     _WhichOneofReturnType__trimmed_end: _TypeAlias = _typing.Literal["trimmed_end"]  # noqa: Y015
     _WhichOneofArgType__trimmed_end: _TypeAlias = _typing.Literal["_trimmed_end", b"_trimmed_end"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__empty_ledger_id) -> _WhichOneofReturnType__empty_ledger_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_pause) -> _WhichOneofReturnType__offload_pause | None: ...
     @_typing.overload
@@ -745,6 +753,223 @@ class OffloadContextRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OffloadContextRecord: _TypeAlias = OffloadContextRecord  # noqa: Y015
+
+@_typing.final
+class AttributeValue(_message.Message):
+    """An attribute: 16 bytes, and its value."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    value: _builtins.int
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        value: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttributeValue: _TypeAlias = AttributeValue  # noqa: Y015
+
+@_typing.final
+class IndexObjectRecord(_message.Message):
+    """One flush of the attribute index in tier 2."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    start: _builtins.int
+    length: _builtins.int
+    sha256: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        start: _builtins.int = ...,
+        length: _builtins.int = ...,
+        sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "length", b"length", "sha256", b"sha256", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IndexObjectRecord: _TypeAlias = IndexObjectRecord  # noqa: Y015
+
+@_typing.final
+class IndexChunkRecord(_message.Message):
+    """A closed group of flushes: the object that lists them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    OBJECT_COUNT_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    sha256: _builtins.bytes
+    start: _builtins.int
+    end: _builtins.int
+    object_count: _builtins.int
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        sha256: _builtins.bytes = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+        object_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "key", b"key", "object_count", b"object_count", "sha256", b"sha256", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IndexChunkRecord: _TypeAlias = IndexChunkRecord  # noqa: Y015
+
+@_typing.final
+class KeptRootRecord(_message.Message):
+    """Attributes as of one position: the pinned ones, and where the root of the others lies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THROUGH_FIELD_NUMBER: _builtins.int
+    CORE_FIELD_NUMBER: _builtins.int
+    ROOT_OFFSET_FIELD_NUMBER: _builtins.int
+    ROOT_LENGTH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    root_offset: _builtins.int
+    root_length: _builtins.int
+    start: _builtins.int
+    end: _builtins.int
+    count: _builtins.int
+    @_builtins.property
+    def through(self) -> Global___TrimmedEnd:
+        """Through this entry; absent: as of the stream's creation."""
+
+    @_builtins.property
+    def core(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttributeValue]: ...
+    def __init__(
+        self,
+        *,
+        through: Global___TrimmedEnd | None = ...,
+        core: _abc.Iterable[Global___AttributeValue] | None = ...,
+        root_offset: _builtins.int = ...,
+        root_length: _builtins.int = ...,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_through", b"_through", "through", b"through"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_through", b"_through", "core", b"core", "count", b"count", "end", b"end", "root_length", b"root_length", "root_offset", b"root_offset", "start", b"start", "through", b"through"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__through: _TypeAlias = _typing.Literal["through"]  # noqa: Y015
+    _WhichOneofArgType__through: _TypeAlias = _typing.Literal["_through", b"_through"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__through) -> _WhichOneofReturnType__through | None: ...
+
+Global___KeptRootRecord: _TypeAlias = KeptRootRecord  # noqa: Y015
+
+@_typing.final
+class AttributesRecord(_message.Message):
+    """Data of /tierlog/streams/<name>/attributes: what is published of a stream's attributes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    LOSS_ACCEPTED_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    incarnation: _builtins.bytes
+    generation: _builtins.int
+    """Raised before objects are deleted: flushes that began before can't be published then."""
+    loss_accepted: _builtins.str
+    """Who lets the owner give up entries that no tier gives, and when; the next checkpoint clears it."""
+    @_builtins.property
+    def newest(self) -> Global___KeptRootRecord: ...
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptRootRecord]:
+        """The newest of each former ledger, ascending, thinned."""
+
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexChunkRecord]:
+        """What the roots need, ascending: closed groups, and the objects behind them."""
+
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___IndexObjectRecord]: ...
+    @_builtins.property
+    def given_up(self) -> _containers.RepeatedCompositeFieldContainer[Global___GivenUpRecord]:
+        """Entries that were given up so, ascending; no rebuild counts them in, even if they come back."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
+        generation: _builtins.int = ...,
+        newest: Global___KeptRootRecord | None = ...,
+        ends: _abc.Iterable[Global___KeptRootRecord] | None = ...,
+        chunks: _abc.Iterable[Global___IndexChunkRecord] | None = ...,
+        objects: _abc.Iterable[Global___IndexObjectRecord] | None = ...,
+        loss_accepted: _builtins.str = ...,
+        given_up: _abc.Iterable[Global___GivenUpRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "ends", b"ends", "generation", b"generation", "given_up", b"given_up", "incarnation", b"incarnation", "loss_accepted", b"loss_accepted", "newest", b"newest", "objects", b"objects", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttributesRecord: _TypeAlias = AttributesRecord  # noqa: Y015
+
+@_typing.final
+class GivenUpRecord(_message.Message):
+    """Entries of a ledger, both ends included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    first_entry_id: _builtins.int
+    last_entry_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+        first_entry_id: _builtins.int = ...,
+        last_entry_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GivenUpRecord: _TypeAlias = GivenUpRecord  # noqa: Y015
 
 @_typing.final
 class ClusterRecord(_message.Message):

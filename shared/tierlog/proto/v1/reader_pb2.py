@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tierlog/v1/reader.proto\x12\ntierlog.v1\"5\n\x0ePositionRecord\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x03\"\x80\x01\n\x0bReadRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12(\n\x04\x66rom\x18\x02 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord\x12\x13\n\x0b\x65ntries_max\x18\x03 \x01(\x05\x12\x11\n\tbytes_max\x18\x04 \x01(\x03\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x03\"G\n\tReadEntry\x12,\n\x08position\x18\x01 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"n\n\x0cReadResponse\x12&\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x15.tierlog.v1.ReadEntry\x12(\n\x04next\x18\x02 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord\x12\x0c\n\x04tier\x18\x03 \x01(\t\"\"\n\x10GetBoundsRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\"h\n\x11GetBoundsResponse\x12)\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord\x12(\n\x04next\x18\x02 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord2\x8d\x01\n\x06Reader\x12\x39\n\x04Read\x12\x17.tierlog.v1.ReadRequest\x1a\x18.tierlog.v1.ReadResponse\x12H\n\tGetBounds\x12\x1c.tierlog.v1.GetBoundsRequest\x1a\x1d.tierlog.v1.GetBoundsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tierlog/v1/reader.proto\x12\ntierlog.v1\"5\n\x0ePositionRecord\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x03\"\x90\x01\n\x0bReadRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12(\n\x04\x66rom\x18\x02 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord\x12\x13\n\x0b\x65ntries_max\x18\x03 \x01(\x05\x12\x11\n\tbytes_max\x18\x04 \x01(\x03\x12\x0f\n\x07wait_ms\x18\x05 \x01(\x03\x12\x0e\n\x06resume\x18\x06 \x01(\t\"\xc1\x01\n\rFollowRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12(\n\x04\x66rom\x18\x02 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord\x12\x13\n\x0b\x65ntries_max\x18\x03 \x01(\x03\x12\x11\n\tbytes_max\x18\x04 \x01(\x03\x12)\n\x05until\x18\x05 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord\x12\x0e\n\x06resume\x18\x06 \x01(\t\x12\x13\n\x0bstop_at_end\x18\x07 \x01(\x08\"G\n\tReadEntry\x12,\n\x08position\x18\x01 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"~\n\x0cReadResponse\x12&\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x15.tierlog.v1.ReadEntry\x12(\n\x04next\x18\x02 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord\x12\x0c\n\x04tier\x18\x03 \x01(\t\x12\x0e\n\x06resume\x18\x04 \x01(\t\"\"\n\x10GetBoundsRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\"h\n\x11GetBoundsResponse\x12)\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord\x12(\n\x04next\x18\x02 \x01(\x0b\x32\x1a.tierlog.v1.PositionRecord2\xce\x01\n\x06Reader\x12\x39\n\x04Read\x12\x17.tierlog.v1.ReadRequest\x1a\x18.tierlog.v1.ReadResponse\x12?\n\x06\x46ollow\x12\x19.tierlog.v1.FollowRequest\x1a\x18.tierlog.v1.ReadResponse0\x01\x12H\n\tGetBounds\x12\x1c.tierlog.v1.GetBoundsRequest\x1a\x1d.tierlog.v1.GetBoundsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POSITIONRECORD']._serialized_start=39
   _globals['_POSITIONRECORD']._serialized_end=92
   _globals['_READREQUEST']._serialized_start=95
-  _globals['_READREQUEST']._serialized_end=223
-  _globals['_READENTRY']._serialized_start=225
-  _globals['_READENTRY']._serialized_end=296
-  _globals['_READRESPONSE']._serialized_start=298
-  _globals['_READRESPONSE']._serialized_end=408
-  _globals['_GETBOUNDSREQUEST']._serialized_start=410
-  _globals['_GETBOUNDSREQUEST']._serialized_end=444
-  _globals['_GETBOUNDSRESPONSE']._serialized_start=446
-  _globals['_GETBOUNDSRESPONSE']._serialized_end=550
-  _globals['_READER']._serialized_start=553
-  _globals['_READER']._serialized_end=694
+  _globals['_READREQUEST']._serialized_end=239
+  _globals['_FOLLOWREQUEST']._serialized_start=242
+  _globals['_FOLLOWREQUEST']._serialized_end=435
+  _globals['_READENTRY']._serialized_start=437
+  _globals['_READENTRY']._serialized_end=508
+  _globals['_READRESPONSE']._serialized_start=510
+  _globals['_READRESPONSE']._serialized_end=636
+  _globals['_GETBOUNDSREQUEST']._serialized_start=638
+  _globals['_GETBOUNDSREQUEST']._serialized_end=672
+  _globals['_GETBOUNDSRESPONSE']._serialized_start=674
+  _globals['_GETBOUNDSRESPONSE']._serialized_end=778
+  _globals['_READER']._serialized_start=781
+  _globals['_READER']._serialized_end=987
 # @@protoc_insertion_point(module_scope)

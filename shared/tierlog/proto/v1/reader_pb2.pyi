@@ -51,11 +51,14 @@ class ReadRequest(_message.Message):
     ENTRIES_MAX_FIELD_NUMBER: _builtins.int
     BYTES_MAX_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
     entries_max: _builtins.int
     bytes_max: _builtins.int
     wait_ms: _builtins.int
     """How long to wait at the tail."""
+    resume: _builtins.str
+    """Instead of from: the resume token of an answer, earliest, latest, or time: with a time."""
     def __init__(
         self,
         *,
@@ -63,14 +66,57 @@ class ReadRequest(_message.Message):
         entries_max: _builtins.int = ...,
         bytes_max: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
+        resume: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "entries_max", b"entries_max", "from", b"from", "stream", b"stream", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "entries_max", b"entries_max", "from", b"from", "resume", b"resume", "stream", b"stream", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadRequest: _TypeAlias = ReadRequest  # noqa: Y015
+
+@_typing.final
+class FollowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    FROM_FIELD_NUMBER: _builtins.int
+    ENTRIES_MAX_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    STOP_AT_END_FIELD_NUMBER: _builtins.int
+    stream: _builtins.str
+    entries_max: _builtins.int
+    """0: go on for ever."""
+    bytes_max: _builtins.int
+    """Of one answer."""
+    resume: _builtins.str
+    """Instead of from, as in ReadRequest."""
+    stop_at_end: _builtins.bool
+    """End where nothing more is there for now."""
+    @_builtins.property
+    def until(self) -> Global___PositionRecord:
+        """Where to stop, not included."""
+
+    def __init__(
+        self,
+        *,
+        stream: _builtins.str = ...,
+        entries_max: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+        until: Global___PositionRecord | None = ...,
+        resume: _builtins.str = ...,
+        stop_at_end: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "entries_max", b"entries_max", "from", b"from", "resume", b"resume", "stop_at_end", b"stop_at_end", "stream", b"stream", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
 
 @_typing.final
 class ReadEntry(_message.Message):
@@ -102,8 +148,11 @@ class ReadResponse(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
     tier: _builtins.str
-    """"tier1" or "tier2"."""
+    """"tier1", "tier2" or "memory"."""
+    resume: _builtins.str
+    """The same as next, as text: what goes on from here, over gRPC and HTTP."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadEntry]: ...
     @_builtins.property
@@ -116,10 +165,11 @@ class ReadResponse(_message.Message):
         entries: _abc.Iterable[Global___ReadEntry] | None = ...,
         next: Global___PositionRecord | None = ...,
         tier: _builtins.str = ...,
+        resume: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next", b"next", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next", b"next", "resume", b"resume", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

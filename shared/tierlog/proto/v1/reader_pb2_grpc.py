@@ -39,6 +39,11 @@ class ReaderStub:
                 request_serializer=tierlog_dot_v1_dot_reader__pb2.ReadRequest.SerializeToString,
                 response_deserializer=tierlog_dot_v1_dot_reader__pb2.ReadResponse.FromString,
                 _registered_method=True)
+        self.Follow = channel.unary_stream(
+                '/tierlog.v1.Reader/Follow',
+                request_serializer=tierlog_dot_v1_dot_reader__pb2.FollowRequest.SerializeToString,
+                response_deserializer=tierlog_dot_v1_dot_reader__pb2.ReadResponse.FromString,
+                _registered_method=True)
         self.GetBounds = channel.unary_unary(
                 '/tierlog.v1.Reader/GetBounds',
                 request_serializer=tierlog_dot_v1_dot_reader__pb2.GetBoundsRequest.SerializeToString,
@@ -55,6 +60,13 @@ class ReaderServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Follow(self, request, context):
+        """Entries as they come. The transport's flow control holds up whoever takes them slowly.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetBounds(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -67,6 +79,11 @@ def add_ReaderServicer_to_server(servicer, server):
             'Read': grpc.unary_unary_rpc_method_handler(
                     servicer.Read,
                     request_deserializer=tierlog_dot_v1_dot_reader__pb2.ReadRequest.FromString,
+                    response_serializer=tierlog_dot_v1_dot_reader__pb2.ReadResponse.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=tierlog_dot_v1_dot_reader__pb2.FollowRequest.FromString,
                     response_serializer=tierlog_dot_v1_dot_reader__pb2.ReadResponse.SerializeToString,
             ),
             'GetBounds': grpc.unary_unary_rpc_method_handler(
@@ -101,6 +118,33 @@ class Reader:
             target,
             '/tierlog.v1.Reader/Read',
             tierlog_dot_v1_dot_reader__pb2.ReadRequest.SerializeToString,
+            tierlog_dot_v1_dot_reader__pb2.ReadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tierlog.v1.Reader/Follow',
+            tierlog_dot_v1_dot_reader__pb2.FollowRequest.SerializeToString,
             tierlog_dot_v1_dot_reader__pb2.ReadResponse.FromString,
             options,
             channel_credentials,

@@ -34,12 +34,16 @@ class ReaderStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ReaderAsyncStub: ...
     Read: _grpc.UnaryUnaryMultiCallable[_reader_pb2.ReadRequest, _reader_pb2.ReadResponse]
+    Follow: _grpc.UnaryStreamMultiCallable[_reader_pb2.FollowRequest, _reader_pb2.ReadResponse]
+    """Entries as they come. The transport's flow control holds up whoever takes them slowly."""
     GetBounds: _grpc.UnaryUnaryMultiCallable[_reader_pb2.GetBoundsRequest, _reader_pb2.GetBoundsResponse]
 
 @_typing.type_check_only
 class ReaderAsyncStub(ReaderStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Read: _aio.UnaryUnaryMultiCallable[_reader_pb2.ReadRequest, _reader_pb2.ReadResponse]  # type: ignore[assignment]
+    Follow: _aio.UnaryStreamMultiCallable[_reader_pb2.FollowRequest, _reader_pb2.ReadResponse]  # type: ignore[assignment]
+    """Entries as they come. The transport's flow control holds up whoever takes them slowly."""
     GetBounds: _aio.UnaryUnaryMultiCallable[_reader_pb2.GetBoundsRequest, _reader_pb2.GetBoundsResponse]  # type: ignore[assignment]
 
 class ReaderServicer(metaclass=_abc_1.ABCMeta):
@@ -49,6 +53,14 @@ class ReaderServicer(metaclass=_abc_1.ABCMeta):
         request: _reader_pb2.ReadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_reader_pb2.ReadResponse, _abc.Awaitable[_reader_pb2.ReadResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Follow(
+        self,
+        request: _reader_pb2.FollowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_reader_pb2.ReadResponse], _abc.AsyncIterator[_reader_pb2.ReadResponse]]:
+        """Entries as they come. The transport's flow control holds up whoever takes them slowly."""
 
     @_abc_1.abstractmethod
     def GetBounds(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tierlog/v1/wire.proto\x12\ntierlog.v1\"{\n\tWireHello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\x0c\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x13\n\x0b\x63lient_name\x18\x04 \x01(\t\x12\x13\n\x0b\x61uth_method\x18\x05 \x01(\t\x12\x11\n\tauth_data\x18\x06 \x01(\x0c\"p\n\x0bWireWelcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\x0c\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x14\n\x0c\x63redit_bytes\x18\x04 \x01(\x03\x12\x15\n\rframe_len_max\x18\x05 \x01(\x03\"1\n\nWireAppend\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x03\".\n\x0bWireAddRuns\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x10\n\x08recovery\x18\x02 \x01(\x08\"8\n\x07WireLac\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x1a\n\x12last_add_confirmed\x18\x02 \x01(\x03\"9\n\x0cWireAppended\x12)\n\x06ranges\x18\x01 \x03(\x0b\x32\x19.tierlog.v1.AppendedRange\"Q\n\rAppendedRange\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x16\n\x0e\x66irst_entry_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\"\xb9\x01\n\tWireError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12\x33\n\x07\x64\x65tails\x18\x04 \x03(\x0b\x32\".tierlog.v1.WireError.DetailsEntry\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\x03\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x0b\n\tWireAdded\"\x8b\x03\n\tWireFrame\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\ncumulative\x18\x02 \x01(\x08\x12&\n\x05hello\x18\x03 \x01(\x0b\x32\x15.tierlog.v1.WireHelloH\x00\x12*\n\x07welcome\x18\x04 \x01(\x0b\x32\x17.tierlog.v1.WireWelcomeH\x00\x12(\n\x06\x61ppend\x18\x05 \x01(\x0b\x32\x16.tierlog.v1.WireAppendH\x00\x12,\n\x08\x61ppended\x18\x06 \x01(\x0b\x32\x18.tierlog.v1.WireAppendedH\x00\x12+\n\x08\x61\x64\x64_runs\x18\x07 \x01(\x0b\x32\x17.tierlog.v1.WireAddRunsH\x00\x12\"\n\x03lac\x18\x08 \x01(\x0b\x32\x13.tierlog.v1.WireLacH\x00\x12&\n\x05\x65rror\x18\t \x01(\x0b\x32\x15.tierlog.v1.WireErrorH\x00\x12&\n\x05\x61\x64\x64\x65\x64\x18\n \x01(\x0b\x32\x15.tierlog.v1.WireAddedH\x00\x42\t\n\x07messageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tierlog/v1/wire.proto\x12\ntierlog.v1\"{\n\tWireHello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\x0c\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x13\n\x0b\x63lient_name\x18\x04 \x01(\t\x12\x13\n\x0b\x61uth_method\x18\x05 \x01(\t\x12\x11\n\tauth_data\x18\x06 \x01(\x0c\"p\n\x0bWireWelcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\x0c\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x14\n\x0c\x63redit_bytes\x18\x04 \x01(\x03\x12\x15\n\rframe_len_max\x18\x05 \x01(\x03\"a\n\nWireAppend\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x03\x12.\n\tcondition\x18\x03 \x01(\x0b\x32\x1b.tierlog.v1.AppendCondition\"\x99\x01\n\x0f\x41ppendCondition\x12\x1e\n\x11last_event_number\x18\x01 \x01(\x03H\x01\x88\x01\x01\x12*\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x19.tierlog.v1.EntryPositionH\x00\x12\x16\n\x0c\x65mpty_stream\x18\x03 \x01(\x08H\x00\x42\x0c\n\nlast_entryB\x14\n\x12_last_event_number\"4\n\rEntryPosition\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x10\n\x08\x65ntry_id\x18\x02 \x01(\x03\".\n\x0bWireAddRuns\x12\r\n\x05\x63ount\x18\x01 \x01(\r\x12\x10\n\x08recovery\x18\x02 \x01(\x08\"8\n\x07WireLac\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x1a\n\x12last_add_confirmed\x18\x02 \x01(\x03\"9\n\x0cWireAppended\x12)\n\x06ranges\x18\x01 \x03(\x0b\x32\x19.tierlog.v1.AppendedRange\"Q\n\rAppendedRange\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x16\n\x0e\x66irst_entry_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\"\xb9\x01\n\tWireError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12\x33\n\x07\x64\x65tails\x18\x04 \x03(\x0b\x32\".tierlog.v1.WireError.DetailsEntry\x12\x16\n\x0eretry_after_ms\x18\x05 \x01(\x03\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x0b\n\tWireAdded\"\x8b\x03\n\tWireFrame\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\ncumulative\x18\x02 \x01(\x08\x12&\n\x05hello\x18\x03 \x01(\x0b\x32\x15.tierlog.v1.WireHelloH\x00\x12*\n\x07welcome\x18\x04 \x01(\x0b\x32\x17.tierlog.v1.WireWelcomeH\x00\x12(\n\x06\x61ppend\x18\x05 \x01(\x0b\x32\x16.tierlog.v1.WireAppendH\x00\x12,\n\x08\x61ppended\x18\x06 \x01(\x0b\x32\x18.tierlog.v1.WireAppendedH\x00\x12+\n\x08\x61\x64\x64_runs\x18\x07 \x01(\x0b\x32\x17.tierlog.v1.WireAddRunsH\x00\x12\"\n\x03lac\x18\x08 \x01(\x0b\x32\x13.tierlog.v1.WireLacH\x00\x12&\n\x05\x65rror\x18\t \x01(\x0b\x32\x15.tierlog.v1.WireErrorH\x00\x12&\n\x05\x61\x64\x64\x65\x64\x18\n \x01(\x0b\x32\x15.tierlog.v1.WireAddedH\x00\x42\t\n\x07messageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,21 +38,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WIREWELCOME']._serialized_start=162
   _globals['_WIREWELCOME']._serialized_end=274
   _globals['_WIREAPPEND']._serialized_start=276
-  _globals['_WIREAPPEND']._serialized_end=325
-  _globals['_WIREADDRUNS']._serialized_start=327
-  _globals['_WIREADDRUNS']._serialized_end=373
-  _globals['_WIRELAC']._serialized_start=375
-  _globals['_WIRELAC']._serialized_end=431
-  _globals['_WIREAPPENDED']._serialized_start=433
-  _globals['_WIREAPPENDED']._serialized_end=490
-  _globals['_APPENDEDRANGE']._serialized_start=492
-  _globals['_APPENDEDRANGE']._serialized_end=573
-  _globals['_WIREERROR']._serialized_start=576
-  _globals['_WIREERROR']._serialized_end=761
-  _globals['_WIREERROR_DETAILSENTRY']._serialized_start=715
-  _globals['_WIREERROR_DETAILSENTRY']._serialized_end=761
-  _globals['_WIREADDED']._serialized_start=763
-  _globals['_WIREADDED']._serialized_end=774
-  _globals['_WIREFRAME']._serialized_start=777
-  _globals['_WIREFRAME']._serialized_end=1172
+  _globals['_WIREAPPEND']._serialized_end=373
+  _globals['_APPENDCONDITION']._serialized_start=376
+  _globals['_APPENDCONDITION']._serialized_end=529
+  _globals['_ENTRYPOSITION']._serialized_start=531
+  _globals['_ENTRYPOSITION']._serialized_end=583
+  _globals['_WIREADDRUNS']._serialized_start=585
+  _globals['_WIREADDRUNS']._serialized_end=631
+  _globals['_WIRELAC']._serialized_start=633
+  _globals['_WIRELAC']._serialized_end=689
+  _globals['_WIREAPPENDED']._serialized_start=691
+  _globals['_WIREAPPENDED']._serialized_end=748
+  _globals['_APPENDEDRANGE']._serialized_start=750
+  _globals['_APPENDEDRANGE']._serialized_end=831
+  _globals['_WIREERROR']._serialized_start=834
+  _globals['_WIREERROR']._serialized_end=1019
+  _globals['_WIREERROR_DETAILSENTRY']._serialized_start=973
+  _globals['_WIREERROR_DETAILSENTRY']._serialized_end=1019
+  _globals['_WIREADDED']._serialized_start=1021
+  _globals['_WIREADDED']._serialized_end=1032
+  _globals['_WIREFRAME']._serialized_start=1035
+  _globals['_WIREFRAME']._serialized_end=1430
 # @@protoc_insertion_point(module_scope)

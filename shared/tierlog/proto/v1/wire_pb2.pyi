@@ -93,22 +93,87 @@ class WireAppend(_message.Message):
 
     STREAM_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
     deadline_ms: _builtins.int
     """Milliseconds the caller will wait; 0: the node's default."""
+    @_builtins.property
+    def condition(self) -> Global___AppendCondition: ...
     def __init__(
         self,
         *,
         stream: _builtins.str = ...,
         deadline_ms: _builtins.int = ...,
+        condition: Global___AppendCondition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "deadline_ms", b"deadline_ms", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WireAppend: _TypeAlias = WireAppend  # noqa: Y015
+
+@_typing.final
+class AppendCondition(_message.Message):
+    """What must hold right before an append of one entry; both when both are given."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_EVENT_NUMBER_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    EMPTY_STREAM_FIELD_NUMBER: _builtins.int
+    last_event_number: _builtins.int
+    """The number of the last event of the writer that the entry's header names; 0: there is none."""
+    empty_stream: _builtins.bool
+    """The stream has no entries."""
+    @_builtins.property
+    def after(self) -> Global___EntryPosition:
+        """The stream's last entry is this one."""
+
+    def __init__(
+        self,
+        *,
+        last_event_number: _builtins.int | None = ...,
+        after: Global___EntryPosition | None = ...,
+        empty_stream: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_event_number", b"_last_event_number", "after", b"after", "empty_stream", b"empty_stream", "last_entry", b"last_entry", "last_event_number", b"last_event_number"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_event_number", b"_last_event_number", "after", b"after", "empty_stream", b"empty_stream", "last_entry", b"last_entry", "last_event_number", b"last_event_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_event_number: _TypeAlias = _typing.Literal["last_event_number"]  # noqa: Y015
+    _WhichOneofArgType__last_event_number: _TypeAlias = _typing.Literal["_last_event_number", b"_last_event_number"]  # noqa: Y015
+    _WhichOneofReturnType_last_entry: _TypeAlias = _typing.Literal["after", "empty_stream"]  # noqa: Y015
+    _WhichOneofArgType_last_entry: _TypeAlias = _typing.Literal["last_entry", b"last_entry"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_event_number) -> _WhichOneofReturnType__last_event_number | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_last_entry) -> _WhichOneofReturnType_last_entry | None: ...
+
+Global___AppendCondition: _TypeAlias = AppendCondition  # noqa: Y015
+
+@_typing.final
+class EntryPosition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    ENTRY_ID_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    entry_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+        entry_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry_id", b"entry_id", "ledger_id", b"ledger_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EntryPosition: _TypeAlias = EntryPosition  # noqa: Y015
 
 @_typing.final
 class WireAddRuns(_message.Message):
