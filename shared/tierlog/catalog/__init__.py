@@ -11,6 +11,7 @@ Invariants:
 
 from dataclasses import dataclass
 
+from tierlog.catalog.attributes import AttributeCatalog
 from tierlog.catalog.bare import BareLedgerCatalog
 from tierlog.catalog.contexts import ContextCatalog
 from tierlog.catalog.draining import DrainingCatalog
@@ -46,6 +47,7 @@ class Catalog:
     retention: RetentionCatalog
     restore: RestoreCatalog
     scrubs: ScrubCatalog
+    attributes: AttributeCatalog
 
     @classmethod
     def over(cls, store: MetadataStore, *, clock: Clock, ids: Ids) -> "Catalog":
@@ -64,6 +66,7 @@ class Catalog:
             retention=RetentionCatalog(store, clock=clock, ids=ids),
             restore=RestoreCatalog(store, ids=ids),
             scrubs=ScrubCatalog(store, ids=ids),
+            attributes=AttributeCatalog(store, clock=clock, ids=ids),
         )
 
     async def answers(self) -> bool:
@@ -76,6 +79,7 @@ class Catalog:
 
 
 __all__ = [
+    "AttributeCatalog",
     "BareLedgerCatalog",
     "Catalog",
     "ContextCatalog",

@@ -13,6 +13,7 @@ Invariants:
     * A ledger is deleted, and its deletion on record, in one transaction. A record is what lets
       storage nodes free many ledgers at once without an alarm; it is forgotten after a long time.
     * A ledger of a stream is never closed nor deleted here.
+    * A staging ledger (ADR-0031) has a mark as long as it is one: made with it, gone with it.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -41,6 +42,7 @@ from tierlog.ports.metadata import (
     Delete,
     MetadataStore,
     NoNodeError,
+    Operation,
     Put,
     VersionConflictError,
 )
@@ -67,12 +69,16 @@ class BareLedgerCatalog:
         taken = await self._ledgers.new_id() if ledger_id is None else ledger_id
         path, data = paths.ledger_path(taken), ledger_metadata.encode_znode(metadata)
         await ensure_node(self._store, path.rpartition("/")[0])
+        marks: list[Operation] = []
+        if metadata.is_staging:
+            await ensure_node(self._store, paths.STAGING)
+            marks = [Create(paths.staging_path(taken), b"")]
 
         async def one_round() -> LedgerId:
             found = await self._store.get(path)
             if found is None:
                 checks = await naming(self._store, newly_named(metadata))
-                await self._store.transact([*checks, Create(path, data)])
+                await self._store.transact([*checks, Create(path, data), *marks])
             elif found.data != data:
                 # The id is this process's alone, so this is a counter that went back.
                 raise RefusedError(
@@ -154,7 +160,12 @@ class BareLedgerCatalog:
             metadata, version = await self._read(ledger_id)
             noting = replace(metadata, custom={**metadata.custom, **noted})
             data = ledger_metadata.encode_znode(noting)
-            await self._store.transact([Delete(path, version), Create(record_path, data)])
+            operations: list[Operation] = [Delete(path, version), Create(record_path, data)]
+            mark_path = paths.staging_path(ledger_id)
+            mark = await self._store.get(mark_path) if metadata.is_staging else None
+            if mark is not None:
+                operations.append(Delete(mark_path, mark.version))
+            await self._store.transact(operations)
 
         await settle(self._store, self._ids, path, one_round)
 
@@ -168,8 +179,22 @@ class BareLedgerCatalog:
                 found[ledger_id] = metadata
         return found
 
+    async def list_staging(self) -> dict[LedgerId, LedgerMetadata]:
+        """Return the staging ledgers that are not attached, by id. Any failure raises."""
+        await self._store.sync(paths.STAGING)
+        found: dict[LedgerId, LedgerMetadata] = {}
+        for name in await self._store.children(paths.STAGING) or []:
+            ledger_id = paths.staging_ledger_id_of(name)
+            data = await self._store.get(paths.ledger_path(ledger_id))
+            metadata = None if data is None else ledger_metadata.decode_znode(data.data)
+            # Otherwise it was attached, or deleted, since they were listed.
+            if metadata is not None and metadata.is_staging:
+                found[ledger_id] = metadata
+        return found
+
     async def _is_bare(self, ledger_id: LedgerId, metadata: LedgerMetadata) -> bool:
-        # A context is made with the ledger of a stream, never later: what is bare stays bare.
+        # A context is made with the ledger of a stream, or as a staging ledger is attached, which
+        # changes its metadata too: a change of what was bare when it was read is refused then.
         context_path = paths.context_path(ledger_id)
         return metadata.is_bare and await self._store.get(context_path) is None
 

@@ -11,6 +11,8 @@ Invariants:
       makes their folder when it makes the first page: nothing is made below a stream but by a
       transaction that finds the stream there.
     * Looking at how far ids have come takes none.
+    * Staging ledgers come into a list all at once or not at all, closed, behind every ledger that
+      the list has or had, in the name of the owner, who has none open meanwhile (ADR-0031).
 """
 
 import asyncio
@@ -24,9 +26,21 @@ from tierlog.catalog.streams import check_not_deleting, check_owner, stream_not_
 from tierlog.format import ledger_metadata, paths, records
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName
-from tierlog.model.ledger import KEY_LOSS_ACCEPTED, LedgerMetadata, LedgerState, Segment
+from tierlog.model.ledger import (
+    COMPONENT_STREAM,
+    KEY_COMPONENT,
+    KEY_INCARNATION,
+    KEY_LOSS_ACCEPTED,
+    KEY_OWNER_EPOCH,
+    KEY_RAW,
+    KEY_STREAM,
+    LedgerMetadata,
+    LedgerState,
+    Segment,
+)
 from tierlog.model.offload import OffloadContext
 from tierlog.model.replication import EntryRange
+from tierlog.model.staging import ATTACHED_LEDGERS_MAX, Staging
 from tierlog.model.stream import LedgerPageRef, ListedLedger, Stream
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -35,6 +49,19 @@ from tierlog.ports.metadata import Check, Create, Delete, MetadataStore, Operati
 TAIL_LEDGERS_MAX: Final = 512
 PAGE_LEDGERS: Final = 256
 assert PAGE_LEDGERS < TAIL_LEDGERS_MAX
+# One page is made at a time, and what was just attached stays in the tail.
+assert ATTACHED_LEDGERS_MAX <= PAGE_LEDGERS
+
+
+class LedgersBehindError(RefusedError):
+    """Nothing was changed: ledgers have ids below one that the stream has, or had."""
+
+    def __init__(self, name: StreamName, first: LedgerId, newest: LedgerId) -> None:
+        super().__init__(
+            f"ledger {first} can't come behind ledger {newest} of stream {name}: ids grow",
+            remedy="Copy what is to be attached to new ledgers, and attach those",
+            details={"ledger_id": str(first), "newest_ledger_id": str(newest)},
+        )
 
 
 class LedgerCatalog:
@@ -292,11 +319,92 @@ class LedgerCatalog:
                 operations = await naming(self._store, newly_named(metadata, before))
                 operations.append(Put(ledger_path, data, found.version))
             planned = replace(stream, ledgers=ledgers)
+            if metadata.last_entry_id == NO_ENTRY:
+                planned = replace(planned, empty_ledger_id=ledger_id)
             put = Put(stream_path, records.encode_stream(planned), version)
             await self._store.transact([put, *operations])
             return planned
 
         return await settle(self._store, self._ids, stream_path, one_round)
+
+    async def attach(self, claimed: Stream, ledger_ids: Sequence[LedgerId]) -> Stream:
+        """Make closed staging ledgers, their ids ascending, the stream's next ones.
+
+        Raises FENCED when the stream has another owner than ``claimed``, LEDGER_NOT_FOUND when one
+        of them is gone, ``LedgersBehindError`` when they can't come behind what is there.
+        """
+        assert list(ledger_ids) == sorted(set(ledger_ids))
+        assert 0 < len(ledger_ids) <= ATTACHED_LEDGERS_MAX
+        name, first = claimed.name, ledger_ids[0]
+        stream_path = paths.stream_path(name)
+        for folder in sorted({paths.context_path(one).rpartition("/")[0] for one in ledger_ids}):
+            await ensure_node(self._store, folder)
+
+        async def one_round() -> Stream:
+            stream, version = await self._read_stream(name)
+            check_owner(stream, claimed)
+            if stream.listed(first) is not None:
+                return stream
+            check_not_deleting(stream)
+            assert not stream.ledgers or stream.ledgers[-1].closed, "the owner closed its ledger"
+            newest = stream.newest_ledger_id
+            if newest is not None and first <= newest:
+                raise LedgersBehindError(name, first, newest)
+            listed: list[ListedLedger] = []
+            operations: list[Operation] = []
+            for ledger_id in ledger_ids:
+                one, made = await self._attached(stream, ledger_id)
+                listed.append(one)
+                operations += made
+            paged, page = _paged(replace(stream, ledgers=(*stream.ledgers, *listed)))
+            if page is not None:
+                operations += await self._page_made(name, *page)
+            put = Put(stream_path, records.encode_stream(paged), version)
+            await self._store.transact([put, *operations])
+            return paged
+
+        return await settle(self._store, self._ids, stream_path, one_round)
+
+    async def _attached(
+        self, stream: Stream, ledger_id: LedgerId
+    ) -> tuple[ListedLedger, list[Operation]]:
+        """Return a staging ledger as it is to be listed, and what makes it the stream's."""
+        path, mark_path = paths.ledger_path(ledger_id), paths.staging_path(ledger_id)
+        found, mark = await self._store.get(path), await self._store.get(mark_path)
+        if found is None:
+            raise context_not_found(ledger_id)
+        metadata = ledger_metadata.decode_znode(found.data)
+        staging = checked_staging(stream, ledger_id, metadata)
+        if mark is None:
+            raise context_not_found(ledger_id)
+        custom = {
+            **metadata.custom,
+            KEY_COMPONENT: COMPONENT_STREAM,
+            KEY_STREAM: stream.name.encode(),
+            KEY_INCARNATION: str(stream.incarnation).encode(),
+            KEY_OWNER_EPOCH: str(stream.owner_epoch).encode(),
+            KEY_RAW: b"0",
+        }
+        now_ms = self._clock.wall_ms()
+        listed = ListedLedger(
+            ledger_id=ledger_id,
+            opened_ms=now_ms if metadata.ctime_ms is None else metadata.ctime_ms,
+            block_size=staging.block_size,
+            owner_epoch=stream.owner_epoch,
+            closed=True,
+            last_entry_id=metadata.last_entry_id,
+            length=metadata.length,
+            closed_ms=now_ms,
+        )
+        context = OffloadContext(
+            stream=stream.name, incarnation=stream.incarnation, ledger_id=ledger_id
+        )
+        data = ledger_metadata.encode_znode(replace(metadata, custom=custom))
+        return listed, [
+            Put(path, data, found.version),
+            Create(paths.context_path(ledger_id), records.encode_context(context)),
+            Delete(mark_path, mark.version),
+        ]
 
     async def _removal(
         self, stream: Stream, ledger_id: LedgerId, version: int
@@ -367,6 +475,28 @@ def context_not_found(ledger_id: LedgerId) -> RefusedError:
         "tierlog ledger ls",
         details={"ledger_id": str(ledger_id)},
     )
+
+
+def checked_staging(stream: Stream, ledger_id: LedgerId, metadata: LedgerMetadata) -> Staging:
+    """Return what a ledger was made for; refuse one that can't be attached to the stream."""
+    staging = Staging.of(metadata)
+    if staging is None or (staging.stream, staging.incarnation) != (
+        stream.name,
+        stream.incarnation,
+    ):
+        raise RefusedError(
+            f"ledger {ledger_id} is no staging ledger of stream {stream.name}",
+            remedy="Attach ledgers that were staged for this stream, since it was created",
+            details={"ledger_id": str(ledger_id)},
+        )
+    if metadata.state is not LedgerState.CLOSED or metadata.last_entry_id == NO_ENTRY:
+        raise RefusedError(
+            f"ledger {ledger_id} is {metadata.state.name}, with {metadata.last_entry_id + 1} "
+            "entries, and can't be attached",
+            remedy="Attach ledgers that have entries and were closed by their writer",
+            details={"ledger_id": str(ledger_id)},
+        )
+    return staging
 
 
 def nothing_waits(ledger_id: LedgerId, state: LedgerState) -> RefusedError:

@@ -7,7 +7,8 @@ Invariants:
     * Nothing that is there is ever changed: a record is made, or found to be the very same.
     * While a restore is under way, or was interrupted, no service starts: the mark is made first
       and goes, in one transaction, as the cluster's identity comes.
-    * A ledger's context is there before a stream lists it.
+    * A ledger's context is there before a stream lists it, and its attributes before an owner can
+      rebuild them from less.
 
 Crash: the same restore begun again makes what lacks, and ends the same.
 """
@@ -20,6 +21,8 @@ from typing import Final
 from tierlog.catalog.change import ensure_node, settle
 from tierlog.catalog.ledgers import PAGE_LEDGERS, TAIL_LEDGERS_MAX
 from tierlog.format import paths, records
+from tierlog.format.attribute_records import encode_attributes
+from tierlog.model.attribute_record import AttributesRecord
 from tierlog.model.errors import RefusedError
 from tierlog.model.node import Cluster
 from tierlog.model.offload import OffloadContext
@@ -38,6 +41,7 @@ class RestoredStream:
     stream: Stream
     ledgers: tuple[ListedLedger, ...]
     contexts: tuple[OffloadContext, ...]
+    attributes: AttributesRecord | None = None
 
     def __post_init__(self) -> None:
         assert [one.ledger_id for one in self.ledgers] == [
@@ -86,7 +90,7 @@ class RestoreCatalog:
             await self._make(paths.POLICIES, records.encode_levels(levels))
 
     async def put_stream(self, restored: RestoredStream) -> None:
-        """Make a stream, its pages and its contexts, the stream's own node last."""
+        """Make a stream, its pages, contexts and attributes, the stream's own node last."""
         name = restored.stream.name
         slots = asyncio.Semaphore(CREATES_IN_FLIGHT_MAX)
 
@@ -99,6 +103,8 @@ class RestoreCatalog:
             for context in restored.contexts:
                 group.create_task(put(context))
         refs, tail = await self._put_pages(restored)
+        if restored.attributes is not None:
+            await self._make(paths.attributes_path(name), encode_attributes(restored.attributes))
         stream = _with_list(restored.stream, refs, tail)
         await self._make(paths.stream_path(name), records.encode_stream(stream))
 

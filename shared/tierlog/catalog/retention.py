@@ -254,9 +254,10 @@ class RetentionCatalog:
                     details={"stream": name},
                 )
             operations: list[Operation] = []
-            folder = await self._store.get(pages)
-            if folder is not None:
-                operations.append(Delete(pages, folder.version))
+            for below in (pages, paths.attributes_path(name)):
+                there = await self._store.get(below)
+                if there is not None:
+                    operations.append(Delete(below, there.version))
             await self._store.transact([*operations, Delete(path, found.version)])
 
         await settle(self._store, self._ids, path, one_round)

@@ -68,11 +68,17 @@ KEY_LOSS_ACCEPTED: Final = "tierlog/loss-accepted"
 """Who said, and when (ms since 1970), that recovery may give up what no node can give."""
 KEY_WRITER: Final = "tierlog/writer"
 """UUID of the one writer that a bare ledger ever has."""
+KEY_STAGED_FOR: Final = "tierlog/staged-for"
+KEY_STAGED_INCARNATION: Final = "tierlog/staged-incarnation"
+KEY_STAGED_BY: Final = "tierlog/staged-by"
+KEY_STAGED_NUMBER: Final = "tierlog/staged-number"
+"""Stream, writer and number that a staging ledger was made for (``tierlog.model.staging``)."""
 KEY_DELETION: Final = "tierlog/deletion"
 KEY_DELETED_MS: Final = "tierlog/deleted-ms"
 """Who deleted a bare ledger, and when: in the record of its deletion alone."""
 
 COMPONENT_BARE: Final = b"ledger"
+COMPONENT_STREAM: Final = b"stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +109,11 @@ class LedgerMetadata:
     def is_bare(self) -> bool:
         """Whether the ledger belongs to no stream."""
         return KEY_STREAM not in self.custom
+
+    @property
+    def is_staging(self) -> bool:
+        """Whether the ledger was made for a stream that it does not belong to (ADR-0031)."""
+        return self.is_bare and KEY_STAGED_FOR in self.custom
 
     @property
     def stripe_entries(self) -> int:

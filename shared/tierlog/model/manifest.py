@@ -7,6 +7,8 @@ Invariants (protocols.md section 3):
     * A generation is made of metadata read after the generation before it was known.
     * ``trimmed_through`` never goes back: what retention took stays taken.
     * A copy is named only when its attempt is complete.
+    * A checkpoint of attributes is named only when every ledger up to it was trimmed or has a copy
+      that is named: what was lost with the disks stands in no attribute that is restored.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,10 +17,13 @@ from itertools import chain
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from tierlog.model.attribute_record import AttributesRecord, covered, record_of
+from tierlog.model.attributes import Checkpoint
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.node import Cluster
 from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy, Tier2Location
 from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels
+from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger, OffloadPause, Stream, StreamLifecycle
 
 NO_LEDGER: Final = LedgerId(-1)
@@ -64,7 +69,16 @@ class ManifestHead:
     policy: Policy = Policy()
     offload_pause: OffloadPause | None = None
     trimmed_through: LedgerId = NO_LEDGER
+    trimmed_last: EntryId | None = None
+    """The last entry of that ledger; -1: it was empty; None: no generation had its end."""
     ledger_id_max: LedgerId = NO_LEDGER
+    attributes: AttributesRecord | None = None
+    """The newest checkpoint that a restore can go on from, and no other one."""
+
+    @property
+    def attributes_through(self) -> Position | None:
+        """As of which entry the attributes are named; None: as of none."""
+        return self.attributes.newest.through if self.attributes is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +104,16 @@ def copy_of(context: OffloadContext) -> ManifestCopy | None:
 
 
 def head_of(
-    stream: Stream, ledgers: Iterable[ListedLedger], before: ManifestHead | None
+    stream: Stream,
+    ledgers: Iterable[ListedLedger],
+    before: ManifestHead | None,
+    *,
+    kept: Mapping[LedgerId, KeptLedger] | None = None,
+    attributes: AttributesRecord | None = None,
 ) -> ManifestHead:
-    """Return the head of the next generation."""
+    """Return the head of the next generation; ``kept``: the ledgers of the one before it."""
     trimmed = before.trimmed_through if before is not None else NO_LEDGER
+    through = max(trimmed, *stream.deleting, NO_LEDGER)
     highest = before.ledger_id_max if before is not None else NO_LEDGER
     return ManifestHead(
         stream=stream.name,
@@ -105,11 +125,57 @@ def head_of(
         owner_epoch=stream.owner_epoch,
         policy=stream.policy,
         offload_pause=stream.offload_pause,
-        trimmed_through=max(trimmed, *stream.deleting, NO_LEDGER),
+        trimmed_through=through,
+        trimmed_last=_trimmed_last(through, before, kept or {}),
         ledger_id_max=max(
             highest, *stream.deleting, *(one.ledger_id for one in ledgers), NO_LEDGER
         ),
+        attributes=attributes,
     )
+
+
+def _trimmed_last(
+    through: LedgerId, before: ManifestHead | None, kept: Mapping[LedgerId, KeptLedger]
+) -> EntryId | None:
+    if before is not None and before.trimmed_through == through:
+        return before.trimmed_last
+    return kept[through].last_entry_id if through in kept else None
+
+
+def attributes_to_name(
+    record: AttributesRecord | None,
+    ledgers: Iterable[tuple[LedgerId, bool]],
+    head: ManifestHead | None,
+) -> AttributesRecord | None:
+    """Return the checkpoint that the next generation names; ``head``: of the one before it.
+
+    ``ledgers``: those of the list, each with whether the generation names a copy of it. It is the
+    one before as long as there is none that is newer, or that was rebuilt as of the same entry.
+    """
+    before = head.attributes if head is not None else None
+    trimmed = head.trimmed_through if head is not None else NO_LEDGER
+    last = max(trimmed, covered(ledgers) or NO_LEDGER)
+    found = record.within(last) if record is not None else None
+    if record is None or found is None:
+        return before
+    if before is not None and not _replaces(found, before):
+        return before
+    return record_of(record.incarnation, found, generation=record.generation)
+
+
+def _replaces(found: Checkpoint, before: AttributesRecord) -> bool:
+    """Tell whether a checkpoint is another one than a manifest names, and not older.
+
+    As of the same entry it has other objects when those of before were damaged and left out.
+    """
+    through, named = found.through or _NOWHERE, before.newest.through or _NOWHERE
+    if through != named:
+        return through > named
+    lies = (found.root, found.chunks, found.objects)
+    return lies != (before.newest.root, before.chunks, before.objects)
+
+
+_NOWHERE: Final = Position(LedgerId(0), EntryId(0))
 
 
 def head_calls_for_write(before: ManifestHead | None, after: ManifestHead) -> bool:
@@ -136,6 +202,20 @@ def older_than_manifest(
     listed = {one.ledger_id: one for one in ledgers}
     found = chain(_head_newer(head, stream), _ledgers_newer(head, kept, stream, listed))
     return next(chain(found, _attempts_newer(kept, contexts)), None)
+
+
+def attributes_older(head: ManifestHead | None, record: AttributesRecord | None) -> str | None:
+    """Say that a record of attributes is older than the one that a manifest names; None: not so.
+
+    Objects that an old root needs may be gone. A stream without a record rebuilds from its entries.
+    """
+    named = head.attributes_through if head is not None else None
+    if record is None or named is None:
+        return None
+    through = record.newest.through
+    if through is not None and through >= named:
+        return None
+    return f"the checkpoint of attributes is as of {through} where the manifest has {named}"
 
 
 def _head_newer(head: ManifestHead, stream: Stream) -> Iterator[str]:

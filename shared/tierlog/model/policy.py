@@ -95,6 +95,13 @@ class Policy:
             threshold(self.offload_size_bytes) is not None
         )
 
+    @property
+    def trims(self) -> bool:
+        """Whether retention takes ledgers, by their age or by what is sealed behind them."""
+        return threshold(self.retention_time_ms) is not None or (
+            threshold(self.retention_size_bytes) is not None
+        )
+
 
 _LOWEST: Final = {
     "offload_time_ms": NEVER,

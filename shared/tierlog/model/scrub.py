@@ -18,6 +18,8 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.replication import EntryRange
 
 LOST_RANGES_MAX: Final = 100
+ASKED_LEDGERS_MAX: Final = 10_000
+"""So many ledgers one scrub may be asked for by their numbers."""
 
 
 class FindingKind(StrEnum):
@@ -157,10 +159,18 @@ class ScrubState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubWish:
-    """What is asked for: ``deep`` reads all data, ``repair`` changes what may be changed."""
+    """What is asked for: ``deep`` reads all data, ``repair`` changes what may be changed.
+
+    ``ledgers``: of those alone is all data read and anything changed; None: of all.
+    """
 
     repair: bool = False
     deep: bool = False
+    ledgers: frozenset[LedgerId] | None = None
+
+    def asks_for(self, ledger_id: LedgerId | None) -> bool:
+        """Tell whether what is found of a ledger is to be looked into, and repaired."""
+        return self.ledgers is None or ledger_id in self.ledgers
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -82,6 +82,7 @@ class Stream:
     ``offload_through``: an admin wants every sealed ledger up to that one offloaded.
     ``trimmed_end``: where the newest trimmed ledger ended; whoever has read up to there goes on.
     ``partitions``: how many it has; 0: it has entries itself, as each partition does.
+    ``empty_ledger_id``: the newest ledger that left the list without an entry.
     """
 
     name: StreamName
@@ -99,6 +100,7 @@ class Stream:
     partitions: int = 0
     offload_pause: OffloadPause | None = None
     trimmed_end: Position | None = None
+    empty_ledger_id: LedgerId | None = None
 
     def __post_init__(self) -> None:
         ids = [ledger.ledger_id for ledger in self.ledgers]
@@ -110,6 +112,21 @@ class Stream:
     def listed(self, ledger_id: LedgerId) -> ListedLedger | None:
         """Return the ledger of the tail with that id, or None."""
         return next((one for one in self.ledgers if one.ledger_id == ledger_id), None)
+
+    @property
+    def newest_ledger_id(self) -> LedgerId | None:
+        """The highest id that a ledger of the stream has, or had, as far as is remembered.
+
+        Somebody may have read up to there: whatever comes behind must have a higher one.
+        """
+        known = [
+            *(one.ledger_id for one in self.ledgers[-1:]),
+            *(one.last_ledger_id for one in self.pages[-1:]),
+            *self.deleting,
+            *((self.trimmed_end.ledger_id,) if self.trimmed_end is not None else ()),
+            *((self.empty_ledger_id,) if self.empty_ledger_id is not None else ()),
+        ]
+        return max(known, default=None)
 
 
 def check_in_stream(

@@ -58,6 +58,7 @@ from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectStore
 from tierlog.ports.retrying import Retries
 from tierlog.ports.spending import Cause, spending
+from tierlog.ports.tracing import within
 
 log = structlog.get_logger()
 DRIVER: Final = "aws-s3"
@@ -145,7 +146,7 @@ class BucketOffloader(ABC):
         copy: Tier2Copy,
     ) -> None:
         location, read_back = self._here(ledger_id, uuid, driver_metadata), self._settings.read_back
-        with spending(Cause.VERIFY):
+        with spending(Cause.VERIFY), within("offload.verify", read_back=read_back.value):
             await verify_copy(self._objects, location, copy, read_back=read_back)
 
     async def delete_offloaded(
@@ -234,7 +235,7 @@ class BlockOffloader(BucketOffloader):
             side_header_sha256=hashlib.sha256(side_raw[: side.header.header_len]).digest(),
             data_sha256=builder.sums.sha256(),
         )
-        with spending(Cause.VERIFY):
+        with spending(Cause.VERIFY), within("offload.verify"):
             await verify_copy(self._patient, location, copy)
         return copy
 

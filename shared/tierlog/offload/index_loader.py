@@ -18,7 +18,7 @@ from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.ranges import object_gone
 from tierlog.ports.cache import SharedCache
-from tierlog.ports.objects import ObjectStore
+from tierlog.ports.objects import ObjectReads
 
 log = structlog.get_logger()
 
@@ -26,7 +26,7 @@ INDEX_TTL_S = 3600
 
 
 async def load_index(
-    objects: ObjectStore,
+    objects: ObjectReads,
     location: Tier2Location,
     *,
     copy: Tier2Copy | None = None,
@@ -54,12 +54,12 @@ async def load_index(
         )
     index = _decoded(raw, key)
     if trusted is not None:
-        await trusted.put(_cache_key(location), raw, ttl_s=ttl_s)
+        await trusted.put(index_cache_key(location), raw, ttl_s=ttl_s)
     return index
 
 
 async def _cached(cache: SharedCache, location: Tier2Location, digest: bytes) -> ObjectIndex | None:
-    raw = await cache.get(_cache_key(location))
+    raw = await cache.get(index_cache_key(location))
     if raw is None:
         return None
     if hashlib.sha256(raw).digest() != digest:
@@ -68,7 +68,8 @@ async def _cached(cache: SharedCache, location: Tier2Location, digest: bytes) ->
     return _decoded(raw, location.index_key)
 
 
-def _cache_key(location: Tier2Location) -> str:
+def index_cache_key(location: Tier2Location) -> str:
+    """Return under which key readers share an attempt's index."""
     return f"index:{location.endpoint_name}:{location.bucket}:{location.index_key}"
 
 

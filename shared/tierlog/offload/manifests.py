@@ -145,10 +145,12 @@ class ManifestStore:
                     ) from missing
         raise AssertionError("the last try returns or raises")
 
-    async def streams(self) -> dict[tuple[StreamName, UUID], int]:
-        """Return every incarnation of every stream, and its newest generation."""
+    async def streams(self, only: StreamName | None = None) -> dict[tuple[StreamName, UUID], int]:
+        """Return every incarnation of every stream, or of one, and its newest generation."""
         found: dict[tuple[StreamName, UUID], int] = {}
-        async for info in self._objects.list(fmt.streams_folder(self._prefix)):
+        whole = fmt.streams_folder(self._prefix)
+        folder = whole if only is None else fmt.stream_folder(self._prefix, only)
+        async for info in self._objects.list(folder):
             key = fmt.parse_manifest_key(self._prefix, info.key)
             if key is not None and not key.is_part:
                 name = (key.stream, key.incarnation)
@@ -286,9 +288,10 @@ class ManifestStore:
             log.warning("manifest.prune_failed", cause=str(error))
 
     async def _listed(self, stream: StreamName, incarnation: UUID) -> list["_Listed"]:
+        # Every generation begins with a zero; what else lies in the folder is not listed.
         folder = fmt.manifest_folder(self._prefix, stream, incarnation)
         found: list[_Listed] = []
-        async for info in self._objects.list(folder):
+        async for info in self._objects.list(f"{folder}0"):
             key = fmt.parse_manifest_key(self._prefix, info.key)
             if key is None:
                 continue

@@ -100,8 +100,8 @@ class Stationery:
         self._clock = clock
         self._ids = ids
 
-    def request(self, request: OffloadRequest) -> Outgoing:
-        """Return the event of a request, which begins a trace."""
+    def request(self, request: OffloadRequest, trace: Traceparent | None = None) -> Outgoing:
+        """Return the event of a request; without ``trace`` it begins one."""
         message = pb.OffloadRequest(
             stream=request.stream,
             incarnation=request.incarnation.bytes,
@@ -110,7 +110,8 @@ class Stationery:
             requested_ms=request.requested_ms,
             request_count=request.request_count,
         )
-        trace = Traceparent.create(self._ids.uuid().bytes + self._ids.uuid().bytes[:8])
+        if trace is None:
+            trace = Traceparent.create(self._ids.uuid().bytes + self._ids.uuid().bytes[:8])
         key = _key(request.stream, request.ledger_id)
         return self._event(self.topics.requested, key, message, trace)
 

@@ -30,7 +30,7 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.groups import plain_errors
 from tierlog.offload.range_memory import Extent, LastRanges, RangeMemory
-from tierlog.ports.objects import ObjectStore
+from tierlog.ports.objects import ObjectReads
 
 log = structlog.get_logger()
 
@@ -88,13 +88,15 @@ class Ranges:
     """Reads of byte ranges over one object store."""
 
     def __init__(
-        self, objects: ObjectStore, limits: RangeLimits, memory: RangeMemory | None = None
+        self, objects: ObjectReads, limits: RangeLimits, memory: RangeMemory | None = None
     ) -> None:
         self._objects = objects
         self.limits = limits
         self._memory = memory if memory is not None else LastRanges(limits.kept_bytes_max)
         self._slots = asyncio.Semaphore(limits.in_flight_max)
         self._flying: dict[_UnitId, _Flight] = {}
+        self.in_flight = 0
+        """Requests that are being answered."""
         self.fetches = 0
         self.bytes_fetched = 0
         self.mismatches = 0
@@ -265,7 +267,11 @@ class Ranges:
         return body
 
     async def _get(self, source: Source, start: int, size: int) -> bytes:
-        body = await self._objects.get_range(source.key, start, size)
+        self.in_flight += 1
+        try:
+            body = await self._objects.get_range(source.key, start, size)
+        finally:
+            self.in_flight -= 1
         if body is None:
             raise object_gone(source.key)
         if len(body) != size:

@@ -6,8 +6,12 @@ to an empty metadata store. Does not own the records (``tierlog.catalog.restore`
 Invariants:
     * Nothing in the bucket is changed.
     * What can't be read now ends the plan with an error: unknown is not lost.
-    * Lost and damaged ledgers are named, and a plan with damage, or with losses in the middle of a
-      stream, is applied only when somebody said so.
+    * Lost and damaged ledgers are named, and a plan with damage, with losses in the middle of a
+      stream, or with writers of whom is not known what they appended, is applied only when
+      somebody said so.
+    * The attributes of writers come back as of the checkpoint that the manifest names, with all its
+      objects read and compared, and the owner adds the entries behind it. Where they can't be known
+      that is said.
     * Ledger ids go on above every id that the bucket shows, and a margin above that, since ledgers
       that never came to the bucket had ids too.
 """
@@ -23,15 +27,18 @@ import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.restore import RestoredStream
+from tierlog.format.attribute_objects import attributes_folder
 from tierlog.format.keys import key_prefix, object_keys, parse_key
 from tierlog.format.manifest import unkeep
+from tierlog.model.attribute_record import AttributesRecord
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, StreamName
 from tierlog.model.manifest import NO_LEDGER, ManifestCopy, ManifestHead, ManifestLedger
 from tierlog.model.node import Cluster
-from tierlog.model.offload import OffloadContext, OffloadState, Tier2Location
+from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.policy import NO_LEVELS, PolicyLevels
 from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle
+from tierlog.offload.attribute_restore import attributes_cause, checked_attributes
 from tierlog.offload.drivers import known_here
 from tierlog.offload.groups import plain_errors
 from tierlog.offload.manifests import KnownManifest, ManifestStore
@@ -55,6 +62,8 @@ class Verdict(StrEnum):
     """Its objects are missing, or not what the manifest says."""
     SKIPPED = "skipped"
     """A stream that was being deleted, or an older incarnation."""
+    STATE_UNKNOWN = "state-unknown"
+    """What its writers appended before is not known: a writer that retries may append twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +89,7 @@ class StreamPlan:
     head: ManifestHead
     written_ms: int
     ledgers: tuple[ManifestLedger, ...]
+    attributes: AttributesRecord | None = None
 
     @property
     def entries(self) -> int:
@@ -118,6 +128,14 @@ class RestorePlan:
                 f"{_name(holes[0])}",
                 remedy="Bring storage nodes and ZooKeeper back if you can, or go on without "
                 "those ledgers: --accept-loss",
+            )
+        unknown = [one for one in self.findings if one.verdict is Verdict.STATE_UNKNOWN]
+        if unknown and not accept_loss:
+            raise RefusedError(
+                f"what writers appended to {len(unknown)} streams is not known, the first: "
+                f"{_name(unknown[0])}: {unknown[0].cause}",
+                remedy="Bring storage nodes and ZooKeeper back if you can, or go on and let no "
+                "writer retry what it appended before: --accept-loss",
             )
 
 
@@ -238,8 +256,13 @@ class Restorer:
         assert head is not None, "there is a generation"
         name = head.stream
         ledgers = [
-            self._moved_here(ledger_id, unkeep(kept.packed))
-            for ledger_id, kept in known.ledgers.items()
+            moved_here(
+                unkeep(kept.packed),
+                bucket=self._bucket,
+                endpoint_name=self._endpoint_name,
+                prefix=self._prefix,
+            )
+            for kept in known.ledgers.values()
         ]
         causes = await self._check_all(ledgers)
         copied = tuple(one for one in ledgers if one.copy is not None)
@@ -260,7 +283,29 @@ class Restorer:
                     cause=cause or "it was not offloaded when the last manifest was written",
                 )
             )
-        return StreamPlan(head=head, written_ms=known.written_ms, ledgers=copied), findings
+        attributes, cause = await self._attributes(head, ledgers, findings)
+        if cause is not None:
+            found = Finding(verdict=Verdict.STATE_UNKNOWN, stream=name, cause=cause)
+            findings.append(found)
+        plan = StreamPlan(
+            head=head, written_ms=known.written_ms, ledgers=copied, attributes=attributes
+        )
+        return plan, findings
+
+    async def _attributes(
+        self, head: ManifestHead, ledgers: Sequence[ManifestLedger], findings: list[Finding]
+    ) -> tuple[AttributesRecord | None, str | None]:
+        """Return the checkpoint that comes back, and why writers' state is unknown if it is."""
+        cause, named = attributes_cause(head, ledgers), head.attributes
+        if named is None or cause is not None:
+            return None, cause
+        folder = attributes_folder(self._prefix, head.stream, head.incarnation)
+        try:
+            return await checked_attributes(self._objects, folder, named, self._checks), None
+        except CorruptError as error:
+            damage = Finding(verdict=Verdict.DAMAGED, stream=head.stream, cause=error.message)
+            findings.append(damage)
+            return None, attributes_cause(replace(head, attributes=None), ledgers)
 
     async def _check_all(self, ledgers: Sequence[ManifestLedger]) -> list[str | None]:
         async def one(ledger: ManifestLedger) -> str | None:
@@ -280,28 +325,6 @@ class Restorer:
                 tasks = [group.create_task(one(ledger)) for ledger in ledgers]
         return [task.result() for task in tasks]
 
-    def _moved_here(self, ledger_id: LedgerId, ledger: ManifestLedger) -> ManifestLedger:
-        """Return the ledger with its copy where the bucket is now, under whatever name."""
-        copy = ledger.copy
-        if copy is None:
-            return ledger
-        return replace(ledger, copy=replace(copy, location=self._location(ledger_id, copy)))
-
-    def _location(self, ledger_id: LedgerId, copy: ManifestCopy) -> Tier2Location:
-        location = copy.location
-        bare = object_keys("", copy.uuid, ledger_id).data
-        here = replace(location, bucket=self._bucket, endpoint_name=self._endpoint_name)
-        before, found, _ = location.data_key.rpartition(bare)
-        if not found:
-            return here
-        after = object_keys(self._prefix, copy.uuid, ledger_id).data.removesuffix(bare)
-        return replace(
-            here,
-            data_key=after + location.data_key.removeprefix(before),
-            index_key=after + location.index_key.removeprefix(before),
-            side_key=after + location.side_key.removeprefix(before) if location.side_key else "",
-        )
-
     async def apply(self, plan: RestorePlan, catalog: Catalog) -> Cluster:
         """Make the records in an empty metadata store; again after a crash, until it returns."""
         restore = catalog.restore
@@ -314,6 +337,29 @@ class Restorer:
             cluster = await restore.end(plan.cluster)
         log.info("restore.done", cluster_id=str(cluster.cluster_id), made=anew)
         return cluster
+
+
+def moved_here(
+    ledger: ManifestLedger, *, bucket: str, endpoint_name: str, prefix: str
+) -> ManifestLedger:
+    """Return the ledger with its copy where the bucket is now, under whatever name."""
+    copy = ledger.copy
+    if copy is None:
+        return ledger
+    location = copy.location
+    bare = object_keys("", copy.uuid, ledger.listed.ledger_id).data
+    here = replace(location, bucket=bucket, endpoint_name=endpoint_name)
+    before, found, _ = location.data_key.rpartition(bare)
+    if found:
+        after = object_keys(prefix, copy.uuid, ledger.listed.ledger_id).data.removesuffix(bare)
+        side = location.side_key
+        here = replace(
+            here,
+            data_key=after + location.data_key.removeprefix(before),
+            index_key=after + location.index_key.removeprefix(before),
+            side_key=after + side.removeprefix(before) if side else "",
+        )
+    return replace(ledger, copy=replace(copy, location=here))
 
 
 def restored_stream(plan: StreamPlan) -> RestoredStream:
@@ -333,6 +379,7 @@ def restored_stream(plan: StreamPlan) -> RestoredStream:
         stream=stream,
         ledgers=tuple(one.listed for one in plan.ledgers),
         contexts=tuple(_context_of(head, one.listed, one.copy) for one in plan.ledgers),
+        attributes=plan.attributes,
     )
 
 

@@ -24,8 +24,7 @@ scrub finishes. Two scrubs at once do no harm.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Final, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -38,18 +37,20 @@ from tierlog.format.keys import ObjectKeys, parse_key
 from tierlog.format.manifest import is_manifest_key
 from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
-from tierlog.model.manifest import copy_of, older_than_manifest
-from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.manifest import older_than_manifest
+from tierlog.model.offload import OffloadContext
 from tierlog.model.scrub import DeepPlace, Finding, FindingKind, ScrubReport, ScrubWish
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload import scrub_rules as rules
+from tierlog.offload.attribute_scrub import AttributeScrub
+from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.cleaning import UNSEEN, delete_objects
-from tierlog.offload.drivers import known_here
 from tierlog.offload.groups import plain_errors
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.repair import Repairer
-from tierlog.offload.verify import ReadBack, is_read_whole, verify_copy
+from tierlog.offload.scrub_copies import CopyLook
+from tierlog.offload.scrub_crew import Crew, Merger, NamesAlone, StreamLook
 from tierlog.ports.clock import Clock
 from tierlog.ports.objects import ObjectInfo, ObjectStore, OpenUpload
 from tierlog.ports.spending import Cause, spending
@@ -63,21 +64,7 @@ Arguments = ParamSpec("Arguments")
 CONTEXTS_AT_ONCE: Final = 64
 LIST_PAGE: Final = 1000
 PAUSED: Final = "the stream is paused"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubLimits:
-    """How old, how fast, how long."""
-
-    safety_age_s: float = 86_400.0
-    requests_per_s: float = 100.0
-    bytes_per_s: float = 50 * 1024 * 1024
-    deep_s_max: float = 6 * 3600.0
-
-    @property
-    def safety_ms(self) -> int:
-        """The safety age in milliseconds."""
-        return round(self.safety_age_s * 1000)
+NOT_ASKED: Final = "nobody asked for a repair of it"
 
 
 class Scrubber:
@@ -94,7 +81,7 @@ class Scrubber:
         cluster_id: UUID,
         key_prefix: str,
         clock: Clock,
-        limits: ScrubLimits,
+        limits: rules.ScrubLimits,
     ) -> None:
         self.objects = objects
         self.catalog = catalog
@@ -105,21 +92,55 @@ class Scrubber:
         self.key_prefix = key_prefix
         self.clock = clock
         self.limits = limits
+        self.sweeper = AttributeSweeper(
+            objects=objects,
+            catalog=catalog,
+            manifests=manifests,
+            cluster_id=cluster_id,
+            key_prefix=key_prefix,
+            clock=clock,
+            safety_ms=limits.safety_ms,
+        )
 
     def __repr__(self) -> str:
         return f"<Scrubber {self.key_prefix!r} of {self.cluster_id}>"
 
-    async def run(self, report: ScrubReport, *, deep_from: DeepPlace | None = None) -> None:
-        """Scrub, and tell ``report``; raises what makes the whole of it impossible."""
+    async def run(
+        self,
+        report: ScrubReport,
+        *,
+        deep_from: DeepPlace | None = None,
+        crew: Crew | None = None,
+    ) -> None:
+        """Scrub, and tell ``report``; raises what makes the whole of it impossible.
+
+        ``crew``: who lists the bucket, and looks at the ledgers of all streams, instead.
+        """
         with spending(Cause.SCRUB, ""):
-            await _Run(self, report, deep_from).run()
+            await _Run(self, report, deep_from, crew).run()
+
+    async def look(
+        self, report: ScrubReport, name: StreamName, only: Container[LedgerId]
+    ) -> StreamLook:
+        """Look at some ledgers of one stream, as one of a crew; nothing is repaired."""
+        assert not report.wish.repair, "whoever has a crew repairs afterwards"
+        with spending(Cause.SCRUB, name):
+            return await _Run(self, report, None).look(name, only)
 
 
 class _Run:
     """One scrub at work."""
 
-    def __init__(self, parts: Scrubber, report: ScrubReport, deep_from: DeepPlace | None) -> None:
+    def __init__(
+        self,
+        parts: Scrubber,
+        report: ScrubReport,
+        deep_from: DeepPlace | None,
+        crew: Crew | None = None,
+    ) -> None:
         self._parts = parts
+        self._crew = crew
+        self._only: Container[LedgerId] | None = None
         self._objects = parts.objects
         self._contexts = parts.catalog.contexts
         self._report = report
@@ -130,7 +151,14 @@ class _Run:
             parts.clock, per_s=parts.limits.requests_per_s, burst=parts.limits.requests_per_s
         )
         self._bytes = TokenBucket(parts.clock, per_s=parts.limits.bytes_per_s)
-        self._survey = rules.Survey(parts.key_prefix)
+        self._survey: rules.Survey = rules.Survey(parts.key_prefix)
+        self._copies = CopyLook(
+            objects=parts.objects,
+            catalog=parts.catalog,
+            offloader=parts.offloader,
+            pay=self._pay,
+        )
+        self._indexes = AttributeScrub(parts.sweeper, parts.key_prefix)
         self._uploads: Sequence[OpenUpload] = ()
         self._incarnations: dict[StreamName, list[UUID]] = {}
         self._shared = False
@@ -138,6 +166,20 @@ class _Run:
         self._paused: set[str] = set()
         self._walked: dict[StreamName, tuple[UUID, int]] = {}
         self._newest: KnownManifest | None = None
+        self._merger = Merger(report, self._survey)
+
+    async def look(self, name: StreamName, only: Container[LedgerId]) -> StreamLook:
+        """Look at some ledgers of a stream, and give back what they and its manifest name."""
+        survey = self._survey = NamesAlone(self._parts.key_prefix)
+        self._only = only
+        await self._stream(name)
+        return StreamLook(
+            name=name,
+            report=self._report,
+            named=tuple(survey.named),
+            walked=self._walked.get(name),
+            paused=name in self._paused,
+        )
 
     async def run(self) -> None:
         report = self._report
@@ -151,6 +193,9 @@ class _Run:
         report.phase = "uploads"
         for upload in self._uploads:
             await self._upload(upload)
+        report.phase = "attributes"
+        known = [(name, found[0]) for name, found in self._walked.items()]
+        await self._indexes.run(report, known, pay=self._pay, kept=self._index_kept)
         report.phase = ""
 
     async def _list(self) -> None:
@@ -164,25 +209,49 @@ class _Run:
             cause = f"open uploads: {error.message}"
             self._report.add(Finding(kind=FindingKind.NOT_CHECKED, key=prefix, cause=cause))
         self._report.uploads = len(self._uploads)
+        if self._crew is not None:
+            self._merger.take_listing(await self._crew.listing(), self._indexes)
+        else:
+            await self._list_objects(prefix)
+        for name, incarnation in await self._parts.manifests.streams():
+            self._incarnations.setdefault(name, []).append(incarnation)
+        self._shared = bool(set(await self._parts.manifests.clusters()) - {self._parts.cluster_id})
+
+    async def _list_objects(self, prefix: str) -> None:
         async for info in self._objects.list(prefix):
             if self._report.objects % LIST_PAGE == 0:
                 await self._requests.take(1)
             self._report.objects += 1
-            if not self._survey.see_object(info) and not is_manifest_key(
-                self._parts.key_prefix, info.key
+            if not (
+                self._survey.see_object(info)
+                or is_manifest_key(self._parts.key_prefix, info.key)
+                or self._indexes.see(info.key)
             ):
                 self._report.counts[FindingKind.FOREIGN] += 1
-        for name, incarnation in await self._parts.manifests.streams():
-            self._incarnations.setdefault(name, []).append(incarnation)
-        self._shared = bool(set(await self._parts.manifests.clusters()) - {self._parts.cluster_id})
+
+    def _take_look(self, look: StreamLook) -> None:
+        """Take what one of a crew found."""
+        self._merger.take(look)
+        if look.report.deletions_stopped:
+            self._stop(look.report.deletions_stopped)
+        if look.walked is not None:
+            self._walked[look.name] = look.walked
+            self._unread.discard(look.name)
+        if look.paused:
+            self._paused.add(look.name)
+        self._report.streams = len(self._walked)
 
     async def _walk(self) -> None:
         """Read each stream's manifest, then its metadata."""
         names = sorted(await self._parts.catalog.streams.names())
         self._unread.update(names)
-        for name in names:
-            with spending(Cause.SCRUB, name):
-                await self._stream(name)
+        if self._crew is not None:
+            async for look in self._crew.looks(names):
+                self._take_look(look)
+        else:
+            for name in names:
+                with spending(Cause.SCRUB, name):
+                    await self._stream(name)
         for name, incarnations in self._incarnations.items():
             for incarnation in incarnations:
                 if self._walked.get(name, (None, 0))[0] != incarnation:
@@ -254,6 +323,8 @@ class _Run:
     async def _ledgers(self, snapshot: StreamSnapshot, known: KnownManifest | None) -> None:
         """Look at the ledgers of a stream, and at those that are being deleted."""
         wanted = [*(one.ledger_id for one in snapshot.ledgers), *snapshot.stream.deleting]
+        if self._only is not None:
+            wanted = [one for one in wanted if one in self._only]
         listed = {one.ledger_id: one for one in snapshot.ledgers}
         for start in range(0, len(wanted), CONTEXTS_AT_ONCE):
             some = wanted[start : start + CONTEXTS_AT_ONCE]
@@ -277,7 +348,7 @@ class _Run:
                 if context is not None:
                     await self._context(context, may_repair=known is not None)
                 elif ledger_id in listed:
-                    await self._without_context(snapshot.stream.name, ledger_id)
+                    self._add(await self._copies.unknown(snapshot.stream.name, ledger_id))
 
     async def _read_contexts(self, some: Sequence[LedgerId]) -> dict[LedgerId, OffloadContext]:
         with plain_errors():
@@ -286,16 +357,9 @@ class _Run:
         found = {one: task.result() for one, task in tasks.items()}
         return {one: context for one, context in found.items() if context is not None}
 
-    async def _without_context(self, name: StreamName, ledger_id: LedgerId) -> None:
-        snapshot = await self._parts.catalog.streams.snapshot(name)
-        there = await self._contexts.get(ledger_id)
-        if there is None and any(one.ledger_id == ledger_id for one in snapshot.ledgers):
-            cause = "the ledger is listed and has no context"
-            self._report.add(
-                Finding(
-                    kind=FindingKind.POINTS_NOWHERE, stream=name, ledger_id=ledger_id, cause=cause
-                )
-            )
+    def _add(self, finding: Finding | None) -> None:
+        if finding is not None:
+            self._report.add(finding)
 
     async def _context(self, context: OffloadContext, *, may_repair: bool) -> None:
         verdict = self._survey.see_context(context)
@@ -305,20 +369,20 @@ class _Run:
             cause = context.last_error or f"begun by {context.last_worker}"
             self._report.add(rules.finding_of(context, FindingKind.STALLED_ATTEMPT, cause))
         if not context.complete or context.location is None:
-            await self._local_alone(context)
+            self._add(await self._copies.local_alone(context))
             return
-        if not self._is_here(context):
+        if not self._copies.is_here(context):
             self._report.elsewhere += 1
             return
         self._report.copies_checked += 1
         try:
             finding = None
             if verdict is not None:
-                finding = await self._confirmed(context)
-            if finding is None and self._wish.deep:
+                finding = await self._copies.confirmed(context)
+            if finding is None and self._wish.deep and self._wish.asks_for(context.ledger_id):
                 finding = await self._deep(context)
             if finding is not None:
-                await self._doubt(context, finding)
+                await self._copies.doubt(context, finding, self._report)
             else:
                 finding = await self._unfinished(context)
             if finding is not None:
@@ -327,90 +391,19 @@ class _Run:
         except TierlogError as error:
             self._report.skip(f"ledger {context.ledger_id} of {context.stream}: {error}")
 
-    async def _doubt(self, context: OffloadContext, finding: Finding) -> None:
-        """Have the local copy kept, if there is one, whatever comes of a repair."""
-        assert context.uuid is not None
-        cause = f"{finding.kind.value}: {finding.cause}"
-        try:
-            await self._contexts.doubt(context.ledger_id, uuid=context.uuid, cause=cause)
-        except TierlogError as error:
-            self._report.skip(
-                f"ledger {context.ledger_id} of {context.stream} is damaged ({cause}), and that "
-                f"could not be kept in its metadata: {error}"
-            )
-
-    async def _local_alone(self, context: OffloadContext) -> None:
-        """Look whether a ledger that has no complete copy is in tier 1."""
-        if context.state is OffloadState.TRIMMING:
-            return
-        if await self._parts.catalog.ledgers.get(context.ledger_id) is not None:
-            return
-        again = await self._contexts.get(context.ledger_id)
-        if again is not None and not again.complete and again.state is not OffloadState.TRIMMING:
-            cause = "the ledger is in neither tier"
-            self._report.add(rules.finding_of(again, FindingKind.POINTS_NOWHERE, cause))
-
-    def _is_here(self, context: OffloadContext) -> bool:
-        assert context.location is not None
-        assert context.uuid is not None
-        there = context.location
-        if not known_here(there):
-            return False
-        try:
-            own = self._parts.offloader.location(context.ledger_id, context.uuid)
-        except RefusedError:
-            # The driver that is set writes nothing.
-            return False
-        return (there.bucket, there.endpoint_name) == (own.bucket, own.endpoint_name)
-
-    async def _as_before(self, context: OffloadContext) -> OffloadContext | None:
-        """Return a ledger's context as of now, if it still names that complete copy."""
-        again = await self._contexts.get(context.ledger_id)
-        if again is None or copy_of(again) is None or again.uuid != context.uuid:
-            return None
-        return again
-
-    async def _confirmed(self, context: OffloadContext) -> Finding | None:
-        """Look at a copy's objects themselves: the list is older than the metadata."""
-        location = context.location
-        assert location is not None
-        roles = keys.roles_of(location)
-        found = {role: await self._paid(self._objects.head, key) for role, key in roles.items()}
-        again = await self._as_before(context)
-        if again is None or again.copy is None:
-            return None
-        sizes = {role: info.size for role, info in found.items() if info is not None}
-        verdict = rules.judge_copy(again.copy, sizes, single=location.is_single)
-        return rules.finding_of(again, *verdict) if verdict is not None else None
-
     async def _deep(self, context: OffloadContext) -> Finding | None:
-        """Read all of a copy and compare."""
+        """Read all of a copy and compare, as long as there is time."""
         place = DeepPlace(context.stream, context.ledger_id)
         if self._deep_from is not None and place < self._deep_from:
             return None
         if self._parts.clock.monotonic_s() >= self._deep_until_s:
             self._report.deep_next = self._report.deep_next or place
             return None
-        copy, location = context.copy, context.location
-        assert copy is not None
-        assert location is not None
-        await self._bytes.take(copy.data_len)
+        assert context.copy is not None
         try:
-            await verify_copy(self._objects, location, copy, read_back=ReadBack.FULL)
-        except CorruptError as error:
-            again = await self._as_before(context)
-            if again is None:
-                return None
-            data = error.details.get("object") == location.data_key
-            kind = FindingKind.DAMAGED_DATA if data else FindingKind.WRONG_OBJECT
-            offset = error.details.get("offset", "0")
-            return rules.finding_of(again, kind, f"{error.message} (at byte {offset})")
+            return await self._copies.read_whole(context)
         finally:
-            self._report.bytes_read += copy.data_len
-        if context.doubt is not None and is_read_whole(location, copy):
-            # Only what was in doubt before it was read: what came meanwhile may be news.
-            await self._contexts.find_sound(context.ledger_id, mark=context.doubt.mark)
-        return None
+            self._report.bytes_read += context.copy.data_len
 
     async def _unfinished(self, context: OffloadContext) -> Finding | None:
         """Look whether a repair was begun that nobody is at any more."""
@@ -427,6 +420,9 @@ class _Run:
     async def _repair(self, context: OffloadContext, finding: Finding, *, may_repair: bool) -> None:
         """Make a new copy in the place of a damaged one, or say why not."""
         if not self._wish.repair:
+            return
+        if not self._wish.asks_for(context.ledger_id):
+            finding.kept = NOT_ASKED
             return
         finding.kept = await self._pause_of(context.stream)
         if finding.kept:
@@ -529,8 +525,16 @@ class _Run:
 
     async def _kept(self, finding: Finding) -> bool:
         """Say why nothing is deleted, if something stops it."""
-        finding.kept = await self._pause_of(finding.stream) or self._report.deletions_stopped
+        finding.kept = NOT_ASKED
+        if self._wish.asks_for(finding.ledger_id):
+            finding.kept = await self._kept_of(finding.stream)
         return bool(finding.kept)
+
+    async def _index_kept(self, name: str) -> str:
+        return NOT_ASKED if self._wish.ledgers is not None else await self._kept_of(name)
+
+    async def _kept_of(self, name: str) -> str:
+        return await self._pause_of(name) or self._report.deletions_stopped
 
     async def _pause_of(self, name: str) -> str:
         """Say that a stream is paused, by now or when it was looked at, or may be; else nothing."""
@@ -577,6 +581,10 @@ class _Run:
             self._report.skip(f"upload of {upload.key}: {error}")
             return
         self._report.add(finding)
+
+    async def _pay(self, length: int) -> None:
+        await self._requests.take(1)
+        await self._bytes.take(length)
 
     async def _paid(
         self,

@@ -16,6 +16,7 @@ Invariants:
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -34,6 +35,21 @@ Verdict = tuple[FindingKind, str]
 
 _ABSENT: Final = -1
 _UUID_LEN: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubLimits:
+    """How old, how fast, how long."""
+
+    safety_age_s: float = 86_400.0
+    requests_per_s: float = 100.0
+    bytes_per_s: float = 50 * 1024 * 1024
+    deep_s_max: float = 6 * 3600.0
+
+    @property
+    def safety_ms(self) -> int:
+        """The safety age in milliseconds."""
+        return round(self.safety_age_s * 1000)
 
 
 class SeenAttempt(NamedTuple):
@@ -71,6 +87,13 @@ class Survey:
         self._sizes[parsed.role][-1] = info.size
         return True
 
+    def see_attempt(self, uuid: UUID, ledger_id: LedgerId, sizes: Sizes) -> None:
+        """Take an attempt, in the order of UUIDs, with the lengths of its objects."""
+        assert not len(self) or uuid.bytes >= self._raw_uuid(len(self) - 1), "in their order"
+        self._add(uuid, ledger_id)
+        for role, size in sizes.items():
+            self._sizes[role][-1] = size
+
     def _append(self, parsed: ParsedKey, key: str) -> None:
         if len(self) and parsed.uuid.bytes < self._raw_uuid(len(self) - 1):
             raise CorruptError(
@@ -78,8 +101,11 @@ class Survey:
                 remedy="Look whether the store lists objects in the order of their keys",
                 details={"object": key, "offset": "0"},
             )
-        self._uuids += parsed.uuid.bytes
-        self._ledgers.append(parsed.ledger_id)
+        self._add(parsed.uuid, parsed.ledger_id)
+
+    def _add(self, uuid: UUID, ledger_id: LedgerId) -> None:
+        self._uuids += uuid.bytes
+        self._ledgers.append(ledger_id)
         self._named.append(0)
         for column in self._sizes.values():
             column.append(_ABSENT)

@@ -39,7 +39,7 @@ from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.offsets import Note
 from tierlog.offload.ranges import object_gone
 from tierlog.ports.cache import SharedCache
-from tierlog.ports.objects import ObjectStore
+from tierlog.ports.objects import ObjectReads
 
 log = structlog.get_logger()
 
@@ -65,7 +65,7 @@ class _PageId(NamedTuple):
 class SidePages:
     """Pages of side objects that were used lately."""
 
-    def __init__(self, objects: ObjectStore, *, bytes_max: int = PAGES_BYTES_MAX) -> None:
+    def __init__(self, objects: ObjectReads, *, bytes_max: int = PAGES_BYTES_MAX) -> None:
         assert bytes_max >= PAGES_AHEAD * PAGE_BYTES
         self._objects = objects
         self._bytes_max = bytes_max
@@ -251,7 +251,7 @@ class SideReader:
 
 
 async def open_side(
-    objects: ObjectStore,
+    objects: ObjectReads,
     location: Tier2Location,
     index: ObjectIndex,
     pages: SidePages,
@@ -294,6 +294,11 @@ def check_side_header(
         _differs(key, f"is of {header.entry_count} entries in {header.data_len} bytes")
 
 
+def side_cache_key(location: Tier2Location) -> str:
+    """Return under which key readers share an attempt's side header."""
+    return f"side:{location.endpoint_name}:{location.bucket}:{location.side_key}"
+
+
 class _Head:
     """The bytes that a header is read from: all of a small object, or the header alone."""
 
@@ -302,7 +307,7 @@ class _Head:
         self._side_len = copy.side_len
         self.is_whole = copy.side_len <= HEAD_BYTES
         self.digest = copy.side_sha256 if self.is_whole else copy.side_header_sha256
-        self.cache_key = f"side:{location.endpoint_name}:{location.bucket}:{self._key}"
+        self.cache_key = side_cache_key(location)
 
     async def cached(self, cache: SharedCache) -> bytes | None:
         raw = await cache.get(self.cache_key)
@@ -311,7 +316,7 @@ class _Head:
             return None
         return raw
 
-    async def fetched(self, objects: ObjectStore) -> bytes:
+    async def fetched(self, objects: ObjectReads) -> bytes:
         raw = await _range(objects, self._key, 0, min(self._side_len, HEAD_BYTES))
         if not self.is_whole:
             header_len = _header_len(self._key, raw)
@@ -323,7 +328,7 @@ class _Head:
         return raw
 
 
-async def _range(objects: ObjectStore, key: str, start: int, length: int) -> bytes:
+async def _range(objects: ObjectReads, key: str, start: int, length: int) -> bytes:
     body = await objects.get_range(key, start, length)
     if body is None:
         raise object_gone(key)

@@ -38,6 +38,7 @@ from tierlog.offload.single_reader import SingleHandle, load_single_index
 from tierlog.offload.verify import verify_copy
 from tierlog.ports.objects import ObjectStore
 from tierlog.ports.spending import Cause, spending
+from tierlog.ports.tracing import within
 
 SINGLE_DRIVER: Final = "aws-s3-single-object"
 
@@ -96,7 +97,7 @@ class SingleObjectOffloader(BucketOffloader):
         raw = index.encode()
         await upload.complete(await upload.send_part(INDEX_PART, [raw], crc32c=crc32c(raw)))
         copy = _copy_of(index, filler.entry_count, whole.digest())
-        with spending(Cause.VERIFY):
+        with spending(Cause.VERIFY), within("offload.verify"):
             await verify_copy(self._patient, location, copy)
         return copy
 

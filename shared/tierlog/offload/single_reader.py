@@ -40,7 +40,7 @@ from tierlog.offload.offsets import Note
 from tierlog.offload.ranges import object_gone
 from tierlog.offload.tier2_reader import FramesRead, ObjectHandle
 from tierlog.ports.cache import SharedCache
-from tierlog.ports.objects import ObjectStore
+from tierlog.ports.objects import ObjectReads
 
 log = structlog.get_logger()
 
@@ -169,7 +169,7 @@ class SingleHandle(ObjectHandle[SingleIndex]):
 
 
 async def load_single_index(
-    objects: ObjectStore,
+    objects: ObjectReads,
     location: Tier2Location,
     *,
     copy: Tier2Copy | None = None,
@@ -204,7 +204,7 @@ async def load_single_index(
     return index
 
 
-async def _used_of_part_1(objects: ObjectStore, key: str, size: int) -> bytes:
+async def _used_of_part_1(objects: ObjectReads, key: str, size: int) -> bytes:
     raw = await _range(objects, key, 0, min(size, HEAD_BYTES))
     try:
         used_len = used_len_at(raw)
@@ -217,7 +217,7 @@ async def _used_of_part_1(objects: ObjectStore, key: str, size: int) -> bytes:
     return raw[:used_len]
 
 
-async def _range(objects: ObjectStore, key: str, start: int, length: int) -> bytes:
+async def _range(objects: ObjectReads, key: str, start: int, length: int) -> bytes:
     body = await objects.get_range(key, start, length)
     if body is None:
         raise object_gone(key)

@@ -22,13 +22,13 @@ from tierlog.format.single import (
 from tierlog.model.errors import CorruptError
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.offload.single_reader import load_single_index
-from tierlog.ports.objects import ObjectStore
+from tierlog.ports.objects import ObjectReads
 
 READ_BACK_BYTES = 4 * 1024 * 1024
 
 
 async def verify_single(
-    objects: ObjectStore,
+    objects: ObjectReads,
     location: Tier2Location,
     copy: Tier2Copy,
     *,
@@ -56,7 +56,7 @@ async def verify_single(
         _check_header(key, block, raw)
 
 
-async def _verify_all(objects: ObjectStore, key: str, index: SingleIndex, copy: Tier2Copy) -> None:
+async def _verify_all(objects: ObjectReads, key: str, index: SingleIndex, copy: Tier2Copy) -> None:
     at = index.used_len
     while at < index.index_len:
         stop = min(index.index_len, at + READ_BACK_BYTES)
@@ -99,7 +99,7 @@ def _check_header(key: str, block: BlockRange, raw: bytes) -> SingleBlockHeader:
     return header
 
 
-async def _bytes(objects: ObjectStore, key: str, start: int, end: int) -> bytes:
+async def _bytes(objects: ObjectReads, key: str, start: int, end: int) -> bytes:
     raw = await objects.get_range(key, start, end - start)
     if raw is None or len(raw) != end - start:
         _differs(key, f"has no bytes {start} to {end}", start)

@@ -99,6 +99,11 @@ class ObjectHandle(ABC, Generic[Table]):
     def ledger_metadata(self) -> LedgerMetadata:
         return self.index.metadata
 
+    @property
+    def side_header_bytes(self) -> int:
+        """What the header of its side object takes; 0: it has none."""
+        return self._side.header.header_len if self._side is not None else 0
+
     async def last_add_confirmed(self) -> EntryId:
         return self.index.last_entry_id
 
@@ -141,6 +146,15 @@ class ObjectHandle(ABC, Generic[Table]):
         One behind the last where all were; None where no times are known.
         """
         return None if self._side is None else await self._side.entry_at_time(publish_ms)
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether every byte is compared with a checksum before it is given out."""
+        return self._side is not None
+
+    async def times_of(self, start: int, end: int) -> tuple[int, int]:
+        """Return the smallest and largest publish time of these bytes' entries; 0, 0: unknown."""
+        return (0, 0) if self._side is None else await self._side.times_of(start, end)
 
     @property
     @abstractmethod

@@ -32,6 +32,7 @@ from tierlog.offload.cleaning import LET_LIST, UNSEEN
 from tierlog.offload.groups import plain_errors
 from tierlog.offload.patient_store import PatientStore
 from tierlog.ports.objects import Part
+from tierlog.ports.tracing import within
 
 log = structlog.get_logger()
 
@@ -123,7 +124,10 @@ class BlockUpload:
     async def _send(self, block: FilledBlock, sent: Callable[[], None]) -> Part:
         try:
             async with self._budget.sending():
-                part = await self.send_part(block.part_number, block.buffers, crc32c=block.crc32c)
+                with within("offload.part", part=block.part_number, bytes=block.length):
+                    part = await self.send_part(
+                        block.part_number, block.buffers, crc32c=block.crc32c
+                    )
                 assert part.size == block.length
                 # Its memory first, then the leave to fill another one.
                 block.release()

@@ -29,7 +29,7 @@ from tierlog.model.errors import CorruptError
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.offload.side_reader import check_side_header
 from tierlog.offload.single_verify import verify_single
-from tierlog.ports.objects import ObjectStore
+from tierlog.ports.objects import ObjectReads
 
 # What S3 puts behind the digest in the ETag of an object made of parts.
 _PART_COUNT: Final = re.compile(r"-(\d+)\"?$", re.ASCII)
@@ -51,7 +51,7 @@ def is_read_whole(location: Tier2Location, copy: Tier2Copy) -> bool:
 
 
 async def verify_copy(
-    objects: ObjectStore,
+    objects: ObjectReads,
     location: Tier2Location,
     copy: Tier2Copy,
     *,
@@ -80,7 +80,7 @@ async def verify_copy(
 
 
 async def _verify_single(
-    objects: ObjectStore, location: Tier2Location, copy: Tier2Copy, read_back: ReadBack
+    objects: ObjectReads, location: Tier2Location, copy: Tier2Copy, read_back: ReadBack
 ) -> None:
     info = await objects.head(location.data_key)
     if info is None:
@@ -96,7 +96,7 @@ async def _verify_single(
 
 
 async def _digested(
-    objects: ObjectStore, key: str, role: ObjectRole, sha256: bytes, length: int
+    objects: ObjectReads, key: str, role: ObjectRole, sha256: bytes, length: int
 ) -> bytes:
     """Return a whole object that has the digest and the length which the context names."""
     found = await objects.get(key)
@@ -110,7 +110,7 @@ async def _digested(
 
 
 async def _verify_side(
-    objects: ObjectStore, location: Tier2Location, copy: Tier2Copy, index: ObjectIndex
+    objects: ObjectReads, location: Tier2Location, copy: Tier2Copy, index: ObjectIndex
 ) -> SideObject:
     key = location.side_key
     raw = await _digested(objects, key, ObjectRole.SIDE, copy.side_sha256, copy.side_len)
@@ -140,7 +140,7 @@ def _check_block_starts(key: str, side: SideObject, index: ObjectIndex) -> None:
 
 
 async def _verify_grains(
-    objects: ObjectStore,
+    objects: ObjectReads,
     location: Tier2Location,
     copy: Tier2Copy,
     side: SideObject,
@@ -184,7 +184,7 @@ def _check_grains(key: str, side: SideObject, first: int, body: bytes) -> None:
             _differs(key, f"differs from what was written in grain {grain}", grain * size)
 
 
-async def _verify_data(objects: ObjectStore, key: str, index: ObjectIndex) -> None:
+async def _verify_data(objects: ObjectReads, key: str, index: ObjectIndex) -> None:
     info = await objects.head(key)
     if info is None:
         _differs(key, "is not there")
@@ -200,7 +200,7 @@ async def _verify_data(objects: ObjectStore, key: str, index: ObjectIndex) -> No
 
 
 async def _verify_block_header(
-    objects: ObjectStore, key: str, index: ObjectIndex, block: BlockRange
+    objects: ObjectReads, key: str, index: ObjectIndex, block: BlockRange
 ) -> None:
     raw = await objects.get_range(key, block.offset, BLOCK_HEADER_LEN)
     if raw is None or len(raw) != BLOCK_HEADER_LEN:

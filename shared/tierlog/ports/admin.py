@@ -84,8 +84,13 @@ class Administration(Protocol):
 class ScrubDesk(Protocol):
     """Scrubs of the bucket, as the scheduler's REST shows them."""
 
-    async def begin(self, *, repair: bool, deep: bool) -> Document:
-        """Begin a scrub; UNAVAILABLE while another one is at work."""
+    async def begin(
+        self, *, repair: bool, deep: bool, ledgers: Sequence[LedgerId] | None = None
+    ) -> Document:
+        """Begin a scrub; UNAVAILABLE while another one is at work.
+
+        ``ledgers``: data of those alone are read, and nothing else is repaired.
+        """
         ...
 
     async def find(self) -> Sequence[Document]:

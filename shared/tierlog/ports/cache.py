@@ -14,6 +14,10 @@ class SharedCache(Protocol):
         """Keep the value for a while, if possible."""
         ...
 
+    async def drop(self, key: str) -> None:
+        """Let nobody have the value any more, if possible: it is of no use."""
+        ...
+
     async def close(self) -> None:
         """Give the connection back."""
         ...

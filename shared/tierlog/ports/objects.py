@@ -52,7 +52,23 @@ class OpenUpload:
     initiated_ms: int
 
 
-class ObjectStore(Protocol):
+class ObjectReads(Protocol):
+    """Reads of one bucket's objects: all that the reader wants of a store."""
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        """Return what is known of an object, or None."""
+        ...
+
+    async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
+        """Return a whole object (for small ones), or None."""
+        ...
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        """Return exactly ``length`` bytes from ``start`` (fewer only at the object's end)."""
+        ...
+
+
+class ObjectStore(ObjectReads, Protocol):
     """One bucket."""
 
     async def put(
@@ -65,18 +81,6 @@ class ObjectStore(Protocol):
         if_none_match: bool = False,
     ) -> ObjectInfo:
         """Write a whole object, checked by the store against its CRC32C."""
-        ...
-
-    async def head(self, key: str) -> ObjectInfo | None:
-        """Return what is known of an object, or None."""
-        ...
-
-    async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
-        """Return a whole object (for small ones), or None."""
-        ...
-
-    async def get_range(self, key: str, start: int, length: int) -> bytes | None:
-        """Return exactly ``length`` bytes from ``start`` (fewer only at the object's end)."""
         ...
 
     async def delete(self, key: str) -> None:

@@ -1,7 +1,8 @@
 """The reader service as its callers see it: frames from anywhere in a stream."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import Edge, Position
@@ -46,4 +47,18 @@ class StreamReads(Protocol):
 
     async def close(self) -> None:
         """Give the connections back."""
+        ...
+
+
+class ReadDesk(Protocol):
+    """What a reader tells beside the entries."""
+
+    async def position_at(self, stream: StreamName, time: str) -> Position | Edge:
+        """Return where a time of publishing begins: ISO 8601, or milliseconds since 1970."""
+        ...
+
+    async def explain(
+        self, stream: StreamName, start: str, *, entries_max: int, bytes_max: int
+    ) -> Mapping[str, Any]:
+        """Read once, and tell which tier, which objects and requests, and how long each took."""
         ...

@@ -33,6 +33,7 @@ class Cause(StrEnum):
     SCRUB = "scrub"
     MANIFEST = "manifest"
     RESTORE = "restore"
+    ATTRIBUTES = "attributes"
     OTHER = "other"
 
 

@@ -25,6 +25,11 @@ class Channel(Protocol):
         ...
 
     @property
+    def certificate_names(self) -> Sequence[str]:
+        """The names in the certificate of the other side, if the transport has verified one."""
+        ...
+
+    @property
     def frame_len_max(self) -> int:
         """Bytes that a frame may have on this side, those of its first length field apart."""
         ...

@@ -1,5 +1,8 @@
 """The streaming cache against a plain dict of bytes; every word of the pool after every step."""
 
+import random
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +17,6 @@ from hypothesis.stateful import (
 
 from tests.unit.reader.cache.audit import audit
 from tierlog_reader.cache.layout import NO_ADDRESS, Layout
-from tierlog_reader.cache.store import StreamingCache
 
 LAYOUTS = [Layout(16, 2), Layout(64, 8), Layout(128, 16), Layout(4096, 8)]
 
@@ -24,6 +26,8 @@ def content(seed: int, length: int) -> bytes:
 
 
 class AgainstADict(RuleBasedStateMachine):
+    cache_class: Any
+
     def __init__(self) -> None:
         super().__init__()
         self.model: dict[int, bytes] = {}
@@ -31,7 +35,7 @@ class AgainstADict(RuleBasedStateMachine):
 
     @initialize(layout=st.sampled_from(LAYOUTS), buffers=st.integers(1, 5), odd=st.integers(0, 9))
     def start(self, layout, buffers, odd):
-        self.cache = StreamingCache(buffers * layout.buffer_len + odd, layout)
+        self.cache = self.cache_class(buffers * layout.buffer_len + odd, layout)
         assert self.cache.bytes_max == buffers * layout.buffer_len
 
     def data(self, blocks: int, more: int) -> bytes:
@@ -107,5 +111,40 @@ SETTINGS = settings(max_examples=40, stateful_step_count=30)
 
 
 @pytest.mark.covers("C13", "C22", "C25", "C26", "C36")
-def test_the_cache_is_a_dict_and_all_counts_agree():
-    run_state_machine_as_test(AgainstADict, settings=SETTINGS)
+def test_the_cache_is_a_dict_and_all_counts_agree(streaming_cache):
+    class ThisOne(AgainstADict):
+        cache_class = streaming_cache
+
+    run_state_machine_as_test(ThisOne, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_compiled_and_plain_lay_every_word_alike(streaming_cache, plain_cache, seed):
+    """The same calls leave the same pool, byte by byte, in large buffers as in small ones."""
+    layout = Layout() if seed % 2 else Layout(256, 32)
+    caches = [one(4 * layout.buffer_len, layout) for one in (streaming_cache, plain_cache)]
+    rng, held = random.Random(seed), list[int]()
+    longest = layout.buffer_len // 4
+    for _ in range(3000):
+        turn = rng.random()
+        data = content(rng.randrange(251), 64) * (rng.randrange(longest) // 64)
+        if turn < 0.5 or not held:
+            address, other = (cache.insert(data) for cache in caches)
+            assert address == other
+            held += [address] if address else []
+        elif turn < 0.6:
+            at = rng.randrange(len(held))
+            address, other = (cache.append(held[at], data) for cache in caches)
+            assert address == other
+            held[at] = address or held[at]
+        else:
+            at = rng.randrange(len(held))
+            for cache in caches:
+                cache.delete(held[at])
+            held[at] = held[-1]
+            held.pop()
+    assert bytes(caches[0]._pool.view) == bytes(caches[1]._pool.view)
+    assert caches[0].state() == caches[1].state()
+    assert list(caches[0]._queue) == list(caches[1]._queue)
+    for cache in caches:
+        cache.close()

@@ -6,6 +6,7 @@ from uuid import UUID
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadContext
+from tierlog.model.position import Position
 
 
 class OpenGate:
@@ -44,6 +45,10 @@ class OpenGate:
 
     async def record_cluster(self) -> None:
         pass
+
+    def attributes_through(self, name: StreamName) -> Position | None:
+        del name
+        return None
 
     def stopped(self, name: StreamName) -> str | None:
         del name

@@ -18,7 +18,8 @@ from tierlog.model.offload import OffloadContext
 from tierlog.model.scrub import DeepPlace, ScrubReport, ScrubWish
 from tierlog.offload.driver import SOFTWARE
 from tierlog.offload.repair import Repairer
-from tierlog.offload.scrub import Scrubber, ScrubLimits
+from tierlog.offload.scrub import Scrubber
+from tierlog.offload.scrub_rules import ScrubLimits
 from tierlog.ports.objects import ObjectStore
 from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
 

@@ -155,12 +155,14 @@ class World:
         store = self.metadata.connect(faults or no_faults())
         return Catalog.over(store, clock=self.clock, ids=self.ids)
 
-    async def stream(self, name: StreamName = STREAM, policy: Policy | None = None) -> Stream:
+    async def stream(
+        self, name: StreamName = STREAM, policy: Policy | None = None, *, raw: bool = False
+    ) -> Stream:
         """Create a stream that someone owns."""
         catalog = self.catalog()
         await catalog.nodes.ensure_cluster()
         await catalog.streams.ensure_roots()
-        await catalog.streams.create(name, policy=policy)
+        await catalog.streams.create(name, raw=raw, policy=policy)
         return await catalog.streams.claim(name, NodeId("n1"))
 
     async def seal(

@@ -1,0 +1,276 @@
+"""Objects of attribute indexes that nothing needs any more, and those that are needed and gone.
+
+Owns looking at one stream's folder, and deleting below it. Does not own what is needed: the roots
+of the record do (``tierlog.model.attribute_record``), and the one that the newest manifest names.
+
+Steps: list the folder; read the record, the newest manifest, and the lists of chunks that both
+name. If something is old and named by neither: raise the generation, read both again, and delete
+what neither names then, each after a look at it at that very moment.
+
+Invariants:
+    * Nothing is deleted in the generation in which it could still be published: a flush that began
+      before the sweep writes its object again under another name.
+    * What a record or a manifest names and can't be read stops every deletion of the stream:
+      unknown is not empty.
+    * Nothing is told to be missing before record and object were looked at again.
+    * Only objects of this cluster go, and none that is younger than the safety age.
+
+Crash: what is left is found by the next sweep.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.format import attribute_objects as fmt
+from tierlog.format import keys
+from tierlog.model.attribute_record import AttributesRecord
+from tierlog.model.attributes import IndexObject
+from tierlog.model.errors import CorruptError
+from tierlog.model.ids import StreamName
+from tierlog.model.scrub import Finding, FindingKind
+from tierlog.model.stream import StreamLifecycle
+from tierlog.offload.manifests import ManifestStore
+from tierlog.ports.clock import Clock
+from tierlog.ports.objects import ObjectInfo, ObjectStore
+
+log = structlog.get_logger()
+
+Pay = Callable[[int], Awaitable[None]]
+"""Waits until so many bytes may be read; 0: one more request."""
+
+BRING_BACK = (
+    "Bring the object back from another copy of the bucket; see the how-to scrub-a-bucket. What "
+    "writers appended is also in the entries of the stream"
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Swept:
+    """What became of one stream's folder."""
+
+    objects: int = 0
+    unneeded: int = 0
+    unneeded_bytes: int = 0
+    deleted: int = 0
+    too_young: int = 0
+    foreign: int = 0
+    kept: str = ""
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """What must be there: lengths and digests by key; of a list the length is not known (-1)."""
+
+    objects: Mapping[str, tuple[int, bytes]]
+    unread: str = ""
+    """Why not all of it is known; empty: it is."""
+
+
+class AttributeSweeper:
+    """Looks after the attribute indexes of one cluster's part of one bucket."""
+
+    def __init__(
+        self,
+        *,
+        objects: ObjectStore,
+        catalog: Catalog,
+        manifests: ManifestStore,
+        cluster_id: UUID,
+        key_prefix: str,
+        clock: Clock,
+        safety_ms: int,
+    ) -> None:
+        self._objects = objects
+        self._attributes = catalog.attributes
+        self._manifests = manifests
+        self._cluster_id = cluster_id
+        self._prefix = key_prefix
+        self._clock = clock
+        self._safety_ms = safety_ms
+
+    def __repr__(self) -> str:
+        return f"<AttributeSweeper {self._prefix!r} of {self._cluster_id}>"
+
+    async def run(
+        self,
+        name: StreamName,
+        incarnation: UUID,
+        *,
+        delete: bool,
+        pay: Pay,
+        deep: bool = False,
+    ) -> Swept:
+        """Look at one incarnation's index; ``deep``: read all of what is needed, and compare."""
+        swept = Swept()
+        listed = await self._listed(name, incarnation, pay)
+        swept.objects = len(listed)
+        needed = await self._needed(name, incarnation, await self._record(name, incarnation), pay)
+        await self._missing(name, incarnation, needed, listed, swept, pay)
+        if deep:
+            await self._deep(name, needed, swept, pay)
+        old = [one for one in listed.values() if self._may_go(one, needed, swept)]
+        swept.unneeded, swept.unneeded_bytes = len(old), sum(one.size for one in old)
+        swept.kept = needed.unread
+        if old and delete and not needed.unread:
+            await self._delete(name, incarnation, old, swept, pay)
+        return swept
+
+    async def has_any(self, name: StreamName) -> bool:
+        """Tell whether a checkpoint of a stream's attributes was ever made."""
+        return await self._attributes.peek(name) is not None
+
+    async def remove(self, name: StreamName, incarnation: UUID) -> int:
+        """Delete all of the index of a stream that is being deleted; return how many objects."""
+        count = 0
+        folder = fmt.attributes_folder(self._prefix, name, incarnation)
+        async for info in self._objects.list(folder):
+            if fmt.parse_attribute_key(self._prefix, info.key) is not None:
+                await self._objects.delete(info.key)
+                count += 1
+        return count
+
+    async def _record(self, name: StreamName, incarnation: UUID) -> AttributesRecord | None:
+        record = await self._attributes.get(name)
+        return record if record is not None and record.incarnation == incarnation else None
+
+    async def _listed(self, name: StreamName, incarnation: UUID, pay: Pay) -> dict[str, ObjectInfo]:
+        found: dict[str, ObjectInfo] = {}
+        await pay(0)
+        async for info in self._objects.list(
+            fmt.attributes_folder(self._prefix, name, incarnation)
+        ):
+            if fmt.parse_attribute_key(self._prefix, info.key) is not None:
+                found[info.key] = info
+        return found
+
+    async def _needed(
+        self, name: StreamName, incarnation: UUID, record: AttributesRecord | None, pay: Pay
+    ) -> Needed:
+        """Return what a record needs, and the newest manifest, which is read after it."""
+        await pay(0)
+        known = await self._manifests.newest(name, incarnation)
+        head, named = known.head, None
+        if head is not None and head.lifecycle is not StreamLifecycle.DELETING:
+            named = head.attributes
+        found: dict[str, tuple[int, bytes]] = {}
+        unread = ""
+        for one in (record, named):
+            if one is None:
+                continue
+            found |= {chunk.key: (-1, chunk.sha256) for chunk in one.chunks}
+            every: list[IndexObject] = list(one.objects)
+            for chunk in one.chunks:
+                try:
+                    every += await self._chunk(chunk.key, chunk.sha256, pay)
+                except CorruptError as error:
+                    unread = unread or error.message
+            found |= {
+                each.key: (each.length, each.sha256)
+                for each in every
+                if one.needs(each.start, each.end)
+            }
+        return Needed(objects=found, unread=unread)
+
+    async def _chunk(self, key: str, sha256: bytes, pay: Pay) -> Iterable[IndexObject]:
+        await pay(0)
+        found = await self._objects.get(key)
+        if found is None or hashlib.sha256(found[1]).digest() != sha256:
+            what = "is not there" if found is None else "has another digest than its record says"
+            raise CorruptError(
+                f"the list {key} of an attribute index {what}", details={"object": key}
+            )
+        return fmt.decode_list(found[1], key=key)
+
+    async def _missing(
+        self,
+        name: StreamName,
+        incarnation: UUID,
+        needed: Needed,
+        listed: Mapping[str, ObjectInfo],
+        swept: Swept,
+        pay: Pay,
+    ) -> None:
+        """Tell of what is needed and is not there, or has another length; looked at again."""
+        doubted = [
+            key
+            for key, (length, _) in needed.objects.items()
+            if key not in listed or length not in (-1, listed[key].size)
+        ]
+        if not doubted:
+            return
+        # It may have been written since, or be needed no more.
+        record = await self._record(name, incarnation)
+        again = await self._needed(name, incarnation, record, pay)
+        for key in doubted:
+            if key not in again.objects:
+                continue
+            await pay(0)
+            info, length = await self._objects.head(key), again.objects[key][0]
+            if info is None:
+                swept.findings.append(_finding(FindingKind.MISSING_OBJECT, name, key, "not there"))
+            elif length not in (-1, info.size):
+                cause = f"it has {info.size} bytes and not {length}"
+                swept.findings.append(_finding(FindingKind.WRONG_OBJECT, name, key, cause))
+
+    async def _deep(self, name: StreamName, needed: Needed, swept: Swept, pay: Pay) -> None:
+        told = {one.key for one in swept.findings}
+        for key, (length, sha256) in needed.objects.items():
+            if key in told:
+                continue
+            await pay(max(0, length))
+            found = await self._objects.get(key)
+            if found is not None and hashlib.sha256(found[1]).digest() != sha256:
+                cause = "its bytes have another digest than was written"
+                swept.findings.append(_finding(FindingKind.DAMAGED_DATA, name, key, cause))
+
+    def _may_go(self, info: ObjectInfo, needed: Needed, swept: Swept) -> bool:
+        if info.key in needed.objects:
+            return False
+        if self._clock.wall_ms() - info.modified_ms < self._safety_ms:
+            swept.too_young += 1
+            return False
+        return True
+
+    async def _delete(
+        self,
+        name: StreamName,
+        incarnation: UUID,
+        old: Iterable[ObjectInfo],
+        swept: Swept,
+        pay: Pay,
+    ) -> None:
+        # From here on nothing that was written before can be published any more.
+        record = await self._attributes.raise_generation(name, incarnation)
+        needed = await self._needed(name, incarnation, record, pay)
+        swept.kept = needed.unread
+        if needed.unread:
+            return
+        for one in old:
+            if one.key in needed.objects:
+                continue
+            await pay(0)
+            info = await self._objects.head(one.key)
+            if info is None or self._clock.wall_ms() - info.modified_ms < self._safety_ms:
+                continue
+            if keys.cluster_of(info.metadata) != self._cluster_id:
+                swept.foreign += 1
+                continue
+            await self._objects.delete(one.key)
+            swept.deleted += 1
+        log.info("attributes.swept", stream=name, objects=swept.deleted, of=swept.unneeded)
+
+
+def _finding(kind: FindingKind, name: StreamName, key: str, cause: str) -> Finding:
+    return Finding(
+        kind=kind,
+        stream=name,
+        key=key,
+        cause=f"an object of the stream's attribute index: {cause}",
+        remedy=BRING_BACK,
+    )

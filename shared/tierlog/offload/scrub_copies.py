@@ -1,0 +1,140 @@
+"""A look at one ledger's copy: its objects against each other and against the ledger's context.
+
+Owns the looks of which a scrub is made, wherever it runs. Does not own which ledgers are looked
+at, nor what is done about a finding (``tierlog.offload.scrub``).
+
+Invariants:
+    * Nothing is told to be wrong before the context was read again, and names that very copy.
+    * Only a look at every byte takes a doubt back, and only one that was there before.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from tierlog.catalog import Catalog
+from tierlog.format import keys
+from tierlog.model.errors import CorruptError, RefusedError, TierlogError
+from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.manifest import copy_of
+from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.scrub import Finding, FindingKind, ScrubReport
+from tierlog.offload import scrub_rules as rules
+from tierlog.offload.drivers import known_here
+from tierlog.offload.interface import LedgerOffloader
+from tierlog.offload.verify import ReadBack, is_read_whole, verify_copy
+from tierlog.ports.objects import ObjectStore
+
+Pay = Callable[[int], Awaitable[None]]
+"""Waits until so many bytes may be read; 0: one more request."""
+
+
+class CopyLook:
+    """Looks at copies, one at a time or several at once."""
+
+    def __init__(
+        self,
+        *,
+        objects: ObjectStore,
+        catalog: Catalog,
+        offloader: LedgerOffloader,
+        pay: Pay,
+    ) -> None:
+        self._objects = objects
+        self._catalog = catalog
+        self._contexts = catalog.contexts
+        self._offloader = offloader
+        self._pay = pay
+
+    def __repr__(self) -> str:
+        return f"<CopyLook with {self._offloader!r}>"
+
+    def is_here(self, context: OffloadContext) -> bool:
+        """Tell whether a copy lies in the bucket that this process has, in a layout of ours."""
+        assert context.location is not None
+        assert context.uuid is not None
+        there = context.location
+        if not known_here(there):
+            return False
+        try:
+            own = self._offloader.location(context.ledger_id, context.uuid)
+        except RefusedError:
+            # The driver that is set writes nothing.
+            return False
+        return (there.bucket, there.endpoint_name) == (own.bucket, own.endpoint_name)
+
+    async def local_alone(self, context: OffloadContext) -> Finding | None:
+        """Look whether a ledger that has no complete copy is in tier 1."""
+        if context.state is OffloadState.TRIMMING:
+            return None
+        if await self._catalog.ledgers.get(context.ledger_id) is not None:
+            return None
+        again = await self._contexts.get(context.ledger_id)
+        if again is None or again.complete or again.state is OffloadState.TRIMMING:
+            return None
+        cause = "the ledger is in neither tier"
+        return rules.finding_of(again, FindingKind.POINTS_NOWHERE, cause)
+
+    async def confirmed(self, context: OffloadContext) -> Finding | None:
+        """Look at the lengths of a copy's objects, as of now."""
+        location = context.location
+        assert location is not None
+        found = {}
+        for role, key in keys.roles_of(location).items():
+            await self._pay(0)
+            found[role] = await self._objects.head(key)
+        again = await self._as_before(context)
+        if again is None or again.copy is None:
+            return None
+        sizes = {role: info.size for role, info in found.items() if info is not None}
+        verdict = rules.judge_copy(again.copy, sizes, single=location.is_single)
+        return rules.finding_of(again, *verdict) if verdict is not None else None
+
+    async def read_whole(self, context: OffloadContext) -> Finding | None:
+        """Read all of a copy and compare; what is sound, all of it, is in doubt no more."""
+        copy, location = context.copy, context.location
+        assert copy is not None
+        assert location is not None
+        await self._pay(copy.data_len)
+        try:
+            await verify_copy(self._objects, location, copy, read_back=ReadBack.FULL)
+        except CorruptError as error:
+            again = await self._as_before(context)
+            if again is None:
+                return None
+            data = error.details.get("object") == location.data_key
+            kind = FindingKind.DAMAGED_DATA if data else FindingKind.WRONG_OBJECT
+            offset = error.details.get("offset", "0")
+            return rules.finding_of(again, kind, f"{error.message} (at byte {offset})")
+        if context.doubt is not None and is_read_whole(location, copy):
+            # Only what was in doubt before it was read: what came meanwhile may be news.
+            await self._contexts.find_sound(context.ledger_id, mark=context.doubt.mark)
+        return None
+
+    async def unknown(self, name: StreamName, ledger_id: LedgerId) -> Finding | None:
+        """Look again whether a ledger that a stream lists has no context."""
+        snapshot = await self._catalog.streams.snapshot(name)
+        there = await self._contexts.get(ledger_id)
+        if there is not None or all(one.ledger_id != ledger_id for one in snapshot.ledgers):
+            return None
+        cause = "the ledger is listed and has no context"
+        return Finding(
+            kind=FindingKind.POINTS_NOWHERE, stream=name, ledger_id=ledger_id, cause=cause
+        )
+
+    async def doubt(self, context: OffloadContext, finding: Finding, report: ScrubReport) -> None:
+        """Have the local copy kept, if there is one, whatever comes of a repair."""
+        assert context.uuid is not None
+        cause = f"{finding.kind.value}: {finding.cause}"
+        try:
+            await self._contexts.doubt(context.ledger_id, uuid=context.uuid, cause=cause)
+        except TierlogError as error:
+            report.skip(
+                f"ledger {context.ledger_id} of {context.stream} is damaged ({cause}), and that "
+                f"could not be kept in its metadata: {error}"
+            )
+
+    async def _as_before(self, context: OffloadContext) -> OffloadContext | None:
+        """Return a ledger's context as of now, if it still names that complete copy."""
+        again = await self._contexts.get(context.ledger_id)
+        if again is None or copy_of(again) is None or again.uuid != context.uuid:
+            return None
+        return again
