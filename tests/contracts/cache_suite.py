@@ -31,3 +31,12 @@ class CacheContract:
         await wait(1.5)
         assert await cache.get("short") is None
         assert await cache.get("long") == b"y"
+
+    async def test_what_one_drops_nobody_has_any_more(self, connect):
+        one, other = connect(), connect()
+        await one.put("a", b"x", ttl_s=60)
+        await one.put("b", b"y", ttl_s=60)
+        await other.drop("a")
+        await other.drop("never there")
+        assert await one.get("a") is None
+        assert await one.get("b") == b"y"

@@ -11,12 +11,14 @@ from uuid import UUID
 import pytest
 
 from tests.contracts.services import READ_BYTES, WAIT_S, Open, draft_of, refused
+from tierlog.format.entry import AttributeUpdate, Verb, encode_entry
 from tierlog.format.frame import pack_entries
+from tierlog.model.attributes import EVENT_COUNT, AppendCondition, AttributeKey
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import NodeId, StreamName
 from tierlog.model.partitions import partition_names
 from tierlog.model.policy import Policy
-from tierlog.model.position import Edge
+from tierlog.model.position import Edge, Position
 
 
 class StreamsContract:
@@ -109,6 +111,63 @@ class StreamsContract:
             (after,) = await on.append(stream, [b"after"])
             assert after.ledger_id > before.ledger_id
             assert (after.first_entry_id, after.last_entry_id) == (0, 0)
+
+    @pytest.mark.covers("E03", "E09", "E12", "E18", "E20")
+    async def test_a_condition_decides_and_attributes_are_as_of_the_last_entry(
+        self, services: Open, stream: StreamName
+    ):
+        writer, counter = AttributeKey(b"w" * 16), AttributeKey(b"x" * 16)
+
+        def entry(number: int) -> bytes:
+            add = AttributeUpdate(key=UUID(bytes=counter), verb=Verb.ACCUMULATE, value=-2)
+            return encode_entry(
+                [b"one", b"two"],
+                publish_time_ms=1,
+                writer_id=UUID(bytes=writer),
+                event_number=number,
+                attribute_updates=[add],
+            )
+
+        async with services() as on:
+            await on.create(stream, raw=False)
+            async with on.channel(stream) as channel:
+
+                async def append(number: int, **condition: Any) -> Position:
+                    (place,) = await channel.append(
+                        stream,
+                        draft_of([entry(number)]),
+                        deadline_s=WAIT_S,
+                        condition=AppendCondition(**condition),
+                    )
+                    return Position(place.ledger_id, place.last_entry_id)
+
+                first = await append(2, last_event_number=0, after=Edge.EARLIEST)
+                with refused(Reason.CONDITIONAL_APPEND_FAILED) as caught:
+                    await append(2, last_event_number=0)
+                assert caught.value.details["event_number"] == "2"
+                with refused(Reason.CONDITIONAL_APPEND_FAILED) as caught:
+                    await append(4, last_event_number=2, after=Edge.EARLIEST)
+                assert caught.value.details["last_position"] == str(first)
+                second = await append(4, last_event_number=2, after=first)
+            found = await on.control.get_attributes(stream, [counter, writer, EVENT_COUNT])
+            assert dict(found.values) == {writer: 4, counter: -4, EVENT_COUNT: 4}
+            assert found.as_of == second
+            listed = await on.control.list_attributes(stream, first=writer, limit=1)
+            assert dict(listed.values) == {writer: 4}
+            listed = await on.control.list_attributes(stream, first=writer)
+            assert list(listed.values) == [writer, counter]
+
+    async def test_raw_streams_take_no_condition(self, services: Open, stream: StreamName):
+        async with services() as on:
+            await on.create(stream)
+            async with on.channel(stream) as channel:
+                with refused(Reason.INVALID_ARGUMENT):
+                    await channel.append(
+                        stream,
+                        draft_of([b"x"]),
+                        deadline_s=WAIT_S,
+                        condition=AppendCondition(after=Edge.EARLIEST),
+                    )
 
     async def test_a_channel_that_was_closed_takes_nothing(
         self, services: Open, stream: StreamName

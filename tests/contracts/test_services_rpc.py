@@ -39,7 +39,7 @@ class NoRequests:
     async def ready(self, *, appends):
         pass
 
-    def append(self, stream, draft, *, deadline_s):
+    def append(self, stream, draft, *, deadline_s, condition):
         raise NotImplementedError
 
     def add_run(self, run, *, recovery):
@@ -67,6 +67,15 @@ class Bystander(rpc.IngestServicer):
         raise NotImplementedError
 
     async def Seal(self, request, context):  # noqa: N802
+        raise NotImplementedError
+
+    async def GetAttributes(self, request, context):  # noqa: N802
+        raise NotImplementedError
+
+    async def ListAttributes(self, request, context):  # noqa: N802
+        raise NotImplementedError
+
+    async def Attach(self, request, context):  # noqa: N802
         raise NotImplementedError
 
 

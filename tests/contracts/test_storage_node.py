@@ -45,7 +45,7 @@ class Handler:
     async def ready(self, *, appends):
         await self.node.ready()
 
-    def append(self, stream, draft, *, deadline_s):
+    def append(self, stream, draft, *, deadline_s, condition):
         raise NotImplementedError
 
     def add_run(self, run, *, recovery):

@@ -25,6 +25,9 @@ from tierlog.ports.progress import Progress
 PROBE_S_MAX: Final = 5.0
 PROBE_PAUSE_S: Final = 0.1
 
+OPEN: Final[Mapping[str, str]] = {"TIERLOG_SECURITY__MODE": "open"}
+"""All of it is on the loopback interface, for whoever is on this machine."""
+
 # Who listens for what; stopped from the last to the first, so that whoever asks goes first.
 SERVICE_PORTS: Final[Mapping[str, Sequence[str]]] = {
     "ingest": ("http", "grpc", "wire"),
@@ -73,7 +76,7 @@ def service_spec(
     return ServiceSpec(
         name=name or kind,
         module=f"tierlog_{kind}.main",
-        env={**env, f"{section}HOST": LOOPBACK, **listen},
+        env={**OPEN, **env, f"{section}HOST": LOOPBACK, **listen},
         ready_url=f"http://{LOOPBACK}:{ports['http']}/readyz",
         ports=dict(ports),
     )

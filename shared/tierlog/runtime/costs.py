@@ -83,9 +83,8 @@ def costs_of(service: str, meter: CostMeter) -> Costs:
     )
 
 
-@contextlib.asynccontextmanager
-async def serve_costs(app: FastAPI, service: str, meter: CostMeter) -> AsyncIterator[None]:
-    """Let ``app`` show the counts of this process for the length of the context."""
+def add_costs_route(app: FastAPI, service: str, meter: CostMeter) -> None:
+    """Add the route of the counts to ``app``."""
 
     async def costs() -> Costs:
         return costs_of(service, meter)
@@ -96,6 +95,12 @@ async def serve_costs(app: FastAPI, service: str, meter: CostMeter) -> AsyncIter
         methods=["GET"],
         summary="Requests to the object store so far, by stream, cause and operation",
     )
+
+
+@contextlib.asynccontextmanager
+async def serve_costs(app: FastAPI, service: str, meter: CostMeter) -> AsyncIterator[None]:
+    """Let ``app`` show the counts of this process for the length of the context."""
+    add_costs_route(app, service, meter)
     collector = CostCollector(meter)
     REGISTRY.register(collector)
     try:

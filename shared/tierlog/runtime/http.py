@@ -8,15 +8,19 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from importlib.metadata import version
 from typing import Final
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import Gauge
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tierlog.format.versions import Format, current
 from tierlog.model.errors import (
     IndeterminateError,
     Reason,
@@ -24,12 +28,30 @@ from tierlog.model.errors import (
     RetryableError,
     TierlogError,
 )
+from tierlog.ports.ids import Ids
 from tierlog.runtime.errors import PROBLEM_TYPE, problem_of
 from tierlog.runtime.openapi import describe_api
+from tierlog.runtime.requests import RequestContext, RequestIds
+from tierlog.runtime.tls import ServerTls, peer_names
 
 Checks = Mapping[str, Callable[[], Awaitable[bool]]]
 
 START_S_MAX: Final = 30.0
+HEAD_BYTES_MAX: Final = 16 * 1024
+HEAD_S_MAX: Final = 10.0
+"""So long a client may take for a request's head, of the first and of all others."""
+BODY_S_MAX: Final = 60.0
+BODY_BYTES_MAX: Final = 8 * 1024 * 1024
+_TOO_LARGE: Final = 413
+CONNECTIONS_MAX: Final = 2048
+CERTIFICATE_NAMES: Final = "certificate_names"
+"""In the state of a request: the names in the client's certificate, where TLS has verified one."""
+BUILD: Final = Gauge(
+    "tierlog_build_info",
+    "Always 1: the version of this process, and that of the wire that it speaks",
+    ["version", "wire"],
+)
+BUILD.labels(version("tierlog"), str(current(Format.WIRE))).set(1)
 
 
 class Readiness(BaseModel):
@@ -39,9 +61,13 @@ class Readiness(BaseModel):
     checks: dict[str, bool]
 
 
-def build_http_app(title: str, *, checks: Checks) -> FastAPI:
-    """Return an application with /livez, /readyz, /metrics and the error handlers."""
-    app = FastAPI(title=title, docs_url="/docs", redoc_url=None)
+def build_http_app(title: str, *, checks: Checks, ids: Ids | None = None) -> FastAPI:
+    """Return an application with /livez, /readyz, /metrics and the error handlers.
+
+    ``ids`` tell requests of this process from those of others.
+    """
+    app = FastAPI(title=title, docs_url="/docs", redoc_url=None, max_body_size=BODY_BYTES_MAX)
+    app.add_middleware(RequestContext, request_ids=RequestIds(ids))
 
     async def livez() -> Response:
         return PlainTextResponse("ok\n")
@@ -100,7 +126,10 @@ async def _invalid(_request: Request, error: Exception) -> Response:
 
 async def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    refused = RefusedError(str(error.detail), remedy="See /docs for what is served here")
+    reason = Reason.TOO_LARGE if error.status_code == _TOO_LARGE else None
+    refused = RefusedError(
+        str(error.detail), reason=reason, remedy="See /docs for what is served here"
+    )
     problem = problem_of(refused).model_copy(update={"status": error.status_code})
     return Response(
         problem.model_dump_json(exclude_none=True),
@@ -121,10 +150,25 @@ async def _bug(_request: Request, _error: Exception) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def serve_http(app: FastAPI, *, host: str, port: int) -> AsyncIterator[int]:
+async def serve_http(
+    app: FastAPI, *, host: str, port: int, tls: ServerTls | None = None
+) -> AsyncIterator[int]:
     """Serve ``app`` inside the running loop and give its port; drains at the end."""
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=5, lifespan="off"
+        app,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=5,
+        lifespan="off",
+        http=_Connection,
+        ws="none",
+        # What headers say of a client's address anybody can write.
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        limit_concurrency=CONNECTIONS_MAX,
+        # Probes have no certificate; what is not public asks for one, or for a token.
+        ssl_context_factory=None if tls is None else lambda *_: tls.context(required=False),
     )
     server = _EmbeddedServer(config)
     listening = listen(host, port)
@@ -157,6 +201,49 @@ def listen(host: str, port: int) -> socket.socket:
     listening.listen(512)
     listening.setblocking(False)  # noqa: FBT003 - the socket module's own signature
     return listening
+
+
+class _Connection(H11Protocol):
+    """One connection: knows who TLS says the client is, and doesn't wait for ever for a request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if transport.get_extra_info("ssl_object") is not None:
+            # Of this connection's own, from which each request's state is made.
+            self.app_state = {**self.app_state, CERTIFICATE_NAMES: peer_names(transport)}
+        self._timer: asyncio.TimerHandle | None = None
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._timer is None:
+            self._expect()
+
+    def _phase(self) -> tuple[object, str]:
+        """Return what the client is sending now; nothing while its request is worked on."""
+        if self.cycle is None or self.cycle.response_complete:
+            return self.cycle, "head"
+        return self.cycle, "body" if self.cycle.more_body else ""
+
+    def _expect(self) -> None:
+        """Give what is on its way its time."""
+        phase = self._phase()
+        if phase[1]:
+            limit_s = HEAD_S_MAX if phase[1] == "head" else BODY_S_MAX
+            self._timer = self.loop.call_later(limit_s, self._check, phase)
+
+    def _check(self, before: tuple[object, str]) -> None:
+        self._timer = None
+        if self._phase() == before:
+            self.transport.close()
+        elif self.timeout_keep_alive_task is None:
+            # Something came since then, and perhaps not all of it.
+            self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
 
 
 class _EmbeddedServer(uvicorn.Server):

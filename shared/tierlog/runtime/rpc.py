@@ -1,8 +1,8 @@
 """gRPC for every service: the server with limits, health, reflection, errors; channels to it."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Self, cast
 
 import grpc
 import structlog
@@ -10,9 +10,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
+from tierlog.ports.ids import Ids
+from tierlog.runtime.calling import PLAIN, Calling
 from tierlog.runtime.errors import grpc_status_of
+from tierlog.runtime.requests import RequestIds, bind_metadata
+from tierlog.runtime.tls import ServerTls
 
 log = structlog.get_logger()
+
+OWN_METHODS: Final = "/tierlog."
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 _OPTIONS: Final = (
@@ -24,42 +30,92 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+_SERVER_OPTIONS: Final = (
+    *_OPTIONS,
+    ("grpc.max_concurrent_streams", 1024),
+    ("grpc.max_metadata_size", 16 * 1024),
+    # Only as they are: what is small on its way would be large here.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Answers with the reason of a ``TierlogError``; anything else is a bug and is logged."""
+
+    def __init__(self, request_ids: RequestIds) -> None:
+        self._request_ids = request_ids
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:  # noqa: ANN401 - grpc's own handler type
-        """Wrap unary handlers; Tierlog has no others."""
+        """Wrap handlers that answer once, and those that answer on and on."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
+        if handler is None:
             return handler
-        inner = handler.unary_unary
+        method = handler_call_details.method
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                _guarded(handler.unary_unary, method, self._request_ids),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
+        if handler.unary_stream is not None and method.startswith(OWN_METHODS):
+            return grpc.unary_stream_rpc_method_handler(
+                _guarded_stream(handler.unary_stream, method, self._request_ids),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
+        return handler
 
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: ANN401
-            try:
-                return await inner(request, context)
-            except TierlogError as error:
-                await context.abort_with_status(grpc_status_of(error))
-            except grpc.aio.AbortError:
-                raise
-            except Exception:
-                log.exception("rpc.failed", method=handler_call_details.method)
-                bug = IndeterminateError(
-                    "the service failed while it worked on this call",
-                    remedy="Look into the service's log",
-                )
-                await context.abort_with_status(grpc_status_of(bug))
 
-        return grpc.unary_unary_rpc_method_handler(
-            guarded,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+def _guarded(
+    inner: Callable[..., Awaitable[Any]], method: str, request_ids: RequestIds
+) -> Callable[..., Awaitable[Any]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: ANN401
+        bind_metadata(request_ids, context.invocation_metadata() or ())
+        try:
+            return await inner(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is told, and logged where it is a bug
+            await _abort(context, error, method)
+
+    return guarded
+
+
+def _guarded_stream(
+    inner: Callable[..., AsyncIterator[Any]], method: str, request_ids: RequestIds
+) -> Callable[..., AsyncIterator[Any]]:
+    async def guarded(
+        request: Any,  # noqa: ANN401
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[Any]:
+        bind_metadata(request_ids, context.invocation_metadata() or ())
+        try:
+            async for response in inner(request, context):
+                yield response
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            await _abort(context, error, method)
+
+    return guarded
+
+
+async def _abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str
+) -> None:
+    """End a call with what ``error`` says; anything but our own errors is a bug."""
+    if isinstance(error, TierlogError):
+        await context.abort_with_status(grpc_status_of(error))
+    log.error("rpc.failed", method=method, exc_info=error)
+    bug = IndeterminateError(
+        "the service failed while it worked on this call",
+        remedy="Look into the service's log",
+    )
+    await context.abort_with_status(grpc_status_of(bug))
 
 
 @contextlib.asynccontextmanager
@@ -70,19 +126,29 @@ async def serve_grpc(
     host: str,
     port: int,
     drain_s_max: float = 5.0,
+    ids: Ids | None = None,
+    tls: ServerTls | None = None,
+    access: grpc.aio.ServerInterceptor | None = None,
 ) -> AsyncIterator[int]:
     """Serve what ``register`` adds, with health and reflection; give the port; drain at the end.
 
     ``services`` are the full names of what is added, for those who ask the server what it has.
+    ``ids`` tell requests of this process from those of others; ``access`` is asked before every
+    call.
     """
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+    errors = ErrorInterceptor(RequestIds(ids))
+    interceptors = [errors, *([access] if access is not None else [])]
+    server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
     register(server)
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     try:
-        bound_port = server.add_insecure_port(f"{host}:{port}")
+        if tls is None:
+            bound_port = server.add_insecure_port(f"{host}:{port}")
+        else:
+            bound_port = server.add_secure_port(f"{host}:{port}", tls.grpc_credentials())
     except RuntimeError as error:
         raise RetryableError(
             f"can't listen on {host}:{port} for gRPC",
@@ -98,6 +164,87 @@ async def serve_grpc(
         await server.stop(drain_s_max)
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+def open_channel(address: str, calling: Calling = PLAIN) -> grpc.aio.Channel:
     """Return a channel to ``host:port``; it connects at its first call."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    if calling.tls is None:
+        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    return cast("grpc.aio.Channel", _RenewedChannel(address, calling))
+
+
+class _ShownToken(grpc.AuthMetadataPlugin):
+    """Adds the token to each call; asked in a thread of gRPC's."""
+
+    def __init__(self, token: Callable[[], str]) -> None:
+        self._token = token
+
+    def __call__(
+        self, context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback
+    ) -> None:
+        del context
+        try:
+            shown = f"Bearer {self._token()}"
+        except Exception as error:  # noqa: BLE001 - it is the call's to tell
+            callback((), error)
+            return
+        callback((("authorization", shown),), None)
+
+
+class _RenewedChannel:
+    """A channel over TLS that is made anew when its certificates were.
+
+    gRPC's own holds those that it was made with. Calls under way end on the one that they began on.
+    """
+
+    def __init__(self, address: str, calling: Calling) -> None:
+        self._address = address
+        self._calling = calling
+        self._channel, self._generation = self._open()
+        self._former: grpc.aio.Channel | None = None
+
+    def __repr__(self) -> str:
+        return f"<_RenewedChannel {self._address}, {self._generation}>"
+
+    def _open(self) -> tuple[grpc.aio.Channel, int]:
+        assert self._calling.tls is not None
+        credentials, generation = self._calling.tls.grpc_credentials()
+        if self._calling.token is not None:
+            shown = grpc.metadata_call_credentials(_ShownToken(self._calling.token))
+            credentials = grpc.composite_channel_credentials(credentials, shown)
+        return grpc.aio.secure_channel(self._address, credentials, options=_OPTIONS), generation
+
+    def _current(self) -> grpc.aio.Channel:
+        assert self._calling.tls is not None
+        if self._calling.tls.generation() != self._generation:
+            self._former = self._channel
+            self._channel, self._generation = self._open()
+        return self._channel
+
+    def unary_unary(self, method: str, **how: Any) -> Callable[..., Any]:  # noqa: ANN401
+        """Return what calls ``method`` on the channel that is the present one then."""
+        return self._later("unary_unary", method, how)
+
+    def unary_stream(self, method: str, **how: Any) -> Callable[..., Any]:  # noqa: ANN401
+        """Return the same for answers that go on."""
+        return self._later("unary_stream", method, how)
+
+    def stream_stream(self, method: str, **how: Any) -> Callable[..., Any]:  # noqa: ANN401
+        """Return the same for requests and answers that go on."""
+        return self._later("stream_stream", method, how)
+
+    def _later(self, kind: str, method: str, how: Mapping[str, Any]) -> Callable[..., Any]:
+        def call(*given: Any, **options: Any) -> Any:  # noqa: ANN401 - as gRPC's own
+            return getattr(self._current(), kind)(method, **how)(*given, **options)
+
+        return call
+
+    async def close(self, grace: float | None = None) -> None:
+        """Close the channels."""
+        for channel in (self._former, self._channel):
+            if channel is not None:
+                await channel.close(grace)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

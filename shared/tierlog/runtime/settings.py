@@ -1,7 +1,7 @@
 """Every tunable value, in one tree of models; environment variables and TOML fill it.
 
-``TIERLOG_S3__BUCKET=logs`` sets ``s3.bucket``. Precedence: arguments, environment, the file that
-``TIERLOG_CONFIG`` names, defaults. Components (clocks, stores) are never in here.
+``TIERLOG_S3__BUCKET=logs`` sets ``s3.bucket``. Precedence: arguments, environment, the profile, the
+file that ``TIERLOG_CONFIG`` names, defaults. Components (clocks, stores) are never in here.
 
 Invariants: every queue, cache, retry and message has its limit here; secrets never print.
 """
@@ -10,15 +10,15 @@ import base64
 import binascii
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -36,14 +36,24 @@ from pydantic_settings import (
 from tierlog.format.authentication import SECRET_LEN_MIN
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX
-from tierlog.model.quorums import ACKNOWLEDGING, COPIES, STRIPE_ENTRIES
+from tierlog.model.quorums import ACKNOWLEDGING, COPIES, STRIPE_BYTES
+from tierlog.runtime.naming import PREFIX, check_names, unknown_setting, variable_of
+from tierlog.runtime.profiles import profile_values
+from tierlog.runtime.sections import (
+    MIB,
+    AttributeSettings,
+    LogSettings,
+    MetricsSettings,
+    PositiveBytes,
+    PriceSettings,
+    Seconds,
+    TracingSettings,
+    UpSettings,
+)
+from tierlog.runtime.sections import Section as _Section
+from tierlog.runtime.security import OuterTlsSettings, SaslSettings, SecuritySettings, apart
 
-PREFIX: Final = "TIERLOG_"
-MIB = 1024 * 1024
 GIB = 1024 * MIB
-
-PositiveBytes = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(ge=0)]
 
 
 def key_bytes(secret: SecretStr) -> bytes:
@@ -65,10 +75,6 @@ def _checked_key(secret: SecretStr) -> SecretStr:
 # Lower case, since the names of environment variables are read so.
 KeyId = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9_.-]{0,63}$")]
 LedgerSecret = Annotated[SecretStr, AfterValidator(_checked_key)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ClusterSettings(_Section):
@@ -135,19 +141,6 @@ class S3Settings(_Section):
         return self
 
 
-class PriceSettings(_Section):
-    """The price list of the object store, for ``tierlog cost``.
-
-    The defaults are those of S3 Standard in us-east-1. Months have 30 days, a GB is 10^9 bytes.
-    """
-
-    currency: str = "USD"
-    write_per_1000: float = Field(default=0.005, ge=0)
-    read_per_1000: float = Field(default=0.0004, ge=0)
-    received_per_gb: float = Field(default=0.0, ge=0)
-    stored_per_gb_month: float = Field(default=0.023, ge=0)
-
-
 class KafkaSettings(_Section):
     """The queue. Topics are ``<prefix>.offload.requested.v1`` and the like."""
 
@@ -166,24 +159,44 @@ class KafkaSettings(_Section):
     """How long people have to look at a request that kept failing."""
     dead_letters_max: int = Field(default=10_000, gt=0)
     """So many of the newest dead letters of each partition are looked through, and no more."""
+    tls: OuterTlsSettings = OuterTlsSettings()
+    sasl: SaslSettings = SaslSettings()
 
 
 class ZooKeeperSettings(_Section):
-    """The metadata store."""
+    """The metadata store.
+
+    With a username, or a certificate, nodes that are made are for that identity alone: it is the
+    same for all services.
+    """
 
     hosts: str = "127.0.0.1:2181"
     session_timeout_s: Seconds = 6.0
     connect_timeout_s: Seconds = 10.0
+    tls: OuterTlsSettings = OuterTlsSettings()
+    username: str = ""
+    password: SecretStr | None = None
+    password_file: Path | None = None
 
 
 class RedisSettings(_Section):
-    """The shared cache; None: readers do without."""
+    """The shared cache; None: readers do without.
 
-    url: str | None = None
+    With a secret, which all readers share, values carry a code that nobody else can make.
+    """
+
+    url: str | None = Field(default=None, repr=False)
+    tls: OuterTlsSettings = OuterTlsSettings()
+    username: str = ""
+    password: SecretStr | None = None
+    password_file: Path | None = None
+    secret: SecretStr | None = None
+    secret_file: Path | None = None
     key_prefix: str = "tierlog:"
     timeout_s: Seconds = 0.25
     value_bytes_max: PositiveBytes = 1 * MIB
     index_ttl_s: int = Field(default=3600, gt=0)
+    _apart = model_validator(mode="before")(apart)
 
 
 class HttpListenSettings(_Section):
@@ -278,9 +291,10 @@ class OwnerSettings(_Section):
 
     A ledger lies on as many nodes as its ensemble size says; each entry goes to its write quorum
     of them, and its ack quorum must have it before the producer is told. One node alone needs
-    1/1/1. Stripe entries: how many go to the same nodes before the next ones. A run, the unit of
-    replication, never crosses a stripe: short stripes make short runs. Of no account where each
-    node gets every entry.
+    1/1/1. A stripe is what goes to the same nodes before the next ones: about ``stripe_bytes``,
+    by the entries of the stream's ledger before, or so many ``stripe_entries``. A run, the unit
+    of replication, never crosses a stripe, and a reader asks for one or two at a time. Of no
+    account where each node gets every entry.
     A node that owes an answer for ``slow_node_s``, and ``slow_node_factor`` times as long as the
     slowest healthy one beside it, is replaced like one that failed.
     The ledger key id names the key that signs the runs of new ones; none: a checksum alone.
@@ -289,7 +303,8 @@ class OwnerSettings(_Section):
     ensemble_size: int = Field(default=COPIES, gt=0)
     write_quorum: int = Field(default=COPIES, gt=0)
     ack_quorum: int = Field(default=ACKNOWLEDGING, gt=0)
-    stripe_entries: int = Field(default=STRIPE_ENTRIES, gt=0)
+    stripe_entries: int | None = Field(default=None, gt=0)
+    stripe_bytes: PositiveBytes = STRIPE_BYTES
     run_bytes_max: PositiveBytes = 64 * 1024
     in_flight_bytes_max: PositiveBytes = 32 * MIB
     append_timeout_s: Seconds = 10.0
@@ -297,6 +312,7 @@ class OwnerSettings(_Section):
     slow_node_factor: float = Field(default=10.0, ge=1)
     streams_max: int = Field(default=10_000, gt=0)
     ledger_key_id: str | None = None
+    attributes: AttributeSettings = AttributeSettings()
 
     @model_validator(mode="after")
     def _quorums_fit(self) -> Self:
@@ -373,6 +389,13 @@ class SchedulerSettings(_Section):
     interval_s: Seconds = 10.0
     request_again_s: Seconds = 60.0
     sweep_again_s: Seconds = 300.0
+    sweep_attributes_s: Seconds = 900.0
+    """How often objects of an attribute index are looked for that no checkpoint needs."""
+    attributes_safety_s: float = Field(default=3600.0, gt=0)
+    """Such an object stays so long after it was written: who began to list attributes goes on."""
+    staging_s: float = Field(default=86_400.0, gt=0)
+    """What was staged for a stream and not attached in that time is deleted. Keep it above what a
+    job that writes may take."""
     checkpoint_s: Seconds = 60.0
     reread_s: Seconds = 6 * 3600.0
     streams_in_flight_max: int = Field(default=16, gt=0)
@@ -401,27 +424,26 @@ class ReaderSettings(_Section):
     range_bytes: PositiveBytes = 1 * MIB
     ranges_in_flight_max: int = Field(default=8, gt=0)
     cache_bytes_max: int = Field(default=256 * MIB, ge=2 * MIB)
-    """Memory for ranges of objects, with all that says where they are; whole buffers of 2 MiB of it
-    are used. Fetching ahead fills three quarters, what readers wait for nine tenths. Ranges that
-    are on their way, and answers, come on top."""
+    """Memory for ranges of objects and for the tails of streams that are followed, with all that
+    says where they are; whole buffers of 2 MiB of it are used. Fetching ahead fills three quarters,
+    what readers wait for nine tenths."""
+    memory_bytes_max: int = Field(default=384 * MIB, ge=16 * MIB)
+    """All that the process holds for its clients: the cache, ranges on their way, indexes, and with
+    the rest answers until clients have taken them. Clients that want more at once wait in turns,
+    each within its share; who does not take its answers holds up nobody else."""
+    index_bytes_max: PositiveBytes = 16 * MIB
+    """Memory for indexes of copies that are open."""
+    room_wait_ms_max: int = Field(default=10_000, gt=0)
+    """A read that gets no room for its answer in this time is told to come again."""
+    send_wait_ms_max: int = Field(default=30_000, gt=0)
+    """A client that takes nothing of its answer for so long is left."""
     handles_max: int = Field(default=1024, gt=0)
     """Copies of ledgers that are open at once, and objects of which ranges are kept."""
     response_bytes_max: PositiveBytes = 8 * MIB
     wait_ms_max: int = Field(default=30_000, ge=0)
     metadata_age_ms_max: int = Field(default=500, ge=0)
-
-
-class UpSettings(_Section):
-    """Servers that ``tierlog up`` uses instead of starting its own.
-
-    S3 is a URL, with keys and bucket of the section s3; ZooKeeper and Kafka are host:port lists;
-    Redis is redis://host:port/0.
-    """
-
-    external_s3: str | None = None
-    external_zookeeper: str | None = None
-    external_kafka: str | None = None
-    external_redis: str | None = None
+    object_reads: Literal["aioboto3", "obstore"] = "aioboto3"
+    """What reads ranges of objects; obstore (the extra tierlog[obstore]) takes less CPU a byte."""
 
 
 class ClientSettings(_Section):
@@ -429,6 +451,8 @@ class ClientSettings(_Section):
 
     Of ingest nodes several, with commas between them: any of them will do, and where one is away
     the next one is asked. An owner that owes an answer for ``doubt_s`` is asked for at another.
+    A batch goes when it has ``batch_bytes`` of events, or after ``linger_s`` (0: not before a
+    flush); without an answer there are at most ``in_flight_bytes_max`` of them.
     """
 
     ingest_address: str = ""
@@ -436,15 +460,9 @@ class ClientSettings(_Section):
     scheduler_http_address: str = ""
     timeout_s: Seconds = 30.0
     doubt_s: float = Field(default=1.0, gt=0)
+    linger_s: float = Field(default=0.01, ge=0)
     batch_bytes: PositiveBytes = 256 * 1024
     in_flight_bytes_max: PositiveBytes = 8 * MIB
-
-
-class LogSettings(_Section):
-    """Logs go to standard error."""
-
-    format: Annotated[str, Field(pattern="^(json|console)$")] = "json"
-    level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
 
 
 class Settings(BaseSettings):
@@ -462,9 +480,12 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
+    profile: Literal["embedded", "development", "production"] | None = None
+    """A named set of values, behind the environment and before the file."""
     state_dir: Path = Path(".tierlog")
     keys: dict[KeyId, LedgerSecret] = {}
     cluster: ClusterSettings = ClusterSettings()
+    security: SecuritySettings = SecuritySettings()
     s3: S3Settings = S3Settings()
     prices: PriceSettings = PriceSettings()
     kafka: KafkaSettings = KafkaSettings()
@@ -478,6 +499,15 @@ class Settings(BaseSettings):
     client: ClientSettings = ClientSettings()
     up: UpSettings = UpSettings()
     log: LogSettings = LogSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = TracingSettings()
+
+    _flags: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        """The tree of what arguments of the process said, for who reads the settings again."""
+        return self._flags
 
     @field_validator("ingest")
     @classmethod
@@ -496,16 +526,35 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments before environment before the file."""
+        """Arguments before environment before the profile before the file."""
         del dotenv_settings, file_secret_settings
         file = TomlConfigSettingsSource(settings_cls)
-        return (init_settings, env_settings, file)
+        profile = _ProfileSource(settings_cls, file)
+        return (init_settings, env_settings, profile, file)
 
 
-def load_settings(config_file: Path | None = None) -> Settings:
+class _ProfileSource(PydanticBaseSettingsSource):
+    """The values of the profile that arguments, the environment or else the file name."""
+
+    def __init__(self, settings_cls: type[BaseSettings], file: PydanticBaseSettingsSource) -> None:
+        super().__init__(settings_cls)
+        self._file = file
+
+    def get_field_value(self, field: object, field_name: str) -> tuple[Any, str, bool]:
+        return self().get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        named = self.current_state.get("profile") or self._file().get("profile")
+        return dict(profile_values(named))
+
+
+def load_settings(
+    config_file: Path | None = None, *, flags: Mapping[str, Any] | None = None
+) -> Settings:
     """Read the settings; ``config_file`` is TOML. Raises ``RefusedError`` with the setting's name.
 
-    A file that is named and isn't there is refused: it would be ignored in silence.
+    ``flags`` is a tree of values that come before all others. A file that is named and isn't there
+    is refused: it would be ignored in silence.
     """
     if config_file is not None and not config_file.is_file():
         raise RefusedError(
@@ -516,16 +565,10 @@ def load_settings(config_file: Path | None = None) -> Settings:
         model_config = SettingsConfigDict(toml_file=config_file)
 
     try:
-        _check_sections(config_file)
-        return WithFile()
+        check_names(Settings, tables=file_tables(config_file), file=config_file, environ=os.environ)
+        settings = WithFile(**(flags or {}))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        variable = "__".join(str(part) for part in first["loc"]).upper()
-        raise RefusedError(
-            f"setting {where}: {first['msg']}",
-            remedy=f"Correct TIERLOG_{variable} or the settings file",
-        ) from error
+        raise _refusal(error) from error
     except (TOMLDecodeError, UnicodeDecodeError) as error:
         raise RefusedError(
             f"the settings file {config_file} is not TOML: {error}", remedy="Correct the file"
@@ -535,25 +578,21 @@ def load_settings(config_file: Path | None = None) -> Settings:
             f"settings can't be read: {error}",
             remedy="Set single values, as TIERLOG_S3__BUCKET=logs, or a section as JSON",
         ) from error
+    settings._flags = flags or {}  # noqa: SLF001 - our own class
+    return settings
 
 
-def _check_sections(config_file: Path | None) -> None:
-    """Refuse a section that does not exist: it would be passed over in silence."""
-    known = Settings.model_fields
-    text = config_file.read_text(encoding="utf-8") if config_file is not None else ""
-    stray = [f"[{name}] in {config_file}" for name in tomllib.loads(text) if name not in known]
-    for variable in sorted(os.environ):
-        if variable.upper().startswith(PREFIX):
-            name = variable[len(PREFIX) :].lower()
-            section, found, _ = name.partition("__")
-            # With one underscore it is ours if a section's name is before it: other programs
-            # have variables of their own.
-            if (found and section not in known) or (
-                not found and name not in known and name.partition("_")[0] in known
-            ):
-                stray.append(variable)
-    if stray:
-        raise RefusedError(
-            f"{stray[0]} sets nothing: there is no such section",
-            remedy=f"Write TIERLOG_SECTION__NAME, or [section]; there are {', '.join(known)}",
-        )
+def _refusal(error: ValidationError) -> RefusedError:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        return unknown_setting(Settings, path)
+    return RefusedError(
+        f"setting {'.'.join(path)}: {first['msg']}",
+        remedy=f"Correct {variable_of(path)}, the argument or the settings file",
+    )
+
+
+def file_tables(config_file: Path | None) -> dict[str, Any]:
+    """Return what the settings file has; nothing where there is none."""
+    return tomllib.loads(config_file.read_text(encoding="utf-8")) if config_file else {}

@@ -20,6 +20,7 @@ from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
 from tierlog.ports.objects import ObjectStore
 from tierlog.ports.spending import CostMeter
+from tierlog.runtime.redaction import learn_secrets, secrets_of
 from tierlog.runtime.settings import S3Settings, Settings, load_settings
 
 
@@ -36,10 +37,11 @@ def system_ids() -> Ids:
 @contextlib.asynccontextmanager
 async def open_metadata(settings: Settings) -> AsyncIterator[MetadataStore]:
     """Connect to ZooKeeper for the length of the context."""
-    from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
+    from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata, connection_of
 
     store = await ZooKeeperMetadata.connect(
         settings.zookeeper.hosts,
+        how=connection_of(settings.zookeeper),
         session_timeout_s=settings.zookeeper.session_timeout_s,
         connect_timeout_s=settings.zookeeper.connect_timeout_s,
     )
@@ -60,11 +62,12 @@ async def open_catalog(settings: Settings) -> AsyncIterator[Catalog]:
 
 @contextlib.asynccontextmanager
 async def open_objects(
-    settings: Settings, *, meter: CostMeter | None = None
+    settings: Settings, *, meter: CostMeter | None = None, at_once: bool = True
 ) -> AsyncIterator[ObjectStore]:
     """Open the bucket, made when it is missing, for the length of the context.
 
-    ``meter`` counts its requests.
+    ``meter`` counts its requests. Not ``at_once``: it may be away, and is not looked at before it
+    is used.
     """
     from tierlog.adapters.s3 import open_s3
 
@@ -73,9 +76,10 @@ async def open_objects(
         clock=system_clock(),
         ids=system_ids(),
         meter=meter,
-        reload=_s3_again,
+        reload=lambda: _s3_again(settings),
     ) as store:
-        await store.ensure_bucket()
+        if at_once:
+            await store.ensure_bucket()
         yield store
 
 
@@ -93,33 +97,41 @@ def topic_specs(settings: Settings) -> list[TopicSpec]:
 
 async def apply_queue_topics(settings: Settings, *, dry_run: bool) -> list[TopicReport]:
     """Make the queue's topics what they should be, as far as that loses nothing."""
+    from tierlog.adapters.kafka.common import connection_of
     from tierlog.adapters.kafka.topics import apply_topics
 
     return await apply_topics(
-        settings.kafka.bootstrap_servers, topic_specs(settings), dry_run=dry_run
+        settings.kafka.bootstrap_servers,
+        topic_specs(settings),
+        dry_run=dry_run,
+        how=connection_of(settings.kafka),
     )
 
 
-def _s3_again() -> S3Settings:
+def _s3_again(settings: Settings) -> S3Settings:
     """Read the settings as the process did: in a file, keys may be others by now."""
     config_file = os.environ.get("TIERLOG_CONFIG")
-    return load_settings(Path(config_file) if config_file else None).s3
+    again = load_settings(Path(config_file) if config_file else None, flags=settings.flags)
+    learn_secrets(secrets_of(again))
+    return again.s3
 
 
 @contextlib.asynccontextmanager
 async def open_publisher(settings: Settings) -> AsyncIterator[EventPublisher]:
     """Make the topics that are missing, and publish to them for the length of the context."""
+    from tierlog.adapters.kafka.common import connection_of
     from tierlog.adapters.kafka.publisher import KafkaPublisher
     from tierlog.adapters.kafka.topics import ensure_topics
 
     kafka = settings.kafka
-    specs = topic_specs(settings)
-    await ensure_topics(kafka.bootstrap_servers, specs)
+    specs, how = topic_specs(settings), connection_of(kafka)
+    await ensure_topics(kafka.bootstrap_servers, specs, how=how)
     publisher = KafkaPublisher(
         kafka.bootstrap_servers,
         publish_timeout_s=kafka.publish_timeout_s,
         queued_max=kafka.queued_messages_max,
         specs=specs,
+        how=how,
     )
     try:
         yield publisher
@@ -131,16 +143,20 @@ def open_dead_letters(
     settings: Settings, publisher: EventPublisher, stationery: Stationery
 ) -> DeadLetters:
     """Give the dead letters of this deployment; they hold no connection of their own."""
+    from tierlog.adapters.kafka.common import connection_of
     from tierlog.adapters.kafka.event_log import KafkaEventLog
 
     kafka = settings.kafka
-    event_log = KafkaEventLog(kafka.bootstrap_servers, timeout_s=kafka.publish_timeout_s)
+    event_log = KafkaEventLog(
+        kafka.bootstrap_servers, timeout_s=kafka.publish_timeout_s, how=connection_of(kafka)
+    )
     return DeadLetters(event_log, publisher, stationery, newest_max=kafka.dead_letters_max)
 
 
 @contextlib.asynccontextmanager
 async def open_offload_requests(settings: Settings) -> AsyncIterator[EventSource]:
     """Join the offloaders' consumer group for the length of the context."""
+    from tierlog.adapters.kafka.common import connection_of
     from tierlog.adapters.kafka.source import KafkaEventSource
 
     kafka = settings.kafka
@@ -149,6 +165,7 @@ async def open_offload_requests(settings: Settings) -> AsyncIterator[EventSource
         [Topics.of(kafka.topic_prefix).requested],
         group=kafka.offloader_group,
         poll_interval_max_s=kafka.poll_interval_max_s,
+        how=connection_of(kafka),
     )
     try:
         yield source

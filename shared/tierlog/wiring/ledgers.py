@@ -16,10 +16,11 @@ from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.runtime.settings import Settings
 from tierlog.wire.connection import Hello
-from tierlog.wire.messages import AUTH_TOKEN, ROLE_OWNER, Credentials
+from tierlog.wire.messages import ROLE_OWNER
 from tierlog.wiring.build import open_metadata, system_clock, system_ids
 from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.nodes import open_transport, wire_connector
+from tierlog.wiring.security import calling_of, wire_credentials
 from tierlog.wiring.tier1 import reporting_damage
 
 
@@ -50,19 +51,15 @@ async def open_ledger_parts(
                 f"there is no cluster in ZooKeeper at {settings.zookeeper.hosts}",
                 remedy="Correct TIERLOG_ZOOKEEPER__HOSTS, with its root; or start ingest nodes",
             )
-        token = settings.wire.token
-        shown = (
-            Credentials(method=AUTH_TOKEN, data=token.get_secret_value().encode())
-            if token is not None
-            else Credentials()
-        )
+        calling = calling_of(settings.security)
         hello = Hello(
             cluster_id=cluster.cluster_id,
             role=ROLE_OWNER,
             client_name="ledger-client",
-            credentials=shown,
+            show=wire_credentials(settings, calling),
         )
-        connector = wire_connector(open_transport(settings.wire))(hello, tasks)
+        transport = open_transport(settings.wire, calling=calling)
+        connector = wire_connector(transport, calling)(hello, tasks)
         nodes: NodeDirectory[StorageNodeClient] = NodeDirectory(catalog.nodes.live, connector)
         recovery = Recovery(catalog, nodes, ids=ids, keys=keys)
         try:

@@ -13,7 +13,9 @@ from tierlog.model.node import NodeInfo
 from tierlog.ports.files import Files
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.ports.transport import Transport
+from tierlog.runtime.calling import PLAIN, Calling
 from tierlog.runtime.settings import WireSettings
+from tierlog.runtime.tls import ServerTls
 from tierlog.wire.codec import FrameLimits
 from tierlog.wire.connection import Hello
 
@@ -36,21 +38,27 @@ async def open_all_files(roots: Sequence[Path]) -> AsyncIterator[tuple[Files, ..
         yield tuple([await stack.enter_async_context(open_files(root)) for root in roots])
 
 
-def open_transport(settings: WireSettings) -> Transport:
-    """Return TCP within the wire's limits."""
+def open_transport(
+    settings: WireSettings, *, calling: Calling = PLAIN, tls: ServerTls | None = None
+) -> Transport:
+    """Return TCP within the wire's limits: calls as ``calling`` says, listens with ``tls``."""
     frames = FrameLimits(
         frame_len_max=settings.frame_bytes_max, header_len_max=settings.header_bytes_max
     )
-    return TcpTransport(limits=TcpLimits(frames=frames))
+    return TcpTransport(
+        limits=TcpLimits(frames=frames),
+        client_tls=calling.tls.context if calling.tls is not None else None,
+        server_tls=tls.context(required=True) if tls is not None else None,
+    )
 
 
 def wire_connector(
-    transport: Transport,
+    transport: Transport, calling: Calling = PLAIN
 ) -> Callable[[Hello, asyncio.TaskGroup], NodeConnector[StorageNodeClient]]:
     """Return what makes clients of storage nodes that can write."""
 
     def connect(hello: Hello, tasks: asyncio.TaskGroup) -> NodeConnector[StorageNodeClient]:
-        return _RemoteNodes(WireConnector(transport, hello, tasks=tasks))
+        return _RemoteNodes(WireConnector(transport, hello, tasks=tasks, calling=calling))
 
     return connect
 

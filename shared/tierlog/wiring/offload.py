@@ -1,20 +1,28 @@
-"""What offloader and scheduler stand on: metadata, bucket, queue, storage nodes."""
+"""What offloader and scheduler stand on: metadata, bucket, queue, storage nodes.
+
+Who only offloads, without a queue, takes ``open_copy_parts`` or ``open_attempts``.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 from tierlog.adapters.rpc.storage_node import RemoteStorageControl
 from tierlog.catalog import Catalog
 from tierlog.ledger.damage import DamageReports
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.reader import ReadHandle, Tier1ReadHandle
+from tierlog.model.ids import LedgerId
+from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.node import Cluster
+from tierlog.offload.attempting import OffloadAttempts, OpenLedger
 from tierlog.offload.budget import UploadBudget, bytes_for_blocks
 from tierlog.offload.driver import Tier2Settings
 from tierlog.offload.drivers import DriverParts, Drivers, MakeDriver, driver_name
 from tierlog.offload.export import Exporter, ExportingOffloader
 from tierlog.offload.interface import LedgerOffloader
+from tierlog.offload.manifests import BucketGuard
 from tierlog.offload.verify import ReadBack
 from tierlog.ports.events import EventPublisher
 from tierlog.ports.objects import ObjectStore
@@ -28,24 +36,33 @@ from tierlog.wiring.build import (
     system_clock,
     system_ids,
 )
+from tierlog.wiring.keys import ledger_keys
+from tierlog.wiring.manifests import manifest_store
+from tierlog.wiring.security import calling_of
 from tierlog.wiring.tier1 import open_storage_controls, reporting_damage
 
 
 @dataclass(frozen=True, slots=True)
-class OffloadParts:
-    """The adapters of one offloader or scheduler."""
+class CopyParts:
+    """The adapters of whoever offloads."""
 
     catalog: Catalog
     cluster: Cluster
     objects: ObjectStore
     offloader: LedgerOffloader
     """The drivers by name, with export copies if the settings want them."""
-    publisher: EventPublisher
     nodes: NodeDirectory[RemoteStorageControl]
     damage: DamageReports
     """Takes what reads meet of damaged and missing copies."""
     meter: CostMeter
     """Counts the requests to the bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadParts(CopyParts):
+    """The adapters of one offloader or scheduler."""
+
+    publisher: EventPublisher
 
 
 @contextlib.asynccontextmanager
@@ -56,19 +73,60 @@ async def open_offload_parts(
 
     ``drivers``: more of them, by the names that settings and places of copies may say.
     """
+    async with (
+        open_copy_parts(settings, drivers=drivers) as parts,
+        open_publisher(settings) as publisher,
+    ):
+        own = {item.name: getattr(parts, item.name) for item in fields(parts)}
+        yield OffloadParts(**own, publisher=publisher)
+
+
+@contextlib.asynccontextmanager
+async def open_copy_parts(
+    settings: Settings, *, drivers: Mapping[str, MakeDriver] | None = None
+) -> AsyncIterator[CopyParts]:
+    """Connect everything but the queue for the length of the context."""
     meter = CostMeter()
     async with (
         open_catalog(settings) as catalog,
         open_objects(settings, meter=meter) as objects,
-        open_publisher(settings) as publisher,
         open_storage_controls(
-            catalog, kept_bytes_max=bytes_for_blocks(settings.offloader.memory_bytes_max)
+            catalog,
+            kept_bytes_max=bytes_for_blocks(settings.offloader.memory_bytes_max),
+            calling=calling_of(settings.security),
         ) as nodes,
         reporting_damage(catalog) as damage,
     ):
         cluster = await catalog.nodes.ensure_cluster(ledger_id_base=settings.cluster.ledger_id_base)
         offloader = ledger_offloader(settings, cluster, objects, drivers=drivers)
-        yield OffloadParts(catalog, cluster, objects, offloader, publisher, nodes, damage, meter)
+        yield CopyParts(catalog, cluster, objects, offloader, nodes, damage, meter)
+
+
+@contextlib.asynccontextmanager
+async def open_attempts(
+    settings: Settings, name: str, *, drivers: Mapping[str, MakeDriver] | None = None
+) -> AsyncIterator[tuple[OffloadAttempts, CopyParts]]:
+    """Give what takes ledgers to tier 2, and what it stands on; ``name``: who does."""
+    async with open_copy_parts(settings, drivers=drivers) as parts:
+        attempts = OffloadAttempts(
+            catalog=parts.catalog,
+            open_ledger=ledger_opener(settings, parts),
+            offloader=parts.offloader,
+            guard=BucketGuard(manifest_store(settings, parts.objects, parts.cluster)),
+            ids=system_ids(),
+            name=name,
+        )
+        yield attempts, parts
+
+
+def ledger_opener(settings: Settings, parts: CopyParts) -> OpenLedger:
+    """Return what opens a ledger in tier 1, with the keys that this process has."""
+    keys = ledger_keys(settings)
+
+    def opened(ledger_id: LedgerId, metadata: LedgerMetadata) -> ReadHandle:
+        return Tier1ReadHandle(ledger_id, metadata, parts.nodes, keys=keys, on_damage=parts.damage)
+
+    return opened
 
 
 def ledger_offloader(

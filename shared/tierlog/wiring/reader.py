@@ -9,11 +9,14 @@ from tierlog.adapters.rpc.storage_node import RemoteStorageControl
 from tierlog.catalog import Catalog
 from tierlog.ledger.damage import DamageReports
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.model.errors import RefusedError
 from tierlog.ports.cache import SharedCache
-from tierlog.ports.objects import ObjectStore
+from tierlog.ports.objects import ObjectReads, ObjectStore
 from tierlog.ports.spending import CostMeter
+from tierlog.runtime.security import secret_text
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_catalog, open_objects, system_clock
+from tierlog.wiring.security import calling_of
 from tierlog.wiring.tier1 import open_storage_controls, reporting_damage
 
 
@@ -23,6 +26,8 @@ class ReaderParts:
 
     catalog: Catalog
     objects: ObjectStore
+    reads: ObjectReads
+    """Of the same bucket, in the way that the settings choose."""
     shared: SharedCache
     nodes: NodeDirectory[RemoteStorageControl]
     damage: DamageReports
@@ -38,10 +43,13 @@ async def open_cache(settings: Settings) -> AsyncIterator[SharedCache]:
     if redis.url is None:
         yield NoCache()
         return
-    from tierlog.adapters.redis.cache import RedisCache
+    from tierlog.adapters.redis.cache import RedisCache, connection_of, digest_key, url_of
 
+    secret = secret_text(redis.secret, redis.secret_file, name="redis.secret")
     cache = RedisCache(
-        redis.url,
+        url_of(redis),
+        how=connection_of(redis),
+        secret=digest_key(secret),
         clock=system_clock(),
         key_prefix=redis.key_prefix,
         timeout_s=redis.timeout_s,
@@ -61,7 +69,21 @@ async def open_reader_parts(settings: Settings) -> AsyncIterator[ReaderParts]:
         open_catalog(settings) as catalog,
         open_objects(settings, meter=meter) as objects,
         open_cache(settings) as shared,
-        open_storage_controls(catalog) as nodes,
+        open_storage_controls(catalog, calling=calling_of(settings.security)) as nodes,
         reporting_damage(catalog) as damage,
     ):
-        yield ReaderParts(catalog, objects, shared, nodes, damage, meter)
+        reads = _reads(settings, objects, meter)
+        yield ReaderParts(catalog, objects, reads, shared, nodes, damage, meter)
+
+
+def _reads(settings: Settings, objects: ObjectStore, meter: CostMeter) -> ObjectReads:
+    if settings.reader.object_reads == "aioboto3":
+        return objects
+    try:
+        from tierlog.adapters.obstore import open_obstore
+    except ImportError as error:
+        raise RefusedError(
+            "reader.object_reads is obstore, which is not installed",
+            remedy="Install tierlog[obstore], or set reader.object_reads to aioboto3",
+        ) from error
+    return open_obstore(settings.s3, meter=meter)

@@ -9,11 +9,12 @@ from tierlog.catalog import Catalog
 from tierlog.ledger.damage import DamageReports
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ports.waiting import Helpers
+from tierlog.runtime.calling import PLAIN, Calling
 
 
 @contextlib.asynccontextmanager
 async def open_storage_controls(
-    catalog: Catalog, *, kept_bytes_max: int | None = None
+    catalog: Catalog, *, kept_bytes_max: int | None = None, calling: Calling = PLAIN
 ) -> AsyncIterator[NodeDirectory[RemoteStorageControl]]:
     """Give clients of all storage nodes, for small calls and reads.
 
@@ -25,7 +26,7 @@ async def open_storage_controls(
         else receiving_pieces(kept_bytes_max=kept_bytes_max)
     )
     nodes: NodeDirectory[RemoteStorageControl] = NodeDirectory(
-        catalog.nodes.live, ControlConnector(pieces)
+        catalog.nodes.live, ControlConnector(pieces, calling=calling)
     )
     try:
         yield nodes

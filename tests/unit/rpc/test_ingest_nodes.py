@@ -76,6 +76,12 @@ class Node:
     async def seal(self, stream):
         return f"sealed at {self.address}"
 
+    async def get_attributes(self, stream, keys):
+        raise NotImplementedError
+
+    async def list_attributes(self, stream, *, first=b"", last=b"", limit=1):
+        raise NotImplementedError
+
     async def create_stream(self, stream, **shape):
         self.nodes.created.append(self.address)
         if self.address in self.nodes.hang:

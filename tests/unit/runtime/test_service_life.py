@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def _service(body: str) -> list[str]:
-    program = "import asyncio, sys\nfrom tierlog.runtime.service import *\n"
+    program = "import asyncio, os, sys\nfrom tierlog.runtime.service import *\n"
+    program += "os.environ['TIERLOG_SECURITY__MODE'] = 'open'\n"
     program += "from tierlog.model.errors import *\n"
     program += (
         f"async def main(settings, stop):\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
@@ -76,3 +77,22 @@ def test_a_bad_setting_gives_two_and_two_lines():
     status, output = _fails("pass", TIERLOG_CONFIG="/nowhere/tierlog.toml")
     assert status == 2
     assert "does not exist" in output
+
+
+def test_arguments_come_before_the_environment_and_are_checked():
+    body = "announce_ready(bucket=settings.s3.bucket, level=settings.log.level)"
+    program = _service(body)
+    program[2] = program[2].replace("'test', main", "'test', main, sys.argv[1:]")
+    environment = {**os.environ, "TIERLOG_S3__BUCKET": "from-environment"}
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*program, *arguments], env=environment, capture_output=True, text=True,
+            check=False, cwd=ROOT, timeout=30,
+        )  # fmt: skip
+
+    done = run("--profile", "development", "--set", "s3.bucket=argument")
+    assert json.loads(done.stdout) == {"ready": True, "bucket": "argument", "level": "debug"}
+    done = run("--set", "s3.bukcet=x")
+    assert done.returncode == 2
+    assert "TIERLOG_S3__BUCKET" in done.stderr.splitlines()[1]

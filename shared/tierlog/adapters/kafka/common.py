@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError
 
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
+from tierlog.runtime.security import secret_text
+from tierlog.runtime.settings import KafkaSettings
 
 log = structlog.get_logger()
 
@@ -32,6 +35,41 @@ _DENIED = frozenset(
         KafkaError.GROUP_AUTHORIZATION_FAILED,
     }
 )
+
+
+How = Mapping[str, str]
+"""What librdkafka is told of TLS and of who this is."""
+
+PLAIN: Final[How] = {}
+
+
+def connection_of(settings: KafkaSettings) -> How:
+    """Return how the brokers are connected to. The server's name is verified, always."""
+    tls, sasl, how = settings.tls, settings.sasl, dict[str, str]()
+    if tls.enabled or sasl.mechanism is not None:
+        kind = "SASL_" if sasl.mechanism is not None else ""
+        how["security.protocol"] = kind + ("SSL" if tls.enabled else "PLAINTEXT")
+    if tls.enabled:
+        how["ssl.endpoint.identification.algorithm"] = "https"
+        files = {
+            "ssl.ca.location": tls.ca_file,
+            "ssl.certificate.location": tls.certificate_file,
+            "ssl.key.location": tls.key_file,
+        }
+        how |= {name: str(file) for name, file in files.items() if file is not None}
+    if sasl.mechanism is not None:
+        password = secret_text(sasl.password, sasl.password_file, name="kafka.sasl.password")
+        if not (sasl.username and password):
+            raise RefusedError(
+                f"kafka.sasl.mechanism is {sasl.mechanism}, without a username or password",
+                remedy="Set TIERLOG_KAFKA__SASL__USERNAME and …__PASSWORD_FILE",
+            )
+        how |= {
+            "sasl.mechanism": sasl.mechanism,
+            "sasl.username": sasl.username,
+            "sasl.password": password,
+        }
+    return how
 
 
 def as_error(error: KafkaError, what: str, bootstrap: str) -> TierlogError:

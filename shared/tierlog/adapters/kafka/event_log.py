@@ -24,7 +24,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from tierlog.adapters.kafka.common import ClientErrors, as_error, client_log
+from tierlog.adapters.kafka.common import PLAIN, ClientErrors, How, as_error, client_log
 from tierlog.adapters.kafka.records import event_of, number
 from tierlog.ports.event_log import EventPlace, StoredEvent
 
@@ -41,11 +41,12 @@ Ends = dict[int, tuple[int, int]]
 class KafkaEventLog:
     """Reads topics of one cluster."""
 
-    def __init__(self, bootstrap: str, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, bootstrap: str, *, timeout_s: float = 30.0, how: How = PLAIN) -> None:
         self._bootstrap = bootstrap
         self._timeout_s = timeout_s
         self._turn = asyncio.Lock()
         self._config: Mapping[str, Any] = {
+            **how,
             "bootstrap.servers": bootstrap,
             "group.id": "tierlog-onlookers",  # the library wants one; it is never joined
             "enable.auto.commit": False,

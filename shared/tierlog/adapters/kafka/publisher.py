@@ -19,8 +19,10 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tierlog.adapters.kafka.common import (
+    PLAIN,
     UNKNOWN_TOPIC,
     ClientErrors,
+    How,
     as_error,
     client_log,
     from_thread,
@@ -45,10 +47,13 @@ class KafkaPublisher:
         publish_timeout_s: float = 30.0,
         queued_max: int = 10_000,
         specs: Sequence[TopicSpec] = (),
+        how: How = PLAIN,
     ) -> None:
         self._bootstrap = bootstrap
+        self._how = how
         self._specs = {spec.name: spec for spec in specs}
         self._config = {
+            **how,
             "bootstrap.servers": bootstrap,
             "acks": "all",
             "enable.idempotence": True,
@@ -79,7 +84,7 @@ class KafkaPublisher:
             if error is not None and error.code() in UNKNOWN_TOPIC and topic in self._specs:
                 log.warning("topic.lost", topic=topic)
                 async with self._ensuring:
-                    await ensure_topics(self._bootstrap, [self._specs[topic]])
+                    await ensure_topics(self._bootstrap, [self._specs[topic]], how=self._how)
                     await asyncio.to_thread(self._producing.look_up, topic)
                 error = await self._send(topic, key, value, headers)
         if error is not None:
@@ -109,12 +114,17 @@ class KafkaPublisher:
             ) from full
         except KafkaException as failure:
             error = failure.args[0]
-        if error is not None and error.fatal() and producing is self._producing:
+        if error is not None and _is_fatal(error) and producing is self._producing:
             log.warning("producer.renewed", cause=error.str())
             self._retired.append(producing)
             producing.retire()
             self._producing = _Producing(self._config, asyncio.get_running_loop())
         return error
+
+
+def _is_fatal(error: KafkaError) -> bool:
+    """Tell whether its producer is of no use any more; what it then refuses is not marked so."""
+    return error.fatal() or error.code() == KafkaError._FATAL  # noqa: SLF001 - its public code
 
 
 class _Producing:

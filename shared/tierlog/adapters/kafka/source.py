@@ -30,8 +30,10 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tierlog.adapters.kafka.common import (
+    PLAIN,
     UNKNOWN_TOPIC,
     ClientErrors,
+    How,
     client_log,
     from_thread,
     log,
@@ -44,6 +46,9 @@ from tierlog.ports.events import Event
 POLL_S = 0.1
 COMMIT_INTERVAL_S = 0.2
 ROOM_WAIT_S = 0.3
+STRANDED_S = 8.0
+JOINS_AGAIN_MAX = 6
+"""Members that are too many for the partitions stop trying, so as not to move them for ever."""
 RESTART_DELAY_S = 1.0
 CLOSE_S_MAX = 15.0
 DEFAULT_BACKOFF = Backoff(first_s=1.0, max_s=30.0)
@@ -84,6 +89,7 @@ class KafkaEventSource:
         ready_max: int = 16,
         window_max: int = 1000,
         backoff: Backoff = DEFAULT_BACKOFF,
+        how: How = PLAIN,
     ) -> None:
         self._bootstrap = bootstrap
         self._topics = list(topics)
@@ -92,6 +98,7 @@ class KafkaEventSource:
         self._window_max = window_max
         self._backoff = backoff
         self._config = {
+            **how,
             "bootstrap.servers": bootstrap,
             "group.id": group,
             "enable.auto.commit": False,
@@ -114,6 +121,7 @@ class KafkaEventSource:
         }
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
+        self._joins_left = self._polls_since_loss = 0
         self._holdings: dict[_Place, _Holding] = {}
         self._holdings_made = 0
         self._ready: deque[Event] = deque()
@@ -220,8 +228,25 @@ class KafkaEventSource:
             message = consumer.poll(POLL_S)
             if message is not None:
                 self._take_message(message)
+            elif self._is_stranded():
+                return
             self._commit(consumer)
         self._commit_now(consumer, self._committable(list(self._holdings)))
+
+    def _is_stranded(self) -> bool:
+        """Tell whether to begin again: what was lost may be there anew, and the group not know.
+
+        A broker that comes back empty gives its topics to nobody who joined before they were made.
+        """
+        if not self._joins_left:
+            return False
+        self._polls_since_loss += 1
+        if self._polls_since_loss * POLL_S < STRANDED_S:
+            return False
+        self._joins_left -= 1
+        self._polls_since_loss = 0
+        log.info("source.joins_again", group=self._group)
+        return True
 
     def _take_message(self, message: Message) -> None:
         error = message.error()
@@ -314,6 +339,8 @@ class KafkaEventSource:
         with self._lock:
             for each in partitions:
                 self._hold(_Place(each.topic, each.partition))
+        if partitions:
+            self._joins_left = 0
         self._paused = False  # so that the new ones are paused too, if need be
         log.info("source.assigned", group=self._group, count=len(partitions))
 
@@ -325,6 +352,7 @@ class KafkaEventSource:
 
     def _on_lost(self, _: Any, partitions: Sequence[TopicPartition]) -> None:  # noqa: ANN401
         self._drop([_Place(each.topic, each.partition) for each in partitions])
+        self._joins_left, self._polls_since_loss = JOINS_AGAIN_MAX, 0
         log.warning("source.partitions_lost", group=self._group, count=len(partitions))
 
     def _hold(self, place: _Place) -> _Holding:

@@ -17,7 +17,14 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from tierlog.adapters.kafka.common import ClientErrors, as_error, client_log, log
+from tierlog.adapters.kafka.common import (
+    PLAIN,
+    ClientErrors,
+    How,
+    as_error,
+    client_log,
+    log,
+)
 from tierlog.offload.topics import (
     Difference,
     Remedy,
@@ -42,13 +49,18 @@ def topic_specs(
 
 
 async def ensure_topics(
-    bootstrap: str, specs: Sequence[TopicSpec], *, timeout_s: float = TOPICS_S_MAX
+    bootstrap: str,
+    specs: Sequence[TopicSpec],
+    *,
+    timeout_s: float = TOPICS_S_MAX,
+    how: How = PLAIN,
 ) -> list[str]:
     """Create those that are missing, and return their names once brokers lead them.
 
     Raises ``RetryableError`` UNAVAILABLE, or ``RefusedError`` when Kafka won't have them.
     """
-    return await asyncio.to_thread(_ensure_topics, bootstrap, list(specs), timeout_s)
+    admin = _admin(bootstrap, how)
+    return await asyncio.to_thread(_ensure_topics, admin, bootstrap, list(specs), timeout_s)
 
 
 async def apply_topics(
@@ -57,24 +69,31 @@ async def apply_topics(
     *,
     dry_run: bool = False,
     timeout_s: float = TOPICS_S_MAX,
+    how: How = PLAIN,
 ) -> list[TopicReport]:
     """Make the topics what they should be, as far as that loses nothing, and tell what is left.
 
     With ``dry_run`` nothing is changed: all that differs is left.
     """
+    admin = _admin(bootstrap, how)
     return await asyncio.to_thread(
-        _apply_topics, bootstrap, list(specs), timeout_s, dry_run=dry_run
+        _apply_topics, admin, bootstrap, list(specs), timeout_s, dry_run=dry_run
     )
 
 
-def _admin(bootstrap: str) -> AdminClient:
-    config: dict[str, Any] = {"bootstrap.servers": bootstrap, "error_cb": ClientErrors("topics")}
+def _admin(bootstrap: str, how: How) -> AdminClient:
+    config: dict[str, Any] = {
+        **how,
+        "bootstrap.servers": bootstrap,
+        "error_cb": ClientErrors("topics"),
+    }
     return AdminClient(config, logger=client_log)
 
 
-def _ensure_topics(bootstrap: str, specs: list[TopicSpec], timeout_s: float) -> list[str]:
+def _ensure_topics(
+    admin: AdminClient, bootstrap: str, specs: list[TopicSpec], timeout_s: float
+) -> list[str]:
     deadline_s = time.monotonic() + timeout_s
-    admin = _admin(bootstrap)
     # Where topics are an operator's, a service may not be allowed to create any.
     there = _listed(admin, bootstrap, timeout_s)
     missing = [spec for spec in specs if spec.name not in there]
@@ -87,9 +106,13 @@ def _ensure_topics(bootstrap: str, specs: list[TopicSpec], timeout_s: float) -> 
 
 
 def _apply_topics(
-    bootstrap: str, specs: list[TopicSpec], timeout_s: float, *, dry_run: bool
+    admin: AdminClient,
+    bootstrap: str,
+    specs: list[TopicSpec],
+    timeout_s: float,
+    *,
+    dry_run: bool,
 ) -> list[TopicReport]:
-    admin = _admin(bootstrap)
     before = _describe(admin, bootstrap, specs, timeout_s)
     told = {spec.name: differences(spec, before.get(spec.name)) for spec in specs}
     if not dry_run:

@@ -45,6 +45,14 @@ class MemoryCacheClient:
         except (RetryableError, IndeterminateError):
             return
 
+    async def drop(self, key: str) -> None:
+        try:
+            await self.faults.call(
+                "cache.drop", lambda: self._cache.values.pop(key, None), changes=True
+            )
+        except (RetryableError, IndeterminateError):
+            return
+
     async def close(self) -> None:
         """Nothing is held."""
 
@@ -58,6 +66,9 @@ class NoCache:
 
     async def put(self, key: str, value: bytes, *, ttl_s: int) -> None:
         """Forget it at once."""
+
+    async def drop(self, key: str) -> None:
+        """There is nothing to drop."""
 
     async def close(self) -> None:
         """Nothing is held."""

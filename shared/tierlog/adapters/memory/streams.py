@@ -10,18 +10,36 @@ Invariants:
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from tierlog.catalog.streams import stream_not_found
+from tierlog.format.attribute_changes import (
+    Failed,
+    change_in_stream,
+    change_of,
+    changed,
+    check_shape,
+    failed_check,
+    failed_position,
+    replayed,
+)
 from tierlog.format.run import Run
+from tierlog.model.attributes import EVENT_COUNT, AppendCondition, AttributeKey
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName, stream_name
 from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.policy import NO_LEVELS, Policy
-from tierlog.model.position import AppendedRange, Position
+from tierlog.model.position import AppendedRange, Edge, Position
 from tierlog.model.stream import OffloadPause
-from tierlog.ports.streams import OwnerInfo
+from tierlog.ports.streams import (
+    ATTRIBUTES_MAX,
+    FIRST_KEY,
+    LAST_KEY,
+    AttributeValues,
+    OwnerInfo,
+)
 
 NODE = NodeId("memory")
 
@@ -53,6 +71,14 @@ class MemoryStream:
     ledgers: list[MemoryLedger] = field(default_factory=list)
     partitions: int = 0
     pause: OffloadPause | None = None
+    attributes: dict[AttributeKey, int] = field(default_factory=dict)
+    """As of the last entry."""
+
+    @property
+    def last(self) -> Position | None:
+        """The last entry; None: there is none."""
+        end = self.ledgers[-1].end if self.ledgers else None
+        return Position(end.ledger_id, EntryId(end.entry_id - 1)) if end is not None else None
 
 
 class MemoryStreams:
@@ -90,12 +116,37 @@ class MemoryStreams:
         ledger = ledgers[-1]
         first = len(ledger.entries)
         ledger.entries += entries
+        if not self.written(name).raw:
+            _count_in(self.written(name).attributes, entries)
         self._wake()
         return AppendedRange(
             ledger_id=ledger.ledger_id,
             first_entry_id=EntryId(first),
             last_entry_id=EntryId(len(ledger.entries) - 1),
         )
+
+    def check(
+        self, name: StreamName, entries: list[bytes], condition: AppendCondition | None
+    ) -> None:
+        """Raise what an append of these entries would be refused with."""
+        found = self.written(name)
+        if found.raw and condition is not None:
+            raise RefusedError(
+                f"stream {name} is raw and has no attributes",
+                remedy="Append without a condition, or create a stream that is not raw",
+            )
+        changes = [] if found.raw else [change_of(entry) for entry in entries]
+        if changes:
+            check_shape(changes, condition)
+        for change in changes:
+            number = condition.last_event_number if condition is not None else None
+            if change is not None:
+                made = changed(change, found.attributes.get, last_event_number=number)
+                if isinstance(made, Failed):
+                    raise failed_check(made, writer=change.writer)
+        wanted = condition.after if condition is not None else None
+        if wanted is not None and wanted != (found.last or Edge.EARLIEST):
+            raise failed_position(wanted, found.last)
 
     def seal(self, name: StreamName) -> LedgerId | None:
         """Close the open ledger; None when none was open."""
@@ -109,6 +160,13 @@ class MemoryStreams:
     def _wake(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+def _count_in(attributes: dict[AttributeKey, int], entries: list[bytes]) -> None:
+    for change in map(change_in_stream, entries):
+        if change is not None:
+            attributes[EVENT_COUNT] = attributes.get(EVENT_COUNT, 0) + change.event_count
+            attributes |= replayed(change, attributes.get)
 
 
 class MemoryStreamControl:
@@ -162,6 +220,26 @@ class MemoryStreamControl:
     async def seal(self, stream: StreamName) -> LedgerId | None:
         return self._streams.seal(stream)
 
+    async def get_attributes(
+        self, stream: StreamName, keys: Sequence[AttributeKey]
+    ) -> AttributeValues:
+        found = self._streams.written(stream)
+        values = {key: found.attributes[key] for key in sorted(keys) if key in found.attributes}
+        return AttributeValues(values=values, as_of=found.last)
+
+    async def list_attributes(
+        self,
+        stream: StreamName,
+        *,
+        first: AttributeKey = FIRST_KEY,
+        last: AttributeKey = LAST_KEY,
+        limit: int = ATTRIBUTES_MAX,
+    ) -> AttributeValues:
+        found = self._streams.written(stream)
+        values = {key: found.attributes[key] for key in sorted(found.attributes)}
+        within = [(key, value) for key, value in values.items() if first <= key <= last]
+        return AttributeValues(values=dict(within[:limit]), as_of=found.last)
+
     async def close(self) -> None:
         pass
 
@@ -178,7 +256,12 @@ class MemoryAppendChannel:
         self._closed = asyncio.Event()
 
     async def append(
-        self, stream: StreamName, draft: Run, *, deadline_s: float
+        self,
+        stream: StreamName,
+        draft: Run,
+        *,
+        deadline_s: float,
+        condition: AppendCondition | None = None,
     ) -> list[AppendedRange]:
         if self._closing:
             raise RetryableError("the connection was closed here", remedy="Connect again")
@@ -190,7 +273,9 @@ class MemoryAppendChannel:
                 remedy="Nothing was appended; find the stream's owner and retry",
                 details={"owner": found.owner, "owner_epoch": str(found.owner_epoch)},
             )
-        stored = self._streams.store(stream, [bytes(entry) for entry in draft.entries()])
+        entries = [bytes(entry) for entry in draft.entries()]
+        self._streams.check(stream, entries, condition)
+        stored = self._streams.store(stream, entries)
         self._in_flight += 1
         self._idle.clear()
         try:

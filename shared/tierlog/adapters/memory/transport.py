@@ -190,6 +190,10 @@ class MemoryChannel:
         return self._peer
 
     @property
+    def certificate_names(self) -> Sequence[str]:
+        return ()
+
+    @property
     def frame_len_max(self) -> int:
         return self._network.limits.frame_len_max
 

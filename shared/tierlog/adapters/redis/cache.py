@@ -14,6 +14,8 @@ Invariants:
 import asyncio
 import hashlib
 import hmac
+from collections.abc import Mapping
+from typing import Any, Final
 
 import structlog
 from redis.asyncio import Redis
@@ -25,6 +27,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from tierlog.adapters.offsets import Backoff
 from tierlog.ports.clock import Clock
+from tierlog.runtime.security import secret_text
+from tierlog.runtime.settings import RedisSettings
 
 log = structlog.get_logger()
 
@@ -33,6 +37,43 @@ CONNECTIONS_MAX = 8
 DEFAULT_BACKOFF = Backoff(first_s=1.0, max_s=30.0)
 
 _ABSENT = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
+
+
+How = Mapping[str, Any]
+"""What the library is told of TLS and of who this is."""
+
+PLAIN: Final[How] = {}
+
+
+def url_of(settings: RedisSettings) -> str:
+    """Return the URL, over TLS where the settings say so."""
+    assert settings.url is not None
+    scheme, colon, rest = settings.url.partition("://")
+    return f"{'rediss' if settings.tls.enabled else scheme}{colon}{rest}"
+
+
+def connection_of(settings: RedisSettings) -> How:
+    """Return what the URL doesn't say. The server's name is verified, always."""
+    tls, how = settings.tls, dict[str, Any]()
+    if url_of(settings).startswith("rediss:"):
+        files = {
+            "ssl_ca_certs": tls.ca_file,
+            "ssl_certfile": tls.certificate_file,
+            "ssl_keyfile": tls.key_file,
+        }
+        how |= {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
+        how |= {name: str(file) for name, file in files.items() if file is not None}
+    password = secret_text(settings.password, settings.password_file, name="redis.password")
+    if settings.username:
+        how["username"] = settings.username
+    if password is not None:
+        how["password"] = password
+    return how
+
+
+def digest_key(secret: str | None) -> bytes:
+    """Return the key of the digests; of no secret: none, and anybody can make them."""
+    return hashlib.sha256(secret.encode()).digest() if secret is not None else b""
 
 
 class RedisCache:
@@ -48,6 +89,7 @@ class RedisCache:
         value_bytes_max: int = 1024 * 1024,
         secret: bytes = b"",
         backoff: Backoff = DEFAULT_BACKOFF,
+        how: How = PLAIN,
     ) -> None:
         self._clock = clock
         self._key_prefix = key_prefix
@@ -64,6 +106,7 @@ class RedisCache:
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
             max_connections=CONNECTIONS_MAX,
+            **how,
         )
 
     def __repr__(self) -> str:
@@ -99,6 +142,19 @@ class RedisCache:
             self._note_absent(error)
         except RedisError as error:
             log.info("cache.put_refused", cause=str(error))
+        else:
+            self._note_present()
+
+    async def drop(self, key: str) -> None:
+        if not self._may_try():
+            return
+        try:
+            async with asyncio.timeout(2 * self._timeout_s), self._slots:
+                await self._redis.delete(self._key_prefix + key)
+        except _ABSENT as error:
+            self._note_absent(error)
+        except RedisError as error:
+            log.info("cache.drop_refused", cause=str(error))
         else:
             self._note_present()
 

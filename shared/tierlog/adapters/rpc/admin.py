@@ -8,6 +8,7 @@ from tierlog.adapters.rpc.rest import RestService
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.position import Position
 from tierlog.ports.admin import Document
+from tierlog.runtime.calling import PLAIN, Calling
 
 DEAD_LETTERS: Final = "/v1/dead-letters"
 SCRUBS: Final = "/v1/scrubs"
@@ -16,8 +17,8 @@ SCRUBS: Final = "/v1/scrubs"
 class HttpAdministration:
     """``Administration`` over HTTP."""
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
-        self._service = RestService(address, name="scheduler", timeout_s=timeout_s)
+    def __init__(self, address: str, *, timeout_s: float, calling: Calling = PLAIN) -> None:
+        self._service = RestService(address, name="scheduler", timeout_s=timeout_s, calling=calling)
 
     def __repr__(self) -> str:
         return f"<HttpAdministration {self._service!r}>"
@@ -81,8 +82,8 @@ class HttpAdministration:
 class HttpDeadLetters:
     """``DeadLetterDesk`` over HTTP."""
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
-        self._service = RestService(address, name="scheduler", timeout_s=timeout_s)
+    def __init__(self, address: str, *, timeout_s: float, calling: Calling = PLAIN) -> None:
+        self._service = RestService(address, name="scheduler", timeout_s=timeout_s, calling=calling)
 
     def __repr__(self) -> str:
         return f"<HttpDeadLetters {self._service!r}>"
@@ -117,14 +118,18 @@ class HttpDeadLetters:
 class HttpScrubs:
     """``ScrubDesk`` over HTTP."""
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
-        self._service = RestService(address, name="scheduler", timeout_s=timeout_s)
+    def __init__(self, address: str, *, timeout_s: float, calling: Calling = PLAIN) -> None:
+        self._service = RestService(address, name="scheduler", timeout_s=timeout_s, calling=calling)
 
     def __repr__(self) -> str:
         return f"<HttpScrubs {self._service!r}>"
 
-    async def begin(self, *, repair: bool, deep: bool) -> Document:
-        body = {"repair": repair, "deep": deep}
+    async def begin(
+        self, *, repair: bool, deep: bool, ledgers: Sequence[LedgerId] | None = None
+    ) -> Document:
+        # Only said where it is asked for: a scheduler of before knows no such word.
+        asked = {} if ledgers is None else {"ledgers": list(ledgers)}
+        body = {"repair": repair, "deep": deep, **asked}
         return _document(await self._service.json("POST", SCRUBS, body=body))
 
     async def find(self) -> Sequence[Document]:

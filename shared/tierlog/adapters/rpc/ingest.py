@@ -12,15 +12,24 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tierlog.format.records import policy_to_record
+from tierlog.model.attributes import AppendCondition, AttributeKey
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.policy import Policy
-from tierlog.model.position import AppendedRange
-from tierlog.ports.streams import OwnerInfo
+from tierlog.model.position import AppendedRange, Position
+from tierlog.ports.streams import (
+    ATTRIBUTES_MAX,
+    FIRST_KEY,
+    LAST_KEY,
+    AttributeValues,
+    OwnerInfo,
+)
 from tierlog.proto.v1 import ingest_pb2 as pb
 from tierlog.proto.v1 import ingest_pb2_grpc as rpc
+from tierlog.runtime.calling import PLAIN, Calling
 from tierlog.runtime.errors import error_of_grpc
 from tierlog.runtime.rpc import open_channel
+from tierlog.wire.messages import condition_to_record
 
 NO_LEDGER: Final = -1
 
@@ -28,10 +37,10 @@ NO_LEDGER: Final = -1
 class GrpcStreamControl:
     """Calls the ingest node at ``address`` (``host:port``); connects at the first call."""
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
+    def __init__(self, address: str, *, timeout_s: float, calling: Calling = PLAIN) -> None:
         self._source = f"ingest at {address}"
         self._timeout_s = timeout_s
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, calling)
         self._calls = rpc.IngestStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -98,12 +107,42 @@ class GrpcStreamControl:
             raise error_of_grpc(error, source=self._source, changes=False) from error
         return None if answer.ledger_id == NO_LEDGER else LedgerId(answer.ledger_id)
 
+    async def get_attributes(
+        self, stream: StreamName, keys: Sequence[AttributeKey]
+    ) -> AttributeValues:
+        """See ``StreamControl``."""
+        request = pb.GetAttributesRequest(stream=stream, keys=keys)
+        try:
+            answer = await self._calls.GetAttributes(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_grpc(error, source=self._source, changes=False) from error
+        return _attribute_values(answer)
+
+    async def list_attributes(
+        self,
+        stream: StreamName,
+        *,
+        first: AttributeKey = FIRST_KEY,
+        last: AttributeKey = LAST_KEY,
+        limit: int = ATTRIBUTES_MAX,
+    ) -> AttributeValues:
+        """See ``StreamControl``."""
+        request = pb.ListAttributesRequest(
+            stream=stream, first_key=first, last_key=last, limit=limit
+        )
+        try:
+            answer = await self._calls.ListAttributes(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of_grpc(error, source=self._source, changes=False) from error
+        return _attribute_values(answer)
+
     async def append(
         self,
         stream: StreamName,
         entries: Sequence[bytes],
         *,
         publish_ms: tuple[int, int] = (0, 0),
+        condition: AppendCondition | None = None,
     ) -> list[AppendedRange]:
         """Append a few entries by gRPC, as a producer in another language does."""
         request = pb.AppendRequest(
@@ -111,6 +150,7 @@ class GrpcStreamControl:
             entries=entries,
             publish_time_ms_min=publish_ms[0],
             publish_time_ms_max=publish_ms[1],
+            condition=condition_to_record(condition),
         )
         try:
             answer = await self._calls.Append(request, timeout=self._timeout_s)
@@ -128,3 +168,13 @@ class GrpcStreamControl:
     async def close(self) -> None:
         """See ``StreamControl``."""
         await self._channel.close()
+
+
+def _attribute_values(answer: pb.AttributesResponse) -> AttributeValues:
+    as_of = answer.as_of
+    return AttributeValues(
+        values={AttributeKey(one.key): one.value for one in answer.attributes},
+        as_of=Position(LedgerId(as_of.ledger_id), EntryId(as_of.entry_id))
+        if answer.HasField("as_of")
+        else None,
+    )

@@ -17,10 +17,18 @@ from typing import Final, Protocol
 
 import structlog
 
+from tierlog.model.attributes import AttributeKey
 from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.policy import Policy
-from tierlog.ports.streams import OwnerInfo, StreamControl
+from tierlog.ports.streams import (
+    ATTRIBUTES_MAX,
+    FIRST_KEY,
+    LAST_KEY,
+    AttributeValues,
+    OwnerInfo,
+    StreamControl,
+)
 
 log = structlog.get_logger()
 
@@ -140,6 +148,26 @@ class IngestNodes:
         """See ``StreamControl``."""
         owner = await self.find_owner(stream)
         return await self.node(owner.grpc_address).seal(stream)
+
+    async def get_attributes(
+        self, stream: StreamName, keys: Sequence[AttributeKey]
+    ) -> AttributeValues:
+        """See ``StreamControl``."""
+        owner = await self.find_owner(stream)
+        return await self.node(owner.grpc_address).get_attributes(stream, keys)
+
+    async def list_attributes(
+        self,
+        stream: StreamName,
+        *,
+        first: AttributeKey = FIRST_KEY,
+        last: AttributeKey = LAST_KEY,
+        limit: int = ATTRIBUTES_MAX,
+    ) -> AttributeValues:
+        """See ``StreamControl``."""
+        owner = await self.find_owner(stream)
+        node = self.node(owner.grpc_address)
+        return await node.list_attributes(stream, first=first, last=last, limit=limit)
 
     async def close(self) -> None:
         """See ``StreamControl``."""

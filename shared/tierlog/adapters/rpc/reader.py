@@ -1,6 +1,7 @@
 """The reader service over HTTP: frames with their checksum verified, and bounds."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 from urllib.parse import quote
 
 from tierlog.adapters.rpc.rest import HttpAnswer, RestService
@@ -9,15 +10,16 @@ from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import Edge, Position, parse_position
 from tierlog.ports.reads import FramesAnswer
+from tierlog.runtime.calling import PLAIN, Calling
 
 _NO_CONTENT: Final = 204
 
 
 class HttpReads:
-    """``StreamReads`` over HTTP."""
+    """``StreamReads`` and ``ReadDesk`` over HTTP."""
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
-        self._service = RestService(address, name="reader", timeout_s=timeout_s)
+    def __init__(self, address: str, *, timeout_s: float, calling: Calling = PLAIN) -> None:
+        self._service = RestService(address, name="reader", timeout_s=timeout_s, calling=calling)
 
     def __repr__(self) -> str:
         return f"<HttpReads {self._service!r}>"
@@ -57,6 +59,21 @@ class HttpReads:
         path = f"/v1/streams/{quote(stream, safe='')}/bounds"
         found = await self._service.json("GET", path)
         return parse_position(found["first"]), parse_position(found["next"])
+
+    async def position_at(self, stream: StreamName, time: str) -> Position | Edge:
+        """See ``ReadDesk``."""
+        path = f"/v1/streams/{quote(stream, safe='')}/position"
+        found = await self._service.json("GET", path, params={"time": time})
+        return parse_position(found["position"])
+
+    async def explain(
+        self, stream: StreamName, start: str, *, entries_max: int, bytes_max: int
+    ) -> Mapping[str, Any]:
+        """See ``ReadDesk``."""
+        path = f"/v1/streams/{quote(stream, safe='')}/explain"
+        params = {"from": start, "entries_max": str(entries_max), "bytes_max": str(bytes_max)}
+        found: Mapping[str, Any] = await self._service.json("GET", path, params=params)
+        return found
 
     async def close(self) -> None:
         """See ``StreamReads``."""

@@ -13,6 +13,7 @@ import aiohttp
 import orjson
 
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
+from tierlog.runtime.calling import PLAIN, Calling
 from tierlog.runtime.errors import error_of_problem
 
 CONNECT_S_MAX: Final = 5.0
@@ -29,8 +30,11 @@ class HttpAnswer(NamedTuple):
 class RestService:
     """A session with the service at ``address`` (``host:port``)."""
 
-    def __init__(self, address: str, *, name: str, timeout_s: float) -> None:
-        self._base = f"http://{address}"
+    def __init__(
+        self, address: str, *, name: str, timeout_s: float, calling: Calling = PLAIN
+    ) -> None:
+        self._base = f"{calling.scheme}://{address}"
+        self._calling = calling
         self._name = name
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
@@ -55,7 +59,10 @@ class RestService:
         )
         changes = method not in {"GET", "HEAD"}
         data = orjson.dumps(body) if body is not None else None
-        headers = {"Content-Type": "application/json"} if data is not None else {}
+        headers = self._calling.headers()
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        context = self._calling.ssl_context()
         try:
             async with self._session.request(
                 method,
@@ -64,6 +71,9 @@ class RestService:
                 data=data,
                 headers=headers,
                 timeout=timeout,
+                ssl=True if context is None else context,
+                # A redirect would carry what is shown elsewhere.
+                allow_redirects=False,
             ) as response:
                 content = await response.read()
                 if response.status >= 400:

@@ -13,7 +13,7 @@ Invariants:
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from http import HTTPStatus
 from typing import Final
 
@@ -23,6 +23,7 @@ from tierlog.adapters.pieces import Pieces
 from tierlog.adapters.rpc.run_inflow import RunInflow, receiving_pieces
 from tierlog.format.run import Run
 from tierlog.format.run_stream import RUNS_TYPE
+from tierlog.runtime.calling import PLAIN, Calling
 from tierlog.runtime.errors import error_of_problem
 
 HEAD_BYTES_MAX: Final = 64 * 1024
@@ -110,11 +111,10 @@ class _Answer:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._head = bytearray()
 
-    def request(self, target: str, host: str) -> bytes:
+    def request(self, target: str, host: str, shown: Mapping[str, str]) -> bytes:
         """Return the bytes to send."""
-        asked = h11.Request(
-            method="GET", target=target, headers=[("Host", host), ("Accept", RUNS_TYPE)]
-        )
+        headers = [("Host", host), ("Accept", RUNS_TYPE), *shown.items()]
+        asked = h11.Request(method="GET", target=target, headers=headers)
         parts = (self._http.send(asked), self._http.send(h11.EndOfMessage()))
         return b"".join(part for part in parts if part)
 
@@ -247,11 +247,11 @@ class _Connection(asyncio.BufferedProtocol):
 
     # What the reader calls
 
-    def ask(self, target: str, host: str, pieces: Pieces) -> _Answer:
+    def ask(self, target: str, host: str, shown: Mapping[str, str], pieces: Pieces) -> _Answer:
         """Send a request; return the answer that is to come."""
         assert self._transport is not None
         self.answer = _Answer(pieces)
-        self._transport.write(self.answer.request(target, host))
+        self._transport.write(self.answer.request(target, host, shown))
         return self.answer
 
     async def progress(self, answer: _Answer, timeout_s: float) -> None:
@@ -345,9 +345,16 @@ class RunsHttp:
     """Asks one storage node for runs, over connections that are kept for the next request."""
 
     def __init__(
-        self, address: str, *, source: str, connect_s_max: float, pieces: Pieces | None = None
+        self,
+        address: str,
+        *,
+        source: str,
+        connect_s_max: float,
+        pieces: Pieces | None = None,
+        calling: Calling = PLAIN,
     ) -> None:
         self._address = address
+        self._calling = calling
         self._source = source
         self._connect_s_max = connect_s_max
         self._pieces = pieces if pieces is not None else receiving_pieces()
@@ -380,7 +387,8 @@ class RunsHttp:
         """Send a request, again when a connection that was kept turns out to be gone."""
         while True:
             connection = await self._connected()
-            answer = connection.ask(target, self._address, self._pieces)
+            shown = self._calling.headers()
+            answer = connection.ask(target, self._address, shown, self._pieces)
             try:
                 await connection.progress(answer, silence_s_max)
             except BaseException:
@@ -397,7 +405,7 @@ class RunsHttp:
         host, _, port = self._address.rpartition(":")
         async with asyncio.timeout(self._connect_s_max):
             _, connection = await asyncio.get_running_loop().create_connection(
-                _Connection, host.strip("[]"), int(port)
+                _Connection, host.strip("[]"), int(port), ssl=self._calling.ssl_context()
             )
         self._open = {one for one in self._open if not one.closed.done()} | {connection}
         return connection

@@ -26,6 +26,7 @@ from tierlog.ports.storage_node import LacAnswer
 from tierlog.ports.transport import Transport
 from tierlog.proto.v1 import ingest_pb2 as pb
 from tierlog.proto.v1 import ingest_pb2_grpc as rpc
+from tierlog.runtime.calling import PLAIN, Calling
 from tierlog.runtime.errors import error_of_grpc
 from tierlog.runtime.rpc import open_channel
 from tierlog.wire.connection import Hello, WireClient
@@ -38,12 +39,18 @@ SILENCE_S_MAX: Final = 30.0
 class RemoteStorageControl:
     """``StorageNodeControl`` of a node in another process."""
 
-    def __init__(self, info: NodeInfo, pieces: Pieces | None = None) -> None:
+    def __init__(
+        self, info: NodeInfo, pieces: Pieces | None = None, *, calling: Calling = PLAIN
+    ) -> None:
         self._name = f"storage node {info.node_id}"
-        self._channel = open_channel(info.grpc_address)
+        self._channel = open_channel(info.grpc_address, calling)
         self._calls = rpc.StorageNodeStub(self._channel)
         self._runs = RunsHttp(
-            info.http_address, source=self._name, connect_s_max=CONNECT_S_MAX, pieces=pieces
+            info.http_address,
+            source=self._name,
+            connect_s_max=CONNECT_S_MAX,
+            pieces=pieces,
+            calling=calling,
         )
 
     def __repr__(self) -> str:
@@ -129,8 +136,15 @@ class RemoteStorageControl:
 class RemoteStorageNode(RemoteStorageControl):
     """``StorageNodeClient`` of a node in another process."""
 
-    def __init__(self, info: NodeInfo, wire: WireClient, pieces: Pieces | None = None) -> None:
-        super().__init__(info, pieces)
+    def __init__(
+        self,
+        info: NodeInfo,
+        wire: WireClient,
+        pieces: Pieces | None = None,
+        *,
+        calling: Calling = PLAIN,
+    ) -> None:
+        super().__init__(info, pieces, calling=calling)
         self._wire = wire
 
     def add(self, run: Run, *, recovery: bool = False) -> Awaitable[None]:
@@ -150,12 +164,13 @@ class RemoteStorageNode(RemoteStorageControl):
 class ControlConnector:
     """Connects for reading only. Runs of all nodes are received into the same pieces."""
 
-    def __init__(self, pieces: Pieces | None = None) -> None:
+    def __init__(self, pieces: Pieces | None = None, *, calling: Calling = PLAIN) -> None:
         self._pieces = pieces if pieces is not None else receiving_pieces()
+        self._calling = calling
 
     async def connect(self, info: NodeInfo) -> RemoteStorageControl:
         """Return a client; it connects at its first call."""
-        return RemoteStorageControl(info, self._pieces)
+        return RemoteStorageControl(info, self._pieces, calling=self._calling)
 
     async def close(self, node: RemoteStorageControl) -> None:
         """Give a client back."""
@@ -165,7 +180,15 @@ class ControlConnector:
 class WireConnector:
     """Connects for writing too; answers are read in tasks of ``tasks``."""
 
-    def __init__(self, transport: Transport, hello: Hello, *, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        hello: Hello,
+        *,
+        tasks: asyncio.TaskGroup,
+        calling: Calling = PLAIN,
+    ) -> None:
+        self._calling = calling
         self._transport = transport
         self._hello = hello
         self._tasks = tasks
@@ -176,7 +199,7 @@ class WireConnector:
         wire = await WireClient.connect(
             self._transport, info.wire_address, self._hello, tasks=self._tasks
         )
-        return RemoteStorageNode(info, wire, self._pieces)
+        return RemoteStorageNode(info, wire, self._pieces, calling=self._calling)
 
     async def close(self, node: RemoteStorageNode) -> None:
         """Give a client back."""

@@ -25,6 +25,7 @@ import structlog
 from tierlog.model.errors import RefusedError, RetryableError, TierlogError
 from tierlog.ports.files import Buffer
 from tierlog.ports.transport import ChannelHandler, Frame
+from tierlog.runtime.tls import peer_names
 from tierlog.wire.codec import DEFAULT_LIMITS, FrameDecoder, FrameLimits, encode_head
 
 log = structlog.get_logger()
@@ -48,13 +49,16 @@ DEFAULT_TCP_LIMITS: Final = TcpLimits()
 
 
 class TcpTransport:
-    """Connects and listens. With TLS contexts, every connection is TLS."""
+    """Connects and listens. With TLS contexts, every connection is TLS.
+
+    ``client_tls`` may be what gives a context, which is asked at each connection.
+    """
 
     def __init__(
         self,
         *,
         limits: TcpLimits = DEFAULT_TCP_LIMITS,
-        client_tls: ssl.SSLContext | None = None,
+        client_tls: "ssl.SSLContext | Callable[[], ssl.SSLContext] | None" = None,
         server_tls: ssl.SSLContext | None = None,
     ) -> None:
         self._limits = limits
@@ -64,10 +68,12 @@ class TcpTransport:
     async def connect(self, address: str) -> "TcpChannel":
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
+        tls = self._client_tls
+        context = tls() if callable(tls) else tls
         try:
             async with asyncio.timeout(self._limits.connect_s_max):
                 _, channel = await loop.create_connection(
-                    lambda: TcpChannel(self._limits), host, port, ssl=self._client_tls
+                    lambda: TcpChannel(self._limits), host, port, ssl=context
                 )
         except (OSError, TimeoutError) as error:
             raise RetryableError(
@@ -155,6 +161,7 @@ class TcpChannel(asyncio.BufferedProtocol):
         self._decoder = FrameDecoder(limits.frames)
         self._transport: asyncio.Transport | None = None
         self._peer = ""
+        self._certificate_names: Sequence[str] = ()
         self._queued_bytes = 0  # received, not taken
         self._reading = True
         self._arrived = asyncio.Event()
@@ -181,6 +188,10 @@ class TcpChannel(asyncio.BufferedProtocol):
     @property
     def peer(self) -> str:
         return self._peer
+
+    @property
+    def certificate_names(self) -> Sequence[str]:
+        return self._certificate_names
 
     @property
     def frame_len_max(self) -> int:
@@ -249,6 +260,8 @@ class TcpChannel(asyncio.BufferedProtocol):
         # Whatever the kernel does not take at once stays in our queue, uncopied. (asyncio's TLS
         # compares with >=, so that at 0 it would pause for ever.)
         encrypted = transport.get_extra_info("sslcontext") is not None
+        if encrypted:
+            self._certificate_names = peer_names(transport)
         self._transport.set_write_buffer_limits(high=TLS_QUEUE_HIGH if encrypted else 0)
         if self._accept is not None:
             self._accept(self)

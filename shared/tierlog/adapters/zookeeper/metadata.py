@@ -21,11 +21,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import structlog
 from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient, KazooState
+from kazoo.security import CREATOR_ALL_ACL
 
 from tierlog.model.errors import (
     IndeterminateError,
@@ -47,6 +48,8 @@ from tierlog.ports.metadata import (
     VersionConflictError,
     Versioned,
 )
+from tierlog.runtime.security import secret_text
+from tierlog.runtime.settings import ZooKeeperSettings
 
 log = structlog.get_logger()
 
@@ -68,6 +71,35 @@ _BYSTANDERS = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
 
 _Start = Callable[[], Any]
 """Calls one of kazoo's ``…_async`` methods and returns its result object."""
+
+
+How = Mapping[str, Any]
+"""What kazoo is told of TLS, of who this is, and of who may see what it makes."""
+
+OPEN: Final[How] = {}
+
+
+def connection_of(settings: ZooKeeperSettings) -> How:
+    """Return how the ensemble is connected to. The server's name is verified, always.
+
+    Who shows who it is makes nodes for that identity alone: by default they are everybody's.
+    """
+    tls, how = settings.tls, dict[str, Any]()
+    if tls.enabled:
+        files = {"ca": tls.ca_file, "certfile": tls.certificate_file, "keyfile": tls.key_file}
+        how |= {"use_ssl": True, "verify_certs": True, "check_hostname": True}
+        how |= {name: str(file) for name, file in files.items() if file is not None}
+    password = secret_text(settings.password, settings.password_file, name="zookeeper.password")
+    if bool(settings.username) != bool(password):
+        raise RefusedError(
+            "zookeeper.username and zookeeper.password go together",
+            remedy="Set TIERLOG_ZOOKEEPER__USERNAME and …__PASSWORD_FILE, or neither",
+        )
+    if settings.username:
+        how["auth_data"] = [("digest", f"{settings.username}:{password}")]
+    if settings.username or tls.certificate_file is not None:
+        how["default_acl"] = CREATOR_ALL_ACL
+    return how
 
 
 class _Watch:
@@ -108,7 +140,12 @@ class ZooKeeperMetadata:
 
     @classmethod
     async def connect(
-        cls, hosts: str, *, session_timeout_s: float = 6.0, connect_timeout_s: float = 10.0
+        cls,
+        hosts: str,
+        *,
+        session_timeout_s: float = 6.0,
+        connect_timeout_s: float = 10.0,
+        how: How = OPEN,
     ) -> Self:
         """Connect to ``host:port,…[/chroot]``, or raise ``RetryableError`` UNAVAILABLE in time."""
         client = KazooClient(
@@ -120,6 +157,7 @@ class ZooKeeperMetadata:
                 "backoff": 2,
                 "max_delay": RECONNECT_DELAY_S_MAX,
             },
+            **how,
         )
         store = cls(client, hosts, operation_s_max=max(session_timeout_s, 1.0))
         try:
@@ -128,6 +166,9 @@ class ZooKeeperMetadata:
                 await store._connected.wait()
                 if client.chroot:
                     await store._submit(lambda: client.ensure_path_async("/"))
+        except (kazoo_errors.NoAuthError, kazoo_errors.AuthFailedError) as error:
+            await store.close()
+            raise _denied("connecting", client.chroot or "/") from error
         except (TimeoutError, kazoo_errors.KazooException) as error:
             await store.close()
             raise store._unavailable(f"after {connect_timeout_s:g} s") from error

@@ -1,0 +1,174 @@
+"""Authorisation in front of all calls of a gRPC server.
+
+Invariants:
+    * Who asks is known before the request is parsed; what it asks for is checked before the call.
+    * A method without a rule is refused, those of health and reflection too.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from tierlog.model.access import Rule, Rules, Subject, unauthenticated
+from tierlog.model.errors import RefusedError, TierlogError
+from tierlog.runtime.access import Gate, audit, bearer_token, is_audited, outcome_of
+from tierlog.runtime.errors import grpc_status_of
+
+_NAMES: Final = ("x509_subject_alternative_name", "x509_common_name")
+Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):
+    """Asks ``gate`` before every call."""
+
+    def __init__(self, rules: Rules, gate: Gate) -> None:
+        self._rules = rules
+        self._gate = gate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:  # noqa: ANN401 - grpc's own handler type
+        """Wrap handlers of the kinds that there are."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        rule = self._rules.get(method)
+        if handler is None or (rule is not None and rule.permission is None):
+            return handler  # None: there is no such method, and the server says so
+        call = _Call(method, rule, self._gate, handler.request_deserializer)
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                call.unary(handler.unary_unary), response_serializer=handler.response_serializer
+            )
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(
+                call.streaming(handler.unary_stream),
+                response_serializer=handler.response_serializer,
+            )
+        if handler.stream_stream is not None and (rule is None or not rule.stream):
+            return grpc.stream_stream_rpc_method_handler(
+                call.both_streaming(handler.stream_stream),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
+        # Of any other kind there is none, and how to guard it nobody has said.
+        return grpc.stream_unary_rpc_method_handler(call.refuse)
+
+
+class _Call:
+    """One method of the server."""
+
+    def __init__(
+        self,
+        method: str,
+        rule: Rule | None,
+        gate: Gate,
+        parse: Callable[[bytes], Any] | None,
+    ) -> None:
+        self._method = method
+        self._rule = rule
+        self._gate = gate
+        self._parse = parse
+
+    def unary(self, inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def guarded(data: bytes, context: Context) -> Any:  # noqa: ANN401
+            subject, request, told = await self._admitted(data, context)
+            if not is_audited(self._rule):
+                return await inner(request, context)
+            try:
+                answer = await inner(request, context)
+            except BaseException as error:
+                audit(subject, outcome=outcome_of(error), **told)
+                raise
+            audit(subject, outcome="done", **told)
+            return answer
+
+        return guarded
+
+    def streaming(self, inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
+        async def guarded(data: bytes, context: Context) -> AsyncIterator[Any]:
+            _, request, _ = await self._admitted(data, context)
+            async for answer in inner(request, context):
+                yield answer
+
+        return guarded
+
+    def both_streaming(self, inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
+        async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            subject = await _or_abort(context, lambda: self._who(context))
+            await _or_abort(context, lambda: self._admit(subject, ""))
+            async for answer in inner(requests, context):
+                yield answer
+
+        return guarded
+
+    async def refuse(self, _requests: object, context: Context) -> None:
+        await context.abort_with_status(
+            grpc_status_of(RefusedError(f"{self._method} has no rule", remedy="Report this"))
+        )
+
+    async def _admitted(self, data: bytes, context: Context) -> tuple[Subject, Any, dict[str, str]]:
+        """Return who asks and for what, or end the call."""
+        subject = await _or_abort(context, lambda: self._who(context))
+        request = await _or_abort(context, lambda: self._parsed(data))
+        name = self._rule.stream if self._rule is not None else ""
+        stream = str(getattr(request, name)) if name else ""
+        told = {
+            "action": self._method,
+            "target": stream[:140],
+            "request_id": self._gate.request_id(_metadata(context, "x-request-id")),
+            "peer": context.peer(),
+        }
+        try:
+            self._admit(subject, stream)
+        except TierlogError as error:
+            if is_audited(self._rule):
+                audit(subject, outcome=outcome_of(error), **told)
+            await context.abort_with_status(grpc_status_of(error))
+        return subject, request, told
+
+    def _admit(self, subject: Subject, stream: str) -> None:
+        self._gate.admit(subject, self._rule, operation=self._method, stream=stream)
+
+    def _who(self, context: Context) -> Subject:
+        token = bearer_token(_metadata(context, "authorization"))
+        subject = self._gate.identify(token=token, names=_names_of(context))
+        if subject is None:
+            raise unauthenticated("neither a token nor a certificate was shown")
+        return subject
+
+    def _parsed(self, data: bytes) -> Any:  # noqa: ANN401 - a message of any kind
+        try:
+            return self._parse(data) if self._parse is not None else data
+        except (DecodeError, ValueError) as error:
+            raise RefusedError(
+                f"the request of {self._method} can't be read",
+                remedy="Send what its .proto file says",
+            ) from error
+
+
+async def _or_abort(context: Context, step: Callable[[], T]) -> T:
+    """Do a step; what it refuses ends the call."""
+    try:
+        return step()
+    except TierlogError as error:
+        await context.abort_with_status(grpc_status_of(error))
+        raise
+
+
+def _metadata(context: Context, wanted: str) -> str | None:
+    pairs: Iterable[tuple[str, Any]] = context.invocation_metadata() or ()
+    for key, value in pairs:
+        if key == wanted:
+            return value if isinstance(value, str) else bytes(value).decode("latin-1")
+    return None
+
+
+def _names_of(context: Context) -> Sequence[str]:
+    """Return the names of the client's certificate, which the handshake has verified."""
+    known = context.auth_context()
+    return [one.decode("utf-8", "replace") for kind in _NAMES for one in known.get(kind, ()) if one]

@@ -1,0 +1,111 @@
+"""What sections of the settings are made of, and sections of which nobody else makes use.
+
+Invariant: a section takes no name that it doesn't know, and doesn't change once it is read.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+MIB = 1024 * 1024
+
+PositiveBytes = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A part of the settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AttributeSettings(Section):
+    """Attributes of the streams that this process owns, and the checkpoints of them.
+
+    Of a stream's attributes so many are kept in memory at most; no more may wait for a checkpoint.
+    A checkpoint is made at the end of each ledger, and in between once so many bytes or updates
+    came since the last one, or so much time passed. A node that drains waits so long for its last
+    one; without it the next owner reads the entries behind the one before.
+    """
+
+    cached_max: int = Field(default=100_000, gt=0)
+    page_cache_bytes_max: PositiveBytes = 64 * MIB
+    """Pages of the indexes in memory, of all streams together."""
+    checkpoint_bytes: PositiveBytes = 256 * MIB
+    checkpoint_updates: int = Field(default=50_000, gt=0)
+    checkpoint_interval_s: float = Field(default=300.0, gt=0)
+    checkpoint_timeout_s: float = Field(default=5.0, gt=0)
+    chunk_bytes: PositiveBytes = 32 * MIB
+    chunk_objects_max: int = Field(default=512, gt=0, le=2000)
+    """With so many bytes, or objects, a chunk of the index is closed: an object of its own lists
+    what it holds, so that the metadata stay small. A chunk that no checkpoint needs goes."""
+    compaction_quiet_factor: float = Field(default=1.5, ge=1)
+    compaction_busy_factor: float = Field(default=2.25, ge=1)
+    compaction_share: float = Field(default=0.08, ge=0, le=1)
+    """A checkpoint moves old pages of the index to its end: none while less than the quiet factor
+    of what is needed is kept, one up to the busy factor, and above that so many for each page that
+    it writes anyway."""
+
+
+class PriceSettings(Section):
+    """The price list of the object store, for ``tierlog cost``.
+
+    The defaults are those of S3 Standard in us-east-1. Months have 30 days, a GB is 10^9 bytes.
+    """
+
+    currency: str = "USD"
+    write_per_1000: float = Field(default=0.005, ge=0)
+    read_per_1000: float = Field(default=0.0004, ge=0)
+    received_per_gb: float = Field(default=0.0, ge=0)
+    stored_per_gb_month: float = Field(default=0.023, ge=0)
+
+
+class UpSettings(Section):
+    """Servers that ``tierlog up`` uses instead of starting its own.
+
+    S3 is a URL, with keys and bucket of the section s3; ZooKeeper and Kafka are host:port lists;
+    Redis is redis://host:port/0.
+    """
+
+    external_s3: str | None = None
+    external_zookeeper: str | None = None
+    external_kafka: str | None = None
+    external_redis: str | None = Field(default=None, repr=False)
+
+
+class LogSettings(Section):
+    """Logs go to standard error."""
+
+    format: Annotated[str, Field(pattern="^(json|console)$")] = "json"
+    level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
+
+
+class MetricsSettings(Section):
+    """What ``/metrics`` shows beside totals.
+
+    With per_stream an ingest node names the streams that have most under way, so many at most:
+    each costs whoever keeps the metrics a few series.
+    """
+
+    per_stream: bool = False
+    streams_max: int = Field(default=500, gt=0, le=10_000)
+
+
+class TracingSettings(Section):
+    """Traces, sent to a collector with OTLP over HTTP; needs the extra ``tierlog[tracing]``.
+
+    A ledger's life is one trace, from its first sampled append to the end of its copies. Of the
+    ledgers a share is traced, and of the appends to those one in so many; 0: none.
+    """
+
+    enabled: bool = False
+    endpoint_url: str = Field(
+        default="http://127.0.0.1:4318/v1/traces", pattern="^https?://[^/\\s]+\\S*$"
+    )
+    headers: SecretStr | None = None
+    """As NAME=VALUE,NAME=VALUE: what the collector wants to be shown."""
+    ledgers_share: float = Field(default=1.0, ge=0, le=1)
+    append_every: int = Field(default=1000, ge=0)
+    queued_spans_max: int = Field(default=2048, gt=0)
+    """More than so many that wait to be sent are dropped."""
+    export_timeout_s: float = Field(default=10.0, gt=0)
