@@ -3,24 +3,28 @@
 import select
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
+from uuid import UUID
 
 import typer
 
-from tierlog.cli.inputs import EventParser, InputFormat, Keying
+from tierlog.cli.inputs import EVENT_BYTES_MAX, EventParser, InputFormat, Keying
 from tierlog.cli.output import Output, OutputOption, print_one, progress_bar
 from tierlog.cli.session import Quiet, command, load
-from tierlog.model.errors import RefusedError
+from tierlog.cli.state_file import save_state, writer_state
+from tierlog.model.errors import Reason, RefusedError
 
 if TYPE_CHECKING:
-    from tierlog.client import Event, SyncWriter
+    from tierlog.client import Event, SyncWriter, WriterState
+    from tierlog.ports.progress import Progress
 
 PIECE_BYTES = 1024 * 1024
 
 
 @command
-def append(
+def append(  # noqa: PLR0913 - options of a command
     stream: Annotated[str, typer.Argument(help="The stream; made if there is none.")],
     file: Annotated[
         Path | None, typer.Argument(help="What to append; - or nothing: standard input.")
@@ -41,37 +45,171 @@ def append(
     batch_bytes: Annotated[
         int | None, typer.Option("--batch-bytes", min=1, help="Events of one entry, in bytes.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Where the writer's state is kept: again with it: what is there stays."),
+    ] = None,
+    writer_id: Annotated[
+        UUID | None, typer.Option(help="The writer's id, in place of --state or of a random one.")
+    ] = None,
+    if_last_event_number: Annotated[
+        int | None,
+        typer.Option(min=0, help="All as one entry, if this is the writer's last event; 0: none."),
+    ] = None,
+    if_after: Annotated[
+        str | None,
+        typer.Option(help="All as one entry, if the last one is LEDGER:ENTRY; earliest: none is."),
+    ] = None,
     output: OutputOption = Output.TABLE,
     quiet: Quiet = False,
 ) -> None:
     """Append events to a stream; they are durable when this ends with 0.
 
-    In a partitioned stream the key of an event decides its partition.
+    In a partitioned stream the key of an event decides its partition. With --state or --writer-id
+    the same input can be given again after a crash: events that are there are passed over.
     """
-    from tierlog.client import SyncClient
     from tierlog.model.ids import stream_name
 
     stream_name(stream)
     keying = _keying(key_field, key_separator, raw=raw)
-    source = open_input(file)
-    with (
-        progress_bar(quiet=quiet) as progress,
-        SyncClient(load()) as client,
-        client.writer(stream, raw=raw, batch_bytes=batch_bytes, progress=progress) as writer,
-    ):
-        _append_all(source, EventParser(input_format), writer, keying)
-        writer.flush()
-        places = {str(name): str(place) for name, place in writer.last_positions.items()}
-        result: dict[str, object] = {
-            "stream": stream,
-            "events": writer.acked_events,
-            "bytes": writer.acked_bytes,
-        }
-        if set(places) <= {stream}:
-            result["last_position"] = places.get(stream)
-        else:
-            result["last_positions"] = places
-    print_one(result, output)
+    given = _Given(stream, raw=raw, batch_bytes=batch_bytes, state=state, writer_id=writer_id)
+    source, parser = open_input(file), EventParser(input_format)
+    if if_last_event_number is not None or if_after is not None:
+        given.check_conditional()
+        print_one(_append_if(given, source, parser, keying, if_last_event_number, if_after), output)
+        return
+    with progress_bar(quiet=quiet) as progress:
+        print_one(_append(given, source, parser, keying, progress), output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The options that say how to append."""
+
+    stream: str
+    raw: bool
+    batch_bytes: int | None
+    state: Path | None
+    writer_id: UUID | None
+
+    def check_conditional(self) -> None:
+        if self.raw:
+            raise RefusedError(
+                "entries of a raw stream have no place for a condition", remedy="Leave out --raw"
+            )
+        if self.state is not None or self.batch_bytes is not None:
+            raise RefusedError(
+                "a conditional append is one entry, and keeps no state",
+                remedy="Leave out --state and --batch-bytes",
+            )
+
+
+def _append(
+    given: _Given,
+    source: BinaryIO,
+    parser: EventParser,
+    keying: Keying | None,
+    progress: "Progress",
+) -> dict[str, object]:
+    """Append by a writer; return what is printed of it."""
+    from tierlog.client import SyncClient
+
+    with SyncClient(load()) as client:
+        state = writer_state(client, given.state, given.writer_id)
+        with client.writer(
+            given.stream,
+            raw=given.raw,
+            batch_bytes=given.batch_bytes,
+            state=state,
+            from_start=state is not None,
+            progress=progress,
+        ) as writer:
+            try:
+                _append_all(source, parser, writer, keying)
+                writer.flush()
+            finally:
+                if given.state is not None:
+                    save_state(given.state, writer.state())
+            if state is not None:
+                _check_same_input(writer)
+            return _result(given.stream, writer, state)
+
+
+def _result(stream: str, writer: "SyncWriter", state: "WriterState | None") -> dict[str, object]:
+    places = {str(name): str(place) for name, place in writer.last_positions.items()}
+    result: dict[str, object] = {
+        "stream": stream,
+        "events": writer.acked_events,
+        "bytes": writer.acked_bytes,
+    }
+    if set(places) <= {stream}:
+        result["last_position"] = places.get(stream)
+    else:
+        result["last_positions"] = places
+    if state is not None:
+        result["writer_id"] = str(state.writer_id)
+        result["passed_over"] = writer.skipped_events
+    return result
+
+
+def _check_same_input(writer: "SyncWriter") -> None:
+    there = sum(writer.resumed_event_numbers.values())
+    if writer.skipped_events < there:
+        raise RefusedError(
+            f"{there} events of this writer are there, and the input has {writer.skipped_events}",
+            remedy="Give the input that this state or writer id belongs to, from its first event",
+        )
+
+
+def _append_if(
+    given: _Given,
+    source: BinaryIO,
+    parser: EventParser,
+    keying: Keying | None,
+    last_event_number: int | None,
+    after: str | None,
+) -> dict[str, object]:
+    """Append all as one entry, if what is given holds; return what is printed of it."""
+    from tierlog.client import SyncClient
+    from tierlog.model.position import Edge, parse_position
+
+    where = parse_position(after) if after is not None else None
+    if where is Edge.LATEST:
+        raise RefusedError("--if-after latest always holds", remedy="Name a position, or earliest")
+    events = list(_all_of(source, parser, keying))
+    with SyncClient(load()) as client:
+        place = client.append(
+            given.stream,
+            events,
+            writer_id=given.writer_id,
+            last_event_number=last_event_number,
+            after=where,
+        )
+    result: dict[str, object] = {
+        "stream": given.stream,
+        "events": len(events),
+        "last_position": str(place) if place is not None else None,
+    }
+    if last_event_number is not None:
+        result["last_event_number"] = last_event_number + len(events)
+    return result
+
+
+def _all_of(source: BinaryIO, parser: EventParser, keying: Keying | None) -> "Iterator[Event]":
+    def plain() -> Iterator[bytes]:
+        length = 0
+        for piece in pieces_of(source):
+            length += len(piece)
+            if length > EVENT_BYTES_MAX:
+                raise RefusedError(
+                    f"the input is above the {EVENT_BYTES_MAX} bytes of one entry",
+                    reason=Reason.TOO_LARGE,
+                    remedy="Append it in several entries",
+                )
+            yield from parser.feed(piece)
+        yield from parser.finish()
+
+    yield from plain() if keying is None else keying.keyed(plain())
 
 
 def _keying(field: str | None, separator: str | None, *, raw: bool) -> Keying | None:

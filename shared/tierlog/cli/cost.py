@@ -11,6 +11,7 @@ from tierlog.model.errors import RefusedError
 
 if TYPE_CHECKING:
     from tierlog.model.prices import Prices
+    from tierlog.runtime.security import SecuritySettings
     from tierlog.runtime.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Requests to the object store, and their price.")
@@ -58,7 +59,7 @@ def show(
     """
     settings = load()
     addresses = service or _addresses(settings)
-    rows = asyncio.run(_rows(addresses, prices_of(settings), stream))
+    rows = asyncio.run(_rows(addresses, prices_of(settings), stream, settings.security))
     print_rows(rows, SHOW_COLUMNS, output)
     total = sum(row["price"] for row in rows)
     say(f"{sum(row['requests'] for row in rows)} requests, {total:.6f} {settings.prices.currency}")
@@ -84,9 +85,9 @@ def what_if(
     prices = prices_of(settings)
     workload = Workload(
         bytes_per_day=parse_size(per_day),
-        ledger_bytes=_positive(parse_size(ledger), "--ledger"),
-        block_bytes=_positive(parse_size(block), "--block"),
-        range_bytes=_positive(parse_size(read_size), "--range"),
+        ledger_bytes=positive(parse_size(ledger), "--ledger"),
+        block_bytes=positive(parse_size(block), "--block"),
+        range_bytes=positive(parse_size(read_size), "--range"),
         reads=reads,
         kept_days=kept_days,
     )
@@ -127,7 +128,8 @@ def prices_of(settings: "Settings") -> "Prices":
     )
 
 
-def _positive(value: int, option: str) -> int:
+def positive(value: int, option: str) -> int:
+    """Return a size, or refuse one of nothing."""
     if value <= 0:
         raise RefusedError(f"{option} is {value} bytes", remedy="Give a size above 0")
     return value
@@ -154,12 +156,14 @@ def _addresses(settings: "Settings") -> list[str]:
     return given
 
 
-async def _rows(addresses: list[str], prices: "Prices", stream: str | None) -> list[dict[str, Any]]:
+async def _rows(
+    addresses: list[str], prices: "Prices", stream: str | None, security: "SecuritySettings"
+) -> list[dict[str, Any]]:
     from tierlog.wiring.costs import fetch_costs
 
     rows: list[dict[str, Any]] = []
     for address in addresses:
-        found = await fetch_costs(address, timeout_s=TIMEOUT_S)
+        found = await fetch_costs(address, timeout_s=TIMEOUT_S, security=security)
         rows += [
             {
                 "service": f"{found.service} {address}",

@@ -5,19 +5,23 @@ Imports of libraries are inside the commands, so that ``tierlog --help`` is quic
 
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from tierlog.cli import (
     append,
+    attributes,
     cluster,
+    config,
     cost,
     demo,
+    diagnosis,
     dlq,
     ledger,
     objects,
     offload,
+    perf,
     policy,
     read,
     restore,
@@ -26,9 +30,15 @@ from tierlog.cli import (
     topics,
     up,
 )
-from tierlog.cli.session import SESSION
+from tierlog.cli.session import SESSION, command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 GROUP: Final = "tierlog.commands"
+# Commands of distributions that one may well be without, and those distributions.
+APART: Final = {"spark": "tierlog-spark"}
+ANY_WORDS: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
     name="tierlog",
@@ -53,6 +63,13 @@ def main_options(
     state_dir: Annotated[
         Path | None, typer.Option(help="Where tierlog up keeps its state (default ./.tierlog).")
     ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="A named set of settings: see tierlog config profiles.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting, as s3.bucket=logs; often."),
+    ] = None,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print it, end."),
@@ -62,6 +79,8 @@ def main_options(
     SESSION.debug = debug
     if state_dir is not None:
         SESSION.state_dir = state_dir
+    SESSION.profile = profile
+    SESSION.given = set_ or []
 
 
 app.command("up")(up.up)
@@ -71,14 +90,18 @@ app.command("read")(read.read)
 app.command("restore")(restore.restore)
 app.add_typer(scrub.app, name="scrub")
 app.add_typer(stream.app, name="stream")
+app.add_typer(attributes.app, name="attributes")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(config.app, name="config")
 app.add_typer(offload.app, name="offload")
 app.add_typer(cost.app, name="cost")
+app.add_typer(diagnosis.app, name="debug")
 app.add_typer(policy.app, name="policy")
 app.add_typer(objects.app, name="object")
 app.add_typer(topics.app, name="topics")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(perf.app, name="perf")
 
 
 OWN: Final = frozenset(
@@ -90,24 +113,45 @@ OWN: Final = frozenset(
         "restore",
         "scrub",
         "stream",
+        "attributes",
         "ledger",
         "cluster",
+        "config",
+        "debug",
         "offload",
         "policy",
         "object",
         "topics",
         "dlq",
+        "perf",
         "cost",
     }
 )
 
 
 def add_rooms() -> None:
-    """Add other rooms' commands."""
+    """Add other rooms' commands; in the place of some that are not installed, what to install."""
     from importlib.metadata import entry_points
 
-    for point in sorted(entry_points(group=GROUP), key=lambda one: one.name):
+    found = sorted(entry_points(group=GROUP), key=lambda one: one.name)
+    for point in found:
         app.add_typer(point.load(), name=point.name)
+    for name in APART.keys() - {point.name for point in found}:
+        app.command(name, hidden=True, context_settings=ANY_WORDS)(_missing(name))
+
+
+def _missing(name: str) -> "Callable[[], None]":
+    """Return a command that says what has to be installed for it to be there."""
+    from tierlog.model.errors import RefusedError
+
+    @command
+    def refuse() -> None:
+        raise RefusedError(
+            f"tierlog {name} is not installed here",
+            remedy=f"Install it into the same environment: pip install {APART[name]}",
+        )
+
+    return refuse
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``tierlog read``: events of a stream to standard output."""
+"""``tierlog read``: events of a stream to standard output; ``read explain``: how they are read."""
 
 import asyncio
 import base64
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tierlog.cli.output import json_of, print_json, print_table
+from tierlog.cli.output import Output, json_of, print_json, print_one, print_table
 from tierlog.cli.session import command, load
 from tierlog.model.errors import RefusedError
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tierlog.client import Edge, Position, ReadEvent
 
 
+TIME_PREFIX: Final = "time:"
+STEP_COLUMNS: Final = ("what", "where", "start", "length", "outcome", "begun_us", "took_us")
 COLUMNS: Final = ("position", "index", "tier", "bytes", "payload")
 
 
@@ -31,9 +33,16 @@ class ReadOutput(StrEnum):
 
 @command
 def read(
-    stream: Annotated[str, typer.Argument(help="The stream.")],
+    stream: Annotated[str, typer.Argument(help="The stream; or explain, and the stream after it.")],
+    explained: Annotated[
+        str | None,
+        typer.Argument(metavar="[STREAM]", help="After explain: read once and say how."),
+    ] = None,
     start: Annotated[
-        str, typer.Option("--from", help="earliest, latest or LEDGER:ENTRY.")
+        str,
+        typer.Option(
+            "--from", help="earliest, latest, LEDGER:ENTRY, or time:2026-01-31T12:00:00Z."
+        ),
     ] = "earliest",
     until: Annotated[
         str | None, typer.Option("--to", help="Stop before this LEDGER:ENTRY.")
@@ -52,25 +61,34 @@ def read(
 ) -> None:
     """Print the events of a stream from any position on, whichever tier has them.
 
-    Of a partitioned stream each partition's events come in order.
+    Of a partitioned stream each partition's events come in order. With explain before the stream
+    nothing is printed of it but which tier, which objects and which requests answered, and how
+    many microseconds each took.
     """
     from tierlog.model.ids import stream_name
-    from tierlog.model.position import Position, parse_position
+    from tierlog.model.position import Edge, Position, parse_position
 
+    if explained is not None:
+        _check_explain(stream)
+        stream_name(explained)
+        asyncio.run(_explain(explained, start, limit or 1, output))
+        return
     stream_name(stream)
-    where = parse_position(start)
+    time = start.removeprefix(TIME_PREFIX) if start.startswith(TIME_PREFIX) else None
+    where = parse_position(start) if time is None else Edge.EARLIEST
     end = Position.parse(until) if until is not None else None
     if follow and limit is None and output is ReadOutput.TABLE:
         raise RefusedError(
             "a table is printed at the end, and --follow has none",
             remedy="Use -o jsonl, or say how many events with -n",
         )
-    asyncio.run(_read(stream, where, end, limit, follow=follow, output=output))
+    asyncio.run(_read(stream, where, time, end, limit, follow=follow, output=output))
 
 
 async def _read(
     stream: str,
     where: "Position | Edge",
+    time: str | None,
     end: "Position | None",
     limit: int | None,
     *,
@@ -82,7 +100,11 @@ async def _read(
 
     shown, count = _Shown(output), 0
     async with open_client(load()) as client:
-        reader = client.reader(stream, start=where, until=end, limit=limit, follow=follow)
+        if time is not None:
+            where = await client.position_at(stream, time)
+        # A limit of entries would do harm: one that changes attributes alone has no events.
+        none = 0 if limit == 0 else None
+        reader = client.reader(stream, start=where, until=end, limit=none, follow=follow)
         async for answer in reader.answers():
             for entry in entries_of(answer):
                 for event in events_of(entry):
@@ -94,6 +116,27 @@ async def _read(
             if count == limit:
                 break
     shown.end()
+
+
+def _check_explain(word: str) -> None:
+    if word != "explain":
+        raise RefusedError(
+            f"{word!r} and another word after it are two streams",
+            remedy="Read one at a time; or say how it is read with: tierlog read explain STREAM",
+        )
+
+
+async def _explain(stream: str, start: str, limit: int, output: ReadOutput) -> None:
+    from tierlog.client import open_client
+
+    async with open_client(load()) as client:
+        found = await client.explain_read(stream, start, entries=limit)
+    if output in {ReadOutput.JSON, ReadOutput.JSONL}:
+        print_json(found, indent=output is ReadOutput.JSON)
+        return
+    told = {name: value for name, value in found.items() if name != "steps"}
+    print_one(told, Output.TABLE, title=f"A read of {stream}")
+    print_table(found["steps"], dict.fromkeys(STEP_COLUMNS), title="Its steps")
 
 
 class _Shown:

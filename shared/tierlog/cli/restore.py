@@ -53,7 +53,9 @@ def restore(
     accept_loss: Annotated[
         bool,
         typer.Option(
-            "--accept-loss", help="Go on without ledgers amid streams that were never offloaded."
+            "--accept-loss",
+            help="Go on without ledgers amid streams that were never offloaded, and though what "
+            "writers appended is not known.",
         ),
     ] = False,
     accept_damage: Annotated[
@@ -162,8 +164,15 @@ def _stream_row(plan: "StreamPlan") -> dict[str, Any]:
         "entries": plan.entries,
         "bytes": plan.length,
         "partitions": plan.head.partitions,
+        "attributes_through": _through(plan),
         "manifest_written_ms": plan.written_ms,
     }
+
+
+def _through(plan: "StreamPlan") -> str | None:
+    """Return as of which entry writers' state comes back; entries behind it are added to it."""
+    through = plan.attributes.newest.through if plan.attributes is not None else None
+    return None if through is None else str(through)
 
 
 def _finding_row(finding: "Finding") -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """``tierlog scrub``: compare the bucket with the metadata, and mend what differs."""
 
 import asyncio
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID
 
@@ -19,6 +21,8 @@ from tierlog.cli.output import (
 from tierlog.cli.session import Quiet, Timeout, command
 from tierlog.cli.stream import with_client
 from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.ids import LedgerId
+from tierlog.model.scrub import ASKED_LEDGERS_MAX
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -63,6 +67,14 @@ def scrub(
         typer.Option("--repair", help="Delete orphans, and repair damaged copies."),
     ] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Read back and compare all data.")] = False,
+    from_report: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-report",
+            help="Read back, and repair, only the ledgers of this report, which tierlog spark "
+            "scrub or tierlog scrub wrote with -o json.",
+        ),
+    ] = None,
     timeout_s: Timeout = 3600.0,
     output: OutputOption = Output.TABLE,
     quiet: Quiet = False,
@@ -75,8 +87,15 @@ def scrub(
     if ctx.invoked_subcommand is not None:
         return
 
+    ledgers = None if from_report is None else ledgers_of(from_report)
+    if ledgers is not None and not ledgers:
+        say(f"{from_report} names no ledger: nothing is to be done", quiet=quiet)
+        return
+
     async def ask(client: "Client") -> Any:  # noqa: ANN401 - JSON
-        begun = await client.scrubs.begin(repair=repair, deep=deep)
+        begun = await client.scrubs.begin(
+            repair=repair, deep=deep or ledgers is not None, ledgers=ledgers
+        )
         return await _wait(client, begun["scrub_id"], timeout_s, quiet=quiet)
 
     found = with_client(ask)
@@ -124,6 +143,25 @@ async def _newest(client: "Client") -> str:
         reason=Reason.NO_SUCH_ENTRY,
         remedy="Begin one with: tierlog scrub",
     )
+
+
+def ledgers_of(path: Path) -> list[LedgerId]:
+    """Return the ledgers that a report names; ``RefusedError`` when it is none."""
+    try:
+        found = json.loads(path.read_bytes())
+        rows = found["findings"] if "findings" in found else found["rows"]
+        named = {LedgerId(int(one["ledger_id"])) for one in rows if one["ledger_id"] is not None}
+    except (ValueError, KeyError, TypeError) as error:
+        raise RefusedError(
+            f"{path} is no report of a scrub",
+            remedy="Write one with: tierlog spark scrub -o json",
+        ) from error
+    if len(named) > ASKED_LEDGERS_MAX:
+        raise RefusedError(
+            f"{path} names {len(named)} ledgers, and a scrub is asked for {ASKED_LEDGERS_MAX}",
+            remedy="Repair all there is: tierlog scrub --repair --deep",
+        )
+    return sorted(named)
 
 
 def _end(found: Mapping[str, Any]) -> None:

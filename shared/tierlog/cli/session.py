@@ -8,9 +8,9 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, ParamSpec
 
 import typer
 
@@ -45,6 +45,20 @@ class Session:
 
     debug: bool = False
     state_dir: Path | None = None
+    profile: str | None = None
+    given: list[str] = field(default_factory=list)
+
+    def flags(self) -> dict[str, Any]:
+        """Return the tree of values that the options set."""
+        from tierlog.runtime.naming import flags_of
+        from tierlog.runtime.settings import Settings
+
+        tree = flags_of(Settings, self.given)
+        if self.profile is not None:
+            tree["profile"] = self.profile
+        if self.state_dir is not None:
+            tree["state_dir"] = self.state_dir
+        return tree
 
 
 SESSION: Final = Session()
@@ -73,24 +87,28 @@ def command(function: Callable[Arguments, None]) -> Callable[Arguments, None]:
 
 
 def load() -> "Settings":
-    """Read the settings: options before environment before the file before defaults."""
+    """Read the settings: options, environment, profile, file, defaults; the first one counts."""
     from tierlog.runtime.settings import load_settings
 
-    config = os.environ.get("TIERLOG_CONFIG")
-    settings = load_settings(Path(config) if config else None)
+    settings = load_settings(config_file(), flags=SESSION.flags())
     _quiet_logs(settings)
-    if SESSION.state_dir is not None:
-        settings = settings.model_copy(update={"state_dir": SESSION.state_dir})
     return settings
+
+
+def config_file() -> Path | None:
+    """Return the settings file that the environment names."""
+    config = os.environ.get("TIERLOG_CONFIG")
+    return Path(config) if config else None
 
 
 def _quiet_logs(settings: "Settings") -> None:
     """Keep logs off standard output, and errors alone on standard error."""
     from tierlog.runtime.logs import configure_logging
+    from tierlog.runtime.redaction import secrets_of
 
     level = "debug" if SESSION.debug else "error"
     wanted = settings.log.model_copy(update={"format": "console", "level": level})
-    configure_logging(wanted, service="cli")
+    configure_logging(wanted, service="cli", secrets=secrets_of(settings))
 
 
 def _end(error: BaseException) -> NoReturn:

@@ -70,6 +70,7 @@ async def _up(
 ) -> None:
     from tierlog.embedded.cluster import EmbeddedCluster
     from tierlog.embedded.external import check_external
+    from tierlog.runtime.naming import variables_of
 
     settings = load()
     configured = settings.up
@@ -83,7 +84,11 @@ async def _up(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     cluster = EmbeddedCluster(
-        settings.state_dir, nodes=nodes, external=external, settings=_chosen_quorums(settings)
+        settings.state_dir,
+        nodes=nodes,
+        external=external,
+        # The services have an environment, and none of this command's options.
+        settings={**variables_of(settings.flags), **_chosen_quorums(settings)},
     )
 
     def tell(what: str, _done: int, _total: int | None) -> None:

@@ -2,10 +2,11 @@
 
 ``open_client`` for programs with an event loop, ``SyncClient`` for all others. Below streams lie
 ledgers, which an application may also write by itself: ``open_ledgers``, ``SyncLedgers``.
-Errors are those of ``tierlog.model.errors``; an append to a stream whose outcome is unknown is
-read back before it is told.
+Errors are those of ``tierlog.model.errors``; a writer to a stream settles by itself what became of
+an append whose answer was lost.
 """
 
+from tierlog.client.attributes import StreamAttributes
 from tierlog.client.batches import Event
 from tierlog.client.client import Client, open_client
 from tierlog.client.endpoints import Endpoints, EndpointsFile, find_endpoints
@@ -14,13 +15,16 @@ from tierlog.client.ledger_writer import LedgerAppender
 from tierlog.client.ledgers import Ledgers, LedgerShape, open_ledgers
 from tierlog.client.partitioned import PartitionedWriter
 from tierlog.client.reading import ReadEntry, ReadEvent, StreamReader
+from tierlog.client.resuming import WriterState
 from tierlog.client.sync import SyncClient, SyncWriter
 from tierlog.client.sync_ledgers import SyncLedgerAppender, SyncLedgerReader, SyncLedgers
-from tierlog.client.writer import StreamWriter
-from tierlog.format.entry import StructuredEvent
+from tierlog.client.writer import Acked, StreamWriter
+from tierlog.format.entry import AttributeUpdate, StructuredEvent, Verb
 from tierlog.model.position import Edge, Position
 
 __all__ = [
+    "Acked",
+    "AttributeUpdate",
     "Client",
     "Edge",
     "Endpoints",
@@ -35,6 +39,7 @@ __all__ = [
     "Position",
     "ReadEntry",
     "ReadEvent",
+    "StreamAttributes",
     "StreamReader",
     "StreamWriter",
     "StructuredEvent",
@@ -43,6 +48,8 @@ __all__ = [
     "SyncLedgerReader",
     "SyncLedgers",
     "SyncWriter",
+    "Verb",
+    "WriterState",
     "find_endpoints",
     "open_client",
     "open_ledgers",

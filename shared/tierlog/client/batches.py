@@ -3,52 +3,69 @@
 Invariants:
     * Events keep their order; an entry of a stream with append headers carries the number of
       its last event, and numbers grow by one from event to event of a writer.
-    * A batch is settled exactly once: with the places of its entries, or never.
+    * A batch is settled exactly once: with the places of its entries, with the knowledge that it
+      is there, or never.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID
 
-from tierlog.format.entry import EVENT_LEN_LEN, StructuredEvent, encode_entry
+from tierlog.format.entry import (
+    EVENT_LEN_LEN,
+    AttributeUpdate,
+    StructuredEvent,
+    decode_entry,
+    encode_entry,
+)
 from tierlog.format.frame import pack_entries
 from tierlog.format.run import Run, build_run
 from tierlog.model.errors import RefusedError, TierlogError
-from tierlog.model.ids import EntryId
-from tierlog.model.position import AppendedRange, Position
+from tierlog.model.position import AppendedRange
 from tierlog.ports.files import Buffer
 
 Event = Buffer | StructuredEvent
 
+PLACE_UNKNOWN: Final[Sequence[AppendedRange]] = ()
+"""The places of a batch that is there, whose owner told its number and not where it is."""
+
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One append: a draft run of one entry, or of many raw ones."""
+    """One append: a draft run of one entry, or of many raw ones.
+
+    Its events have the numbers from ``after`` + 1 to ``last_number``. ``ranges`` None: not known
+    to be there; ``PLACE_UNKNOWN``: there, but not known where.
+    """
 
     draft: Run
+    after: int
     last_number: int
-    event_count: int
     payload_len: int
     ranges: Sequence[AppendedRange] | None = None
     error: TierlogError | None = None
+    doubtful: bool = False
+    """It was sent, and its answer lost: it may be there, or land yet."""
 
     @property
-    def end(self) -> Position | None:
-        """The position right behind its last entry, once it is acknowledged."""
-        if self.ranges is None:
-            return None
-        last = self.ranges[-1]
-        return Position(last.ledger_id, EntryId(last.last_entry_id + 1))
+    def event_count(self) -> int:
+        """How many events it has."""
+        return self.last_number - self.after
 
 
 @dataclass(slots=True)
 class BatchBuilder:
-    """Collects events until they make a batch."""
+    """Collects events until they make a batch.
 
-    writer_id: UUID
+    ``writer_id`` None: entries say nothing of their writer. ``updates`` go with every entry.
+    """
+
+    writer_id: UUID | None
     raw: bool
     batch_bytes: int
     last_number: int = 0
+    updates: tuple[AttributeUpdate, ...] = ()
     _events: list[Event] = field(default_factory=list)
     _bytes: int = 0
 
@@ -70,15 +87,34 @@ class BatchBuilder:
                 remedy="Send one kind, or flush() in between",
             )
         self._events.append(event)
-        size = len(event.payload) if isinstance(event, StructuredEvent) else len(event)
-        self._bytes += size + EVENT_LEN_LEN
+        self._bytes += _payload_len(event) + EVENT_LEN_LEN
         return self._bytes >= self.batch_bytes
 
     def build(self, *, now_ms: int) -> Batch:
         """Return what was collected as one batch, and begin the next."""
         events, payload_len = self._events, self._bytes - EVENT_LEN_LEN * len(self._events)
         self._events, self._bytes = [], 0
-        self.last_number += len(events)
+        after, self.last_number = self.last_number, self.last_number + len(events)
+        return self._batch(events, after, payload_len=payload_len, now_ms=now_ms)
+
+    def rest(self, batch: Batch, number: int) -> Batch:
+        """Return a batch of those events of ``batch`` that have higher numbers."""
+        assert not self.raw, "entries of raw streams have no numbers"
+        assert batch.after < number < batch.last_number
+        (data,) = batch.draft.entries()
+        entry = decode_entry(data)
+        found = entry.structured_events()[number - batch.after :]
+        events: list[Event] = [one if entry.header.structured else one.payload for one in found]
+        return self._batch(
+            events,
+            number,
+            payload_len=sum(_payload_len(one) for one in events),
+            now_ms=entry.header.publish_time_ms,
+        )
+
+    def _batch(
+        self, events: Sequence[Event], after: int, *, payload_len: int, now_ms: int
+    ) -> Batch:
         entries: list[Buffer]
         if self.raw:
             entries = [one for one in events if not isinstance(one, StructuredEvent)]
@@ -89,14 +125,30 @@ class BatchBuilder:
                     events,
                     publish_time_ms=now_ms,
                     writer_id=self.writer_id,
-                    event_number=self.last_number,
+                    event_number=after + len(events) if self.writer_id is not None else 0,
+                    attribute_updates=self.updates,
                 )
             ]
-        frames, offsets = pack_entries(entries)
-        draft = build_run(frames, offsets, publish_ms_min=now_ms, publish_ms_max=now_ms)
         return Batch(
-            draft=draft,
-            last_number=self.last_number,
-            event_count=len(events),
+            draft=draft_of(entries, now_ms=now_ms),
+            after=after,
+            last_number=after + len(events),
             payload_len=payload_len,
         )
+
+
+def draft_of(entries: Sequence[Buffer], *, now_ms: int) -> Run:
+    """Return entries as the draft of a run: the owner gives the ids."""
+    frames, offsets = pack_entries(list(entries))
+    return build_run(frames, offsets, publish_ms_min=now_ms, publish_ms_max=now_ms)
+
+
+def updates_alone(updates: Sequence[AttributeUpdate], *, now_ms: int) -> Run:
+    """Return the draft of an entry that has no events and changes attributes."""
+    return draft_of(
+        [encode_entry([], publish_time_ms=now_ms, attribute_updates=updates)], now_ms=now_ms
+    )
+
+
+def _payload_len(event: Event) -> int:
+    return len(event.payload) if isinstance(event, StructuredEvent) else len(event)

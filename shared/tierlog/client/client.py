@@ -12,12 +12,20 @@ Owns putting together what a writer and a reader need. Everything else is theirs
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
 
+from tierlog.client.attributes import StreamAttributes
+from tierlog.client.batches import Event
 from tierlog.client.endpoints import find_endpoints
+from tierlog.client.owners import Owners
 from tierlog.client.partitioned import PartitionedWriter
 from tierlog.client.reading import StreamReader
-from tierlog.client.resolve import ReadBack
-from tierlog.client.writer import StreamWriter, WriterLimits
+from tierlog.client.resuming import WriterState, take_over
+from tierlog.client.single import append_events
+from tierlog.client.writer import OnAcked, StreamWriter, WriterLimits
+from tierlog.format.entry import AttributeUpdate
+from tierlog.model.attributes import AppendCondition
 from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError
 from tierlog.model.ids import LedgerId, StreamName, stream_name
 from tierlog.model.partitions import count_told, is_partitioned, partition_names
@@ -25,7 +33,6 @@ from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog.ports.admin import DeadLetterDesk, Document, ScrubDesk
 from tierlog.ports.progress import Progress
-from tierlog.ports.streams import AppendChannel
 from tierlog.runtime.settings import Settings, load_settings
 from tierlog.wiring.client import ClientConnections, open_client_connections
 
@@ -70,15 +77,37 @@ class Client:
         *,
         raw: bool = False,
         batch_bytes: int | None = None,
+        linger_s: float | None = None,
+        exactly_once: bool = True,
+        state: WriterState | None = None,
+        from_start: bool = False,
         progress: Progress | None = None,
+        on_acked: OnAcked | None = None,
     ) -> AsyncIterator[StreamWriter | PartitionedWriter]:
         """Give a writer to the stream, which is created if need be; flushed at the end.
 
         To a partitioned stream it is a ``PartitionedWriter``: the key of an event decides.
+        ``state`` resumes a writer: ``resumed_event_number`` tells how many of its events are there;
+        with ``from_start`` they are sent again from the first on, and those are passed over.
+        Without ``exactly_once``, and to a raw stream, appends are plain: a lost answer is told.
+        ``on_acked`` is called, on the event loop, with what is acknowledged.
         """
         stream = stream_name(name)
-        batch_bytes = batch_bytes or self._settings.batch_bytes
-        in_flight = self._settings.in_flight_bytes_max
+        if state is not None and (raw or not exactly_once):
+            raise RefusedError(
+                "a writer that is resumed needs numbers in its entries",
+                remedy="Leave out raw, and exactly_once=False",
+            )
+        options = _Options(
+            raw=raw,
+            batch_bytes=batch_bytes or self._settings.batch_bytes,
+            linger_s=self._settings.linger_s if linger_s is None else linger_s,
+            in_flight_bytes_max=self._settings.in_flight_bytes_max,
+            writer_id=self._writer_id(state) if exactly_once and not raw else None,
+            resumed=state is not None,
+            from_start=from_start,
+            on_acked=on_acked,
+        )
         try:
             await self.create_stream(stream, raw=raw)
         except RefusedError as error:
@@ -86,56 +115,106 @@ class Client:
             if count is None:
                 raise
         else:
-            one = await self._writer(stream, raw, batch_bytes, in_flight, progress)
-            async with one:
+            async with await self._writer(stream, options, progress) as one:
                 yield one
             return
         told = _sum_of(progress)
+        share = replace(options, in_flight_bytes_max=max(1, options.in_flight_bytes_max // count))
         partitioned = PartitionedWriter(
             stream,
             partition_names(stream, count),
-            lambda partition: self._writer(
-                partition, raw, batch_bytes, max(1, in_flight // count), told(partition)
-            ),
-            batch_bytes=batch_bytes,
+            lambda partition: self._writer(partition, share, told(partition)),
         )
         async with partitioned:
             yield partitioned
 
+    def _writer_id(self, state: WriterState | None) -> UUID:
+        return state.writer_id if state is not None else self._connections.ids.uuid()
+
+    def new_writer_state(self) -> WriterState:
+        """Return the state of a writer that has sent nothing yet, to be stored before it does."""
+        return WriterState(writer_id=self._connections.ids.uuid())
+
     async def _writer(
-        self,
-        stream: StreamName,
-        raw: bool,  # noqa: FBT001 - called here alone
-        batch_bytes: int,
-        in_flight_bytes_max: int,
-        progress: Progress | None,
+        self, stream: StreamName, options: "_Options", progress: Progress | None
     ) -> StreamWriter:
         """Return a writer to one stream, to be entered."""
-        connections = self._connections
-        writer_id = connections.ids.uuid()
-        read_back = ReadBack(
-            stream,
-            writer_id,
-            control=connections.control,
-            reads=connections.reads,
-            append_s_max=APPEND_S_MAX,
-        )
-        return StreamWriter(
-            stream,
-            writer_id=writer_id,
-            raw=raw,
-            start=Edge.EARLIEST if raw else await self._tail(stream),
-            connections=_Owners(connections, read_back),
-            resolve=read_back.settle,
-            clock=connections.clock,
-            limits=WriterLimits(
-                batch_bytes=batch_bytes,
-                in_flight_bytes_max=in_flight_bytes_max,
+        connections, owners, taken = self._connections, self._owners(), None
+        if options.resumed and options.writer_id is not None:
+            taken = await take_over(
+                stream,
+                options.writer_id,
+                owners=owners,
+                control=connections.control,
+                clock=connections.clock,
+                ids=connections.ids,
                 append_s_max=APPEND_S_MAX,
                 retry_s_max=self._settings.timeout_s,
+            )
+        return StreamWriter(
+            stream,
+            writer_id=options.writer_id,
+            raw=options.raw,
+            connections=owners,
+            clock=connections.clock,
+            limits=WriterLimits(
+                batch_bytes=options.batch_bytes,
+                in_flight_bytes_max=options.in_flight_bytes_max,
+                append_s_max=APPEND_S_MAX,
+                retry_s_max=self._settings.timeout_s,
+                linger_s=options.linger_s,
                 doubt_s=self._settings.doubt_s,
             ),
+            taken=taken,
+            from_start=options.from_start,
             progress=progress,
+            on_acked=options.on_acked,
+        )
+
+    def _owners(self) -> Owners:
+        return Owners(self._connections.control, self._connections.connect_owner)
+
+    def attributes(self, name: str) -> StreamAttributes:
+        """Return the attributes of a stream that is no raw one: to be read, listed and updated."""
+        return StreamAttributes(
+            stream_name(name),
+            control=self._connections.control,
+            owners=self._owners(),
+            clock=self._connections.clock,
+            append_s_max=APPEND_S_MAX,
+            retry_s_max=self._settings.timeout_s,
+        )
+
+    async def append(
+        self,
+        name: str,
+        events: Sequence[Event],
+        *,
+        writer_id: UUID | None = None,
+        last_event_number: int | None = None,
+        after: Position | Edge | None = None,
+        updates: Sequence[AttributeUpdate] = (),
+    ) -> Position | None:
+        """Append events as one entry, if what is given holds: all of them, or nothing.
+
+        ``last_event_number``: of the last event of ``writer_id`` in the stream, 0 for none; the
+        numbers of these events follow it. Where an answer was lost and the number then tells that
+        they are there, they are acknowledged without a position. ``after``: where the stream's last
+        entry is, ``Edge.EARLIEST``: it has none. CONDITIONAL_APPEND_FAILED tells what is there
+        instead. A writer's id is for one process at a time, and for no ``writer`` besides.
+        """
+        # Entries of a raw stream have no place for what makes them conditional.
+        await self.create_stream(name, raw=False)
+        return await append_events(
+            stream_name(name),
+            events,
+            owners=self._owners(),
+            clock=self._connections.clock,
+            writer_id=writer_id,
+            condition=AppendCondition(last_event_number=last_event_number, after=after),
+            updates=updates,
+            append_s_max=APPEND_S_MAX,
+            retry_s_max=self._settings.timeout_s,
         )
 
     def reader(
@@ -164,6 +243,21 @@ class Client:
     async def bounds(self, name: str) -> tuple[Position | Edge, Position | Edge]:
         """Return a stream's first position, and the one behind its last confirmed entry."""
         return await self._connections.reads.bounds(stream_name(name))
+
+    async def position_at(self, name: str, time: str) -> Position | Edge:
+        """Return where a time of publishing begins: ISO 8601, or milliseconds since 1970.
+
+        That is the first entry published then or later, or the end.
+        """
+        return await self._connections.read_desk.position_at(stream_name(name), time)
+
+    async def explain_read(
+        self, name: str, start: str = "earliest", *, entries: int = 1, bytes_max: int = 1024 * 1024
+    ) -> Document:
+        """Read once; return which tier, objects and requests answered, and how long each took."""
+        return await self._connections.read_desk.explain(
+            stream_name(name), start, entries_max=entries, bytes_max=bytes_max
+        )
 
     async def partitions(self, name: str) -> list[StreamName]:
         """Return the names of a stream's partitions; of one that has none, its own."""
@@ -286,14 +380,6 @@ class Client:
         """Begin to delete a stream with all its data, or tell how much of it is left."""
         return await self._connections.admin.delete_stream(stream_name(name))
 
-    async def _tail(self, stream: StreamName) -> Position | Edge:
-        """Return the end of the stream, from where lost answers would be read back."""
-        try:
-            return await self._confirmed_end(stream)
-        except RetryableError:
-            # A writer does without a reader until it has to read back; then it reads it all.
-            return Edge.EARLIEST
-
     async def _confirmed_end(self, stream: StreamName) -> Position | Edge:
         """Return an end that may be short of what was acknowledged just now, without waiting.
 
@@ -303,22 +389,18 @@ class Client:
         return (await reads.read(stream, Edge.LATEST, bytes_max=1, entries_max=1)).resume
 
 
-class _Owners:
-    """Finds the owner of a stream and connects to it, noting its epoch for reading back."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """How a writer to each of some streams is made."""
 
-    def __init__(self, connections: ClientConnections, read_back: ReadBack) -> None:
-        self._connections = connections
-        self._read_back = read_back
-
-    async def connect(self, stream: StreamName, tasks: asyncio.TaskGroup) -> AppendChannel:
-        owner = await self._connections.control.find_owner(stream)
-        channel = await self._connections.connect_owner(owner, tasks)
-        self._read_back.owner_epoch = owner.owner_epoch
-        return channel
-
-    async def moved(self, stream: StreamName) -> bool:
-        owner = await self._connections.control.find_owner(stream)
-        return owner.owner_epoch > self._read_back.owner_epoch
+    raw: bool
+    batch_bytes: int
+    linger_s: float
+    in_flight_bytes_max: int
+    writer_id: UUID | None
+    resumed: bool
+    from_start: bool
+    on_acked: OnAcked | None
 
 
 def _sum_of(progress: Progress | None) -> Callable[[StreamName], Progress | None]:

@@ -61,6 +61,7 @@ class _Queued:
 
     entry: Buffer
     answer: Answer
+    publish_ms: int
 
     @property
     def size(self) -> int:
@@ -120,10 +121,11 @@ class LedgerAppender:
                 pumping.cancel()
                 self._fail_rest()
 
-    async def send(self, entry: Buffer) -> Answer:
+    async def send(self, entry: Buffer, *, publish_ms: int = 0) -> Answer:
         """Queue an entry, waiting for room; the answer comes later, and need not be looked at.
 
         What becomes of entries whose answers nobody looks at, ``flush`` and ``close`` tell.
+        ``publish_ms``: when its events were published, where they have such a time.
         """
         self._check_len(len(entry))
         size = len(entry) + FRAME_HEADER_LEN
@@ -136,7 +138,7 @@ class LedgerAppender:
         answer.add_done_callback(_look)
         # A buffer that its owner may write over is copied now, not when it is sent.
         kept = entry if isinstance(entry, bytes) else bytes(entry)
-        self._queue.append(_Queued(kept, answer))
+        self._queue.append(_Queued(kept, answer, publish_ms))
         self._queue_bytes += size
         self._arrived.set()
         return answer
@@ -217,7 +219,8 @@ class LedgerAppender:
         # Noted first: an answer may come before the call returns.
         self._sent.extend((EntryId(first + at), one.answer) for at, one in enumerate(batch))
         frames, offsets = pack_entries([one.entry for one in batch])
-        self._writer.append(frames, offsets)
+        times = [one.publish_ms for one in batch]
+        self._writer.append(frames, offsets, publish_ms_min=min(times), publish_ms_max=max(times))
         self._changed.set()
 
     def _confirm(self, last_add_confirmed: EntryId) -> None:

@@ -32,11 +32,12 @@ from tierlog.catalog.naming import NodeRetiredError
 from tierlog.client.endpoints import with_zookeeper
 from tierlog.client.ledger_reader import LedgerEntry, LedgerReader
 from tierlog.client.ledger_writer import AppenderLimits, LedgerAppender
+from tierlog.format.block import entry_len_max
 from tierlog.format.run import RUN_BYTES_MAX
 from tierlog.ledger.ensemble_change import Clients, Ensembles, reach
 from tierlog.ledger.writer import LedgerWriter, WriterLimits
 from tierlog.model.errors import RefusedError, TierlogError
-from tierlog.model.ids import EntryId, LedgerId, NodeId
+from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, NodeId
 from tierlog.model.ledger import (
     COMPONENT_BARE,
     KEY_APPLICATION,
@@ -51,6 +52,7 @@ from tierlog.model.ledger import (
 )
 from tierlog.model.quorums import STRIPE_ENTRIES, quorums_of, stripe_of
 from tierlog.model.replication import CopyTrouble
+from tierlog.model.staging import Staging
 from tierlog.runtime.settings import Settings, load_settings
 from tierlog.wiring.ledgers import LedgerParts, open_ledger_parts
 
@@ -130,6 +132,23 @@ class Ledgers:
         """Make a ledger that whoever asks first will write (``write``); return its id."""
         return (await self._make(shape, custom, key_id, writer=None))[0]
 
+    @property
+    def parts(self) -> LedgerParts:
+        """What these ledgers stand on."""
+        return self._parts
+
+    async def stage(self, staging: Staging, *, key_id: str | None = None) -> LedgerAppender:
+        """Make a staging ledger (ADR-0031) and return its writer.
+
+        Its entries are a stream's: each is sent with the time when it was published.
+        """
+        writer = self._parts.ids.uuid()
+        ledger_id, metadata, clients = await self._make(
+            None, None, key_id, writer=writer, staging=staging
+        )
+        fitting = entry_len_max(staging.block_size)
+        return self._write(ledger_id, metadata, clients, entry_len_fitting=fitting)
+
     async def write(self, ledger_id: int) -> LedgerAppender:
         """Become the one writer of a ledger that was made without one, or raise FENCED."""
         wanted = LedgerId(ledger_id)
@@ -208,11 +227,14 @@ class Ledgers:
         key_id: str | None,
         *,
         writer: UUID | None,
+        staging: Staging | None = None,
     ) -> tuple[LedgerId, LedgerMetadata, Clients]:
         catalog = self._parts.catalog
         if shape is None:
             shape = LedgerShape.of_cluster(len(await catalog.draining.known_nodes()))
         noted = _checked(custom or {})
+        if staging is not None:
+            noted |= staging.custom()
         digest_type = DigestType.CRC32C
         if key_id is not None:
             # Refused here, before there is a ledger that nobody could write.
@@ -263,7 +285,12 @@ class Ledgers:
         return found
 
     def _write(
-        self, ledger_id: LedgerId, metadata: LedgerMetadata, clients: Clients
+        self,
+        ledger_id: LedgerId,
+        metadata: LedgerMetadata,
+        clients: Clients,
+        *,
+        entry_len_fitting: int = INT64_MAX,
     ) -> LedgerAppender:
         parts, limits = self._parts, self._limits
         key = parts.keys.of(ledger_id, metadata)
@@ -290,10 +317,11 @@ class Ledgers:
                 on_failed=changer.note_failed,
             )
 
+        sendable = max(0, limits.frame_bytes_max - FRAME_BYTES_BESIDE_ENTRY)
         appender = LedgerAppender(
             make_writer,
             limits=AppenderLimits(
-                entry_len_max=max(0, limits.frame_bytes_max - FRAME_BYTES_BESIDE_ENTRY),
+                entry_len_max=min(sendable, entry_len_fitting),
                 queue_bytes_max=limits.in_flight_bytes_max,
                 batch_bytes_max=RUN_BYTES_MAX,
             ),

@@ -5,22 +5,30 @@ Owns which partition an event goes to. Does not own what a partition is
 
 Invariants:
     * Events of one key are in one partition, in the order in which they were sent.
-    * Events without a key go to one partition after the other, about a batch to each.
+    * Events without a key go to one partition after the other, ``TURN_BYTES`` to each.
+    * The writers have one id between them, and each its own numbers: a stream each, after
+      seeds/004. Sent again from the first one on, events get to the partitions they were in: by
+      their keys and sizes alone, whatever the settings are by then.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from tierlog.client.batches import Event
+from tierlog.client.resuming import WriterState
 from tierlog.client.writer import StreamWriter
 from tierlog.format.entry import StructuredEvent
 from tierlog.model.errors import TierlogError, first_error
 from tierlog.model.ids import StreamName
 from tierlog.model.partitions import partition_of
 from tierlog.model.position import Position
+
+TURN_BYTES: Final = 256 * 1024
+"""So much without a key goes to a partition before it is the next one's turn. It never changes: by
+another number, a writer that is resumed would pass over events that are in no partition."""
 
 MakeWriter = Callable[[StreamName], Coroutine[Any, Any, StreamWriter]]
 
@@ -33,13 +41,10 @@ class PartitionedWriter:
         stream: StreamName,
         partitions: Sequence[StreamName],
         make_writer: MakeWriter,
-        *,
-        batch_bytes: int,
     ) -> None:
         self.stream = stream
         self._names = partitions
         self._make_writer = make_writer
-        self._batch_bytes = batch_bytes
         self._writers: list[StreamWriter] = []
         self._stack = contextlib.AsyncExitStack()
         self._turn = 0
@@ -86,8 +91,27 @@ class PartitionedWriter:
 
     @property
     def resolved_count(self) -> int:
-        """How often lost answers were read back."""
+        """Batches without an answer of which an owner's number told that they are there."""
         return sum(one.resolved_count for one in self._writers)
+
+    @property
+    def resumed_event_numbers(self) -> Mapping[StreamName, int]:
+        """So many events of this writer were in each partition when it was resumed."""
+        return {one.stream: one.resumed_event_number for one in self._writers}
+
+    @property
+    def skipped_events(self) -> int:
+        """Events that were passed over since they were there."""
+        return sum(one.skipped_events for one in self._writers)
+
+    def state(self) -> WriterState:
+        """Return what resumes this writer, with its numbers in each partition.
+
+        One that was not opened with a state has none.
+        """
+        states = [one.state() for one in self._writers]
+        streams = {name: numbers for one in states for name, numbers in one.streams.items()}
+        return WriterState(writer_id=states[0].writer_id, streams=streams)
 
     @property
     def last_positions(self) -> Mapping[StreamName, Position]:
@@ -107,7 +131,7 @@ class PartitionedWriter:
 
     def _next(self, size: int) -> int:
         """Return whose turn it is: events that are sent one after the other share an entry."""
-        if self._turn_bytes >= self._batch_bytes:
+        if self._turn_bytes >= TURN_BYTES:
             self._turn, self._turn_bytes = (self._turn + 1) % len(self._writers), 0
         self._turn_bytes += max(1, size)
         return self._turn

@@ -8,13 +8,17 @@ How calls get to an event loop, and their results back, is ``tierlog.client.bloc
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
+from tierlog.client.attributes import FIRST, LAST
 from tierlog.client.batches import Event
 from tierlog.client.blocking import BACKGROUND, Blocking, iterate, send_all
 from tierlog.client.client import Client, open_client
 from tierlog.client.partitioned import PartitionedWriter
 from tierlog.client.reading import ReadEntry, ReadEvent
+from tierlog.client.resuming import WriterState
 from tierlog.client.writer import StreamWriter
+from tierlog.format.entry import AttributeUpdate
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
@@ -56,6 +60,22 @@ class SyncWriter(Blocking):
         last = self._writer.last_position
         return {self._writer.stream: last} if last is not None else {}
 
+    @property
+    def resumed_event_numbers(self) -> Mapping[StreamName, int]:
+        """How many of its events the stream had, or each partition, when it was resumed."""
+        if isinstance(self._writer, PartitionedWriter):
+            return self._writer.resumed_event_numbers
+        return {self._writer.stream: self._writer.resumed_event_number}
+
+    @property
+    def skipped_events(self) -> int:
+        """Events that were passed over since they were there."""
+        return self._writer.skipped_events
+
+    def state(self) -> WriterState:
+        """See ``StreamWriter.state``."""
+        return self._writer.state()
+
     def flush(self) -> Position | None:
         """See ``StreamWriter.flush``; None of a partitioned stream: see ``last_positions``."""
         return BACKGROUND.run(self._writer.flush())
@@ -90,10 +110,70 @@ class SyncClient(Blocking):
         *,
         raw: bool = False,
         batch_bytes: int | None = None,
+        linger_s: float | None = None,
+        exactly_once: bool = True,
+        state: WriterState | None = None,
+        from_start: bool = False,
         progress: Progress | None = None,
     ) -> SyncWriter:
-        """Return a writer; a context manager that flushes at its end."""
-        return SyncWriter(self._client, name, raw=raw, batch_bytes=batch_bytes, progress=progress)
+        """Return a writer; a context manager that flushes at its end. See ``Client.writer``."""
+        return SyncWriter(
+            self._client,
+            name,
+            raw=raw,
+            batch_bytes=batch_bytes,
+            linger_s=linger_s,
+            exactly_once=exactly_once,
+            state=state,
+            from_start=from_start,
+            progress=progress,
+        )
+
+    def new_writer_state(self) -> WriterState:
+        """See ``Client.new_writer_state``."""
+        return self._client.new_writer_state()
+
+    def append(
+        self,
+        name: str,
+        events: Sequence[Event],
+        *,
+        writer_id: UUID | None = None,
+        last_event_number: int | None = None,
+        after: Position | Edge | None = None,
+        updates: Sequence[AttributeUpdate] = (),
+    ) -> Position | None:
+        """See ``Client.append``."""
+        return BACKGROUND.run(
+            self._client.append(
+                name,
+                events,
+                writer_id=writer_id,
+                last_event_number=last_event_number,
+                after=after,
+                updates=updates,
+            )
+        )
+
+    def get_attributes(self, name: str, keys: Sequence[UUID]) -> Mapping[UUID, int]:
+        """See ``StreamAttributes.get``."""
+        return BACKGROUND.run(self._client.attributes(name).get(keys))
+
+    def list_attributes(
+        self, name: str, *, first: UUID = FIRST, last: UUID = LAST
+    ) -> Iterator[tuple[UUID, int]]:
+        """See ``StreamAttributes.list``."""
+        return iterate(self._client.attributes(name).list(first, last))
+
+    def update_attributes(
+        self,
+        name: str,
+        updates: Sequence[AttributeUpdate],
+        *,
+        after: Position | Edge | None = None,
+    ) -> Position:
+        """See ``StreamAttributes.update``."""
+        return BACKGROUND.run(self._client.attributes(name).update(updates, after=after))
 
     def entries(
         self,

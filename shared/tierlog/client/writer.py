@@ -1,34 +1,46 @@
-"""Appends to one stream: batched, pipelined, and decided when an answer is lost.
+"""Appends to one stream: batched, pipelined, and exactly once where entries have headers.
 
-Owns the batches in flight and what becomes of them over reconnections. Does not own reading back
-(``resolve``), nor where the owner is (the connections it is given).
+Owns the batches in flight and what becomes of them over reconnections. Does not own what answers
+tell of them (``idempotent``), nor where the owner is (the connections it is given).
 
 Invariants:
     * Bytes of events without an acknowledgement stay within ``in_flight_bytes_max``, or are one
       batch; ``send`` waits for room.
-    * A batch is sent again only when it is certain that its entry is in no ledger: the node said
-      so, or everything that the writer's events could have become was read back.
+    * With a writer id every append is conditional on the number before it: whatever becomes of
+      answers, each event is in the stream once, in the order in which it was sent.
+    * Without one, and in raw streams, a batch goes again only when it is certain that it is in no
+      ledger; in doubt, the doubt is told.
     * ``flush`` returns only when every event sent before is acknowledged; else it raises.
 
-Consistency: entries of one connection keep their order. When some of several batches in flight
-were refused, or lost with a connection, those go again behind the ones that landed.
+Consistency: without a writer id, batches that were refused go again behind those that landed.
 Silence: an owner that owes answers for ``doubt_s`` is asked for at other nodes; when there is
 another one, what was sent to the silent one is as lost as with a connection.
 Retries: without any progress for ``retry_s_max`` the last error is told to whoever sends.
-Cancellation, Crash: what was in flight is then neither known to be there nor not.
+Cancellation, Crash: what was in flight is then neither known to be there nor not; a writer that
+is resumed asks.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 from uuid import UUID
 
 import structlog
 
 from tierlog.client.batches import Batch, BatchBuilder, Event
+from tierlog.client.idempotent import (
+    Numbers,
+    is_failed_condition,
+    session_over,
+    session_update,
+    settle,
+)
+from tierlog.client.owners import BACKOFF_S_FIRST, BACKOFF_S_MAX, OwnerConnections
+from tierlog.client.resuming import Taken, WriterState
+from tierlog.model.attributes import NO_EVENT_NUMBER, AppendCondition
 from tierlog.model.errors import (
     CorruptError,
     IndeterminateError,
@@ -39,15 +51,13 @@ from tierlog.model.errors import (
     first_error,
 )
 from tierlog.model.ids import StreamName
-from tierlog.model.position import AppendedRange, Edge, Position
+from tierlog.model.position import Position
 from tierlog.ports.clock import Clock
 from tierlog.ports.progress import Progress
 from tierlog.ports.streams import AppendChannel
 
 log = structlog.get_logger()
 
-BACKOFF_S_FIRST: Final = 0.1
-BACKOFF_S_MAX: Final = 0.5
 WAKE_S_MIN: Final = 0.001
 
 
@@ -59,25 +69,27 @@ class WriterLimits:
     in_flight_bytes_max: int
     append_s_max: float
     retry_s_max: float
+    linger_s: float = 0.0
+    """An event goes so soon, however few there are; 0: only a full batch, or a flush, goes."""
     doubt_s: float = 1.0
     """An owner that owes answers and is silent for so long may have been replaced."""
 
 
-class OwnerConnections(Protocol):
-    """Finds the owner of a stream and connects to it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acked:
+    """Events of a writer that are there for good: those up to a number, ``count`` more than before.
 
-    async def connect(self, stream: StreamName, tasks: asyncio.TaskGroup) -> AppendChannel:
-        """Return a channel to whoever owns ``stream`` now."""
-        ...
+    ``position``: the entry of the last one; None where the owner told no more than its number.
+    """
 
-    async def moved(self, stream: StreamName) -> bool:
-        """Tell whether ``stream`` has another owner than the one last connected to."""
-        ...
+    stream: StreamName
+    event_number: int
+    count: int
+    position: Position | None
 
 
-Resolve = Callable[[Position | Edge, Sequence[Batch], float], Awaitable[None]]
-"""Reads back from a position and settles those of the batches that are there; they were lost at
-that time of the loop."""
+OnAcked = Callable[[Acked], None]
+"""Told of each batch, in the order of the events, on the event loop; must not block."""
 
 
 class StreamWriter:
@@ -87,42 +99,61 @@ class StreamWriter:
         self,
         stream: StreamName,
         *,
-        writer_id: UUID,
+        writer_id: UUID | None,
         raw: bool,
-        start: Position | Edge,
         connections: OwnerConnections,
-        resolve: Resolve,
         clock: Clock,
         limits: WriterLimits,
+        taken: Taken | None = None,
+        from_start: bool = False,
         progress: Progress | None = None,
+        on_acked: OnAcked | None = None,
     ) -> None:
-        """Take the position behind which nothing of this writer is, as ``start``."""
+        """Take what is there of the writer, where it is resumed, as ``taken``.
+
+        ``from_start``: events come from the first one on, and those that are there are passed over.
+        """
+        assert writer_id is None or not raw, "entries of raw streams name no writer"
+        assert taken is None or writer_id is not None
         self.stream = stream
         self.writer_id = writer_id
+        self.resumed_event_number = taken.event_number if taken is not None else NO_EVENT_NUMBER
+        """So many events of this writer were in the stream when it was resumed."""
+        self.skipped_events = 0
+        """Events that were passed over since they were there."""
         self.acked_events = 0
         self.acked_bytes = 0
         self.resolved_count = 0
-        """How often lost answers were read back."""
-        self._raw = raw
-        self._acked_to: Position | Edge = start
+        """Batches without an answer of which the owner's number told that they are there."""
+        self._conditional = writer_id is not None
+        self._taken = taken
+        self._skip = self.resumed_event_number if from_start else 0
+        self._acked_number = self._sent_number = self.resumed_event_number
         self._last: Position | None = None
         self._connections = connections
-        self._resolve = resolve
         self._clock = clock
         self._limits = limits
         self._progress = progress
-        self._builder = BatchBuilder(writer_id, raw, limits.batch_bytes)
+        self._on_acked = on_acked
+        session = (session_update(writer_id, taken.session),) if writer_id and taken else ()
+        self._builder = BatchBuilder(
+            writer_id, raw, limits.batch_bytes, self.resumed_event_number, session
+        )
+        self._built: Batch | None = None
+        self._cutting = asyncio.Lock()
+        self._begun = asyncio.Event()
         self._batches: deque[Batch] = deque()
         self._unsent: deque[Batch] = deque()
         self._in_flight_bytes = 0
         self._changed = asyncio.Event()
         self._failed: TierlogError | None = None
         self._closing = False
-        self._lost_s = 0.0
+        self._interrupted = False
         self._flying = 0
         self._flew = asyncio.Event()
         self._heard_s = 0.0
         self._tasks: asyncio.TaskGroup | None = None
+        self._lingering: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -134,6 +165,10 @@ class StreamWriter:
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._tasks.create_task(self._run(), name=f"writer {self.stream}")
+        if self._limits.linger_s:
+            self._lingering = self._tasks.create_task(
+                self._linger(), name=f"writer {self.stream}: linger"
+            )
         return self
 
     async def __aexit__(
@@ -151,6 +186,8 @@ class StreamWriter:
             failure = caught
         finally:
             self._closing = True
+            if self._lingering is not None:
+                self._lingering.cancel()
             if error is not None and self._failed is None:
                 self._failed = RetryableError("the writer was given up", remedy="Open a new one")
             self._changed.set()
@@ -165,31 +202,82 @@ class StreamWriter:
 
     @property
     def last_position(self) -> Position | None:
-        """Where the last acknowledged entry is."""
+        """Where the last acknowledged entry is; None, too, where only its number was told."""
         return self._last
+
+    @property
+    def acked_event_number(self) -> int:
+        """The number of the last acknowledged event."""
+        return self._acked_number
+
+    def state(self) -> WriterState:
+        """Return what resumes this writer, to be stored; one not opened with a state has none.
+
+        Its appends expect no session, so that nothing holds them back once another process resumes.
+        """
+        if self.writer_id is None or self._taken is None:
+            raise RefusedError(
+                f"a writer of {self.stream} that was not opened with a state has none to store",
+                remedy="Store that of new_writer_state() and open the writer with it, without raw",
+            )
+        return WriterState(writer_id=self.writer_id, streams={self.stream: self._numbers()})
+
+    def _numbers(self) -> Numbers:
+        return Numbers(acked=self._acked_number, sent=self._sent_number)
 
     async def send(self, event: Event) -> None:
         """Take an event; waits while too much is in flight. Acknowledged only after a flush."""
         self._raise_failure()
+        if self._skip:
+            self._skip -= 1
+            self.skipped_events += 1
+            return
         if self._builder.add(event):
             await self._cut()
+        elif len(self._builder) == 1:
+            self._begun.set()
 
     async def flush(self) -> Position | None:
-        """Wait until all is acknowledged; return where the last entry is."""
-        if len(self._builder):
-            await self._cut()
+        """Wait until all is acknowledged; return where the last entry is, if that was told."""
+        await self._cut_all()
         await self._until(lambda: not self._batches)
         return self._last
 
+    async def _linger(self) -> None:
+        """Let no event wait for company for longer than ``linger_s``."""
+        try:
+            while True:
+                await self._begun.wait()
+                await asyncio.sleep(self._limits.linger_s)
+                self._begun.clear()
+                await self._cut_all()
+        except TierlogError:
+            # Whoever sends or flushes is told.
+            return
+
+    async def _cut_all(self) -> None:
+        while self._built is not None or len(self._builder):
+            await self._cut()
+
     async def _cut(self) -> None:
-        batch = self._builder.build(now_ms=self._clock.wall_ms())
-        size = len(batch.draft.encoded)
-        room = self._limits.in_flight_bytes_max
-        await self._until(lambda: not self._batches or self._in_flight_bytes + size <= room)
-        self._batches.append(batch)
-        self._unsent.append(batch)
-        self._in_flight_bytes += size
-        self._changed.set()
+        """Put what was collected behind the other batches, once there is room for it.
+
+        One at a time, so that batches stay in order; whoever is cancelled meanwhile leaves the
+        batch to the next one.
+        """
+        async with self._cutting:
+            if self._built is None:
+                if not len(self._builder):
+                    return
+                self._built = self._builder.build(now_ms=self._clock.wall_ms())
+            batch, room = self._built, self._limits.in_flight_bytes_max
+            size = len(batch.draft.encoded)
+            await self._until(lambda: not self._batches or self._in_flight_bytes + size <= room)
+            self._built = None
+            self._batches.append(batch)
+            self._unsent.append(batch)
+            self._in_flight_bytes += size
+            self._changed.set()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while self._failed is None and not condition():
@@ -214,29 +302,41 @@ class StreamWriter:
             trouble = await self._try_once()
             if self.acked_events != acked:
                 backoff_s, progress_s, acked = BACKOFF_S_FIRST, loop.time(), self.acked_events
-            if trouble is None:
+            if trouble is None or self._failed is not None:
                 continue
             if not self._worth_trying(trouble) or (
                 loop.time() - progress_s > self._limits.retry_s_max
             ):
-                self._failed = self._final(trouble)
-                self._changed.set()
+                self._fail(trouble)
                 return
             log.info("writer.interrupted", stream=self.stream, cause=str(trouble))
             await asyncio.sleep(backoff_s)
             backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
 
     async def _try_once(self) -> TierlogError | None:
-        """Connect and send until something goes wrong or nothing is left; return what went."""
+        """Send over one connection until something goes wrong or nothing is left.
+
+        Return what went wrong, once the answers that came are settled.
+        """
+        self._unsent = deque(one for one in self._batches if one.ranges is None)
+        self._interrupted = False
+        for batch in self._batches:
+            batch.error = None
+        trouble = await self._send_over_connection()
+        if self._conditional:
+            try:
+                self._settle_by_numbers(await self._own_number())
+            except RefusedError as error:
+                return self._fail(error)
+            except TierlogError as error:
+                # Whose the numbers are is not known yet; nothing is settled by them.
+                return error
+        if trouble is not None:
+            return trouble
+        return next((one.error for one in self._batches if one.error is not None), None)
+
+    async def _send_over_connection(self) -> TierlogError | None:
         try:
-            lost = [one for one in self._batches if isinstance(one.error, IndeterminateError)]
-            if lost and not self._raw:
-                await self._resolve(self._acked_to, lost, self._lost_s)
-                self.resolved_count += 1
-                self._settle()
-            self._unsent = deque(one for one in self._batches if one.ranges is None)
-            for batch in self._batches:
-                batch.error = None
             async with asyncio.TaskGroup() as tasks:
                 channel = await self._connections.connect(self.stream, tasks)
                 try:
@@ -252,7 +352,7 @@ class StreamWriter:
             first = first_error(known)
             assert isinstance(first, TierlogError)
             return first
-        return next((one.error for one in self._batches if one.error is not None), None)
+        return None
 
     async def _send_all(self, channel: AppendChannel) -> None:
         """Send batches in order, as they come, until one fails or the writer closes."""
@@ -288,7 +388,7 @@ class StreamWriter:
 
     async def _send_until_failed(self, channel: AppendChannel) -> None:
         async with asyncio.TaskGroup() as sends:
-            while not any(one.error for one in self._batches):
+            while not self._interrupted:
                 if self._unsent:
                     sends.create_task(self._append(channel, self._unsent.popleft()))
                     # Requests leave in the order in which their tasks begin.
@@ -307,13 +407,19 @@ class StreamWriter:
             self._heard_s = loop.time()
             self._flew.set()
         self._flying += 1
+        self._sent_number = max(self._sent_number, batch.last_number)
+        condition = AppendCondition(last_event_number=batch.after) if self._conditional else None
         try:
             batch.ranges = await channel.append(
-                self.stream, batch.draft, deadline_s=self._limits.append_s_max
+                self.stream,
+                batch.draft,
+                deadline_s=self._limits.append_s_max,
+                condition=condition,
             )
         except TierlogError as error:
             batch.error = error
-            self._lost_s = loop.time()
+            self._interrupted = True
+            batch.doubtful |= isinstance(error, IndeterminateError)
         finally:
             self._flying -= 1
             self._heard_s = loop.time()
@@ -326,42 +432,91 @@ class StreamWriter:
         """Let go of the batches at the head that are acknowledged."""
         while self._batches and self._batches[0].ranges is not None:
             batch = self._batches.popleft()
-            assert batch.ranges is not None
             self._in_flight_bytes -= len(batch.draft.encoded)
             self.acked_events += batch.event_count
             self.acked_bytes += batch.payload_len
-            self._note_place(batch.ranges[-1])
+            self._acked_number = batch.last_number
+            place = self._note_place(batch)
+            if self._on_acked is not None:
+                told = Acked(
+                    stream=self.stream,
+                    event_number=batch.last_number,
+                    count=batch.event_count,
+                    position=place,
+                )
+                self._on_acked(told)
         self._changed.set()
         if self._progress is not None:
             self._progress("bytes appended", self.acked_bytes, None)
 
-    def _note_place(self, place: AppendedRange) -> None:
-        here = Position(place.ledger_id, place.last_entry_id)
-        # Batches that went again lie behind later ones: never step back.
+    async def _own_number(self) -> int | None:
+        """Return the number of this session, where conditions failed; None without a session."""
+        if self._taken is None or not any(is_failed_condition(one.error) for one in self._batches):
+            return None
+        number = await self._taken.number_now()
+        if number is None:
+            raise session_over(self.stream, self._numbers())
+        return number
+
+    def _settle_by_numbers(self, own: int | None) -> None:
+        """Settle what failed conditions, and the answers behind a lost one, tell."""
+        unknown = sum(one.ranges is None for one in self._batches)
+        settled = settle(
+            self._batches,
+            self._builder,
+            self._numbers(),
+            stream=self.stream,
+            own=own,
+        )
+        self.resolved_count += unknown - sum(one.ranges is None for one in settled)
+        self._batches = deque(settled)
+        self._in_flight_bytes = sum(len(one.draft.encoded) for one in settled)
+        self._settle()
+
+    def _note_place(self, batch: Batch) -> Position | None:
+        if not batch.ranges:
+            self._last = None
+            return None
+        here = Position(batch.ranges[-1].ledger_id, batch.ranges[-1].last_entry_id)
+        # Batches that went again lie behind later ones where nothing orders them: no step back.
         if self._last is None or here > self._last:
             self._last = here
-        if not isinstance(self._acked_to, Position) or here > self._acked_to:
-            self._acked_to = here
+        return here
 
     def _worth_trying(self, trouble: TierlogError) -> bool:
         if isinstance(trouble, IndeterminateError):
-            return not self._raw
+            return self._conditional
         if isinstance(trouble, RefusedError):
-            return trouble.reason is Reason.FENCED
+            # What a failed condition tells is settled: what is not there goes again.
+            return trouble.reason is Reason.FENCED or is_failed_condition(trouble)
         return not isinstance(trouble, CorruptError)
 
+    def _fail(self, trouble: TierlogError) -> TierlogError:
+        """End the writer; return what whoever sends is told, naming what is known."""
+        self._failed = self._final(trouble)
+        self._changed.set()
+        return self._failed
+
     def _final(self, trouble: TierlogError) -> TierlogError:
-        """Return what the writer ends with, naming what is known."""
-        unknown = sum(
-            one.event_count for one in self._batches if isinstance(one.error, IndeterminateError)
-        )
+        unknown = sum(one.event_count for one in self._batches if one.doubtful)
         known = {"acknowledged_events": str(self.acked_events)}
-        if not unknown:
+        if unknown:
+            known["unknown_events"] = str(unknown)
+        if not unknown or (self._conditional and isinstance(trouble, RefusedError)):
             trouble.details.update(known)
             return trouble
+        if self._conditional:
+            remedy = (
+                f"The {self.acked_events} events before them are there; resume the writer from "
+                "its state, and it tells how many of these are"
+            )
+        else:
+            remedy = (
+                f"The {self.acked_events} events before them are there; read back which of "
+                "these are before you append them again"
+            )
         return IndeterminateError(
             f"{unknown} events were sent to {self.stream} and their answer was lost: {trouble}",
-            remedy=f"The {self.acked_events} events before them are there; read back which of "
-            "these are before you append them again",
-            details=known | {"unknown_events": str(unknown)},
+            remedy=remedy,
+            details=known,
         )

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from tierlog.cli import main
 from tierlog.runtime.costs import Cost, Costs
+from tierlog.runtime.security import SecuritySettings
 
 
 def run(*words: str):
@@ -39,8 +40,9 @@ def test_sizes_of_nothing_are_refused(option):
 
 
 def test_show_asks_each_service_and_sums(monkeypatch):
-    async def fetch(address: str, *, timeout_s: float) -> Costs:
+    async def fetch(address: str, *, timeout_s: float, security: SecuritySettings) -> Costs:
         assert timeout_s > 0
+        assert security.mode is None
         costs = [
             Cost(stream=stream, cause="offload", operation="upload_part", requests=1000,
                  bytes_sent=5, bytes_received=0)

@@ -27,8 +27,12 @@ COMMANDS = [
     *(["offload", verb] for verb in ("export", "pause", "resume")),
     *(["policy", verb] for verb in ("show", "set", "explain")),
     ["object", "inspect"],
+    *(["config", verb] for verb in ("show", "profiles")),
+    ["debug", "bundle"],
     *(["cost", verb] for verb in ("show", "what-if")),
     *(["topics", verb] for verb in ("show", "apply")),
+    *(["attributes", verb] for verb in ("get", "set", "list")),
+    *(["perf", verb] for verb in ("write", "read")),
     *(["dlq", verb] for verb in ("list", "show", "replay", "dismiss")),
 ]
 
@@ -63,6 +67,29 @@ def test_other_rooms_add_commands_by_entry_points(monkeypatch):
     with pytest.raises(SystemExit) as caught:
         main.main()
     assert caught.value.code == 0
+
+
+def test_a_room_that_is_not_installed_says_how_it_is(monkeypatch, capsys):
+    bare = typer.Typer()
+    bare.callback()(lambda: None)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    monkeypatch.setattr(main, "app", bare)
+    monkeypatch.setattr(sys, "argv", ["tierlog", "spark", "export", "orders", "--to", "x"])
+    with pytest.raises(SystemExit) as caught:
+        main.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "tierlog spark is not installed here" in said
+    assert "pip install tierlog-spark" in said
+
+
+def test_commands_on_spark_need_no_spark_for_their_help():
+    code = (
+        "import sys; import tierlog_spark.cli.main; "
+        "print([m for m in ('pyspark', 'pyarrow', 'pandas', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout.strip() == b"[]"
 
 
 def test_help_imports_no_library_that_only_commands_need():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -112,3 +113,43 @@ def test_what_is_no_id_of_a_scrub_is_refused_before_anybody_is_asked(
     done = CliRunner().invoke(main.app, ["scrub", "show", "newest"])
     assert done.exit_code == 2
     assert "valid UUID" in done.output
+
+
+def test_a_report_says_what_is_read_back_and_repaired(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Begins(Desk):
+        async def begin(self, **wish: Any) -> dict[str, Any]:
+            asked.append(wish)
+            return document()
+
+    def ask(work: Any) -> Any:
+        return asyncio.run(work(SimpleNamespace(scrubs=Begins(document()))))
+
+    monkeypatch.setattr(scrub, "with_client", ask)
+    path = tmp_path / "report.json"
+
+    def run(*words: str, report: Any) -> Any:
+        path.write_text(json.dumps(report), encoding="utf-8")
+        return CliRunner().invoke(main.app, ["scrub", "--from-report", str(path), *words])
+
+    rows = [{"ledger_id": 7}, {"ledger_id": None}, {"ledger_id": 3}, {"ledger_id": 7}]
+    assert run("--repair", report={"rows": rows}).exit_code == 0
+    assert run(report={"findings": rows}).exit_code == 0
+    assert asked == [
+        {"repair": True, "deep": True, "ledgers": [3, 7]},
+        {"repair": False, "deep": True, "ledgers": [3, 7]},
+    ]
+    clean = run("--repair", report={"rows": []})
+    assert (clean.exit_code, len(asked)) == (0, 2)
+    assert "nothing is to be done" in clean.output
+    nonsense: list[Any] = [[], {"rows": 3}, {"rows": [{"ledger_id": "x"}]}, {"rows": [{}]}, "x"]
+    for bad in nonsense:
+        refused = run(report=bad)
+        assert refused.exit_code == 2, bad
+        assert "tierlog spark scrub -o json" in refused.output
+    many = run(report={"rows": [{"ledger_id": number} for number in range(10_001)]})
+    assert many.exit_code == 2
+    assert "scrub --repair --deep" in many.output

@@ -97,16 +97,28 @@ async def test_a_key_can_be_given_beside_a_raw_event():
 
 @on_virtual_time
 async def test_events_without_a_key_take_turns_and_share_entries():
-    on = opened(batch_bytes=100)
+    on = opened(batch_bytes=100 * 1000)
     await on.client.create_stream("orders", partitions=2)
     async with on.client.writer("orders") as writer:
         for number in range(400):
-            await writer.send(b"%010d" % number)
+            await writer.send(b"%05000d" % number)
     found = await payloads(on.client, "orders")
     counts = [sum(one.partition == index for one in found) for index in range(2)]
-    assert sorted(one.payload for one in found) == [b"%010d" % number for number in range(400)]
+    assert sorted(one.payload for one in found) == [b"%05000d" % number for number in range(400)]
     assert min(counts) >= 150
     assert len({one.position for one in found}) <= 100
+
+
+@on_virtual_time
+async def test_turns_are_what_they_were_when_a_state_was_stored():
+    """By another measure, writers of earlier versions would pass over events that are nowhere."""
+    on = opened()
+    await on.client.create_stream("orders", partitions=3)
+    async with on.client.writer("orders") as writer:
+        for number in range(13):
+            await writer.send(b"%0100000d" % number)
+    found = {int(one.payload[-4:]): one.partition for one in await payloads(on.client, "orders")}
+    assert [found[number] for number in range(13)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 1]
 
 
 @on_virtual_time
@@ -126,27 +138,15 @@ async def test_a_partition_is_a_stream_like_any_other():
 async def test_names_and_writers_need_no_end_that_is_known_while_the_owner_is_gone():
     on = opened()
     await on.client.create_stream("orders-partition-1")
-    async with on.client.writer("orders-partition-1") as writer:
-        await writer.send(b"x")
 
     async def no_end(stream):
         raise RetryableError(f"the end of {stream} is not known", remedy="Wait")
 
     on.reads.bounds = no_end
     assert await on.client.partitions("orders-partition-1") == ["orders-partition-1"]
-    asked = []
-    read = on.reads.read
-
-    async def noting(stream, where, **budget):
-        answer = await read(stream, where, **budget)
-        asked.append((where, answer.resume))
-        return answer
-
-    on.reads.read = noting
     async with on.client.writer("orders-partition-1") as writer:
         await writer.send(b"y")
-        last = await writer.flush()
-    assert asked == [(Edge.LATEST, last)]
+        assert await writer.flush() is not None
 
 
 @on_virtual_time

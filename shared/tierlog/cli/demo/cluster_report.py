@@ -19,7 +19,7 @@ def document_of(outcome: ClusterOutcome, *, elapsed_s: float) -> dict[str, Any]:
         "acknowledged_events": outcome.acknowledged,
         "events_lost": outcome.lost_count,
         "events_doubled": outcome.doubled_count,
-        "resolved_by_reading_back": outcome.resolved_count,
+        "answers_settled_by_number": outcome.resolved_count,
         "longest_gap_s": round(outcome.longest_gap_s, 2),
         "replication": {
             "queued_max": outcome.queued_max,
@@ -60,7 +60,7 @@ def _sum_up(document: dict[str, Any]) -> None:
             f"{lost['node_id']}, the owner, lost for good with {lost['events_in_flight']} events "
             f"in flight{instead}; {document['killed_node']['node_id']} killed, and back: "
             f"{document['events_lost']} lost, {document['events_doubled']} doubled "
-            f"(read back {document['resolved_by_reading_back']} times)"
+            f"(lost answers settled: {document['answers_settled_by_number']})"
         ),
         f"longest time without an answer: {document['longest_gap_s']} s",
         (

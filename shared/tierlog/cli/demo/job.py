@@ -18,6 +18,7 @@ from uuid import UUID
 from tierlog.cli.demo.records import Source
 from tierlog.cli.demo.round_trip import STEP_BYTES, STREAM, RoundTrip, differs, read_back
 from tierlog.cli.demo.stage import POLL_S, Stage
+from tierlog.format.attribute_objects import parse_attribute_key
 from tierlog.format.manifest import is_manifest_key
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.policy import MIB, Policy
@@ -100,7 +101,7 @@ class Job:
             raise differs("not every event was acknowledged")
         self._stage.tell(
             f"all {writer.acked_events} events ({writer.acked_bytes / 1e6:.1f} MB) acknowledged; "
-            f"lost answers were read back {writer.resolved_count} times"
+            f"lost answers settled: {writer.resolved_count}"
         )
 
     async def _kill_ingest(self, writer: "StreamWriter | PartitionedWriter") -> None:
@@ -218,7 +219,11 @@ class Job:
                 assert context.location is not None
                 named |= set(context.location.keys)
         listed = {info.key async for info in stage.objects.list()}
-        found = {key for key in listed if not is_manifest_key("", key)}
+        found = {
+            key
+            for key in listed
+            if not is_manifest_key("", key) and parse_attribute_key("", key) is None
+        }
         uploads = await stage.objects.list_uploads()
         killed = str(self.outcome.killed_attempt)
         keys = [*found, *(one.key for one in uploads)]
@@ -231,7 +236,7 @@ class Job:
             )
         stage.tell(
             f"the bucket holds exactly the {len(named)} objects that the metadata names, "
-            f"no open upload, and {len(listed - found)} manifests"
+            f"no open upload, and {len(listed - found)} manifests and checkpoints of attributes"
         )
 
     async def _survey(self) -> None:

@@ -23,7 +23,7 @@ def document_of(outcome: Outcome, *, elapsed_s: float) -> dict[str, Any]:
         },
         "killed_ingest": {
             "events_in_flight": outcome.unacknowledged_at_kill,
-            "resolved_by_reading_back": outcome.resolved_count,
+            "answers_settled_by_number": outcome.resolved_count,
             "acknowledged_events": outcome.acknowledged,
             "events_lost": outcome.lost_count,
             "events_doubled": outcome.doubled_count,
@@ -90,7 +90,7 @@ def _sum_up(document: dict[str, Any]) -> None:
         (
             f"ingest killed with {ingest['events_in_flight']} events in flight: "
             f"{ingest['events_lost']} lost, {ingest['events_doubled']} doubled "
-            f"(read back {ingest['resolved_by_reading_back']} times)"
+            f"(lost answers settled: {ingest['answers_settled_by_number']})"
         ),
     ]
     print_summary(document, lines)
