@@ -18,7 +18,7 @@ Invariants:
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -27,21 +27,24 @@ import structlog
 from tierlog.catalog import Catalog
 from tierlog.ledger.directory import NodeConnector, NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
+from tierlog.ledger.reader import ReadHandle, Tier1ReadHandle
 from tierlog.ledger.recovery import Recovery
 from tierlog.model.ids import LedgerId, NodeId, StreamName, node_id
 from tierlog.model.node import Cluster, NodeInfo
+from tierlog.ports.attributes import AttributeIndex
 from tierlog.ports.clock import Clock
 from tierlog.ports.files import Files
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.ports.streams import OwnerInfo
+from tierlog.ports.tracing import NO_TRACER, Tracer
 from tierlog.ports.transport import Transport
 from tierlog.ports.waiting import first_of
 from tierlog.runtime.settings import IngestSettings, WireSettings
-from tierlog.wire.auth import Authenticator, OpenAuthenticator, TokenAuthenticator
+from tierlog.wire.auth import Authenticator, OpenAuthenticator
 from tierlog.wire.connection import Hello
-from tierlog.wire.messages import AUTH_TOKEN, ROLE_OWNER, Credentials
+from tierlog.wire.messages import ROLE_OWNER, Credentials
 from tierlog.wire.server import ServerLimits, WireServer
 from tierlog_ingest.presence import Presence
 from tierlog_ingest.replication.service import Replication
@@ -51,8 +54,10 @@ from tierlog_ingest.storage.emptying import Emptying
 from tierlog_ingest.storage.gc import CatalogLedgers, GarbageCollector
 from tierlog_ingest.storage.node import StorageNode
 from tierlog_ingest.streams.appends import QueueBudget
-from tierlog_ingest.streams.owner import OwnerParts
+from tierlog_ingest.streams.attributes.keeper import AttributeParts
+from tierlog_ingest.streams.attributes.replay import OpenLedger
 from tierlog_ingest.streams.owners import Owners
+from tierlog_ingest.streams.parts import OwnerParts
 from tierlog_ingest.streams.reach import Reach
 from tierlog_ingest.wire_handler import IngestWireHandler
 
@@ -78,6 +83,14 @@ class FrontAddresses(NamedTuple):
     http_address: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier2:
+    """What owners need of tier 2: checkpoints of attributes, and ledgers that are there alone."""
+
+    index: AttributeIndex
+    open_ledger: OpenLedger
+
+
 Front = Callable[["IngestNode"], AbstractAsyncContextManager[FrontAddresses]]
 
 
@@ -95,6 +108,13 @@ class NodePorts:
     """Makes the connector to other storage nodes."""
     ledger_dirs: tuple[Files, ...] = ()
     """Where entry logs and indexes lie."""
+    authenticator: Authenticator = field(default_factory=OpenAuthenticator)
+    """Decides who may speak on the wire."""
+    credentials: Callable[[], Credentials] = Credentials
+    """Gives what this node shows to others there."""
+    tier2: Callable[[Catalog, Cluster], Tier2] | None = None
+    """Makes what attributes need of tier 2; None: streams have no attributes."""
+    tracer: Tracer = NO_TRACER
 
 
 class IngestNode:
@@ -204,7 +224,7 @@ class IngestNode:
             IngestWireHandler(self.owners, self.storage),
             cluster_id=self.cluster.cluster_id,
             node_id=self.node_id,
-            authenticator=_authenticator(self._wire),
+            authenticator=self._ports.authenticator,
             limits=ServerLimits(
                 hello_s_max=self._wire.hello_timeout_s,
                 credit_bytes=self._wire.credit_bytes,
@@ -227,12 +247,14 @@ class IngestNode:
                 if presence.registered.is_set():
                     tending = tasks.create_task(self.owners.tend(), name="tending")
                     following = tasks.create_task(self.owners.follow(), name="following")
+                    flushing = tasks.create_task(self.owners.see_to_checkpoints(), name="flushing")
                     replicating = tasks.create_task(self._replicate(presence), name="replication")
                     self.ready.set()
                     log.info("node.ready", node_id=self.node_id, **front._asdict())
                     await stop.wait()
                     tending.cancel()
                     following.cancel()
+                    flushing.cancel()
                     replicating.cancel()
                 self.ready.clear()
                 await self._drain(presence, owning)
@@ -361,14 +383,11 @@ class IngestNode:
         )
 
     def _hello(self, cluster_id: UUID) -> Hello:
-        token = self._wire.token
-        shown = (
-            Credentials(method=AUTH_TOKEN, data=token.get_secret_value().encode())
-            if token is not None
-            else Credentials()
-        )
         return Hello(
-            cluster_id=cluster_id, role=ROLE_OWNER, client_name=self.node_id, credentials=shown
+            cluster_id=cluster_id,
+            role=ROLE_OWNER,
+            client_name=self.node_id,
+            show=self._ports.credentials,
         )
 
     def _parts(
@@ -385,8 +404,31 @@ class IngestNode:
             budget=QueueBudget(self._settings.owner.in_flight_bytes_max),
             keys=self._keys,
             answers=reach.answers,
+            attributes=self._attribute_parts(directory),
             # An entry that came in a frame may have to go on in one, in a signed run.
             entry_len_max=max(0, self._wire.frame_bytes_max - FRAME_BYTES_BESIDE_ENTRY),
+            tracer=self._ports.tracer,
+        )
+
+    def _attribute_parts(
+        self, directory: NodeDirectory[StorageNodeClient]
+    ) -> AttributeParts | None:
+        if self._ports.tier2 is None:
+            return None
+        assert self.cluster is not None
+        tier2 = self._ports.tier2(self.catalog, self.cluster)
+
+        async def open_ledger(ledger_id: LedgerId) -> ReadHandle:
+            metadata = await self.catalog.ledgers.get(ledger_id)
+            if metadata is not None:
+                return Tier1ReadHandle(ledger_id, metadata, directory, keys=self._keys)
+            return await tier2.open_ledger(ledger_id)
+
+        return AttributeParts(
+            index=tier2.index,
+            open_ledger=open_ledger,
+            open_copy=tier2.open_ledger,
+            settings=self._settings.owner.attributes,
         )
 
     async def _info(self, wire_address: str, front: FrontAddresses) -> NodeInfo:
@@ -400,9 +442,3 @@ class IngestNode:
             zone=self._settings.zone,
             free_bytes=await self._free_bytes(),
         )
-
-
-def _authenticator(wire: WireSettings) -> Authenticator:
-    if wire.token is None:
-        return OpenAuthenticator()
-    return TokenAuthenticator(wire.token.get_secret_value().encode())

@@ -14,18 +14,26 @@ from typing import Final
 import grpc
 from prometheus_client import REGISTRY
 
+from tierlog.catalog import Catalog
+from tierlog.model.node import Cluster
 from tierlog.proto.v1 import ingest_pb2
 from tierlog.runtime.http import build_http_app, serve_http
+from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.rpc import serve_grpc
+from tierlog.runtime.sections import MetricsSettings
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import ListenSettings, Settings
-from tierlog.wiring.build import open_metadata, system_clock, system_ids
+from tierlog.wiring.attributes import attribute_index, open_offloaded
+from tierlog.wiring.build import open_metadata, open_objects, system_clock, system_ids
 from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.nodes import open_all_files, open_files, open_transport, wire_connector
-from tierlog_ingest import http_runs, http_status, rpc_ingest, rpc_storage
-from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
+from tierlog.wiring.security import Protection, calling_of, protection_of, wire_credentials
+from tierlog.wiring.tracing import open_tracer
+from tierlog_ingest import access, rpc_ingest, rpc_storage
+from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts, Tier2
 from tierlog_ingest.interpreter import set_up_interpreter
 from tierlog_ingest.metrics import NodeCollector
+from tierlog_ingest.routes import add_all_routes
 
 _SERVICES: Final = [one.full_name for one in ingest_pb2.DESCRIPTOR.services_by_name.values()]
 
@@ -33,25 +41,40 @@ _SERVICES: Final = [one.full_name for one in ingest_pb2.DESCRIPTOR.services_by_n
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Run the node until ``stop``."""
     ingest = settings.ingest
+    protection, calling = protection_of(settings), calling_of(settings.security)
 
     @contextlib.asynccontextmanager
     async def front(node: IngestNode) -> AsyncIterator[FrontAddresses]:
-        async with _front(node, ingest.listen) as addresses:
+        async with _front(node, ingest.listen, settings.metrics, protection) as addresses:
             yield addresses
 
     async with (
         open_metadata(settings) as store,
         open_files(ingest.data_dir) as files,
         open_all_files(ingest.ledger_directories) as ledger_dirs,
+        # Appends go on while it is away.
+        open_objects(settings, at_once=False) as objects,
+        open_tracer(settings, "ingest", instance=ingest.node_id) as tracer,
     ):
+
+        def tier2(catalog: Catalog, cluster: Cluster) -> Tier2:
+            return Tier2(
+                index=attribute_index(settings, objects, catalog, cluster),
+                open_ledger=open_offloaded(settings, objects, catalog, cluster),
+            )
+
         ports = NodePorts(
             files=files,
             ledger_dirs=ledger_dirs,
-            transport=open_transport(settings.wire),
+            transport=open_transport(settings.wire, calling=calling, tls=protection.tls),
             store=store,
             clock=system_clock(),
             ids=system_ids(),
-            connect=wire_connector(open_transport(settings.wire)),
+            connect=wire_connector(open_transport(settings.wire, calling=calling), calling),
+            authenticator=protection.authenticator,
+            credentials=wire_credentials(settings, calling),
+            tier2=tier2,
+            tracer=tracer,
         )
         node = IngestNode(
             ports,
@@ -81,7 +104,9 @@ async def _tell_ready(node: IngestNode) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _front(node: IngestNode, listen: ListenSettings) -> AsyncIterator[FrontAddresses]:
+async def _front(
+    node: IngestNode, listen: ListenSettings, metrics: MetricsSettings, protection: Protection
+) -> AsyncIterator[FrontAddresses]:
     async def is_registered() -> bool:
         return node.registered
 
@@ -89,11 +114,13 @@ async def _front(node: IngestNode, listen: ListenSettings) -> AsyncIterator[Fron
         return node.ready.is_set()
 
     app = build_http_app(
-        "Tierlog ingest", checks={"registered": is_registered, "serving": is_ready}
+        "Tierlog ingest",
+        checks={"registered": is_registered, "serving": is_ready},
+        ids=system_ids(),
     )
-    http_runs.add_routes(app, node.storage)
-    http_status.add_routes(app, node)
-    collector = NodeCollector(node)
+    add_all_routes(app, node, clock=system_clock())
+    guard_http(app, access.HTTP_RULES, protection.gate)
+    collector = NodeCollector(node, streams_max=metrics.streams_max if metrics.per_stream else 0)
     REGISTRY.register(collector)
 
     def register(server: grpc.aio.Server) -> None:
@@ -104,9 +131,17 @@ async def _front(node: IngestNode, listen: ListenSettings) -> AsyncIterator[Fron
     try:
         async with (
             serve_grpc(
-                register, services=_SERVICES, host=listen.host, port=listen.grpc_port
+                register,
+                services=_SERVICES,
+                host=listen.host,
+                port=listen.grpc_port,
+                ids=system_ids(),
+                tls=protection.tls,
+                access=protection.interceptor(access.RPC_RULES),
             ) as grpc_port,
-            serve_http(app, host=listen.host, port=listen.http_port) as http_port,
+            serve_http(
+                app, host=listen.host, port=listen.http_port, tls=protection.tls
+            ) as http_port,
         ):
             yield FrontAddresses(f"{host}:{grpc_port}", f"{host}:{http_port}")
     finally:
@@ -116,7 +151,7 @@ async def _front(node: IngestNode, listen: ListenSettings) -> AsyncIterator[Fron
 def main() -> int:
     """Run the service; the process's exit code."""
     set_up_interpreter()
-    return run_service("ingest", serve)
+    return run_service("ingest", serve, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ counter, and starts anew with the process.
     missing copies      tierlog_replication_queue_ledgers, at the node that is auditor or any other
 """
 
+import heapq
 import re
 from collections.abc import Iterator, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -81,10 +82,14 @@ class Node(Protocol):
 
 
 class NodeCollector(Collector):
-    """Metrics of one node: of its storage, and of its streams together."""
+    """Metrics of one node: of its storage, and of its streams together.
 
-    def __init__(self, node: Node) -> None:
+    ``streams_max`` of them are shown by themselves, too.
+    """
+
+    def __init__(self, node: Node, *, streams_max: int = 0) -> None:
         self._node = node
+        self._streams_max = streams_max
 
     def collect(self) -> Iterator[Metric]:
         state = self._node.statistics()
@@ -97,6 +102,8 @@ class NodeCollector(Collector):
             ("in_flight_bytes", "Bytes of runs that are not confirmed yet"),
         ):
             yield _gauge(f"ingest_{name}", what, sum(one[name] for one in streams))
+        if self._streams_max:
+            yield from stream_metrics(streams, self._streams_max)
         recovering, storage = state["recovering"], state["storage"]
         assert isinstance(recovering, Mapping)
         yield _gauge("ingest_recoveries_waiting", "Recoveries that wait", len(recovering))
@@ -107,6 +114,21 @@ class NodeCollector(Collector):
         replication = state.get("replication")
         if isinstance(replication, Mapping):
             yield from replication_metrics(replication)
+
+
+def stream_metrics(streams: list[dict[str, Any]], streams_max: int) -> Iterator[Metric]:
+    """Return the metrics of single streams, of those that have most under way."""
+    busiest = heapq.nlargest(streams_max, streams, key=lambda one: one["in_flight_bytes"])
+    for key, name, what in (
+        ("appends_waiting", "appends_waiting", "Appends of a stream that were not sent yet"),
+        ("in_flight_bytes", "in_flight_bytes", "Bytes of its runs that are not confirmed yet"),
+        ("ledger_bytes", "open_ledger_bytes", "Bytes in its open ledger"),
+        ("ledger_entries", "open_ledger_entries", "Entries in its open ledger"),
+    ):
+        family = GaugeMetricFamily(f"tierlog_stream_{name}", what, labels=["stream"])
+        for one in busiest:
+            family.add_metric([one["stream"]], one[key])
+        yield family
 
 
 def replication_metrics(replication: Mapping[str, float]) -> Iterator[Metric]:

@@ -1,6 +1,7 @@
 """The public calls of ingest over gRPC: streams, their owners, and appends from any language."""
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from uuid import UUID
 
 import grpc
 
@@ -8,15 +9,32 @@ from tierlog.catalog import Catalog
 from tierlog.format.frame import pack_entries
 from tierlog.format.records import policy_from_record
 from tierlog.format.run import build_run
+from tierlog.model.attributes import KEY_LEN, NO_EVENT_NUMBER, AttributeKey, is_core
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LedgerId, StreamName, stream_name
-from tierlog.ports.streams import OwnerInfo
+from tierlog.model.staging import ATTACHED_LEDGERS_MAX
+from tierlog.ports.streams import (
+    ATTRIBUTES_MAX,
+    FIRST_KEY,
+    LAST_KEY,
+    Attachment,
+    AttachOutcome,
+    AttributeValues,
+    OwnerInfo,
+)
 from tierlog.proto.v1 import ingest_pb2 as pb
 from tierlog.proto.v1 import ingest_pb2_grpc as rpc
 from tierlog.proto.v1 import wire_pb2
+from tierlog.wire.messages import condition_of
 from tierlog_ingest.streams.owners import Owners
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+_OUTCOMES: Final = {
+    AttachOutcome.ATTACHED: pb.ATTACH_OUTCOME_ATTACHED,
+    AttachOutcome.THERE: pb.ATTACH_OUTCOME_THERE,
+    AttachOutcome.IDS_TOO_LOW: pb.ATTACH_OUTCOME_IDS_TOO_LOW,
+}
 
 
 class OwnerFinder(Protocol):
@@ -66,7 +84,8 @@ class IngestServicer(rpc.IngestServicer):
         draft = build_run(frames, offsets, publish_ms_min=low, publish_ms_max=high)
         await self._owners.ready()
         left_s = context.time_remaining()
-        ranges = await self._owners.submit(name, draft, deadline_s=left_s)
+        condition = condition_of(request.condition) if request.HasField("condition") else None
+        ranges = await self._owners.submit(name, draft, deadline_s=left_s, condition=condition)
         return pb.AppendResponse(
             ranges=[
                 wire_pb2.AppendedRange(
@@ -98,6 +117,78 @@ class IngestServicer(rpc.IngestServicer):
         del context
         sealed = await self._owners.seal(stream_name(request.stream))
         return pb.SealResponse(ledger_id=LedgerId(-1) if sealed is None else sealed)
+
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> pb.AttachResponse:  # noqa: N802
+        """Make staging ledgers part of a stream."""
+        del context
+        outcome = await self._owners.attach(stream_name(request.stream), _attachment(request))
+        return pb.AttachResponse(outcome=_OUTCOMES[outcome])
+
+    async def GetAttributes(  # noqa: N802
+        self, request: pb.GetAttributesRequest, context: Context
+    ) -> pb.AttributesResponse:
+        """Return values of attributes."""
+        del context
+        if len(request.keys) > ATTRIBUTES_MAX:
+            raise RefusedError(
+                f"{len(request.keys)} attributes are asked for",
+                remedy=f"Ask for at most {ATTRIBUTES_MAX} at once",
+            )
+        keys = [_key(key) for key in request.keys]
+        return _values(await self._owners.get_attributes(stream_name(request.stream), keys))
+
+    async def ListAttributes(  # noqa: N802
+        self, request: pb.ListAttributesRequest, context: Context
+    ) -> pb.AttributesResponse:
+        """Return the attributes between two keys."""
+        del context
+        first = _key(request.first_key) if request.first_key else FIRST_KEY
+        last = _key(request.last_key) if request.last_key else LAST_KEY
+        if not 0 < request.limit <= ATTRIBUTES_MAX:
+            raise RefusedError(
+                f"a limit of {request.limit} attributes",
+                remedy=f"Give one of 1 to {ATTRIBUTES_MAX}",
+            )
+        name = stream_name(request.stream)
+        return _values(await self._owners.list_attributes(name, first, last, request.limit))
+
+
+def _attachment(request: pb.AttachRequest) -> Attachment:
+    ledger_ids = tuple(LedgerId(one) for one in request.ledger_ids)
+    if not 0 < len(ledger_ids) <= ATTACHED_LEDGERS_MAX:
+        raise RefusedError(
+            f"{len(ledger_ids)} ledgers to be attached at once",
+            remedy=f"Attach 1 to {ATTACHED_LEDGERS_MAX}",
+        )
+    if list(ledger_ids) != sorted(set(ledger_ids)) or ledger_ids[0] < 0:
+        raise RefusedError(
+            "ledgers to be attached are out of order", remedy="Name each once, ascending by id"
+        )
+    writer = _key(request.writer_id)
+    if is_core(writer) or request.number <= NO_EVENT_NUMBER:
+        raise RefusedError(
+            f"number {request.number} of writer {UUID(bytes=writer)} for ledgers to be attached",
+            remedy="Number what a writer attaches from 1; its id is no core attribute's",
+        )
+    return Attachment(ledger_ids=ledger_ids, writer_id=UUID(bytes=writer), number=request.number)
+
+
+def _key(key: bytes) -> AttributeKey:
+    if len(key) != KEY_LEN:
+        raise RefusedError(
+            f"an attribute's key of {len(key)} bytes", remedy=f"Give {KEY_LEN} bytes"
+        )
+    return AttributeKey(key)
+
+
+def _values(found: AttributeValues) -> pb.AttributesResponse:
+    answer = pb.AttributesResponse()
+    for key, value in found.values.items():
+        answer.attributes.add(key=key, value=value)
+    if found.as_of is not None:
+        answer.as_of.ledger_id = found.as_of.ledger_id
+        answer.as_of.entry_id = found.as_of.entry_id
+    return answer
 
 
 def register(

@@ -10,6 +10,7 @@ Invariants:
 import asyncio
 
 from tierlog.format.run import Run
+from tierlog.model.attributes import AppendCondition
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import AppendedRange
 from tierlog_ingest.storage.node import StorageNode
@@ -29,9 +30,14 @@ class IngestWireHandler:
         await self._node.ready()
 
     def append(
-        self, stream: StreamName, draft: Run, *, deadline_s: float | None
+        self,
+        stream: StreamName,
+        draft: Run,
+        *,
+        deadline_s: float | None,
+        condition: AppendCondition | None,
     ) -> "asyncio.Future[list[AppendedRange]]":
-        return self._owners.submit(stream, draft, deadline_s=deadline_s)
+        return self._owners.submit(stream, draft, deadline_s=deadline_s, condition=condition)
 
     def add_run(self, run: Run, *, recovery: bool) -> "asyncio.Future[None]":
         return self._node.add(run, recovery=recovery)

@@ -15,7 +15,8 @@ from tests.unit.storage.ledger_cache_kit import disk_of, opened, put, slot, whol
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import CorruptError
 from tierlog_ingest.storage.index import index_writer
-from tierlog_ingest.storage.index.index_format import SLOTS_PER_PAGE
+from tierlog_ingest.storage.index.index_files import index_path
+from tierlog_ingest.storage.index.index_format import SLOTS_PER_PAGE, page_offset
 
 
 class Busy:
@@ -153,4 +154,39 @@ async def test_a_reader_that_is_cancelled_leaves_the_page_to_others():
     assert (await second).tolist() == [slot(1)]
     with pytest.raises(asyncio.CancelledError):
         await first
+    cache.check()
+
+
+async def test_who_reads_on_gets_many_pages_by_one_read():
+    faults, pages = Faults(random.Random(1)), 40
+    disk = disk_of()
+    cache = await opened(disk.mount(), pages=200)
+    for page in range(pages):
+        await put(cache, 7, page * SLOTS_PER_PAGE, SLOTS_PER_PAGE, slot(page + 1))
+    await cache.flush()
+    cache = await opened(disk.mount(faults), pages=200)
+    await cache.header(7)
+    faults.calls = []
+    found = await whole(cache, 7, pages * SLOTS_PER_PAGE)
+    assert found == [slot(page + 1) for page in range(pages) for _ in range(SLOTS_PER_PAGE)]
+    assert faults.calls.count("files.read") == 3
+    assert cache.statistics().pages_read == pages
+    cache.check()
+
+
+async def test_a_damaged_page_behind_others_is_told_by_itself_alone():
+    disk = disk_of()
+    cache = await opened(disk.mount(), pages=200)
+    for page in range(4):
+        await put(cache, 7, page * SLOTS_PER_PAGE, SLOTS_PER_PAGE, slot(page + 1))
+    await cache.flush()
+    data = bytearray(disk.read_whole(index_path(7)))
+    data[page_offset(2) + 100] ^= 1
+    disk.write_whole(index_path(7), bytes(data))
+    cache = await opened(disk.mount(), pages=200)
+    await cache.header(7)
+    assert await whole(cache, 7, 2 * SLOTS_PER_PAGE)
+    with pytest.raises(CorruptError, match="page 2 can't be read"):
+        await cache.slots(7, 2 * SLOTS_PER_PAGE, 2 * SLOTS_PER_PAGE)
+    assert (await cache.slots(7, 3 * SLOTS_PER_PAGE, 1)).tolist() == [slot(4)]
     cache.check()

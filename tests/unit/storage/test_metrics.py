@@ -87,3 +87,29 @@ async def _slow_disk():
     assert found["tierlog_journal_slow_fsyncs_total"] > 3
     assert found["tierlog_journal_fsync_duration_seconds_max"] > 1
     assert found["tierlog_journal_fsync_duration_seconds_sum"] > 5
+
+
+def test_single_streams_are_shown_when_that_is_wanted_and_the_busiest_of_them():
+    def stream(number):
+        named = {"stream": f"s{number}", "appends_waiting": 1, "ledger_bytes": 10 * number}
+        return {**named, "in_flight_bytes": number, "ledger_entries": 2, "appends_sent": 0}
+
+    class Node:
+        def statistics(self):
+            streams = [stream(number) for number in range(10)]
+            return {"streams": streams, "recovering": {}, "storage": {}, "gc_alarm": None}
+
+    def shown_of(**options):
+        return {
+            (one.name, one.labels.get("stream")): one.value
+            for family in NodeCollector(Node(), **options).collect()
+            for one in family.samples
+            if one.name.startswith("tierlog_stream_")
+        }
+
+    assert shown_of() == {}
+    found = shown_of(streams_max=3)
+    assert {name for _, name in found} == {"s7", "s8", "s9"}
+    assert found["tierlog_stream_in_flight_bytes", "s9"] == 9
+    assert found["tierlog_stream_open_ledger_bytes", "s8"] == 80
+    assert len(found) == 12

@@ -66,6 +66,29 @@ def test_a_failed_node_is_replaced_and_the_ledger_goes_on():
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("fixed", "stripes"), [(None, [32, 32, 64]), (7, [7, 7, 7])])
+def test_stripes_follow_the_size_of_what_is_appended(fixed, stripes):
+    """The first ledger's by what waits, the next one's by the ledger before."""
+
+    async def main():
+        cluster = SmallCluster(3)
+        await cluster.start()
+        settings = quorums(3, 2, 2).model_copy(
+            update={"stripe_bytes": 64 * 1024, "stripe_entries": fixed}
+        )
+        owners = make_owners(cluster, "n1", settings=settings, answers=no_answer)
+        found = []
+        async with running(owners):
+            for payload in (bytes(2048), bytes(1024), bytes(9)):
+                ((ledger_id, *_),) = spans(await owners.submit(STREAM, draft(payload)))
+                metadata = await cluster.catalog().ledgers.get(ledger_id)
+                found.append(metadata.stripe_entries)
+                await owners.seal(STREAM)
+        assert found == stripes
+
+    run_virtual(main())
+
+
 @pytest.mark.covers("D17")
 def test_a_ledger_that_ends_with_copies_missing_is_queued_once_it_is_closed():
     async def main():

@@ -19,8 +19,8 @@ from tierlog.model.ledger import LedgerState
 from tierlog.model.policy import MIB, Policy
 from tierlog.runtime.settings import OwnerSettings
 from tierlog_ingest.streams.appends import QueueBudget
-from tierlog_ingest.streams.owner import OwnerParts
 from tierlog_ingest.streams.owners import Owners
+from tierlog_ingest.streams.parts import OwnerParts
 
 ONE = OwnerSettings(ensemble_size=1, write_quorum=1, ack_quorum=1, append_timeout_s=5.0)
 

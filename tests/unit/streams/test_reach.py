@@ -24,7 +24,7 @@ class Handler:
     async def ready(self, *, appends):
         pass
 
-    def append(self, stream, draft, *, deadline_s):
+    def append(self, stream, draft, *, deadline_s, condition):
         raise RetryableError("no")
 
     def add_run(self, run, *, recovery):

@@ -35,8 +35,8 @@ from tierlog.wire.codec import HEAD_LEN
 from tierlog.wire.messages import ADDS_HEADER_LEN_MAX, RUNS_MAX
 from tierlog_ingest.app import FRAME_BYTES_BESIDE_ENTRY
 from tierlog_ingest.streams.appends import QueueBudget
-from tierlog_ingest.streams.owner import OwnerParts
 from tierlog_ingest.streams.owners import Owners
+from tierlog_ingest.streams.parts import OwnerParts
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
 from tierlog_reader.source import StreamSource
 from tierlog_reader.tier1 import StorageNodeTier

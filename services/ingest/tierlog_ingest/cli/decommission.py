@@ -7,7 +7,7 @@ import typer
 
 from tierlog.cli.cluster import with_catalog
 from tierlog.cli.output import Output, OutputOption, print_one, say
-from tierlog.cli.session import Quiet, Timeout, command
+from tierlog.cli.session import Quiet, Timeout, command, load
 from tierlog.model.errors import RetryableError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ async def _call_off(catalog: "Catalog", node: "NodeId", *, quiet: bool) -> dict[
 
 async def _wait(catalog: "Catalog", node: str, timeout_s: float, *, quiet: bool) -> dict[str, Any]:
     from tierlog.model.ids import NodeId
+    from tierlog.wiring.security import calling_of
     from tierlog.wiring.tier1 import open_storage_controls
     from tierlog_ingest.replication.decommission import decommission as empty
 
@@ -77,7 +78,11 @@ async def _wait(catalog: "Catalog", node: str, timeout_s: float, *, quiet: bool)
             say(_text(progress), quiet=quiet)
 
     try:
-        async with asyncio.timeout(timeout_s), open_storage_controls(catalog) as nodes:
+        calling = calling_of(load().security)
+        async with (
+            asyncio.timeout(timeout_s),
+            open_storage_controls(catalog, calling=calling) as nodes,
+        ):
             done = await empty(catalog, nodes, NodeId(node), tell=tell)
     except TimeoutError:
         raise RetryableError(

@@ -125,7 +125,8 @@ class Upkeep:
                     self._mark_wanted.set()
                     await asyncio.sleep(_REPAIR_S)
             except TierlogError as error:
-                self._note_failure("flush.failed", error)
+                log.warning("flush.failed", cause=str(error))
+                self._note_failure(error)
                 await asyncio.sleep(_RETRY_S)
             if self._buffer.bytes >= self._settings.write_buffer_bytes_max:
                 self._flush_wanted.set()
@@ -145,12 +146,12 @@ class Upkeep:
             try:
                 await self._marks.mark()
             except TierlogError as error:
-                self._note_failure("checkpoint.failed", error)
+                log.warning("checkpoint.failed", cause=str(error))
+                self._note_failure(error)
                 await asyncio.sleep(_RETRY_S)
             self._moved.set()
 
-    def _note_failure(self, event: str, error: TierlogError) -> None:
-        log.warning(event, cause=str(error))
+    def _note_failure(self, error: TierlogError) -> None:
         if error.reason is not Reason.READ_ONLY:
             return
         # The journal may have room yet, and another directory may take the next log.

@@ -12,19 +12,21 @@ Invariants:
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
+from tierlog.format.attribute_changes import Change
 from tierlog.format.block import entry_len_max
 from tierlog.format.frame import FRAME_HEADER_LEN, Offsets
 from tierlog.format.run import Run
+from tierlog.model.attributes import AppendCondition, AttributeKey
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.policy import BLOCK_SIZE_MIN, MIB
-from tierlog.model.position import AppendedRange
+from tierlog.model.position import AppendedRange, Position
 
 ENTRY_LEN_SURE: Final = 4 * MIB
 """No stream's limit lies below: an append that is no longer needs no look at its entries."""
@@ -76,6 +78,13 @@ class Append:
     draft: Run
     entry_len_max: int
     answer: Answer
+    condition: AppendCondition | None = None
+    changes: Sequence[Change | None] | None = None
+    """What its entries change of the stream's attributes; None: not read yet."""
+    is_checked: bool = False
+    """Whether it depends on attributes, or on its place: by a condition, or by its updates."""
+    made: Mapping[AttributeKey, int] = field(default_factory=dict)
+    """What it makes of attributes, where it is checked."""
     timer: asyncio.TimerHandle | None = None
     taken: int = 0
     """Entries that were sent."""
@@ -133,10 +142,37 @@ class Piece:
     """Which appends, and how many entries of each, in order."""
 
 
+class Gate(Protocol):
+    """Decides which appends may be sent, in their order."""
+
+    def lets(self, append: Append, first: Position | None = None, ahead: int = 0) -> bool:
+        """Tell whether an append may be sent now; if not, the gate has taken charge of it.
+
+        ``ahead``: so many entries go before it in the same piece, the first of them to ``first``.
+        """
+        ...
+
+    def enter(self, append: Append, count: int) -> None:
+        """Take note that the next ``count`` entries of an append are in the piece under way."""
+        ...
+
+    def sent(self, end: Position, size: int) -> None:
+        """Take note of where the piece under way ends."""
+        ...
+
+    def fail_waiting(self, error: TierlogError) -> None:
+        """Answer those of which the gate has charge, and which may go on in the queue."""
+        ...
+
+
 class AppendQueue:
-    """The appends of one stream, in the order in which they came."""
+    """The appends of one stream, in the order in which they came.
+
+    ``gate``, if there is one, is asked for each before it is sent.
+    """
 
     def __init__(self, budget: QueueBudget, *, wake: Callable[[], None]) -> None:
+        self.gate: Gate | None = None
         self._budget = budget
         self._wake = wake
         self._waiting: deque[Append] = deque()
@@ -159,12 +195,19 @@ class AppendQueue:
         """How many shares of appends wait for their confirmation."""
         return len(self._sent)
 
-    def add(self, draft: Run, *, entry_len: int, timeout_s: float) -> Answer:
+    def add(
+        self,
+        draft: Run,
+        *,
+        entry_len: int,
+        timeout_s: float,
+        condition: AppendCondition | None = None,
+    ) -> Answer:
         """Put an append at the end; its answer comes within ``timeout_s``."""
         size = len(draft.frames)
         self._budget.take(size)
         loop = asyncio.get_running_loop()
-        append = Append(draft, entry_len, loop.create_future())
+        append = Append(draft, entry_len, loop.create_future(), condition)
         # Whoever ends it, a caller that goes away included.
         append.answer.add_done_callback(lambda _: self._budget.give_back(size))
         append.timer = loop.call_later(timeout_s, self._expire, append, timeout_s)
@@ -181,8 +224,25 @@ class AppendQueue:
             append.finish(not_sent(f"was not sent within {timeout_s:g} s{why}", self.disk_full))
         self._wake()
 
+    def give_back(self, appends: Sequence[Append]) -> None:
+        """Put appends that the gate took back to where they are sent next, in this order."""
+        head = self._waiting[0] if self._waiting else None
+        begun = self._waiting.popleft() if head is not None and head.taken else None
+        self._waiting.extendleft(reversed(appends))
+        if begun is not None:
+            self._waiting.appendleft(begun)
+        self._wake()
+
     def head(self) -> Append | None:
-        """Return the first append that is to be sent; those that were given up are dropped."""
+        """Return the first append that is to be sent, and that the gate lets through."""
+        while (append := self._first()) is not None:
+            if append.taken or self.gate is None or self.gate.lets(append):
+                return append
+            self._waiting.popleft()
+        return None
+
+    def _first(self) -> Append | None:
+        """Return the first append that waits; those that were given up are dropped."""
         while self._waiting:
             append = self._waiting[0]
             if not append.answer.done():
@@ -192,41 +252,47 @@ class AppendQueue:
             self._waiting.popleft()
         return None
 
-    def take(self, count_max: int, bytes_max: int) -> Piece:
-        """Take up to ``count_max`` entries off the queue's front as one piece.
+    def take(self, count_max: int, bytes_max: int, at: Position) -> Piece:
+        """Take up to ``count_max`` entries off the queue's front as one piece, to go to ``at``.
 
         Small appends are put together up to ``bytes_max`` of frames, as long as all or none of
         them tell their publish times.
         """
-        first = self.head()
+        first, gate = self.head(), self.gate
         assert first is not None
         assert count_max > 0
-        shares = [(first, min(first.left, count_max))]
-        count, size = shares[0][1], first.left_bytes
-        if shares[0][1] == first.left:
-            for other in self._followers():
+        count, size = min(first.left, count_max), first.left_bytes
+        shares = [(first, count)]
+        if gate is not None:
+            gate.enter(first, count)
+        if count == first.left:
+            self._waiting.popleft()
+            while (other := self._follower(first, count_max - count, bytes_max - size)) is not None:
+                self._waiting.popleft()
+                if gate is not None:
+                    if not gate.lets(other, at, count):
+                        continue
+                    gate.enter(other, other.left)
                 size += other.left_bytes
                 count += other.left
-                if size > bytes_max or count > count_max or not _alike(first, other):
-                    break
                 shares.append((other, other.left))
         piece = _piece(shares)
         for append, taken in shares:
             append.taken += taken
-            if not append.left:
-                self._waiting.popleft()
         return piece
 
-    def _followers(self) -> Iterator[Append]:
-        waiting = iter(self._waiting)
-        next(waiting)
-        for append in waiting:
-            if append.answer.done():
-                return
-            yield append
+    def _follower(self, first: Append, count_max: int, bytes_max: int) -> Append | None:
+        """Return the next append, if it may follow ``first`` in one piece."""
+        other = self._waiting[0] if self._waiting else None
+        if other is None or other.answer.done() or not _alike(first, other):
+            return None
+        return other if other.left <= count_max and other.left_bytes <= bytes_max else None
 
     def note_sent(self, piece: Piece, ledger_id: LedgerId, first_entry_id: EntryId) -> None:
         """Note where a piece went."""
+        if self.gate is not None:
+            last = EntryId(first_entry_id + len(piece.offsets) - 1)
+            self.gate.sent(Position(ledger_id, last), len(piece.frames))
         entry_id = first_entry_id
         for append, count in piece.shares:
             last = EntryId(entry_id + count - 1)
@@ -251,19 +317,21 @@ class AppendQueue:
         head = self._waiting[0] if self._waiting else None
         if head is not None and head.taken:
             head.finish(indeterminate(cause))
-        self.head()
+        self._first()
 
     def fail_waiting(self, error: TierlogError) -> None:
         """Answer everything that was not sent with ``error``."""
-        while (append := self.head()) is not None:
+        if self.gate is not None:
+            self.gate.fail_waiting(error)
+        while (append := self._first()) is not None:
             append.finish(indeterminate(error.message) if append.taken else error)
 
     def fail_head(self, error: TierlogError) -> None:
         """Answer the first append alone."""
-        append = self.head()
+        append = self._first()
         assert append is not None
         append.finish(indeterminate(error.message) if append.taken else error)
-        self.head()
+        self._first()
 
 
 def _alike(one: Append, other: Append) -> bool:

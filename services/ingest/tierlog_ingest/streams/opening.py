@@ -13,13 +13,17 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import structlog
+
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.ledger.ensemble_change import Clients, Ensembles
 from tierlog.ledger.keys import LedgerKeys
 from tierlog.ledger.writer import LedgerWriter, WriterLimits
-from tierlog.model.ids import EntryId, LedgerId, NodeId
+from tierlog.model.errors import TierlogError
+from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import (
+    COMPONENT_STREAM,
     KEY_APPLICATION,
     KEY_BLOCK_SIZE,
     KEY_COMPONENT,
@@ -33,12 +37,15 @@ from tierlog.model.ledger import (
     LedgerMetadata,
     Segment,
 )
-from tierlog.model.quorums import stripe_of
+from tierlog.model.quorums import stripe_entries_of, stripe_of
+from tierlog.model.replication import CopyTrouble
 from tierlog.model.stream import Stream
 from tierlog.ports.clock import Clock
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.runtime.settings import OwnerSettings
 from tierlog_ingest.streams.rollover import LedgerFill, LedgerLimits
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -79,11 +86,17 @@ class LedgerOpener:
         self._settings = settings
 
     async def choose(
-        self, snapshot: StreamSnapshot, ledger_id: LedgerId, *, retired: Collection[NodeId]
+        self,
+        snapshot: StreamSnapshot,
+        ledger_id: LedgerId,
+        *,
+        retired: Collection[NodeId],
+        like: tuple[int, int] = (0, 0),
     ) -> tuple[LedgerMetadata, Clients]:
         """Choose and reach the nodes of a new ledger, none that is known to be ``retired``.
 
-        Raises UNAVAILABLE or READ_ONLY.
+        ``like``: bytes and number of the entries that wait, for a stream's first ledger. Raises
+        UNAVAILABLE or READ_ONLY.
         """
         settings = self._settings
         ensemble, clients = await self._ensembles.open(
@@ -93,16 +106,28 @@ class LedgerOpener:
             seed=f"{ledger_id}".encode(),
             retired=retired,
         )
-        return self._metadata(snapshot, ensemble), clients
+        return self._metadata(snapshot, ensemble, like), clients
 
-    def _metadata(self, snapshot: StreamSnapshot, ensemble: tuple[NodeId, ...]) -> LedgerMetadata:
+    def _stripe_entries(self, snapshot: StreamSnapshot, like: tuple[int, int]) -> int:
+        settings = self._settings
+        if settings.stripe_entries is not None:
+            return settings.stripe_entries
+        before = next((one for one in reversed(snapshot.ledgers) if one.entry_count > 0), None)
+        length, count = like if before is None else (before.length, before.entry_count)
+        return stripe_entries_of(length, count, settings.stripe_bytes)
+
+    def _metadata(
+        self, snapshot: StreamSnapshot, ensemble: tuple[NodeId, ...], like: tuple[int, int]
+    ) -> LedgerMetadata:
         settings, stream = self._settings, snapshot.stream
         stripe_entries = stripe_of(
-            settings.ensemble_size, settings.write_quorum, settings.stripe_entries
+            settings.ensemble_size,
+            settings.write_quorum,
+            self._stripe_entries(snapshot, like),
         )
         custom = {
             KEY_APPLICATION: b"tierlog",
-            KEY_COMPONENT: b"stream",
+            KEY_COMPONENT: COMPONENT_STREAM,
             KEY_STREAM: stream.name.encode(),
             KEY_INCARNATION: str(stream.incarnation).encode(),
             KEY_OWNER_EPOCH: str(stream.owner_epoch).encode(),
@@ -158,6 +183,24 @@ class LedgerOpener:
             replace=changer.replace,
             on_failed=changer.note_failed,
         )
+
+    async def report_lacking(self, name: StreamName, writer: LedgerWriter) -> None:
+        """Have a closed ledger replicated again, if some nodes lack runs of theirs."""
+        if not writer.lacking:
+            return
+        try:
+            await self._catalog.underreplicated.add(
+                writer.ledger_id, reason=CopyTrouble.MISSING, nodes=writer.lacking
+            )
+        except TierlogError as error:
+            # A check of all copies finds it later.
+            log.warning(
+                "ledger.lack_not_reported",
+                stream=name,
+                ledger_id=writer.ledger_id,
+                nodes=writer.lacking,
+                cause=str(error),
+            )
 
 
 def block_size_of(snapshot: StreamSnapshot) -> int:

@@ -9,6 +9,7 @@ Invariants:
     * After a conflict (FENCED) the stream's metadata is read first: another owner means stepping
       down, with every sent append indeterminate and every other one NOT_OWNER.
     * A broken writer's ledger is recovered and closed before anything else is sent.
+    * Staging ledgers are attached while none is open, and what waits is sent behind them.
 
 Retries: metadata that can't be reached is asked again with back-off; appends wait no longer than
 their deadline. Cancellation leaves what a crash leaves: an open ledger that the next owner, maybe
@@ -16,24 +17,19 @@ this process, recovers. ``drain`` leaves none.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from enum import Enum
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 import structlog
 
-from tierlog.catalog import Catalog
 from tierlog.catalog.naming import NodeRetiredError
 from tierlog.catalog.streams import StreamSnapshot, check_owner
-from tierlog.format.block import entry_len_max
-from tierlog.format.run import RUN_FRAMES_LEN_MAX, Run
-from tierlog.ledger.directory import NodeDirectory
+from tierlog.format.run import Run
 from tierlog.ledger.ensemble_change import Clients, Ensembles
-from tierlog.ledger.keys import NO_KEYS, LedgerKeys
-from tierlog.ledger.recovery import Recovery
 from tierlog.ledger.writer import LedgerWriter
+from tierlog.model.attributes import AppendCondition
 from tierlog.model.errors import (
     IndeterminateError,
     Reason,
@@ -44,24 +40,27 @@ from tierlog.model.errors import (
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.node import NodeInfo
-from tierlog.model.replication import CopyTrouble
+from tierlog.model.position import Position
 from tierlog.model.stream import Stream, StreamLifecycle
-from tierlog.ports.clock import Clock
-from tierlog.ports.ids import Ids
-from tierlog.ports.storage_node import StorageNodeClient
-from tierlog.runtime.settings import OwnerSettings
+from tierlog.ports.streams import Attachment, AttachOutcome
 from tierlog_ingest.streams.appends import (
     ENTRY_LEN_SURE,
     Answer,
     AppendQueue,
-    QueueBudget,
     largest_entry_len,
     not_sent,
 )
-from tierlog_ingest.streams.claims import Answers, Claims, registration_is_enough
+from tierlog_ingest.streams.attaching import Attaching, attach_next, is_there, survey
+from tierlog_ingest.streams.attributes.gate import AttributeGate
+from tierlog_ingest.streams.attributes.keeper import AttributeKeeper
+from tierlog_ingest.streams.attributes.state import AttributeState
+from tierlog_ingest.streams.claims import Claims
+from tierlog_ingest.streams.entry_len import check_entry_len, too_large
 from tierlog_ingest.streams.opening import LedgerOpener, OpenLedger, block_size_of
-from tierlog_ingest.streams.ownership import not_owner
+from tierlog_ingest.streams.ownership import going_away, not_owner
+from tierlog_ingest.streams.parts import OwnerParts, OwnerState
 from tierlog_ingest.streams.rollover import LedgerLimits, fitting, is_due
+from tierlog_ingest.streams.traces import closing
 
 log = structlog.get_logger()
 
@@ -70,33 +69,6 @@ Result = TypeVar("Result")
 WAKE_S_MIN: Final = 0.001
 BACKOFF_S_FIRST: Final = 0.05
 BACKOFF_S_MAX: Final = 2.0
-
-
-class OwnerState(Enum):
-    """How far an owner is."""
-
-    CLAIMING = "claiming"
-    RECOVERING = "recovering"
-    SERVING = "serving"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerParts:
-    """What every owner of a process shares."""
-
-    node_id: NodeId
-    catalog: Catalog
-    nodes: NodeDirectory[StorageNodeClient]
-    recovery: Recovery
-    clock: Clock
-    ids: Ids
-    settings: OwnerSettings
-    budget: QueueBudget
-    keys: LedgerKeys = NO_KEYS
-    answers: Answers = registration_is_enough
-    entry_len_max: int = RUN_FRAMES_LEN_MAX
-    """What one frame of the wire takes to another storage node, in a run of its own."""
 
 
 class StreamOwner:
@@ -120,9 +92,15 @@ class StreamOwner:
         )
         self._wake = asyncio.Event()
         self._queue = AppendQueue(parts.budget, wake=self._wake.set)
+        self._gate = AttributeGate(give_back=self._queue.give_back, wake=self._look_at_attributes)
+        self._queue.gate = self._gate
+        self._keeper: AttributeKeeper | None = None
+        self._rebuilt = asyncio.Event()
+        """Set while the attributes are those of the stream, and once the owner ended."""
         self._claimed: Stream | None = None
         self._open: OpenLedger | None = None
         self._seals: list[asyncio.Future[LedgerId | None]] = []
+        self._attaches: deque[Attaching] = deque()
         self._draining = False
         self._block_size: int | None = None
 
@@ -143,6 +121,7 @@ class StreamOwner:
             "in_flight_bytes": writer.in_flight_bytes if writer else 0,
             "appends_waiting": self._queue.waiting_count,
             "appends_sent": self._queue.sent_count,
+            **self._gate.statistics(),
             "trouble": self._queue.trouble,
         }
 
@@ -156,29 +135,62 @@ class StreamOwner:
         """The claim's epoch; 0 before the claim."""
         return self._claimed.owner_epoch if self._claimed else 0
 
-    def submit(self, draft: Run, *, deadline_s: float | None) -> Answer:
+    def submit(
+        self, draft: Run, *, deadline_s: float | None, condition: AppendCondition | None = None
+    ) -> Answer:
         """Queue an append; its answer is a list of ranges or an error. Raises what is at once."""
         if self.state is OwnerState.ENDED or self._draining:
-            raise self.failure or _going_away(self.name)
+            raise self.failure or going_away(self.name)
         limit = self._parts.entry_len_max
         largest = largest_entry_len(draft, sure=min(limit, ENTRY_LEN_SURE))
         if largest > limit:
-            raise _too_large(largest, limit, "raise wire.frame_bytes_max on all nodes")
+            raise too_large(largest, limit, "raise wire.frame_bytes_max on all nodes")
         if self._block_size is not None:
             check_entry_len(largest, self._block_size)
         timeout_s = self._parts.settings.append_timeout_s
         if deadline_s is not None:
             timeout_s = min(timeout_s, deadline_s)
-        return self._queue.add(draft, entry_len=largest, timeout_s=timeout_s)
+        return self._queue.add(draft, entry_len=largest, timeout_s=timeout_s, condition=condition)
+
+    async def attributes(self) -> AttributeKeeper:
+        """Return what answers for the stream's attributes, once they are rebuilt."""
+        if self.state is OwnerState.ENDED or self._draining:
+            raise self.failure or going_away(self.name)
+        await self._rebuilt.wait()
+        if self.failure is not None:
+            raise self.failure
+        if self._keeper is None:
+            raise RefusedError(
+                f"{self._gate.refusal}: stream {self.name}",
+                remedy="Ask for attributes of a stream that is not raw",
+            )
+        return self._keeper
 
     async def seal(self) -> LedgerId | None:
         """Close the open ledger; return its id, or None when nothing was open."""
         if self.state is OwnerState.ENDED or self._draining:
-            raise self.failure or _going_away(self.name)
+            raise self.failure or going_away(self.name)
         answer: asyncio.Future[LedgerId | None] = asyncio.get_running_loop().create_future()
         self._seals.append(answer)
         self._wake.set()
         return await answer
+
+    async def attach(self, wanted: Attachment) -> AttachOutcome:
+        """Make staging ledgers the stream's next ones; not if their writer's number is there."""
+        keeper, claimed, parts = await self.attributes(), self._claimed, self._parts
+        assert claimed is not None
+        assert parts.attributes is not None
+        if await is_there(keeper, wanted):
+            return AttachOutcome.THERE
+        signed = parts.settings.ledger_key_id is not None
+        open_ledger = parts.attributes.open_ledger
+        surveyed = await survey(wanted, claimed, parts.catalog, open_ledger, signed=signed)
+        if self.state is OwnerState.ENDED or self._draining:
+            raise self.failure or going_away(self.name)
+        one = Attaching(wanted, surveyed, asyncio.get_running_loop().create_future())
+        self._attaches.append(one)
+        self._wake.set()
+        return await one.answer
 
     async def look_again(self) -> None:
         """Follow what the metadata says now: thresholds of the open ledger, or the stream's end."""
@@ -198,7 +210,7 @@ class StreamOwner:
 
     def give_up(self) -> None:
         """Answer everybody who still waits; for whoever cut ``run`` off."""
-        self._end(_going_away(self.name))
+        self._end(going_away(self.name))
 
     async def run(self) -> None:
         """Claim, recover and serve until stepping down or drained. Raises only what is a bug."""
@@ -208,13 +220,21 @@ class StreamOwner:
                 try:
                     await self._claim()
                     await self._recover_all()
+                    await self._rebuild_attributes()
                     self._enter(OwnerState.SERVING)
+                    if self._keeper is not None:
+                        self._keeper.begin(tasks)
                     await self._serve(tasks)
+                    await self._end_attributes()
                 except TierlogError as caught:
                     error = caught
                     self._end(error)
+                finally:
+                    # While the group ends it takes no more tasks.
+                    if self._keeper is not None:
+                        self._keeper.end()
         finally:
-            self._end(error or _going_away(self.name))
+            self._end(error or going_away(self.name))
 
     def _enter(self, state: OwnerState) -> None:
         self.state = state
@@ -227,13 +247,19 @@ class StreamOwner:
         self.failure = error
         self.state = OwnerState.ENDED
         self.recovered.set()
+        self._rebuilt.set()
         if self._open is not None:
             self._open.writer.break_off(error)
+        if self._keeper is not None:
+            self._keeper.end()
         self._queue.fail_sent(error.message)
         self._queue.fail_waiting(error)
+        self._gate.end(error)
         for seal in self._seals:
             if not seal.done():
                 seal.set_exception(error)
+        for one in self._attaches:
+            one.fail(error)
         log.info("owner.ended", stream=self.name, epoch=self.owner_epoch, cause=str(error))
 
     async def _claim(self) -> None:
@@ -249,6 +275,54 @@ class StreamOwner:
             if not ledger.closed:
                 await self._parts.recovery.recover(self._claimed, ledger.ledger_id)
         self.recovered.set()
+
+    async def _rebuild_attributes(self) -> None:
+        """Have the attributes as of the stream's last entry; all its ledgers are closed."""
+        claimed, parts = self._claimed, self._parts.attributes
+        assert claimed is not None
+        if parts is None or claimed.raw:
+            whose = "a raw stream has" if claimed.raw else "this node keeps"
+            self._gate.refusal = f"{whose} no attributes"
+            self._rebuilt.set()
+            return
+        if self._keeper is None:
+            self._keeper = AttributeKeeper(
+                claimed,
+                self._gate,
+                parts,
+                catalog=self._parts.catalog,
+                ids=self._parts.ids,
+                deposed=self._deposed,
+                wake=self._wake.set,
+            )
+        keeper = self._keeper
+
+        async def rebuild() -> AttributeState:
+            # Each time as of now: ledgers are trimmed meanwhile, and streams deleted.
+            snapshot = await self._parts.catalog.streams.snapshot(self.name)
+            check_owner(snapshot.stream, claimed)
+            return await keeper.rebuild(snapshot)
+
+        self._gate.state = await self._insist("rebuilding the stream's attributes", rebuild)
+        self._rebuilt.set()
+        keeper.confirmed()
+
+    def _look_at_attributes(self) -> None:
+        if self._keeper is not None:
+            self._keeper.look()
+
+    async def _end_attributes(self) -> None:
+        """Make a last checkpoint, if that does not take long."""
+        if self._keeper is not None:
+            await self._keeper.flush_now()
+
+    def _confirmed(self, ledger_id: LedgerId, last_add_confirmed: EntryId) -> None:
+        if last_add_confirmed >= 0:
+            # Attributes first: whoever is answered may ask for them at once.
+            self._gate.confirm(Position(ledger_id, last_add_confirmed))
+        self._queue.confirm(last_add_confirmed)
+        if self._keeper is not None:
+            self._keeper.confirmed()
 
     async def _own_snapshot(self) -> StreamSnapshot:
         """Read the stream; raises NOT_OWNER when someone else claimed it."""
@@ -280,11 +354,14 @@ class StreamOwner:
                 await self._replace(one, one.writer.failure)
             elif self._seals or (one is not None and is_due(one.fill(loop.time()), one.limits)):
                 await self._seal()
+            elif self._attaches:
+                await self._attach()
             elif self._queue.head() is not None:
                 await self._send_next(tasks)
-            elif self._draining:
+            elif self._draining and (self._open is not None or not self._gate.is_busy):
                 await self._seal()
-                return
+                if not self._gate.is_busy:
+                    return
             else:
                 await self._wait_for_work()
 
@@ -333,8 +410,8 @@ class StreamOwner:
         self._send(one, count, min(run_bytes_max, one.limits.bytes_max - fill.length))
 
     def _send(self, one: OpenLedger, count_max: int, bytes_max: int) -> None:
-        piece = self._queue.take(count_max, bytes_max)
         first = one.writer.next_entry_id
+        piece = self._queue.take(count_max, bytes_max, Position(one.writer.ledger_id, first))
         # Noted first: an answer may come before the call returns.
         self._queue.note_sent(piece, one.writer.ledger_id, first)
         one.writer.append(
@@ -352,7 +429,11 @@ class StreamOwner:
         block_size = self._block_size = block_size_of(snapshot)
         metadata, clients = await self._choose_and_open(snapshot, ledger_id, block_size)
         writer = self._opener.writer(
-            snapshot.stream, ledger_id, metadata, clients, on_confirmed=self._queue.confirm
+            snapshot.stream,
+            ledger_id,
+            metadata,
+            clients,
+            on_confirmed=partial(self._confirmed, ledger_id),
         )
         log.info(
             "ledger.opened",
@@ -376,10 +457,12 @@ class StreamOwner:
     ) -> tuple[LedgerMetadata, Clients]:
         ledgers = self._parts.catalog.ledgers
         retired: set[NodeId] = set()
+        head = self._queue.head()
+        like = (0, 0) if head is None else (head.draft.payload_len, head.draft.header.count)
         while True:
             metadata, clients = await self._insist(
                 "choosing storage nodes",
-                lambda: self._opener.choose(snapshot, ledger_id, retired=retired),
+                lambda: self._opener.choose(snapshot, ledger_id, retired=retired, like=like),
             )
             opening = partial(
                 ledgers.open, snapshot.stream, ledger_id, metadata, block_size=block_size
@@ -410,6 +493,23 @@ class StreamOwner:
             await self._close(one, last_entry_id=last_entry_id, length=length)
         self._answer_seals(one.writer.ledger_id if one is not None else None)
 
+    async def _attach(self) -> None:
+        """Close the open ledger, and put behind it what waits to be attached."""
+        await self._seal()
+        claimed, keeper, state = self._claimed, self._keeper, self._gate.state
+        assert claimed is not None
+        assert keeper is not None
+        assert state is not None
+        attach = partial(self._parts.catalog.ledgers.attach, claimed)
+
+        async def put(ledger_ids: Sequence[LedgerId]) -> Stream:
+            try:
+                return await self._insist("attaching ledgers", partial(attach, ledger_ids))
+            finally:
+                self._queue.trouble = ""
+
+        await attach_next(self._attaches.popleft(), keeper=keeper, state=state, put=put)
+
     def _answer_seals(self, ledger_id: LedgerId | None) -> None:
         asked, self._seals = self._seals, []
         for seal in asked:
@@ -419,39 +519,23 @@ class StreamOwner:
     async def _close(self, one: OpenLedger, *, last_entry_id: EntryId, length: int) -> None:
         claimed, ledger_id = self._claimed, one.writer.ledger_id
         assert claimed is not None
-        stream = await self._insist(
-            "closing a ledger in the metadata",
-            lambda: self._parts.catalog.ledgers.close(
-                claimed, ledger_id, last_entry_id=last_entry_id, length=length
-            ),
+        ledgers, tracer = self._parts.catalog.ledgers, self._parts.tracer
+        close = partial(
+            ledgers.close, claimed, ledger_id, last_entry_id=last_entry_id, length=length
         )
+        with closing(tracer, claimed, ledger_id, opened_s=one.opened_s, length=length):
+            stream = await self._insist("closing a ledger in the metadata", close)
         listed = stream.listed(ledger_id)
         end = listed.last_entry_id if listed is not None else NO_ENTRY
         assert end >= last_entry_id, "what was confirmed is in the ledger"
-        await self._report_lacking(one.writer)
+        await self._opener.report_lacking(self.name, one.writer)
         self._open = None
+        if self._keeper is not None:
+            self._keeper.flush_soon()
         await one.task
         log.info(
             "ledger.closed", stream=self.name, ledger_id=ledger_id, last_entry_id=end, bytes=length
         )
-
-    async def _report_lacking(self, writer: LedgerWriter) -> None:
-        """Have a closed ledger replicated again, if some nodes lack runs of theirs."""
-        if not writer.lacking:
-            return
-        try:
-            await self._parts.catalog.underreplicated.add(
-                writer.ledger_id, reason=CopyTrouble.MISSING, nodes=writer.lacking
-            )
-        except TierlogError as error:
-            # A check of all copies finds it later.
-            log.warning(
-                "ledger.lack_not_reported",
-                stream=self.name,
-                ledger_id=writer.ledger_id,
-                nodes=writer.lacking,
-                cause=str(error),
-            )
 
     async def _replace(self, one: OpenLedger, cause: TierlogError) -> None:
         """Recover and close the ledger of a broken writer; the next append opens another one."""
@@ -459,6 +543,8 @@ class StreamOwner:
         claimed = self._claimed
         assert claimed is not None
         self._queue.fail_sent(cause.message)
+        self._rebuilt.clear()
+        self._gate.vanish(cause.message)
         if cause.reason is Reason.FENCED:
             # Someone else recovers the ledger: first ask whether this still is the owner.
             await self._own_snapshot()
@@ -477,6 +563,7 @@ class StreamOwner:
         self._queue.trouble = ""
         self._queue.disk_full = None
         self._answer_seals(ledger_id)
+        await self._rebuild_attributes()
 
     async def _insist(self, what: str, call: Callable[[], Awaitable[Result]]) -> Result:
         """Call until it is answered; appends that wait meanwhile learn why."""
@@ -509,32 +596,3 @@ class StreamOwner:
         stream = (await self._parts.catalog.streams.snapshot(self.name)).stream
         if stream.owner != self._claimed.owner:
             raise await self._deposed(stream) from cause
-
-
-def check_entry_len(entry_len: int, block_size: int) -> None:
-    """Raise TOO_LARGE for an entry that would fit no block, so that it is never in a ledger."""
-    limit = entry_len_max(block_size)
-    if entry_len > limit:
-        raise _too_large(entry_len, limit, "create the stream with a larger block size")
-
-
-def _too_large(entry_len: int, limit: int, otherwise: str) -> RefusedError:
-    return RefusedError(
-        f"an entry of {entry_len} bytes is above the limit of {limit} bytes",
-        reason=Reason.TOO_LARGE,
-        remedy=f"Send smaller entries, or {otherwise}",
-        details={"limit": str(limit), "entry_len": str(entry_len)},
-    )
-
-
-def _block_size(snapshot: StreamSnapshot) -> int:
-    block_size = snapshot.policy.block_size
-    assert block_size is not None
-    return block_size
-
-
-def _going_away(name: StreamName) -> RetryableError:
-    return RetryableError(
-        f"this node gives up stream {name}: it shuts down",
-        remedy="Nothing was appended; find the owner again and retry",
-    )

@@ -1,7 +1,8 @@
 """The streams that this process owns or is about to own.
 
-Owns: one ``StreamOwner`` a stream, made by the first append or by ``tend``; their tasks; giving
-claims back when the node drains. Does not own the decision to claim (``claims``).
+Owns: one ``StreamOwner`` a stream, made by the first append, by ``tend``, or where retention waits
+for a checkpoint; their tasks; giving claims back when the node drains. Does not own the decision
+to claim (``claims``).
 
 Invariants:
     * At most one owner object a stream lives at a time.
@@ -11,27 +12,36 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import structlog
 
 from tierlog.format.run import Run
+from tierlog.model.attribute_record import holds_back
+from tierlog.model.attributes import AppendCondition, AttributeKey
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.node import NodeInfo
-from tierlog.model.stream import Stream
+from tierlog.model.policy import PolicyLevels
+from tierlog.model.position import Position
+from tierlog.model.stream import Stream, StreamLifecycle
+from tierlog.ports.streams import Attachment, AttachOutcome, AttributeValues
+from tierlog.ports.tracing import apart
 from tierlog.ports.waiting import first_of
 from tierlog_ingest.streams.appends import Answer
 from tierlog_ingest.streams.claims import Claims
-from tierlog_ingest.streams.owner import OwnerParts, OwnerState, StreamOwner
+from tierlog_ingest.streams.owner import StreamOwner
 from tierlog_ingest.streams.ownership import (
     Elsewhere,
     Mine,
     is_orphan,
     no_owner_yet,
 )
+from tierlog_ingest.streams.parts import OwnerParts, OwnerState
+from tierlog_ingest.streams.traces import AppendTraces
 
 log = structlog.get_logger()
 
@@ -63,6 +73,7 @@ class Owners:
     def __init__(self, parts: OwnerParts, *, recoveries_max: int = RECOVERIES_MAX) -> None:
         self._parts = parts
         self._claims = Claims(parts.catalog, parts.node_id, answers=parts.answers)
+        self._traces = AppendTraces(parts.tracer, parts.clock)
         self._recoveries_max = recoveries_max
         self._owners: dict[StreamName, StreamOwner] = {}
         self._lives: dict[StreamOwner, asyncio.Task[None]] = {}
@@ -129,13 +140,38 @@ class Owners:
         """Wait until there is room for another append."""
         await self._parts.budget.ready()
 
-    def submit(self, stream: StreamName, draft: Run, *, deadline_s: float | None = None) -> Answer:
+    def submit(
+        self,
+        stream: StreamName,
+        draft: Run,
+        *,
+        deadline_s: float | None = None,
+        condition: AppendCondition | None = None,
+    ) -> Answer:
         """Append to a stream, claiming it first if need be. Raises what is refused at once."""
-        return self._owner(stream).submit(draft, deadline_s=deadline_s)
+        owner = self._owner(stream)
+        answer = owner.submit(draft, deadline_s=deadline_s, condition=condition)
+        return self._traces.watch(answer, owner, draft)
 
     async def seal(self, stream: StreamName) -> LedgerId | None:
         """Close the stream's open ledger; None: nothing was open."""
         return await self._owner(stream).seal()
+
+    async def attach(self, stream: StreamName, wanted: Attachment) -> AttachOutcome:
+        """Make staging ledgers part of a stream, claiming it first if need be."""
+        return await self._owner(stream).attach(wanted)
+
+    async def get_attributes(
+        self, stream: StreamName, keys: Sequence[AttributeKey]
+    ) -> AttributeValues:
+        """Return those of the attributes that are there, claiming the stream first if need be."""
+        return await (await self._owner(stream).attributes()).get(keys)
+
+    async def list_attributes(
+        self, stream: StreamName, first: AttributeKey, last: AttributeKey, limit: int
+    ) -> AttributeValues:
+        """Return the first ``limit`` attributes between two keys."""
+        return await (await self._owner(stream).attributes()).listed(first, last, limit)
 
     def recovering(self) -> dict[str, str]:
         """Return what each recovery that does not go on waits for, by ledger."""
@@ -245,6 +281,41 @@ class Owners:
             await watched[1].wait()
             await asyncio.sleep(self._parts.ids.uniform(0.5, 1.0) * FOLLOW_AGAIN_S)
 
+    async def see_to_checkpoints(self) -> None:
+        """Own streams of nobody whose retention waits for a checkpoint, so that they get one.
+
+        Their owner ended before its last one was there, as while tier 2 was away; whoever owns one
+        of them flushes. Runs until it is cancelled.
+        """
+        if self._parts.attributes is None:
+            return
+        interval_s = self._parts.attributes.settings.checkpoint_interval_s
+        while not self._stopping.is_set():
+            await asyncio.sleep(interval_s)
+            levels = await self._until_answered("thresholds", self._parts.catalog.policies.levels)
+            if levels is not None:
+                await self._each_stream(partial(self._own_if_unflushed, levels))
+
+    async def _own_if_unflushed(self, levels: PolicyLevels, name: StreamName) -> bool:
+        """Own a stream that is idle, is this node's to own, and whose end is in no checkpoint."""
+        if name in self._owners or self._claims.draining:
+            return True
+        catalog = self._parts.catalog
+        stream = await catalog.streams.get(name)
+        last = stream.ledgers[-1] if stream.ledgers else None
+        if last is None or not last.closed or stream.lifecycle is StreamLifecycle.DELETING:
+            return True
+        if not levels.effective(name, stream.policy).trims:
+            return True
+        record = await catalog.attributes.peek(name)
+        end = Position(last.ledger_id, last.last_entry_id)
+        if holds_back(record, None, end, is_copied=False) is None:
+            return True
+        if isinstance(await self._claims.verdict(stream), Mine):
+            log.info("owner.checkpoint_missing", stream=name, end=str(end))
+            await self._recover(name)
+        return True
+
     async def recover_own(self) -> None:
         """Claim and recover what this node owned before it crashed, without waiting for appends."""
         await self._each_stream(self._recover_if_own)
@@ -334,7 +405,7 @@ class Owners:
         owner = StreamOwner(name, self._parts, self._claims)
         running = self._run_owner(owner)
         try:
-            self._tasks.create_task(running)
+            self._tasks.create_task(running, context=apart())
         except RuntimeError as error:  # the group has ended, and requests still come in
             running.close()
             raise RetryableError("the node stops", remedy="Use another node") from error

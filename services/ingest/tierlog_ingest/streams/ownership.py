@@ -145,3 +145,11 @@ def no_owner_yet(stream: Stream, verdict: HandedOver | Nobody) -> RetryableError
         details={"stream": stream.name},
         retry_after_s=1.0,
     )
+
+
+def going_away(name: StreamName) -> RetryableError:
+    """Say that an owner takes nothing more."""
+    return RetryableError(
+        f"this node gives up stream {name}: it shuts down",
+        remedy="Nothing was appended; find the owner again and retry",
+    )

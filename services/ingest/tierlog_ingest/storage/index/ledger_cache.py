@@ -53,6 +53,8 @@ from tierlog_ingest.storage.index.page_pool import PagePool
 log = structlog.get_logger()
 
 _PRESSURE_LEDGERS: Final = 128
+_PAGES_AT_ONCE: Final = 16
+"""Who comes to the beginning of a page in the middle of its read gets those behind it, too."""
 _HEADER: Final = -1
 """Stands for the header where a page's number is asked for."""
 
@@ -163,37 +165,74 @@ class LedgerCache:
             elif await self._waited(ledger_id, page_no):
                 continue
             else:
-                found = await self._read_slots(ledger_id, page_no, start, stop)
+                # In order, entries of 100 bytes need a page for each 50 KB that are read.
+                wanted = 1 if start else -(-count_max // SLOTS_PER_PAGE)
+                count = self._count_missing(index, ledger_id, page_no, wanted)
+                found = await self._read_slots(ledger_id, page_no, count, start, stop)
             if found is not None and _is_answer(index, found, known=ledger_id in self):
                 return found
             if found is None and index is not None and not index.gone:
                 raise damaged(ledger_id, f"page {page_no} can't be read")
             await self._load(ledger_id)
 
+    def _count_missing(
+        self, index: CachedIndex | None, ledger_id: int, page_no: int, wanted: int
+    ) -> int:
+        """Return how many pages from ``page_no`` on the file has, and nothing else yet."""
+        count, count_max = 1, min(wanted, _PAGES_AT_ONCE, self._pool.frame_count // 4)
+        while (
+            count < count_max
+            and index is not None
+            and has_page(index.bounds, page_no + count)
+            and self._pool.find(ledger_id, page_no + count) is None
+            and (ledger_id, page_no + count) not in self._loads
+        ):
+            count += 1
+        return count
+
     async def _read_slots(
-        self, ledger_id: int, page_no: int, start: int, stop: int
+        self, ledger_id: int, page_no: int, count: int, start: int, stop: int
     ) -> NDArray[np.uint64] | None:
-        """Return slots of a page that no frame holds; None if it is damaged, or never was."""
-        with self._loading(ledger_id, page_no):
+        """Return slots of a page that no frame holds; None if it is damaged, or never was.
+
+        The pages behind it come with it, up to the first that is damaged.
+        """
+        with contextlib.ExitStack() as loads:
+            for number in range(page_no, page_no + count):
+                loads.enter_context(self._loading(ledger_id, number))
             try:
-                data = await self._read_page(ledger_id, page_no)
+                pages = await self._read_pages(ledger_id, page_no, count)
             except (CorruptError, FileNotFoundError) as error:
                 log.debug(
                     "index.unreadable", ledger_id=ledger_id, page_no=page_no, cause=str(error)
                 )
                 return None
-            frame = self._pool.take()  # or none: it is only read
-            if frame is not None:
-                self._pool.add(frame, ledger_id, page_no, data)
+            for number, data in enumerate(pages, page_no):
+                frame = self._pool.take()
+                if frame is None:
+                    break  # it is only read
+                self._pool.add(frame, ledger_id, number, data)
         first = FIRST_SLOT_WORD + start
-        return np.frombuffer(data, WORD)[first : first + stop - start].astype(np.uint64)
+        return np.frombuffer(pages[0], WORD)[first : first + stop - start].astype(np.uint64)
+
+    async def _read_pages(self, ledger_id: int, page_no: int, count: int) -> list[memoryview]:
+        """Return pages that one read brings, up to a damaged one; is it the first, it is told."""
+        async with self._files.use(ledger_id) as file:
+            data = memoryview(await file.read(page_offset(page_no), count * PAGE_LEN))
+        self._pages_read += count
+        pages = [data[at : at + PAGE_LEN] for at in range(0, count * PAGE_LEN, PAGE_LEN)]
+        for number, page in enumerate(pages):
+            try:
+                check_page(page, LedgerId(ledger_id), page_no + number)
+            except CorruptError:
+                if number:
+                    return pages[:number]
+                raise
+        return pages
 
     async def _read_page(self, ledger_id: int, page_no: int) -> Buffer:
-        async with self._files.use(ledger_id) as file:
-            data = await file.read(page_offset(page_no), PAGE_LEN)
-        self._pages_read += 1
-        check_page(data, LedgerId(ledger_id), page_no)
-        return data
+        (page,) = await self._read_pages(ledger_id, page_no, 1)
+        return page
 
     @contextlib.contextmanager
     def _loading(self, ledger_id: int, page_no: int) -> Iterator[None]:
