@@ -4,11 +4,37 @@ Invariant: ``frames`` hold exactly ``count`` whole frames, ids ``first_entry_id`
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from tierlog.format.checksum import Buffer
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.position import Edge, Position
 from tierlog_reader.places import Tier
+
+
+class ReadRoom(Protocol):
+    """Memory for what a read returns: entered before anything is read, left while it waits."""
+
+    async def enter(self) -> None:
+        """Have room from here on; a second time does nothing."""
+        ...
+
+    def leave(self) -> None:
+        """Have none from here on; a second time does nothing."""
+        ...
+
+
+class _NoRoom:
+    """For whoever bounds its reads by itself."""
+
+    async def enter(self) -> None:
+        """Ask nobody."""
+
+    def leave(self) -> None:
+        """Tell nobody."""
+
+
+NO_ROOM = _NoRoom()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +44,7 @@ class Budget:
     entries_max: int
     bytes_max: int
     wait_s: float
+    room: ReadRoom = NO_ROOM
 
     def __post_init__(self) -> None:
         assert self.entries_max >= 1

@@ -1,5 +1,12 @@
-"""gRPC of the reader: small reads and bounds (proto/tierlog/v1/reader.proto)."""
+"""gRPC of the reader: small reads, following, bounds (proto/tierlog/v1/reader.proto).
 
+Invariants:
+    * An answer holds room in memory until its call is over; of a call that follows, until the
+      transport has taken it, which waits for the client: one answer at a time.
+    * ``resume`` of an answer is the token that every call, and HTTP's ``from``, goes on with.
+"""
+
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc
@@ -12,20 +19,23 @@ from tierlog.proto.v1 import reader_pb2 as pb
 from tierlog.proto.v1 import reader_pb2_grpc
 from tierlog.runtime.rpc import MESSAGE_BYTES_MAX
 from tierlog_reader import metrics
-from tierlog_reader.chunk import Chunk
-from tierlog_reader.http import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits
-from tierlog_reader.source import StreamSource
+from tierlog_reader.chunk import Answer, Chunk
+from tierlog_reader.limits import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits
+from tierlog_reader.seek import Time, TimeSeek, parse_start
+from tierlog_reader.served import ServedReads
 
 BYTES_DEFAULT: Final = 1024 * 1024
 # An answer must fit a message, with room for its own fields.
 BYTES_MAX: Final = MESSAGE_BYTES_MAX * 3 // 4
+FOLLOW_WAIT_MS: Final = 10_000
 
 
 class ReaderServicer(reader_pb2_grpc.ReaderServicer):
     """Reads over gRPC. A position that is left out means: the beginning of the stream."""
 
-    def __init__(self, source: StreamSource, limits: ReadLimits) -> None:
-        self._source = source
+    def __init__(self, reads: ServedReads, seek: TimeSeek, limits: ReadLimits) -> None:
+        self._reads = reads
+        self._seek = seek
         self._limits = limits
 
     async def Read(  # noqa: N802 - the name in the .proto file
@@ -37,21 +47,53 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
             bytes_max=_bounded("bytes_max", request.bytes_max, INT64_MAX) or BYTES_DEFAULT,
             wait_ms=_bounded("wait_ms", request.wait_ms, WAIT_MS_MAX),
         )
-        where = _position(request) if request.HasField("from") else Edge.EARLIEST
-        answer = await self._source.read(stream_name(request.stream), where, budget)
-        metrics.count(answer)
-        response = pb.ReadResponse(next=_record(answer.resume))
-        if answer.chunk is not None:
-            _check_fits(answer.chunk)
-            response.tier = answer.chunk.tier.value
-            _add_entries(response, answer.chunk)
-        return response
+        stream = stream_name(request.stream)
+        where = await self._seek.start(stream, _start(request))
+        client = _client_of(context, stream)
+        answer, room = await self._reads.read(client, stream, where, budget)
+
+        # Any callable will do, whatever the library's types say.
+        def over(_: object) -> None:
+            room.leave()
+
+        context.add_done_callback(over)  # type: ignore[arg-type]
+        return _response(answer)
+
+    async def Follow(  # noqa: N802 - the name in the .proto file
+        self, request: pb.FollowRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ReadResponse]:
+        """Give entries as they come, until so many, or up to a position."""
+        stream = stream_name(request.stream)
+        left = _bounded("entries_max", request.entries_max, INT64_MAX) or INT64_MAX
+        until = _position_of(request.until, "until") if request.HasField("until") else None
+        where = await self._seek.start(stream, _start(request))
+        client = _client_of(context, stream)
+        while left > 0 and not (until is not None and _is_at(where, until)):
+            entries_max = min(left, ENTRIES_MAX)
+            bytes_max = _bounded("bytes_max", request.bytes_max, INT64_MAX) or BYTES_DEFAULT
+            budget = self._limits.budget(
+                entries_max=entries_max,
+                bytes_max=min(bytes_max, BYTES_MAX),
+                wait_ms=FOLLOW_WAIT_MS,
+            )
+            answer, room = await self._reads.read(client, stream, where, budget)
+            try:
+                where = answer.resume
+                if answer.chunk is not None:
+                    response = _response(answer, until)
+                    left -= len(response.entries)
+                    if response.entries:
+                        yield response
+                elif request.stop_at_end:
+                    return
+            finally:
+                room.leave()
 
     async def GetBounds(  # noqa: N802 - the name in the .proto file
         self, request: pb.GetBoundsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetBoundsResponse:
         """Return where a stream begins and ends."""
-        first, behind = await self._source.bounds(stream_name(request.stream))
+        first, behind = await self._reads.source.bounds(stream_name(request.stream))
         return pb.GetBoundsResponse(first=_record(first), next=_record(behind))
 
 
@@ -64,11 +106,40 @@ def _check_fits(chunk: Chunk) -> None:
         )
 
 
-def _position(request: pb.ReadRequest) -> Position:
-    record: pb.PositionRecord = getattr(request, "from")
+def _response(answer: Answer, until: Position | None = None) -> pb.ReadResponse:
+    metrics.count(answer)
+    resume = answer.resume
+    if until is not None and isinstance(resume, Position):
+        resume = min(resume, until)
+    response = pb.ReadResponse(next=_record(resume), resume=str(resume))
+    if answer.chunk is not None:
+        _check_fits(answer.chunk)
+        response.tier = answer.chunk.tier.value
+        _add_entries(response, answer.chunk, until)
+    return response
+
+
+def _start(request: pb.ReadRequest | pb.FollowRequest) -> Position | Edge | Time:
+    if request.resume:
+        return parse_start(request.resume)
+    if not request.HasField("from"):
+        return Edge.EARLIEST
+    return _position_of(getattr(request, "from"), "from")
+
+
+def _position_of(record: pb.PositionRecord, name: str) -> Position:
     if record.ledger_id < 0 or record.entry_id < 0:
-        raise RefusedError("from is negative", remedy="Give a position that was handed out")
+        raise RefusedError(f"{name} is negative", remedy="Give a position that was handed out")
     return Position(LedgerId(record.ledger_id), EntryId(record.entry_id))
+
+
+def _is_at(where: Position | Edge, until: Position) -> bool:
+    return isinstance(where, Position) and where >= until
+
+
+def _client_of(context: grpc.aio.ServicerContext[Any, Any], stream: str) -> tuple[str, str]:
+    """Return in whose name a call takes memory: a machine's, for one stream."""
+    return context.peer().rpartition(":")[0], stream
 
 
 def _bounded(name: str, value: int, most: int) -> int:
@@ -83,14 +154,15 @@ def _record(where: Position | Edge) -> pb.PositionRecord | None:
     return pb.PositionRecord(ledger_id=where.ledger_id, entry_id=where.entry_id)
 
 
-def _add_entries(response: pb.ReadResponse, chunk: Chunk) -> None:
+def _add_entries(response: pb.ReadResponse, chunk: Chunk, until: Position | None) -> None:
     frames = b"".join(chunk.frames)
     starts = walk_frames(frames, chunk.first_entry_id).tolist()
     ends = [*starts[1:], len(frames)]
     for step, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        here = Position(chunk.ledger_id, EntryId(chunk.first_entry_id + step))
+        if until is not None and here >= until:
+            return
         response.entries.add(
-            position=pb.PositionRecord(
-                ledger_id=chunk.ledger_id, entry_id=chunk.first_entry_id + step
-            ),
+            position=_record(here),
             data=frames[start + FRAME_HEADER_LEN : end],
         )

@@ -10,20 +10,31 @@ from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.proto.v1 import reader_pb2, reader_pb2_grpc
 from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import build_http_app, serve_http
+from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
+from tierlog.wiring.build import system_ids
 from tierlog.wiring.drivers import open_with, reading_drivers
 from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.reader import ReaderParts, open_reader_parts
+from tierlog.wiring.security import protection_of
 from tierlog_reader import metrics
+from tierlog_reader.access import HTTP_RULES, RPC_RULES
+from tierlog_reader.app import add_all_routes
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.grpc_server import ReaderServicer
-from tierlog_reader.http import ReadLimits, add_routes
+from tierlog_reader.limits import ReadLimits
+from tierlog_reader.memory import parts_of
+from tierlog_reader.seek import TimeSeek
+from tierlog_reader.served import ServedReads
+from tierlog_reader.shares import Shares
 from tierlog_reader.source import StreamSource
+from tierlog_reader.tail import TailLimits, TailMemory
 from tierlog_reader.tier1 import StorageNodeTier
 from tierlog_reader.tier2 import ObjectTier, OpenOther, Tier2Limits
+from tierlog_reader.trace import TracedMemory, TracedReads
 from tierlog_reader.views import Views
 
 _SERVICE = reader_pb2.DESCRIPTOR.services_by_name["Reader"].full_name
@@ -37,12 +48,13 @@ async def serve(
 ) -> None:
     """Serve reads until ``stop``; ``drivers``: more of them, by name."""
     limits, listen = settings.reader, settings.reader.listen
+    protection = protection_of(settings)
     async with open_reader_parts(settings) as parts:
+        budget = parts_of(limits)
         known = reading_drivers(settings, parts.objects, cache=parts.shared, others=drivers)
-        memory = CachedRanges(
-            StreamingCache(limits.cache_bytes_max), objects_max=limits.handles_max
-        )
-        tier2 = _tier2(parts, settings, partial(open_with, known), memory)
+        memory = CachedRanges(StreamingCache(budget.cache), objects_max=limits.handles_max)
+        ranges = _ranges(parts, settings, memory)
+        tier2 = _tier2(parts, settings, partial(open_with, known), ranges)
         views = Views(
             parts.catalog,
             age_s_max=limits.metadata_age_ms_max / 1000,
@@ -51,23 +63,41 @@ async def serve(
         tier1 = StorageNodeTier(
             views, parts.nodes, keys=ledger_keys(settings), on_damage=parts.damage
         )
-        source = StreamSource(views, tier1, tier2)
-        async with memory.run(), tier2.run():
+        tail = TailMemory(
+            tier1, memory.store, memory.manager, TailLimits(ledgers_max=limits.handles_max)
+        )
+        source = StreamSource(views, tier1, tier2, tail)
+        shares = Shares(budget.answers, wait_s_max=limits.room_wait_ms_max / 1000)
+        metrics.watch(ranges, memory)
+        metrics.watch_memory(budget, ranges, memory, tier2)
+        metrics.watch_clients(shares, tail)
+        async with memory.run(), tier2.run(), tail.run():
+            served, seek = ServedReads(source, shares), TimeSeek(source)
             reads = ReadLimits(
-                response_bytes_max=limits.response_bytes_max, wait_ms_max=limits.wait_ms_max
+                response_bytes_max=limits.response_bytes_max,
+                wait_ms_max=limits.wait_ms_max,
+                send_s_max=limits.send_wait_ms_max / 1000,
             )
-
-            app = build_http_app("Tierlog reader", checks={"metadata": parts.catalog.answers})
-            add_routes(app, source, reads)
-            servicer = ReaderServicer(source, reads)
+            ids = system_ids()
+            app = build_http_app(
+                "Tierlog reader", checks={"metadata": parts.catalog.answers}, ids=ids
+            )
+            add_all_routes(app, served, seek, reads)
+            guard_http(app, HTTP_RULES, protection.gate)
+            servicer = ReaderServicer(served, seek, reads)
             async with (
                 serve_costs(app, "reader", parts.meter),
-                serve_http(app, host=listen.host, port=listen.http_port) as http_port,
+                serve_http(
+                    app, host=listen.host, port=listen.http_port, tls=protection.tls
+                ) as http_port,
                 serve_grpc(
                     lambda server: reader_pb2_grpc.add_ReaderServicer_to_server(servicer, server),
                     services=[_SERVICE],
                     host=listen.host,
                     port=listen.grpc_port,
+                    ids=ids,
+                    tls=protection.tls,
+                    access=protection.interceptor(RPC_RULES),
                 ) as grpc_port,
             ):
                 host = listen.advertise_host or listen.host
@@ -77,28 +107,32 @@ async def serve(
                 await stop.wait()
 
 
-def _tier2(
-    parts: ReaderParts, settings: Settings, open_other: OpenOther, memory: CachedRanges
-) -> ObjectTier:
+def _ranges(parts: ReaderParts, settings: Settings, memory: CachedRanges) -> Ranges:
     limits = settings.reader
-    ranges = Ranges(
-        parts.objects,
+    return Ranges(
+        TracedReads(parts.reads),
         RangeLimits(
             range_bytes=limits.range_bytes,
             in_flight_max=limits.ranges_in_flight_max,
             kept_bytes_max=limits.cache_bytes_max,
         ),
-        memory,
+        TracedMemory(memory),
     )
-    metrics.watch(ranges, memory)
+
+
+def _tier2(
+    parts: ReaderParts, settings: Settings, open_other: OpenOther, ranges: Ranges
+) -> ObjectTier:
+    limits = settings.reader
     return ObjectTier(
-        parts.objects,
+        TracedReads(parts.reads),
         ranges,
         parts.shared,
         Tier2Limits(
             handles_max=limits.handles_max,
             index_ttl_s=settings.redis.index_ttl_s,
             ahead_bytes=limits.range_bytes * limits.ranges_in_flight_max,
+            index_bytes_max=limits.index_bytes_max,
         ),
         bucket=settings.s3.bucket,
         endpoint_name=settings.s3.endpoint_name,
@@ -108,7 +142,7 @@ def _tier2(
 
 def main() -> None:
     """Run the service and exit with its code."""
-    sys.exit(run_service("reader", serve))
+    sys.exit(run_service("reader", serve, sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ class Tier(StrEnum):
 
     TIER1 = "tier1"
     TIER2 = "tier2"
+    MEMORY = "memory"
+    """The reader's own, of what came to tier 1 while somebody waited for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,28 @@ def choose_tier(
             details={"ledger_id": str(ledger.ledger_id)},
         )
     return left[0]
+
+
+def why_tier(
+    ledger: ListedLedger | None, context: OffloadContext | None, tier: Tier, *, priority: str
+) -> str:
+    """Say why a ledger is read from ``tier``, in words."""
+    if tier is Tier.MEMORY:
+        return "it came while somebody waited for it, and is still in the reader's memory"
+    if ledger is None:
+        return "the ledger was trimmed since"
+    if not ledger.closed:
+        return "the ledger is open"
+    state = context.state.name if context is not None else "not offloaded"
+    in_tier2 = context is not None and context.state in READABLE_IN_TIER2
+    in_tier1 = context is None or (
+        context.state not in GONE_FROM_TIER1 and not context.bookkeeper_deleted
+    )
+    if in_tier1 and in_tier2:
+        chosen = tier.value == priority
+        cause = "offloaded_read_priority" if chosen else "the other tier did not give it"
+        return f"{state}: both tiers have it, and {cause} decides for {tier}"
+    return f"{state}: only {tier} has it"
 
 
 def no_such_entry(stream: StreamName, where: Position, *, last: EntryId) -> RefusedError:

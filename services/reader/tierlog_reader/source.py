@@ -1,7 +1,7 @@
 """Reads of a stream from whichever tier has it (protocols.md section 5).
 
-Owns the loop around the decisions of ``places``: look up, ask a tier, look up again when it
-turns out not to have the ledger, wait at the tail. Does not own how a tier is read.
+Owns the loop around the decisions of ``places``: look up, ask memory, then a tier, look up again
+when it turns out not to have the ledger, wait at the tail. Does not own how a tier is read.
 
 Consistency: an answer is frames of one ledger from the asked entry on, never a gap and never
 past the LAC of an open ledger. An empty answer says "not yet", and only at the tail.
@@ -36,7 +36,9 @@ from tierlog_reader.places import (
     choose_tier,
     locate,
     not_yet,
+    why_tier,
 )
+from tierlog_reader.trace import step
 from tierlog_reader.views import Views
 
 log = structlog.get_logger()
@@ -71,6 +73,13 @@ class Tier1(Protocol):
         """Return an open ledger's LAC, and the last entry that a node has which is of it now."""
         ...
 
+    async def entry_at_time(self, ledger: ListedLedger, publish_ms: int) -> EntryId | None:
+        """Return the first entry of the first run with that time or a later one; None: unknown.
+
+        One behind the last where all are older.
+        """
+        ...
+
 
 class Tier2(Protocol):
     """Ledgers in the object store. Raises LEDGER_NOT_FOUND when its objects are gone."""
@@ -85,6 +94,35 @@ class Tier2(Protocol):
         """Return frames of the ledger's complete copy."""
         ...
 
+    async def entry_at_time(
+        self, ledger: ListedLedger, context: OffloadContext, publish_ms: int
+    ) -> EntryId | None:
+        """Return an entry before which all are older; None: no times are known.
+
+        One behind the last where all are.
+        """
+        ...
+
+
+class Memory(Protocol):
+    """The newest entries of ledgers that somebody follows (``tail``)."""
+
+    def get(self, ledger_id: LedgerId, first_entry_id: EntryId, budget: Budget) -> Chunk | None:
+        """Return what is in memory from an entry on; None: not even that one."""
+        ...
+
+    def awaited(self, ledger_id: LedgerId) -> EntryId | None:
+        """Return the entry that is waited for in tier 1, for all who follow; None: none is."""
+        ...
+
+    def follow(self, ledger: ListedLedger, entry_id: EntryId) -> None:
+        """Begin to take what comes in an open ledger from its end on."""
+        ...
+
+    async def wait(self, ledger_id: LedgerId, entry_id: EntryId, wait_s: float) -> bool:
+        """Wait for an entry; False: nobody takes it any more."""
+        ...
+
 
 @dataclass(slots=True)
 class _Try:
@@ -95,6 +133,8 @@ class _Try:
     """The next look at the metadata must be."""
     looked: bool = False
     """At least one look was."""
+    watched_s: float = 0.0
+    """So long memory was waited at, up to now."""
     failures: dict[Tier, TierlogError] = field(default_factory=dict)
     failed_ledger: LedgerId | None = None
 
@@ -115,34 +155,74 @@ class _Try:
 class StreamSource:
     """Reads of all streams of one cluster."""
 
-    def __init__(self, views: Views, tier1: Tier1, tier2: Tier2) -> None:
+    def __init__(
+        self, views: Views, tier1: Tier1, tier2: Tier2, memory: Memory | None = None
+    ) -> None:
         self._views = views
         self._tier1 = tier1
         self._tier2 = tier2
+        self._memory = memory
 
     async def read(self, stream: StreamName, where: Position | Edge, budget: Budget) -> Answer:
         """Return what follows ``where``, waiting at the tail; or raise why there is nothing."""
         loop = asyncio.get_running_loop()
         state = _Try(deadline_s=loop.time() + budget.wait_s)
         while True:
-            snapshot = _with_entries(await self._views.stream(stream, fresh=state.fresh))
+            with step("metadata", f"stream {stream}"):
+                snapshot = _with_entries(await self._views.stream(stream, fresh=state.fresh))
             state.looked, state.fresh = state.looked or state.fresh, False
             found = locate(stream, snapshot.ledgers, where, trimmed_end=snapshot.stream.trimmed_end)
             place = await self._settled(found, state)
             if place is None:
                 continue
             if isinstance(place, AtEnd):
+                budget.room.leave()
                 answer = await self._wait_at_end(place, state)
-            elif place.ledger.closed:
-                priority = snapshot.policy.offloaded_read_priority or Tier.TIER2.value
-                answer = await self._read_closed(stream, place, budget, state, priority)
             else:
-                answer = await self._read_open(stream, place, budget, state)
+                answer = await self._read_spot(stream, place, budget, state, snapshot)
             if answer is not None:
                 return replace(answer, raw=snapshot.stream.raw)
             if where is Edge.LATEST:
                 # "Latest" is decided once; what comes while the read waits is after it.
                 where = place.resume
+
+    async def snapshot(self, stream: StreamName) -> StreamSnapshot:
+        """Return what is known of a stream, which has entries itself."""
+        return _with_entries(await self._views.stream(stream))
+
+    async def why(self, stream: StreamName, ledger_id: LedgerId, tier: Tier) -> str:
+        """Say why a ledger was read from that tier."""
+        snapshot = await self.snapshot(stream)
+        ledger = next((one for one in snapshot.ledgers if one.ledger_id == ledger_id), None)
+        context = await self._views.context(ledger_id)
+        priority = snapshot.policy.offloaded_read_priority or Tier.TIER2.value
+        return why_tier(ledger, context, tier, priority=priority)
+
+    async def entry_at_time(
+        self, stream: StreamName, ledger: ListedLedger, publish_ms: int
+    ) -> EntryId | None:
+        """Return an entry of a ledger before which all are older; None: no times are known.
+
+        A tier that fails is left for the other one, as in a read.
+        """
+        gone: dict[Tier, TierlogError] = {}
+        while True:
+            context = None
+            if ledger.closed:
+                context = await self._views.context(ledger.ledger_id, fresh=bool(gone))
+            try:
+                tier = choose_tier(ledger, context, priority=Tier.TIER2.value, gone=frozenset(gone))
+            except RetryableError as nowhere:
+                raise next(iter(gone.values()), nowhere) from None
+            try:
+                if tier is Tier.TIER1:
+                    return await self._tier1.entry_at_time(ledger, publish_ms)
+                assert context is not None
+                with spending(Cause.READ, stream):
+                    return await self._tier2.entry_at_time(ledger, context, publish_ms)
+            except (RefusedError, RetryableError, CorruptError) as error:
+                _reraise_unless_gone(error)
+                gone[tier] = error
 
     async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
         """Return the first readable position, and the one behind the last confirmed entry.
@@ -180,6 +260,41 @@ class StreamSource:
             return place.resume, place.resume
         return Position(snapshot.ledgers[0].ledger_id, EntryId(0)), place.resume
 
+    async def _read_spot(
+        self,
+        stream: StreamName,
+        spot: Spot,
+        budget: Budget,
+        state: _Try,
+        snapshot: StreamSnapshot,
+    ) -> Answer | None:
+        ledger, memory = spot.ledger, self._memory
+        if not ledger.closed and memory is not None and self._is_awaited(spot):
+            budget.room.leave()
+            if state.left_s() > 0:
+                await self._watch(memory, spot, state)
+                return None
+            exactly = memory.awaited(ledger.ledger_id) == spot.entry_id
+            if exactly and state.looked and state.watched_s >= TAIL_SLICE_S:
+                return Answer(chunk=None, resume=spot.resume)
+        await budget.room.enter()
+        held = memory.get(ledger.ledger_id, spot.entry_id, budget) if memory is not None else None
+        if held is not None:
+            with step("memory", f"tail of ledger {ledger.ledger_id}") as noted:
+                noted.outcome = f"{held.frames_len} bytes"
+            return Answer(chunk=held, resume=held.end)
+        if ledger.closed:
+            priority = snapshot.policy.offloaded_read_priority or Tier.TIER2.value
+            return await self._read_closed(stream, spot, budget, state, priority)
+        return await self._read_open(stream, spot, budget, state)
+
+    def _is_awaited(self, spot: Spot) -> bool:
+        """Say whether somebody waits in tier 1 for this entry, or for one before it."""
+        if self._memory is None:
+            return False
+        awaited = self._memory.awaited(spot.ledger.ledger_id)
+        return awaited is not None and awaited <= spot.entry_id
+
     async def _settled(self, place: Place, state: _Try) -> Spot | AtEnd | None:
         """Turn "behind the last entry" into a spot; None: the ledger went, look again."""
         if not isinstance(place, BehindLast):
@@ -214,10 +329,11 @@ class StreamSource:
             raise (told[0] if told else nowhere) from None
         try:
             if tier is Tier.TIER1:
-                chunk = await self._tier1.read(ledger, spot.entry_id, budget)
+                with step("tier1", f"ledger {ledger.ledger_id}"):
+                    chunk = await self._tier1.read(ledger, spot.entry_id, budget)
             else:
                 assert context is not None
-                with spending(Cause.READ, stream):
+                with spending(Cause.READ, stream), step("tier2", f"ledger {ledger.ledger_id}"):
                     chunk = await self._tier2.read(ledger, context, spot.entry_id, budget)
         except (RefusedError, RetryableError, CorruptError) as error:
             _reraise_unless_gone(error)
@@ -234,9 +350,12 @@ class StreamSource:
         ledger_id = spot.ledger.ledger_id
         slice_s = min(TAIL_SLICE_S, state.left_s())
         last_look = state.looked and slice_s <= 0
-        asked = replace(budget, wait_s=TAIL_GRACE_S if last_look else slice_s)
+        memory = self._memory
+        wait_s = slice_s if memory is None else 0.0
+        asked = replace(budget, wait_s=TAIL_GRACE_S if last_look else wait_s)
         try:
-            chunk = await self._tier1.read(spot.ledger, spot.entry_id, asked)
+            with step("tier1", f"ledger {ledger_id}, open"):
+                chunk = await self._tier1.read(spot.ledger, spot.entry_id, asked)
         except (RefusedError, RetryableError) as error:
             _reraise_unless_gone(error)
             tail = error.reason is Reason.NOT_YET
@@ -245,7 +364,10 @@ class StreamSource:
             if not last_look:
                 # It may have been closed, or be gone: the metadata tells.
                 state.fresh = not state.looked or not tail
-                await asyncio.sleep(0 if tail else slice_s)
+                if tail and memory is not None and slice_s > 0:
+                    await self._follow(memory, spot, slice_s)
+                else:
+                    await asyncio.sleep(0 if tail else slice_s)
                 return None
         else:
             return Answer(chunk=chunk, resume=chunk.end)
@@ -253,6 +375,26 @@ class StreamSource:
         if spot.entry_id > last + 1:
             raise not_yet(stream, Position(ledger_id, spot.entry_id), last=last)
         return Answer(chunk=None, resume=spot.resume)
+
+    async def _follow(self, memory: Memory, spot: Spot, slice_s: float) -> None:
+        """Have somebody wait in tier 1 for the entry behind the last one, if that is this one."""
+        last = await _unless_gone(self._tier1.last_confirmed(spot.ledger.ledger_id))
+        if last is not None and spot.entry_id == last + 1:
+            memory.follow(spot.ledger, spot.entry_id)
+        if last is not None and memory.awaited(spot.ledger.ledger_id) is None:
+            # It came meanwhile, or nobody is to follow it.
+            await asyncio.sleep(slice_s if spot.entry_id > last else 0)
+
+    async def _watch(self, memory: Memory, spot: Spot, state: _Try) -> None:
+        """Wait where one subscription waits for all who follow a ledger."""
+        loop = asyncio.get_running_loop()
+        begun_s, slice_s = loop.time(), min(TAIL_SLICE_S, state.left_s())
+        followed = await memory.wait(spot.ledger.ledger_id, spot.entry_id, slice_s)
+        state.watched_s += loop.time() - begun_s
+        # A subscription ends when the ledger was closed, or is gone: the metadata tells. What came
+        # is given at once.
+        came = followed and not self._is_awaited(spot)
+        state.fresh = not came and (not state.looked or not followed)
 
 
 def _spot(place: BehindLast, last: EntryId) -> Spot:

@@ -10,6 +10,7 @@ signed with it is returned, and without that key nothing.
 from typing import Generic, TypeVar
 
 from tierlog.format.checksum import Buffer
+from tierlog.format.run import Run
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.reader import KnownEnd, OnDamage, Tier1ReadHandle, closing_runs, log_damage
@@ -107,6 +108,27 @@ class StorageNodeTier(Generic[Node]):
         """Return the highest LAC that a node of the ledger knows, and the last entry of any."""
         # Nodes that are of its ensemble no more know nothing of what was acknowledged since.
         return await (await self._open(ledger_id, fresh=True)).end()
+
+    async def entry_at_time(self, ledger: ListedLedger, publish_ms: int) -> EntryId | None:
+        """Return the first entry of the first run with that time or a later one; None: unknown."""
+        handle = await self._open(ledger.ledger_id, closed=ledger.closed)
+        low, high = 0, await handle.last_add_confirmed() + 1
+        while low < high:
+            run = await self._run_of(handle, EntryId((low + high) // 2))
+            if run.header.publish_ms_max == 0:
+                return None
+            if run.header.publish_ms_max < publish_ms:
+                low = run.last_entry_id + 1
+            else:
+                high = run.first_entry_id
+        return EntryId(low)
+
+    async def _run_of(self, handle: Tier1ReadHandle[Node], entry_id: EntryId) -> Run:
+        read = handle.read_runs(entry_id, entry_id, bytes_max=1)
+        async with closing_runs(read):
+            async for runs in read:
+                return runs[0]
+        raise _gone(handle.ledger_id)
 
     async def _open(
         self, ledger_id: LedgerId, *, closed: bool = False, fresh: bool = False

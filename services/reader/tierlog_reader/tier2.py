@@ -4,7 +4,8 @@ Owns which ledgers are open and what is fetched before it is asked for. Does not
 is found in an object (``tierlog.offload.tier2_reader``), nor the memory of ranges.
 
 Invariants:
-    * At most ``handles_max`` indexes are kept; one that turned out damaged or gone is not.
+    * At most ``handles_max`` indexes are kept, of ``index_bytes_max`` together; one that turned out
+      damaged or gone is not.
     * Only who went on where an earlier read ended is read ahead for, one fetch a ledger at a
       time; a failed one is forgotten, for whoever needs the range asks again.
     * When ``run`` has ended, nothing is being fetched ahead.
@@ -28,20 +29,23 @@ from tierlog.model.scrub import REPAIR_COPY
 from tierlog.model.stream import ListedLedger
 from tierlog.offload.drivers import known_here
 from tierlog.offload.frames import FrameHandle, FramesOfRuns
-from tierlog.offload.index_loader import load_index
+from tierlog.offload.index_loader import index_cache_key, load_index
 from tierlog.offload.offsets import OffsetsCache
 from tierlog.offload.ranges import Ranges
-from tierlog.offload.side_reader import SidePages, open_side
+from tierlog.offload.side_reader import SidePages, open_side, side_cache_key
 from tierlog.offload.single_reader import SingleHandle, load_single_index
-from tierlog.offload.tier2_reader import Tier2Handle
+from tierlog.offload.tier2_reader import ObjectHandle, Tier2Handle
 from tierlog.ports.cache import SharedCache
-from tierlog.ports.objects import ObjectStore
+from tierlog.ports.objects import ObjectReads
 from tierlog_reader.chunk import Budget, Chunk
 from tierlog_reader.places import Tier
 
 log = structlog.get_logger()
 
 ENDS_MAX: Final = 4096
+# A handle with its metadata; a block of an index, and a page in a side object's header.
+HANDLE_BYTES: Final = 4096
+BLOCK_BYTES: Final = 200
 
 OpenOther = Callable[[OffloadContext], Awaitable[ReadHandle]]
 """Opens a copy that a driver wrote which isn't one of Tierlog's own."""
@@ -54,6 +58,8 @@ class Tier2Limits:
     handles_max: int
     index_ttl_s: int
     ahead_bytes: int
+    index_bytes_max: int = 16 * 1024 * 1024
+    """What the indexes of all open copies take."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +67,7 @@ class _Open:
     """An open copy. Once it is put aside, the last who uses it closes it."""
 
     handle: FrameHandle
+    index_bytes: int
     users: int = 0
     aside: bool = False
 
@@ -70,7 +77,7 @@ class ObjectTier:
 
     def __init__(
         self,
-        objects: ObjectStore,
+        objects: ObjectReads,
         ranges: Ranges,
         shared: SharedCache,
         limits: Tier2Limits,
@@ -81,8 +88,9 @@ class ObjectTier:
     ) -> None:
         self._objects = objects
         self._ranges = ranges
-        self._offsets = OffsetsCache()
-        self._side_pages = SidePages(objects)
+        self.offsets = OffsetsCache()
+        self.side_pages = SidePages(objects)
+        self.index_bytes = 0
         self._shared = shared
         self._limits = limits
         self._here = (endpoint_name, bucket)
@@ -128,7 +136,7 @@ class ObjectTier:
                     first_entry_id, budget.bytes_max, entries_max=budget.entries_max
                 )
             except (CorruptError, RefusedError):
-                await self._put_aside(context.uuid)
+                await self._disown(context)
                 raise
         count = min(len(read.offsets), budget.entries_max)
         frames = read.frames
@@ -145,6 +153,20 @@ class ObjectTier:
             frames=(frames,),
             tier=Tier.TIER2,
         )
+
+    async def entry_at_time(
+        self, ledger: ListedLedger, context: OffloadContext, publish_ms: int
+    ) -> EntryId | None:
+        """Return an entry before which all are older; None: no times are known."""
+        assert context.uuid is not None
+        async with self._using(await self._open(ledger, context)) as handle:
+            if not isinstance(handle, ObjectHandle):
+                return None
+            try:
+                return await handle.entry_at_time(publish_ms)
+            except (CorruptError, RefusedError):
+                await self._disown(context)
+                raise
 
     def _note_end(self, uuid: UUID, entry_id: EntryId) -> None:
         self._ends[uuid, entry_id] = None
@@ -180,10 +202,20 @@ class ObjectTier:
             opened.users -= 1
             await _close_unused(opened)
 
+    async def _disown(self, context: OffloadContext) -> None:
+        """Let nobody go on with what is known of a copy: neither here nor in another reader."""
+        assert context.uuid is not None
+        await self._put_aside(context.uuid)
+        location = context.location
+        if location is not None and known_here(location) and not location.is_single:
+            await self._shared.drop(index_cache_key(location))
+            await self._shared.drop(side_cache_key(location))
+
     async def _put_aside(self, uuid: UUID) -> None:
         opened = self._handles.pop(uuid, None)
         if opened is not None:
             opened.aside = True
+            self.index_bytes -= opened.index_bytes
             await _close_unused(opened)
 
     async def _open(self, ledger: ListedLedger, context: OffloadContext) -> _Open:
@@ -197,15 +229,25 @@ class ObjectTier:
                 if kept is not None:
                     self._handles.move_to_end(uuid)
                     return kept
-                opened = _Open(await self._opened(ledger, context, location))
-                while len(self._handles) >= self._limits.handles_max:
+                handle = await self._opened(ledger, context, location)
+                opened = _Open(handle, _index_bytes_of(handle))
+                while self._is_full(opened.index_bytes):
                     await self._put_aside(next(iter(self._handles)))
                 # Nothing is awaited from here on until it is used, or it might be closed again.
                 self._handles[uuid] = opened
+                self.index_bytes += opened.index_bytes
                 return opened
         finally:
             if not lock.locked():
                 self._opening.pop(uuid, None)
+
+    def _is_full(self, index_bytes: int) -> bool:
+        """Say whether another handle must go for one of that size; one alone may be larger."""
+        if not self._handles:
+            return False
+        limits = self._limits
+        too_much = self.index_bytes + index_bytes > limits.index_bytes_max
+        return too_much or len(self._handles) >= limits.handles_max
 
     async def _opened(
         self, ledger: ListedLedger, context: OffloadContext, location: Tier2Location
@@ -234,7 +276,7 @@ class ObjectTier:
             self._objects,
             location,
             index,
-            self._side_pages,
+            self.side_pages,
             copy=context.copy,
             cache=self._shared,
             ttl_s=self._limits.index_ttl_s,
@@ -244,7 +286,7 @@ class ObjectTier:
             location,
             index,
             ranges=self._ranges,
-            offsets=self._offsets,
+            offsets=self.offsets,
             side=side,
         )
 
@@ -278,8 +320,15 @@ class ObjectTier:
         )
         _check_last(index.last_entry_id, ledger, location)
         return SingleHandle(
-            ledger.ledger_id, location, index, ranges=self._ranges, offsets=self._offsets
+            ledger.ledger_id, location, index, ranges=self._ranges, offsets=self.offsets
         )
+
+
+def _index_bytes_of(handle: FrameHandle) -> int:
+    """Return about what a handle's tables take."""
+    if not isinstance(handle, ObjectHandle):
+        return HANDLE_BYTES
+    return HANDLE_BYTES + BLOCK_BYTES * len(handle.index.entries) + handle.side_header_bytes
 
 
 async def _close_unused(opened: _Open) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.adapters.memory.faults import Faults
-from tierlog.model.errors import RetryableError
+from tierlog.model.errors import RefusedError, RetryableError
 from tierlog_reader.views import AgedCache
 
 ENTRIES = [b"%04d" % number * 12 for number in range(60)]
@@ -132,3 +132,23 @@ async def test_a_prefetch_that_fails_is_nobodys_trouble():
         await asyncio.sleep(1)
         faults.outages.clear()
         assert payloads(await source.read(STREAM, first.resume, budget(entries=1))) == ENTRIES[1:2]
+
+
+@on_virtual_time
+async def test_a_copy_that_is_gone_is_taken_from_what_readers_share():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.sealed(ENTRIES)
+    await world.offloaded(ledger)
+    await world.gone_locally(ledger)
+    async with world.reader() as source:
+        assert (await source.read(STREAM, at(ledger, 0), budget(entries=1))).chunk is not None
+    shared = {key.partition(":")[0] for key in world.cache.values}
+    assert shared == {"index", "side"}
+    context = await world.context(ledger)
+    assert context.location is not None
+    del world.bucket.objects[context.location.data_key]
+    async with world.reader() as source:
+        with pytest.raises((RefusedError, RetryableError)):
+            await source.read(STREAM, at(ledger, 0), budget(entries=1))
+    assert world.cache.values == {}

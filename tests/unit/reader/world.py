@@ -11,15 +11,19 @@ from tierlog.adapters.memory.storage_node import MemoryStorageNode
 from tierlog.format.frame import FRAME_HEADER_LEN, pack_entries, walk_frames
 from tierlog.format.run import cut_runs
 from tierlog.ledger.directory import NodeDirectory
+from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import Stream
-from tierlog.offload.range_memory import RangeMemory
+from tierlog.offload.range_memory import LastRanges, RangeMemory
 from tierlog.offload.ranges import RangeLimits, Ranges
-from tierlog_reader.chunk import Answer, Budget
+from tierlog_reader.cached_ranges import CachedRanges
+from tierlog_reader.chunk import NO_ROOM, Answer, Budget, ReadRoom
 from tierlog_reader.source import StreamSource
+from tierlog_reader.tail import TailMemory
 from tierlog_reader.tier1 import StorageNodeTier
 from tierlog_reader.tier2 import ObjectTier, Tier2Limits
+from tierlog_reader.trace import TracedMemory, TracedReads
 from tierlog_reader.views import Views
 
 __all__ = ["STREAM", "ReaderWorld", "at", "budget", "on_virtual_time", "payloads"]
@@ -31,8 +35,10 @@ def at(ledger_id: int, entry_id: int) -> Position:
     return Position(LedgerId(ledger_id), EntryId(entry_id))
 
 
-def budget(*, entries: int = 1000, size: int = 100_000, wait_s: float = 0.0) -> Budget:
-    return Budget(entries_max=entries, bytes_max=size, wait_s=wait_s)
+def budget(
+    *, entries: int = 1000, size: int = 100_000, wait_s: float = 0.0, room: ReadRoom = NO_ROOM
+) -> Budget:
+    return Budget(entries_max=entries, bytes_max=size, wait_s=wait_s, room=room)
 
 
 def payloads(answer: Answer) -> list[bytes]:
@@ -54,10 +60,12 @@ class ReaderWorld(World):
         self.cache = MemoryCache(self.clock)
         self.claimed: Stream
 
-    async def start(self, policy=None) -> None:
-        self.claimed = await self.stream(policy=policy)
+    async def start(self, policy=None, *, raw=False) -> None:
+        self.claimed = await self.stream(policy=policy, raw=raw)
 
-    async def write(self, ledger_id: LedgerId, entries, *, first: int = 0, lac=None) -> None:
+    async def write(
+        self, ledger_id: LedgerId, entries, *, first: int = 0, lac=None, times=(0, 0)
+    ) -> None:
         """Store entries as an owner does, and confirm them up to ``lac`` (all of them)."""
         frames, offsets = pack_entries(entries)
         runs = cut_runs(
@@ -68,6 +76,8 @@ class ReaderWorld(World):
             last_add_confirmed=first - 1,
             owner_epoch=1,
             run_bytes_max=200,
+            publish_ms_min=times[0],
+            publish_ms_max=times[1],
             stripe_entries=2**40,
         )
         for run in runs:
@@ -96,7 +106,9 @@ class ReaderWorld(World):
         )
         metadata = await catalog.ledgers.get(ledger_id)
         assert metadata is not None
-        copy = await offloader.offload(self.open_ledger(ledger_id, metadata), uuid, {})
+        nodes = NodeDirectory(catalog.nodes.live, NoConnector(), local={N1: self.node})
+        handle = Tier1ReadHandle(ledger_id, metadata, nodes)
+        copy = await offloader.offload(handle, uuid, {})
         await catalog.contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
 
     async def gone_locally(self, ledger_id: LedgerId) -> None:
@@ -115,15 +127,16 @@ class ReaderWorld(World):
         objects_faults: Faults | None = None,
         age_s: float = 0.5,
         memory: RangeMemory | None = None,
+        tails: CachedRanges | None = None,
         **place,
     ):
-        """Give a source over all of it."""
+        """Give a source over all of it; ``tails``: where the tails that it follows are kept."""
         catalog = self.catalog()
         views = Views(catalog, age_s_max=age_s, entries_max=100)
         nodes = NodeDirectory(catalog.nodes.live, NoConnector(), local={N1: self.node})
-        objects = self.bucket.connect(objects_faults or no_faults())
+        objects = TracedReads(self.bucket.connect(objects_faults or no_faults()))
         limits = RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=2048)
-        ranges = Ranges(objects, limits, memory)
+        ranges = Ranges(objects, limits, TracedMemory(memory or LastRanges(2048)))
         tier2 = ObjectTier(
             objects,
             ranges,
@@ -131,8 +144,13 @@ class ReaderWorld(World):
             Tier2Limits(handles_max=4, index_ttl_s=60, ahead_bytes=1024),
             **{"bucket": "b", **place},
         )
+        tier1 = StorageNodeTier(views, nodes)
         async with tier2.run():
-            yield StreamSource(views, StorageNodeTier(views, nodes), tier2)
+            if tails is None:
+                yield StreamSource(views, tier1, tier2)
+                return
+            async with TailMemory(tier1, tails.store, tails.manager).run() as tail:
+                yield StreamSource(views, tier1, tier2, tail)
 
     async def read_all(self, source: StreamSource, *, size: int = 600) -> list[bytes]:
         """Read the stream from its beginning until nothing more is there."""

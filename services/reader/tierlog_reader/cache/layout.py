@@ -33,7 +33,8 @@ last one. A *run* is blocks beside each other in one buffer: of one entry and in
 
 So a chain is walked run by run, and a free run's neighbours are known from its two ends: nothing
 takes time by the block but writing the words of a run, which is one copy from a template.
-All words stay below 2**60, which Python holds in two digits.
+All words stay below 2**60, which Python holds in two digits, and C in a signed word.
+``blocks.pxd`` repeats the numbers below for the compiler.
 """
 
 from dataclasses import dataclass
@@ -52,6 +53,15 @@ RUN_SHIFT: Final = 32
 LENGTH_SHIFT: Final = 42
 LENGTH_MASK: Final = (1 << 14) - 1
 USED: Final = 1 << 56
+
+# What is added to a word: a block more in its run; ``back`` one block further; and what one block
+# less at a run's front changes in a word that points to that and counts it.
+ONE_IN_RUN: Final = 1 << RUN_SHIFT
+ONE_BACK: Final = 1 << BACK_SHIFT
+STEP: Final = 1 - ONE_IN_RUN
+
+# How many free runs of a buffer are looked at for one that holds an entry whole.
+LOOKS_MAX: Final = 8
 
 
 class UsedBlock(NamedTuple):

@@ -128,6 +128,10 @@ class CacheManager:
         self.evictions: Counter[str] = Counter()
         """Entries that went, by who asked for their room; "idle": nobody did."""
         self.refusals: Counter[str] = Counter()
+        self.ahead_bytes = 0
+        """Bytes that were fetched before anybody wanted them."""
+        self.ahead_read_bytes = 0
+        """Those of them that were read then."""
 
     def __repr__(self) -> str:
         lengths = ", ".join(f"{len(line)} {name.value}" for name, line in self._lines.items())
@@ -224,6 +228,8 @@ class CacheManager:
 
     def add(self, entry: Entry) -> None:
         """Begin to watch an entry, as the last to go."""
+        if entry.line is Line.AHEAD:
+            self.ahead_bytes += entry.length
         self._enter(entry)
 
     def remove(self, entry: Entry) -> None:
@@ -241,6 +247,7 @@ class CacheManager:
         self._leave(entry)
         entry.pins += 1
         if entry.line is Line.AHEAD:
+            self.ahead_read_bytes += entry.length
             entry.line = Line.READ
 
     def unpin(self, entry: Entry) -> None:

@@ -1,0 +1,195 @@
+"""Entries as HTTP gives them: lines of JSON, payloads with their lengths, Arrow; pure.
+
+    type                                  a body holds
+    application/x-ndjson                  a document an event, each with a line feed
+    application/octet-stream              an event after the other: 4 bytes of length, its payload
+    application/vnd.apache.arrow.stream   an Arrow stream of one batch, a row an event
+
+A document has ``position``, ``index``, ``tier``, then what the event has of ``publish_time_ms``,
+``writer_id``, ``event_time_ms``, ``properties``, ``key``, and ``payload``. Bytes that are no UTF-8
+stand in base64 under ``key_base64`` and ``payload_base64``.
+
+Invariant: nothing is told of an entry whose checksum is wrong.
+"""
+
+import base64
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from tierlog.format.entry import AppendHeader, StructuredEvent, decode_entry
+from tierlog.format.frame import FRAME_HEADER_LEN, check_frames, walk_frames
+from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.ids import EntryId
+from tierlog.model.position import Position
+from tierlog_reader.chunk import Chunk
+
+NDJSON: Final = "application/x-ndjson"
+OCTETS: Final = "application/octet-stream"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+EVENTS: Final = "text/event-stream"
+BODY_TYPES: Final = (NDJSON, OCTETS, ARROW)
+EVENT_LEN_LEN: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundEntry:
+    """One entry: its data is the application's where ``raw``, else has an append header."""
+
+    position: Position
+    data: bytes
+    tier: str
+    raw: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundEvent:
+    """One event of an entry."""
+
+    position: Position
+    index: int
+    tier: str
+    event: StructuredEvent
+    header: AppendHeader | None
+
+
+def entries_of(chunk: Chunk, *, raw: bool) -> list[FoundEntry]:
+    """Return the entries of a chunk."""
+    frames = b"".join(chunk.frames)
+    starts = walk_frames(frames, chunk.first_entry_id)
+    check_frames(frames, starts, chunk.first_entry_id)
+    begins = starts.tolist()
+    ends = [*begins[1:], len(frames)]
+    return [
+        FoundEntry(
+            position=Position(chunk.ledger_id, EntryId(chunk.first_entry_id + step)),
+            data=frames[begin + FRAME_HEADER_LEN : end],
+            tier=chunk.tier.value,
+            raw=raw,
+        )
+        for step, (begin, end) in enumerate(zip(begins, ends, strict=True))
+    ]
+
+
+def events_of(entry: FoundEntry) -> Iterator[FoundEvent]:
+    """Give the events of an entry; in a raw stream it is one itself."""
+    header: AppendHeader | None = None
+    if entry.raw:
+        events = [StructuredEvent(payload=entry.data)]
+    else:
+        try:
+            decoded = decode_entry(entry.data)
+            header, events = decoded.header, decoded.structured_events()
+        except CorruptError as error:
+            error.details.update(position=str(entry.position), tier=entry.tier)
+            raise
+    for index, event in enumerate(events):
+        yield FoundEvent(
+            position=entry.position, index=index, tier=entry.tier, event=event, header=header
+        )
+
+
+def document_of(found: FoundEvent) -> dict[str, Any]:
+    """Return an event as JSON has it."""
+    event, header = found.event, found.header
+    document: dict[str, Any] = {
+        "position": str(found.position),
+        "index": found.index,
+        "tier": found.tier,
+    }
+    if header is not None:
+        document["publish_time_ms"] = header.publish_time_ms
+        if header.writer_id is not None:
+            document["writer_id"] = str(header.writer_id)
+    if event.event_time_ms is not None:
+        document["event_time_ms"] = event.event_time_ms
+    if event.properties:
+        document["properties"] = dict(event.properties)
+    if event.key is not None:
+        document |= _text_or_base64("key", event.key)
+    return document | _text_or_base64("payload", event.payload)
+
+
+def body_of(kind: str, entries: Sequence[FoundEntry]) -> bytes:
+    """Return all entries as one body of that type."""
+    events = (event for entry in entries for event in events_of(entry))
+    if kind == NDJSON:
+        return b"".join(line_of(event) for event in events)
+    if kind == OCTETS:
+        return b"".join(
+            part
+            for event in events
+            for part in (
+                len(event.event.payload).to_bytes(EVENT_LEN_LEN, "big"),
+                event.event.payload,
+            )
+        )
+    assert kind == ARROW, kind
+    return _arrow(list(events))
+
+
+def line_of(event: FoundEvent) -> bytes:
+    """Return an event's document with its line feed."""
+    return orjson.dumps(document_of(event), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def wanted_type(accept: str | None, offered: Sequence[str]) -> str:
+    """Return which of the offered types a client likes best, or refuse all that it named."""
+    wishes: list[tuple[float, int, str]] = []
+    for number, one in enumerate((accept or "*/*").split(",")):
+        name, *parameters = (part.strip() for part in one.split(";"))
+        quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+        try:
+            wishes.append((-float(quality), number, name.lower()))
+        except ValueError:
+            continue
+    for negative, _, name in sorted(wishes):
+        if negative == 0:
+            continue
+        for kind in offered:
+            if name in (kind, "*/*", kind.partition("/")[0] + "/*"):
+                return kind
+    raise RefusedError(
+        f"none of the types {(accept or '')[:200]!r} is served here",
+        remedy=f"Accept one of: {', '.join(offered)}",
+    )
+
+
+def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
+
+
+def _arrow(events: Sequence[FoundEvent]) -> bytes:
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - not every reader has it
+    except ImportError as error:
+        raise RefusedError(
+            "this reader can't write Arrow: pyarrow is not installed",
+            remedy="Install tierlog[arrow] beside it, or accept another type",
+        ) from error
+    columns = {
+        "ledger_id": pa.array([one.position.ledger_id for one in events], pa.int64()),
+        "entry_id": pa.array([one.position.entry_id for one in events], pa.int64()),
+        "index": pa.array([one.index for one in events], pa.int32()),
+        "tier": pa.array([one.tier for one in events], pa.string()),
+        "publish_time": pa.array(
+            [one.header.publish_time_ms if one.header is not None else None for one in events],
+            pa.timestamp("ms", tz="UTC"),
+        ),
+        "event_time": pa.array(
+            [one.event.event_time_ms for one in events], pa.timestamp("ms", tz="UTC")
+        ),
+        "key": pa.array([one.event.key for one in events], pa.binary()),
+        "payload": pa.array([one.event.payload for one in events], pa.binary()),
+    }
+    batch = pa.record_batch(list(columns.values()), names=list(columns))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    body: bytes = sink.getvalue().to_pybytes()
+    return body

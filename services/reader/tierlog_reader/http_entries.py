@@ -1,0 +1,269 @@
+"""HTTP of the reader for programs that know nothing of frames: entries as they are asked for.
+
+``GET /v1/streams/{stream}/entries?from=&to=&limit=`` answers a page in the type that ``Accept``
+names (``documents``), or 204 when there is nothing yet; ``Tierlog-Next`` is the resume token: the
+``from`` of the next page. With ``Accept: text/event-stream`` the same route follows the stream
+with server-sent events:
+
+    id: LEDGER:ENTRY     the resume token, behind an entry's last event: what a client that
+                         connects again sends as Last-Event-ID
+    data: {…}            a document an event, as in a line of JSON
+    event: error         the last one: its data is the problem
+    : …                  a comment, while nothing comes
+
+``GET /v1/streams/{stream}/ledgers/{ledger}`` gives a raw ledger's payloads back to back; with
+``Range: entries=FIRST-LAST`` these entries alone, as 206 with ``Content-Range``.
+
+Invariants:
+    * An answer is bounded by the settings, whatever is asked, and holds room until it was sent.
+    * What is followed holds room for one page at a time: a client that is slow is waited for.
+"""
+
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Final
+
+from fastapi import FastAPI, Header, Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from tierlog.model.errors import Reason, RefusedError, TierlogError
+from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, StreamName, stream_name
+from tierlog.model.position import Edge, Position
+from tierlog.runtime.errors import problem_of
+from tierlog_reader.chunk import Budget
+from tierlog_reader.documents import (
+    ARROW,
+    BODY_TYPES,
+    EVENTS,
+    NDJSON,
+    OCTETS,
+    body_of,
+    events_of,
+    line_of,
+    wanted_type,
+)
+from tierlog_reader.limits import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits, client_of
+from tierlog_reader.pages import Page, read_page
+from tierlog_reader.places import no_such_entry
+from tierlog_reader.seek import TimeSeek, parse_start
+from tierlog_reader.sending import HeldResponse
+from tierlog_reader.served import HeldRoom, ServedReads
+
+LIMIT: Final = 1000
+PAGE_BYTES: Final = 1024 * 1024
+FOLLOW_WAIT_MS: Final = 10_000
+# Entries as they were read, as objects, and the body that is made of them.
+COPIES: Final = {NDJSON: 5, OCTETS: 4, ARROW: 5, EVENTS: 5}
+
+_RANGE: Final = re.compile(r"entries=(\d{1,18})-(\d{1,18})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What one request asks for, read and within the limits."""
+
+    client: tuple[str, str]
+    stream: StreamName
+    where: Position | Edge
+    until: Position | None
+    budget: Budget
+
+
+class EntryPages:
+    """Pages of entries for clients, each within its room."""
+
+    def __init__(self, reads: ServedReads, seek: TimeSeek, limits: ReadLimits) -> None:
+        self._reads = reads
+        self._seek = seek
+        self.limits = limits
+
+    async def page(self, wish: _Wish, kind: str) -> tuple[Page, HeldRoom]:
+        """Return a page and its room, which the caller gives back."""
+        room = self._reads.room(wish.client, COPIES[kind] * wish.budget.bytes_max)
+        try:
+            page = await read_page(
+                self._reads.source,
+                wish.stream,
+                wish.where,
+                replace(wish.budget, room=room),
+                until=wish.until,
+            )
+        except BaseException:
+            room.leave()
+            raise
+        return page, room
+
+    async def start(self, stream: StreamName, text: str) -> Position | Edge:
+        """Return where a text says to begin."""
+        return await self._seek.start(stream, parse_start(text))
+
+    async def count_of_raw(self, stream: StreamName, where: Position) -> int | None:
+        """Return how many entries a raw ledger has, None while it is open; or refuse."""
+        snapshot = await self._reads.source.snapshot(stream)
+        if not snapshot.stream.raw:
+            raise RefusedError(
+                f"entries of stream {stream} have append headers: they are no plain bytes",
+                remedy=f"Read them with: GET /v1/streams/{stream}/entries",
+            )
+        listed = [one for one in snapshot.ledgers if one.ledger_id == where.ledger_id]
+        if not listed or not listed[0].closed:
+            return None
+        if where.entry_id > listed[0].last_entry_id:
+            raise no_such_entry(stream, where, last=listed[0].last_entry_id)
+        return listed[0].entry_count
+
+    async def follow(self, wish: _Wish) -> AsyncIterator[bytes]:
+        """Give server-sent events until ``until``, or until the client goes."""
+        left = wish.budget.entries_max
+        yield b"retry: 1000\n\n"
+        while left > 0 and not (wish.until is not None and _is_at(wish.where, wish.until)):
+            budget = replace(wish.budget, entries_max=min(left, ENTRIES_MAX))
+            try:
+                page, room = await self.page(replace(wish, budget=budget), EVENTS)
+            except TierlogError as error:
+                problem = problem_of(error).model_dump_json(exclude_none=True)
+                yield f"event: error\ndata: {problem}\n\n".encode()
+                return
+            try:
+                if not page.entries:
+                    yield b": nothing yet\n\n"
+                for message in _messages(page):
+                    yield message
+            finally:
+                room.leave()
+            left -= len(page.entries)
+            wish = replace(wish, where=page.resume)
+
+
+def add_entry_routes(app: FastAPI, pages: EntryPages) -> None:
+    """Add the routes of entries to ``app``."""
+    limits = pages.limits
+
+    async def entries(
+        request: Request,
+        stream: str,
+        *,
+        start: Annotated[str, Query(alias="from")] = "earliest",
+        to: Annotated[str | None, Query()] = None,
+        limit: Annotated[int | None, Query(ge=1, le=ENTRIES_MAX)] = None,
+        bytes_max: Annotated[int, Query(ge=1)] = PAGE_BYTES,
+        wait_ms: Annotated[int, Query(ge=0, le=WAIT_MS_MAX)] = 0,
+        accept: Annotated[str | None, Header()] = None,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        kind = wanted_type(accept, (*BODY_TYPES, EVENTS))
+        name, until = stream_name(stream), Position.parse(to) if to is not None else None
+        following = kind == EVENTS
+        if following and last_event_id:
+            start = last_event_id
+        budget = limits.budget(
+            entries_max=limit if limit is not None else LIMIT,
+            bytes_max=min(bytes_max, limits.response_bytes_max // COPIES[kind]),
+            wait_ms=max(wait_ms, FOLLOW_WAIT_MS) if following else wait_ms,
+        )
+        where = await pages.start(name, start)
+        wish = _Wish(client_of(request, stream), name, where, until, budget)
+        if following:
+            if limit is None:
+                wish = replace(wish, budget=replace(budget, entries_max=INT64_MAX))
+            return StreamingResponse(
+                pages.follow(wish), media_type=EVENTS, headers={"Cache-Control": "no-store"}
+            )
+        page, room = await pages.page(wish, kind)
+        return _held(page, room, lambda: body_of(kind, page.entries), kind, limits)
+
+    app.add_api_route("/v1/streams/{stream}/entries", entries, response_class=Response)
+
+
+def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
+    """Add the route of a raw ledger's payloads to ``app``."""
+
+    async def ledger(
+        request: Request,
+        stream: str,
+        ledger_id: int,
+        wanted: Annotated[str | None, Header(alias="Range")] = None,
+    ) -> Response:
+        first, last = _asked_range(wanted)
+        name = stream_name(stream)
+        where = Position(LedgerId(ledger_id), EntryId(first))
+        count = await pages.count_of_raw(name, where)
+        until = None if last is None else last + 1
+        if count is not None:
+            until = count if until is None else min(until, count)
+        end = Position(LedgerId(ledger_id + 1), EntryId(0))
+        if until is not None:
+            end = Position(where.ledger_id, EntryId(until))
+        budget = pages.limits.budget(
+            entries_max=ENTRIES_MAX,
+            bytes_max=pages.limits.response_bytes_max // COPIES[OCTETS],
+            wait_ms=0,
+        )
+        page, room = await pages.page(
+            _Wish(client_of(request, stream), name, where, end, budget), OCTETS
+        )
+        answer = _held(
+            page, room, lambda: b"".join(one.data for one in page.entries), OCTETS, pages.limits
+        )
+        if page.entries:
+            shown = f"{first}-{page.entries[-1].position.entry_id}"
+            answer.headers["Content-Range"] = f"entries {shown}/{'*' if count is None else count}"
+            answer.status_code = 206
+        answer.headers["Accept-Ranges"] = "entries"
+        return answer
+
+    app.add_api_route("/v1/streams/{stream}/ledgers/{ledger_id}", ledger, response_class=Response)
+
+
+def _held(
+    page: Page, room: HeldRoom, encode: Callable[[], bytes], kind: str, limits: ReadLimits
+) -> Response:
+    """Return a page as an answer that holds its room."""
+    headers = {
+        "Tierlog-Next": str(page.resume),
+        "Tierlog-Raw": str(int(page.raw)),
+        "Tierlog-Entry-Count": str(len(page.entries)),
+        "Cache-Control": "no-store",
+    }
+    if not page.entries:
+        room.leave()
+        return Response(status_code=204, headers=headers)
+    headers["Tierlog-Tier"] = ",".join(sorted({entry.tier for entry in page.entries}))
+    try:
+        body = encode()
+    except BaseException:
+        room.leave()
+        raise
+    return HeldResponse(body, room, send_s_max=limits.send_s_max, headers=headers, media_type=kind)
+
+
+def _messages(page: Page) -> list[bytes]:
+    """Return a page as server-sent events; the token stands at an entry's last event alone."""
+    messages = []
+    for entry in page.entries:
+        lines = [b"data: " + line_of(event) + b"\n" for event in events_of(entry)]
+        if lines:
+            token = replace(entry.position, entry_id=EntryId(entry.position.entry_id + 1))
+            lines[-1] = b"id: %b\n%b" % (str(token).encode(), lines[-1])
+        messages += lines
+    return messages
+
+
+def _asked_range(text: str | None) -> tuple[int, int | None]:
+    """Read ``entries=FIRST-LAST``; without it, all."""
+    if text is None:
+        return 0, None
+    match = _RANGE.fullmatch(text.strip())
+    last = int(match[2]) if match is not None and match[2] is not None else None
+    if match is None or (last is not None and last < int(match[1])):
+        raise RefusedError(
+            f"{text[:60]!r} is no range of entries",
+            reason=Reason.INVALID_ARGUMENT,
+            remedy="Give Range: entries=FIRST-LAST, or entries=FIRST- for the rest",
+        )
+    return int(match[1]), last
+
+
+def _is_at(where: Position | Edge, until: Position) -> bool:
+    return isinstance(where, Position) and where >= until

@@ -1,0 +1,69 @@
+"""A page of entries: several reads of a stream put together, within one budget.
+
+Invariants:
+    * Entries follow each other without a gap, over the borders of ledgers; ``resume`` is right
+      behind the last one.
+    * At least one entry is returned where there is one before ``until``, and what comes with it
+      passes neither ``entries_max`` nor ``bytes_max``.
+    * Only an empty page waits at the tail.
+"""
+
+from dataclasses import dataclass, replace
+
+from tierlog.model.ids import EntryId, StreamName
+from tierlog.model.position import Edge, Position
+from tierlog_reader import metrics
+from tierlog_reader.chunk import NO_ROOM, Budget
+from tierlog_reader.documents import FoundEntry, entries_of
+from tierlog_reader.source import StreamSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Entries, and where to go on."""
+
+    entries: list[FoundEntry]
+    resume: Position | Edge
+    raw: bool
+    at_end: bool
+    """Nothing more is there for now, or before ``until``."""
+
+
+async def read_page(
+    source: StreamSource,
+    stream: StreamName,
+    where: Position | Edge,
+    budget: Budget,
+    *,
+    until: Position | None = None,
+) -> Page:
+    """Return what follows ``where`` and lies before ``until``."""
+    entries: list[FoundEntry] = []
+    left, raw = budget, False
+    while not _reached(where, until):
+        answer = await source.read(stream, where, left)
+        raw = answer.raw
+        chunk = answer.chunk
+        if chunk is None:
+            return Page(entries=entries, resume=answer.resume, raw=raw, at_end=True)
+        if entries and chunk.frames_len > left.bytes_max:
+            break
+        metrics.count(answer)
+        for entry in entries_of(chunk, raw=raw):
+            if _reached(entry.position, until):
+                return Page(entries=entries, resume=where, raw=raw, at_end=True)
+            entries.append(entry)
+            where = Position(chunk.ledger_id, EntryId(entry.position.entry_id + 1))
+        entries_left = left.entries_max - chunk.count
+        bytes_left = left.bytes_max - chunk.frames_len
+        if entries_left <= 0 or bytes_left <= 0:
+            break
+        # The room is this page's until it was sent: no later read may leave it.
+        left = replace(
+            left, entries_max=entries_left, bytes_max=bytes_left, wait_s=0.0, room=NO_ROOM
+        )
+    return Page(entries=entries, resume=where, raw=raw, at_end=_reached(where, until))
+
+
+def _reached(where: Position | Edge, until: Position | None) -> bool:
+    return until is not None and isinstance(where, Position) and where >= until

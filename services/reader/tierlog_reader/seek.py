@@ -1,0 +1,128 @@
+"""Where in a stream a time begins, without reading the stream (field notes, "seek by time").
+
+Owns the search: which ledger by its metadata, where in it by the side object's publish times in
+tier 2 and by the headers of runs in tier 1, and the last steps over the entries themselves. Does
+not own how these are read.
+
+Publish times are those of writers' clocks, ledgers are opened and closed by servers' clocks: a
+ledger that was closed up to ``SKEW_MS`` before a time is looked into as well.
+
+Invariants:
+    * What is returned is an entry published at that time or later, or the stream's end; in its
+      ledger nothing before it is, as far as times grow from entry to entry.
+    * A ledger of which no times are known (another program wrote it) counts from its first entry.
+    * A search reads a number of small pieces that grows with the logarithm of a ledger's length.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from tierlog.format.entry import decode_entry
+from tierlog.format.frame import FRAME_HEADER_LEN, walk_frames
+from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.ids import INT64_MAX, EntryId, StreamName
+from tierlog.model.position import Edge, Position, parse_position
+from tierlog.model.stream import ListedLedger
+from tierlog_reader.chunk import Budget, Chunk
+from tierlog_reader.source import StreamSource
+
+SKEW_MS: Final = 60_000
+TIME_PREFIX: Final = "time:"
+STEP_ENTRIES: Final = 10_000
+STEP_BYTES: Final = 1024 * 1024
+STEPS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """A time of publishing, in milliseconds since 1970."""
+
+    publish_ms: int
+
+
+def parse_start(text: str) -> Position | Edge | Time:
+    """Read a position, an edge, or ``time:`` with ISO 8601 or milliseconds; or refuse."""
+    if not text.startswith(TIME_PREFIX):
+        try:
+            return parse_position(text)
+        except RefusedError as error:
+            error.remedy += ", or time: with a time as 2026-01-31T12:00:00Z"
+            raise
+    given = text.removeprefix(TIME_PREFIX)
+    if given.isascii() and given.isdecimal() and int(given) <= INT64_MAX:
+        return Time(int(given))
+    try:
+        when = datetime.fromisoformat(given)
+    except ValueError as error:
+        raise RefusedError(
+            f"{given[:60]!r} is not a time",
+            remedy="Give time:2026-01-31T12:00:00Z, or time: and milliseconds since 1970",
+        ) from error
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return Time(max(0, int(when.timestamp() * 1000)))
+
+
+class TimeSeek:
+    """The search for a time, over the reader's source."""
+
+    def __init__(self, source: StreamSource) -> None:
+        self._source = source
+
+    async def start(self, stream: StreamName, where: Position | Edge | Time) -> Position | Edge:
+        """Return a position as it is, and a time's position."""
+        if not isinstance(where, Time):
+            return where
+        return await self.position_at(stream, where.publish_ms)
+
+    async def position_at(self, stream: StreamName, publish_ms: int) -> Position | Edge:
+        """Return the first entry that was published at that time or later, or the end."""
+        snapshot = await self._source.snapshot(stream)
+        for ledger in snapshot.ledgers:
+            if ledger.closed and ledger.closed_ms + SKEW_MS < publish_ms:
+                continue
+            found = await self._in_ledger(stream, ledger, publish_ms, raw=snapshot.stream.raw)
+            if found is not None:
+                return found
+        _, end = await self._source.bounds(stream)
+        return end
+
+    async def _in_ledger(
+        self, stream: StreamName, ledger: ListedLedger, publish_ms: int, *, raw: bool
+    ) -> Position | None:
+        """Return the entry in a ledger; None: all of it is older, or it has none."""
+        entry_id = await self._source.entry_at_time(stream, ledger, publish_ms)
+        if entry_id is None:
+            entry_id = EntryId(0)
+        where = Position(ledger.ledger_id, entry_id)
+        if raw:
+            return where if not ledger.closed or entry_id <= ledger.last_entry_id else None
+        budget = Budget(entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES, wait_s=0.0)
+        for _ in range(STEPS_MAX):
+            if ledger.closed and where.entry_id > ledger.last_entry_id:
+                return None
+            try:
+                answer = await self._source.read(stream, where, budget)
+            except RetryableError as error:
+                if error.reason is Reason.NOT_YET:
+                    return None
+                raise
+            if answer.chunk is None or answer.chunk.ledger_id != ledger.ledger_id:
+                return None
+            found = _first_at(answer.chunk, publish_ms)
+            if found is not None:
+                return found
+            where = answer.chunk.end
+        return where
+
+
+def _first_at(chunk: Chunk, publish_ms: int) -> Position | None:
+    frames = memoryview(b"".join(chunk.frames))
+    begins = walk_frames(frames, chunk.first_entry_id).tolist()
+    ends = [*begins[1:], len(frames)]
+    for step, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        header = decode_entry(frames[begin + FRAME_HEADER_LEN : end]).header
+        if header.publish_time_ms >= publish_ms:
+            return Position(chunk.ledger_id, EntryId(chunk.first_entry_id + step))
+    return None

@@ -1,0 +1,60 @@
+"""HTTP answers that hold room in memory until the client has taken them.
+
+Invariants:
+    * A body goes out piece by piece: of what a slow client has not taken, one piece at most
+      lies in the connection's own buffer, and all of it counts until the last piece is there.
+    * A client that takes nothing for ``send_s_max`` is left; its room is free again.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tierlog_reader.served import HeldRoom
+
+log = structlog.get_logger()
+
+PIECE_BYTES: Final = 256 * 1024
+
+
+class HeldResponse(Response):
+    """A body whose room is given back once it was sent, or can't be."""
+
+    def __init__(
+        self,
+        body: bytes,
+        room: HeldRoom,
+        *,
+        send_s_max: float,
+        headers: Mapping[str, str],
+        media_type: str,
+        status_code: int = 200,
+    ) -> None:
+        super().__init__(body, status_code, headers, media_type)
+        self._room = room
+        self._send_s_max = send_s_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        body = bytes(self.body)
+        start = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
+        at = 0
+        try:
+            await send(start)
+            for at in range(0, max(1, len(body)), PIECE_BYTES):
+                piece = body[at : at + PIECE_BYTES] if len(body) > PIECE_BYTES else body
+                more = at + PIECE_BYTES < len(body)
+                async with asyncio.timeout(self._send_s_max):
+                    await send({"type": "http.response.body", "body": piece, "more_body": more})
+        except TimeoutError:
+            log.info("client.left", cause="it takes nothing", sent_bytes=at, bytes=len(body))
+        finally:
+            self._room.leave()

@@ -1,0 +1,78 @@
+"""Reads for clients: each within its room of the process's memory, until it was taken.
+
+Owns taking room before a read and giving it back. Does not own who gets room (``shares``), nor
+reading (``source``).
+
+Invariants:
+    * Nothing is read for a client before it has room for it, and the room lasts until ``release``.
+    * Who waits at the tail holds none: it is taken once there is something to read.
+"""
+
+from dataclasses import replace
+
+from tierlog.model.ids import StreamName
+from tierlog.model.position import Edge, Position
+from tierlog_reader.chunk import Answer, Budget
+from tierlog_reader.memory import COPIES_OF_AN_ANSWER
+from tierlog_reader.shares import Client, Room, Shares
+from tierlog_reader.source import StreamSource
+
+
+class HeldRoom:
+    """The room of one answer; given up while its read waits, and at the end."""
+
+    def __init__(self, shares: Shares, client: Client, size: int) -> None:
+        self._shares = shares
+        self._client = client
+        self._size = size
+        self._room: Room | None = None
+
+    def __repr__(self) -> str:
+        return f"<HeldRoom of {self._client}: {self._room}>"
+
+    async def enter(self) -> None:
+        """Have room from here on; a second time does nothing."""
+        if self._room is None:
+            self._room = await self._shares.take(self._client, self._size)
+
+    def leave(self) -> None:
+        """Have none from here on; a second time does nothing."""
+        room, self._room = self._room, None
+        if room is not None:
+            self._shares.give_back(self._client, room)
+
+    def shrink(self, size: int) -> None:
+        """Keep only so much."""
+        if self._room is not None:
+            self._shares.shrink(self._client, self._room, size)
+
+
+class ServedReads:
+    """Reads of streams for clients that are told apart."""
+
+    def __init__(self, source: StreamSource, shares: Shares) -> None:
+        self.source = source
+        self._shares = shares
+
+    def __repr__(self) -> str:
+        return f"<ServedReads {self._shares!r}>"
+
+    async def read(
+        self, client: Client, stream: StreamName, where: Position | Edge, budget: Budget
+    ) -> tuple[Answer, HeldRoom]:
+        """Return what follows ``where``, and its room, which the caller gives back."""
+        room = self.room(client, budget.bytes_max)
+        try:
+            answer = await self.source.read(stream, where, replace(budget, room=room))
+            if answer.chunk is None:
+                room.leave()
+            else:
+                room.shrink(COPIES_OF_AN_ANSWER * answer.chunk.frames_len)
+        except BaseException:
+            room.leave()
+            raise
+        return answer, room
+
+    def room(self, client: Client, bytes_max: int) -> HeldRoom:
+        """Return room for an answer, to be entered."""
+        return HeldRoom(self._shares, client, COPIES_OF_AN_ANSWER * bytes_max)

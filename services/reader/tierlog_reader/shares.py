@@ -1,0 +1,182 @@
+"""Memory for answers on their way to clients: who gets room, and who waits for it.
+
+Owns the bytes that are promised to answers, from before they are read until the client has taken
+them. Does not own the answers, nor memory that is kept between reads (``memory``).
+
+    who asks                                     gets room
+    a client that holds nothing                  when it fits
+    one that holds some                          when it would then hold no more than is still free
+
+So ``n`` clients that take nothing hold an ``n + 1``-th each, and as much is left for whoever comes.
+
+Invariants:
+    * What is promised never passes ``bytes_max``; one answer alone is cut to it.
+    * Clients that wait take turns. Who is within its share and does not fit is waited for, so
+      that small answers of others never starve a large one; who is beyond its share is passed
+      over, so that a client that does not take its answers holds up nobody else.
+    * Nobody waits longer than ``wait_s_max``: then it is told to come again, RESOURCE_EXHAUSTED.
+
+Cancellation: who stops waiting leaves no trace; room is given back however a read ends.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Hashable
+from dataclasses import dataclass, field
+
+from tierlog.model.errors import Reason, RetryableError
+
+Client = Hashable
+
+
+@dataclass(slots=True, eq=False)
+class Room:
+    """Bytes that are promised to one answer."""
+
+    size: int
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    size: int
+    granted: asyncio.Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class _Account:
+    """What one client holds, and who waits in its name."""
+
+    held: int = 0
+    rooms: int = 0
+    waiting: deque[_Waiter] = field(default_factory=deque)
+
+
+class Shares:
+    """Room for all answers of one process."""
+
+    def __init__(self, bytes_max: int, *, wait_s_max: float) -> None:
+        assert bytes_max > 0
+        self.bytes_max = bytes_max
+        self._wait_s_max = wait_s_max
+        # Whose turn it is comes first.
+        self._accounts: OrderedDict[Client, _Account] = OrderedDict()
+        self.used_bytes = 0
+        self.most_used_bytes = 0
+        self.waits = 0
+        self.refusals = 0
+
+    def __repr__(self) -> str:
+        return f"<Shares {self.used_bytes} of {self.bytes_max}, {self.waiting} waiting>"
+
+    @property
+    def waiting(self) -> int:
+        """How many answers wait for room."""
+        return sum(len(account.waiting) for account in self._accounts.values())
+
+    @contextlib.asynccontextmanager
+    async def room(self, client: Client, size: int) -> AsyncIterator[Room]:
+        """Give room for the length of the context, once there is some."""
+        room = await self.take(client, size)
+        try:
+            yield room
+        finally:
+            self.give_back(client, room)
+
+    async def take(self, client: Client, size: int) -> Room:
+        """Return room once there is some; whoever has it gives it back."""
+        size = min(size, self.bytes_max)
+        account = self._accounts.setdefault(client, _Account())
+        if not self.waiting and self._within_share(account, size) and self._fits(size):
+            self._promise(account, size)
+            return Room(size)
+        self.waits += 1
+        waiter = _Waiter(size, asyncio.get_running_loop().create_future())
+        account.waiting.append(waiter)
+        self._grant()
+        try:
+            async with asyncio.timeout(self._wait_s_max):
+                await waiter.granted
+        except BaseException as error:
+            self._withdraw(client, account, waiter)
+            if isinstance(error, TimeoutError):
+                self.refusals += 1
+                raise self._exhausted(size) from None
+            raise
+        return Room(size)
+
+    def shrink(self, client: Client, room: Room, size: int) -> None:
+        """Keep only ``size`` bytes of a room: the answer turned out smaller."""
+        if size < room.size:
+            account = self._accounts[client]
+            account.held -= room.size - size
+            self.used_bytes -= room.size - size
+            room.size = size
+            self._grant()
+
+    def give_back(self, client: Client, room: Room) -> None:
+        """End a promise."""
+        account = self._accounts[client]
+        account.held -= room.size
+        account.rooms -= 1
+        self.used_bytes -= room.size
+        assert self.used_bytes >= 0, "more was given back than was promised"
+        self._forget_idle(client, account)
+        self._grant()
+
+    def _promise(self, account: _Account, size: int) -> None:
+        account.held += size
+        account.rooms += 1
+        self.used_bytes += size
+        self.most_used_bytes = max(self.most_used_bytes, self.used_bytes)
+
+    def _fits(self, size: int) -> bool:
+        return self.used_bytes + size <= self.bytes_max
+
+    def _within_share(self, account: _Account, size: int) -> bool:
+        return account.rooms == 0 or account.held + size <= self.bytes_max - self.used_bytes
+
+    def _grant(self) -> None:
+        """Give room to those who wait, in turns, until the first whose turn it is does not fit."""
+        granted = True
+        while granted:
+            granted = False
+            for client, account in list(self._accounts.items()):
+                while account.waiting and account.waiting[0].granted.cancelled():
+                    account.waiting.popleft()
+                if not account.waiting:
+                    continue
+                waiter = account.waiting[0]
+                if not self._within_share(account, waiter.size):
+                    continue
+                if not self._fits(waiter.size):
+                    return
+                account.waiting.popleft()
+                self._promise(account, waiter.size)
+                waiter.granted.set_result(None)
+                self._accounts.move_to_end(client)
+                granted = True
+
+    def _withdraw(self, client: Client, account: _Account, waiter: _Waiter) -> None:
+        if waiter.granted.done() and not waiter.granted.cancelled():
+            # It came in the very moment in which nobody waited any more.
+            self.give_back(client, Room(waiter.size))
+            return
+        with contextlib.suppress(ValueError):
+            account.waiting.remove(waiter)
+        self._forget_idle(client, account)
+        self._grant()
+
+    def _forget_idle(self, client: Client, account: _Account) -> None:
+        if not account.rooms and not account.waiting:
+            self._accounts.pop(client, None)
+
+    def _exhausted(self, size: int) -> RetryableError:
+        return RetryableError(
+            f"there was no room for an answer of {size} bytes within {self._wait_s_max:g} s: "
+            f"{self.used_bytes} of {self.bytes_max} bytes are on their way to clients",
+            reason=Reason.RESOURCE_EXHAUSTED,
+            remedy="Come again; ask for fewer bytes at once, take answers sooner, or start the "
+            "reader with a larger reader.memory_bytes_max",
+            retry_after_s=1.0,
+        )

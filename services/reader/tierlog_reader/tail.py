@@ -1,0 +1,321 @@
+"""The tail of streams, in memory: one subscription a ledger, shared by all who follow it.
+
+Owns the newest entries of ledgers that somebody waits at: a subscription takes what is confirmed
+and adds it to a read index over the streaming cache; who waits is woken, and reads it there. Does
+not own how tier 1 is read (``tier1``), when bytes go (``cache.manager``), nor who may read them:
+whoever asks has looked the ledger up.
+
+Bytes of a ledger are counted from the first frame that its subscription took. Where an entry
+begins is known of the first of each piece that came, as far as there is room; from the nearest
+one before it the rest is walked.
+
+Invariants:
+    * Only what tier 1 gave as confirmed is here: the LAC is never passed.
+    * Memory never has a gap: entries ``first`` to before ``next_id`` were all taken, and one that
+      went again is a miss, which tier 1 or tier 2 answers.
+    * However many follow a ledger, one read of it waits at tier 1.
+    * A ledger that left tier 1 is served from here for as long as its bytes stay.
+    * A cache without room is no failure: the subscription forgets what it had and goes on.
+    * At most ``ledgers_max`` ledgers are held; what they take of Python's heap counts as used.
+
+Cancellation: who waits may be cancelled; the subscription ends when nobody has asked for
+``idle_s``, with ``run``, or with any trouble in tier 1, which whoever reads next then meets.
+"""
+
+import asyncio
+import contextlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol, Self
+
+import structlog
+
+from tierlog.format.frame import FRAME_HEADER_LEN, entry_len_at, frames_end, walk_frames
+from tierlog.model.errors import Reason, TierlogError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.stream import ListedLedger
+from tierlog_reader.cache.manager import CacheManager
+from tierlog_reader.cache.store import StreamingCache
+from tierlog_reader.chunk import Budget, Chunk
+from tierlog_reader.places import Tier
+from tierlog_reader.read_index import INDEX_OBJECT_BYTES, ReadIndex
+
+log = structlog.get_logger()
+
+POLL_S: Final = 1.0
+"""So long a subscription waits in tier 1 at once; a closed ledger is noticed that late at most."""
+PAUSE_S: Final = 0.005
+"""At least so much is between two answers that there is nothing yet."""
+TAKE_ENTRIES: Final = 100_000
+TAKE_BYTES: Final = 1024 * 1024
+NOTES_MAX: Final = 1024
+NOTE_BYTES: Final = 96
+HELD_BYTES: Final = INDEX_OBJECT_BYTES + 2000
+
+
+class Confirmed(Protocol):
+    """Tier 1 as a subscription wants it: what is confirmed, and nothing else."""
+
+    async def read(self, ledger: ListedLedger, first_entry_id: EntryId, budget: Budget) -> Chunk:
+        """Return frames up to the LAC; NOT_YET after ``budget.wait_s`` without any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailLimits:
+    """Every bound of the tail in memory, but for the cache's own."""
+
+    ledgers_max: int = 1024
+    idle_s: float = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """One ledger's newest entries; ``starts`` and ``offsets`` say where some of them begin."""
+
+    index: ReadIndex
+    first: EntryId
+    next_id: EntryId
+    end: int = 0
+    starts: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    live: bool = False
+    waiters: int = 0
+    used_s: float = 0.0
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class TailMemory:
+    """The newest entries of all ledgers that are followed."""
+
+    def __init__(
+        self,
+        tier1: Confirmed,
+        store: StreamingCache,
+        manager: CacheManager,
+        limits: TailLimits | None = None,
+    ) -> None:
+        self._tier1 = tier1
+        self._store = store
+        self._manager = manager
+        self._limits = limits if limits is not None else TailLimits()
+        # The ledger used longest ago first.
+        self._held: OrderedDict[LedgerId, _Held] = OrderedDict()
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.hits = 0
+        self.bytes_served = 0
+        self.bytes_taken = 0
+
+    def __repr__(self) -> str:
+        return f"<TailMemory of {len(self._held)} ledgers, {self.subscriptions} followed>"
+
+    @property
+    def subscriptions(self) -> int:
+        """How many ledgers are followed now."""
+        return sum(held.live for held in self._held.values())
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncIterator[Self]:
+        """Follow ledgers for as long as the context lasts."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                yield self
+            finally:
+                self._group = None
+                for task in self._tasks:
+                    task.cancel()
+        for ledger_id in list(self._held):
+            self._drop(ledger_id)
+
+    # Reading
+
+    def get(self, ledger_id: LedgerId, first_entry_id: EntryId, budget: Budget) -> Chunk | None:
+        """Return what is in memory from an entry on; None: not even that one."""
+        held = self._held.get(ledger_id)
+        if held is None or not held.first <= first_entry_id < held.next_id:
+            return None
+        self._used(ledger_id, held)
+        found = self._frames(held, first_entry_id, budget)
+        if found is None:
+            return None
+        frames, count = found
+        self.hits += 1
+        self.bytes_served += len(frames)
+        return Chunk(
+            ledger_id=ledger_id,
+            first_entry_id=first_entry_id,
+            count=count,
+            frames=(frames,),
+            tier=Tier.MEMORY,
+        )
+
+    def _frames(
+        self, held: _Held, first_entry_id: EntryId, budget: Budget
+    ) -> tuple[memoryview, int] | None:
+        """Return frames from an entry on and how many; None where its bytes went."""
+        at = bisect_right(held.starts, first_entry_id) - 1
+        if at < 0:
+            return None
+        entry_id, offset = held.starts[at], held.offsets[at]
+        gap_end = held.offsets[at + 1] if at + 1 < len(held.offsets) else held.end
+        before = 0 if entry_id == first_entry_id else gap_end - offset
+        body = self._copied(held, offset, before + budget.bytes_max)
+        if body is None:
+            return None
+        starts = walk_frames(body, entry_id)
+        skip = first_entry_id - entry_id
+        if len(starts) < skip:
+            return None
+        if len(starts) == skip:
+            # Longer than was asked for: one entry at least is returned, if all of it is here.
+            place = frames_end(body, starts) if skip else 0
+            alone = self._alone(held, offset + place)
+            return None if alone is None else (alone, 1)
+        begin = int(starts[skip])
+        ends = [*starts[skip + 1 :].tolist(), frames_end(body, starts)]
+        count = min(max(1, bisect_right(ends, begin + budget.bytes_max)), budget.entries_max)
+        return body[begin : ends[count - 1]], count
+
+    def _alone(self, held: _Held, offset: int) -> memoryview | None:
+        """Return the one frame that begins at ``offset``, if all of it is here."""
+        header = self._copied(held, offset, FRAME_HEADER_LEN)
+        if header is None or len(header) < FRAME_HEADER_LEN:
+            return None
+        frame_len = FRAME_HEADER_LEN + entry_len_at(header, 0)
+        body = self._copied(held, offset, frame_len)
+        return body if body is not None and len(body) == frame_len else None
+
+    def _copied(self, held: _Held, offset: int, length_max: int) -> memoryview | None:
+        lease = held.index.read(offset, length_max)
+        if lease is None:
+            return None
+        with lease:
+            return memoryview(b"".join(lease.views))
+
+    def _used(self, ledger_id: LedgerId, held: _Held) -> None:
+        held.used_s = asyncio.get_running_loop().time()
+        self._held.move_to_end(ledger_id)
+
+    # Following
+
+    def awaited(self, ledger_id: LedgerId) -> EntryId | None:
+        """Return the entry that a subscription waits for in tier 1; None: there is none."""
+        held = self._held.get(ledger_id)
+        return held.next_id if held is not None and held.live else None
+
+    def follow(self, ledger: ListedLedger, entry_id: EntryId) -> None:
+        """Begin to take what comes in an open ledger from its end on, unless it is taken.
+
+        ``entry_id`` is the one behind its LAC: a subscription never begins beyond what may come.
+        """
+        held = self._held.get(ledger.ledger_id)
+        if self._group is None or (held is not None and held.live):
+            return
+        self.tick()
+        held = self._held.get(ledger.ledger_id)
+        if held is not None and held.next_id != entry_id:
+            self._drop(ledger.ledger_id)
+            held = None
+        if held is None:
+            self._make_room()
+            held = _Held(ReadIndex(self._store, self._manager), entry_id, entry_id)
+            self._held[ledger.ledger_id] = held
+            self._manager.owners_bytes += HELD_BYTES
+        held.live = True
+        self._used(ledger.ledger_id, held)
+        task = self._group.create_task(self._take(ledger, held))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait(self, ledger_id: LedgerId, entry_id: EntryId, wait_s: float) -> bool:
+        """Wait for an entry; False: its subscription ended, and somebody else must be asked."""
+        held = self._held.get(ledger_id)
+        if held is None:
+            return False
+        self._used(ledger_id, held)
+        held.waiters += 1
+        try:
+            if held.live and held.next_id <= entry_id:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await held.changed.wait()
+        finally:
+            held.waiters -= 1
+        return held.live or held.next_id > entry_id
+
+    async def _take(self, ledger: ListedLedger, held: _Held) -> None:
+        loop = asyncio.get_running_loop()
+        budget = Budget(entries_max=TAKE_ENTRIES, bytes_max=TAKE_BYTES, wait_s=POLL_S)
+        try:
+            while held.live and (held.waiters or loop.time() - held.used_s < self._limits.idle_s):
+                try:
+                    chunk = await self._tier1.read(ledger, held.next_id, budget)
+                except TierlogError as error:
+                    if error.reason is not Reason.NOT_YET:
+                        log.debug("tail.ended", ledger_id=ledger.ledger_id, cause=str(error))
+                        return
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                if held.live:
+                    self._add(held, chunk)
+        finally:
+            held.live = False
+            held.wake()
+
+    def _add(self, held: _Held, chunk: Chunk) -> None:
+        assert chunk.first_entry_id == held.next_id, "the newest entries follow the ones before"
+        offset = held.end
+        self.bytes_taken += chunk.frames_len
+        if all(self._append(held, piece) for piece in chunk.frames):
+            self._note(held, chunk.first_entry_id, offset)
+            held.next_id = chunk.end.entry_id
+        else:
+            self._forget(held)
+            held.first = held.next_id = chunk.end.entry_id
+        held.wake()
+
+    def _append(self, held: _Held, piece: "bytes | bytearray | memoryview") -> bool:
+        fitted = held.index.append(held.end, piece)
+        held.end += len(piece)
+        return fitted
+
+    def _note(self, held: _Held, entry_id: EntryId, offset: int) -> None:
+        held.starts.append(entry_id)
+        held.offsets.append(offset)
+        self._manager.owners_bytes += NOTE_BYTES
+        if len(held.starts) > NOTES_MAX:
+            before = len(held.starts)
+            del held.starts[1::2], held.offsets[1::2]
+            self._manager.owners_bytes -= NOTE_BYTES * (before - len(held.starts))
+
+    def _make_room(self) -> None:
+        while len(self._held) >= self._limits.ledgers_max:
+            # One that is followed goes too: who waits there then reads tier 1.
+            self._drop(next(iter(self._held)))
+
+    def tick(self) -> None:
+        """Drop ledgers that nobody follows and of which nothing is left."""
+        for ledger_id, held in list(self._held.items()):
+            if not held.live and not held.waiters and len(held.index) == 0:
+                self._drop(ledger_id)
+
+    def _forget(self, held: _Held) -> None:
+        held.index.clear()
+        self._manager.owners_bytes -= NOTE_BYTES * len(held.starts)
+        held.starts.clear()
+        held.offsets.clear()
+
+    def _drop(self, ledger_id: LedgerId) -> None:
+        held = self._held.pop(ledger_id)
+        self._forget(held)
+        self._manager.owners_bytes -= HELD_BYTES
+        held.live = False
+        held.wake()

@@ -1,0 +1,373 @@
+"""Entries over HTTP: pages, their types, following, ranges of raw ledgers, times, explanations."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from tests.unit.reader.asgi import AsgiClient
+from tests.unit.reader.test_source import numbered
+from tests.unit.reader.test_tail import closed, tails_of
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
+from tierlog.cli.read import document_of as cli_document_of
+from tierlog.client.reading import ReadEntry, events_of
+from tierlog.format.entry import StructuredEvent, encode_entry
+from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.position import Edge
+from tierlog.runtime.http import build_http_app
+from tierlog_reader.app import add_all_routes
+from tierlog_reader.documents import (
+    ARROW,
+    BODY_TYPES,
+    NDJSON,
+    OCTETS,
+    FoundEntry,
+    document_of,
+    wanted_type,
+)
+from tierlog_reader.documents import events_of as found_events_of
+from tierlog_reader.limits import ReadLimits
+from tierlog_reader.pages import read_page
+from tierlog_reader.seek import Time, TimeSeek, parse_start
+from tierlog_reader.served import ServedReads
+from tierlog_reader.shares import Shares
+from tierlog_reader.trace import tracing
+
+MIB = 1024 * 1024
+URL = f"/v1/streams/{STREAM}"
+RAW = numbered(0, 30)
+
+
+def stamped(number: int, publish_ms: int, **named) -> bytes:
+    event = StructuredEvent(payload=b"event %d" % number, **named)
+    return encode_entry([event], publish_time_ms=publish_ms)
+
+
+@asynccontextmanager
+async def served(world, *, tails=None, room_bytes=64 * MIB, send_s_max=30.0):
+    """Give an HTTP client of the reader's own routes, without a socket, and its shares."""
+    shares = Shares(room_bytes, wait_s_max=5)
+    limits = ReadLimits(response_bytes_max=MIB, wait_ms_max=30_000, send_s_max=send_s_max)
+    async with world.reader(tails=tails or tails_of()) as source:
+        app = build_http_app("reader", checks={})
+        add_all_routes(app, ServedReads(source, shares), TimeSeek(source), limits)
+        yield AsgiClient(app), shares
+
+
+async def two_tiers(entries, *, raw=False):
+    """Half of the entries in tier 2 alone, the rest in an open ledger."""
+    world = ReaderWorld()
+    await world.start(raw=raw)
+    half = len(entries) // 2
+    first = await world.sealed(entries[:half])
+    await world.offloaded(first)
+    await world.gone_locally(first)
+    second = await world.opened(entries[half:])
+    return world, first, second
+
+
+ENTRIES = [
+    stamped(number, 1_000_000 + 10 * number, key=b"k%d" % number, properties={"a": "b"})
+    for number in range(30)
+]
+
+
+@on_virtual_time
+async def test_pages_go_on_with_their_token_over_ledgers_and_tiers():
+    world, first, second = await two_tiers(ENTRIES)
+    async with served(world) as (client, shares):
+        token, found, sizes = "earliest", [], []
+        while True:
+            answer = await client.get(f"{URL}/entries", params={"from": token, "limit": 7})
+            assert shares.used_bytes == 0, "room is given back once it was sent"
+            token = answer.headers["Tierlog-Next"]
+            if answer.status_code == 204:
+                break
+            lines = [json.loads(line) for line in answer.text.splitlines()]
+            sizes.append(len(lines))
+            found += lines
+        assert sizes == [7, 7, 7, 7, 2]
+        assert [one["payload"] for one in found] == [f"event {n}" for n in range(30)]
+        assert [one["tier"] for one in found] == ["tier2"] * 15 + ["tier1"] * 15
+        assert found[0]["position"] == f"{first}:0"
+        assert found[-1]["position"] == f"{second}:14"
+        assert token == f"{second}:15"
+        until = await client.get(
+            f"{URL}/entries", params={"from": f"{first}:13", "to": f"{second}:2"}
+        )
+        assert [json.loads(line)["position"] for line in until.text.splitlines()] == [
+            f"{first}:13", f"{first}:14", f"{second}:0", f"{second}:1",
+        ]  # fmt: skip
+        few = await client.get(f"{URL}/entries", params={"bytes_max": 1})
+        assert few.headers["Tierlog-Entry-Count"] == "1"
+
+
+@on_virtual_time
+async def test_each_type_has_the_same_events():
+    world, *_ = await two_tiers(ENTRIES)
+    payloads = [f"event {n}".encode() for n in range(30)]
+    async with served(world) as (client, _):
+        answers = {
+            kind: await client.get(f"{URL}/entries", headers={"Accept": kind})
+            for kind in BODY_TYPES
+        }
+    for kind, answer in answers.items():
+        assert answer.headers["Content-Type"] == kind
+        assert answer.headers["Tierlog-Tier"] == "tier1,tier2"
+    octets, found = answers[OCTETS].content, []
+    while octets:
+        length = int.from_bytes(octets[:4], "big")
+        found.append(octets[4 : 4 + length])
+        octets = octets[4 + length :]
+    assert found == payloads
+    table = pa.ipc.open_stream(answers[ARROW].content).read_all()
+    assert table.column("payload").to_pylist() == payloads
+    assert table.column("key").to_pylist() == [b"k%d" % n for n in range(30)]
+    published = table.column("publish_time").to_pylist()
+    assert published[3] == datetime.fromtimestamp(1000.03, UTC)
+    assert table.column("entry_id").to_pylist() == [*range(15), *range(15)]
+    assert len(answers[NDJSON].text.splitlines()) == 30
+
+
+def test_a_line_is_what_the_command_line_prints():
+    binary = encode_entry([b"\xff\x00", b"plain"], publish_time_ms=7)
+    for data, raw in ((ENTRIES[3], False), (binary, False), (b"just bytes", True)):
+        where = at(3, 4)
+        entry = FoundEntry(position=where, data=data, tier="tier2", raw=raw)
+        mine = [document_of(one) for one in found_events_of(entry)]
+        theirs = events_of(ReadEntry(position=where, data=memoryview(data), tier="tier2", raw=raw))
+        assert mine == [cli_document_of(one) for one in theirs]
+    with pytest.raises(CorruptError) as caught:
+        list(found_events_of(FoundEntry(position=at(3, 4), data=b"x" * 40, tier="t", raw=False)))
+    assert caught.value.details["position"] == "3:4"
+
+
+def test_the_best_type_is_chosen_and_unknown_ones_are_refused():
+    cases = {
+        None: NDJSON,
+        "*/*": NDJSON,
+        "application/*": NDJSON,
+        ARROW: ARROW,
+        f"text/html, {OCTETS};q=0.5, {ARROW};q=0.9": ARROW,
+        f"{NDJSON};q=0, {OCTETS}": OCTETS,
+    }
+    for accept, kind in cases.items():
+        assert wanted_type(accept, BODY_TYPES) == kind, accept
+    for accept in ("text/html", f"{NDJSON};q=0", "nonsense"):
+        with pytest.raises(RefusedError) as caught:
+            wanted_type(accept, BODY_TYPES)
+        assert ARROW in caught.value.remedy
+
+
+async def _events(client, world, count, *, headers=None, **params):
+    """Follow with server-sent events until so many came; return token and document of each."""
+    found, token = [], None
+    headers = {"Accept": "text/event-stream", **(headers or {})}
+    pages = {"limit": count, **params}
+    answer = await client.get(f"{URL}/entries", params=pages, headers=headers)
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    for message in answer.text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in message.splitlines() if ": " in line)
+        if "data" in fields:
+            token = fields.get("id", token)
+            found.append((token, json.loads(fields["data"])))
+    return found
+
+
+@on_virtual_time
+async def test_server_sent_events_follow_into_the_tail_and_go_on_with_the_last_event_id():
+    world, first, second = await two_tiers(ENTRIES[:20])
+    async with served(world) as (client, shares), asyncio.TaskGroup() as group:
+        following = group.create_task(_events(client, world, 30))
+        await asyncio.sleep(3)
+        assert shares.used_bytes == 0, "who waits at the tail holds no room"
+        for number in range(20, 30):
+            await world.write(second, [ENTRIES[number]], first=number - 10)
+            await asyncio.sleep(0.3)
+        found = await following
+        assert [one["payload"] for _, one in found] == [f"event {n}" for n in range(30)]
+        assert found[4][0] == f"{first}:5"
+        again = await _events(
+            client, world, 25, headers={"Last-Event-ID": found[4][0]}, **{"from": "latest"}
+        )
+        assert [one["payload"] for _, one in again] == [f"event {n}" for n in range(5, 30)]
+
+
+@on_virtual_time
+async def test_a_problem_ends_what_is_followed_and_is_told():
+    world, *_ = await two_tiers(ENTRIES)
+    async with served(world) as (client, shares):
+        headers = {"Accept": "text/event-stream"}
+        answer = await client.get(f"{URL}/entries", params={"from": "999:0"}, headers=headers)
+        assert "event: error" in answer.text
+        assert '"reason":"LEDGER_NOT_FOUND"' in answer.text
+        assert shares.used_bytes == 0
+
+
+@on_virtual_time
+async def test_ranges_of_a_raw_ledger():
+    world, first, second = await two_tiers(RAW, raw=True)
+    async with served(world) as (client, shares):
+        url = f"{URL}/ledgers/{first}"
+        whole = await client.get(url)
+        assert (whole.status_code, whole.content) == (206, b"".join(RAW[:15]))
+        part = await client.get(url, headers={"Range": "entries=3-5"})
+        assert part.content == b"".join(RAW[3:6])
+        assert part.headers["Content-Range"] == "entries 3-5/15"
+        rest = await client.get(url, headers={"Range": "entries=13-99"})
+        assert (rest.content, rest.headers["Content-Range"]) == (
+            b"".join(RAW[13:15]),
+            "entries 13-14/15",
+        )
+        still_open = await client.get(f"{URL}/ledgers/{second}", headers={"Range": "entries=14-"})
+        assert still_open.content == RAW[29]
+        assert still_open.headers["Content-Range"] == "entries 14-14/*"
+        behind = await client.get(url, headers={"Range": "entries=15-"})
+        assert (behind.status_code, behind.json()["reason"]) == (404, "NO_SUCH_ENTRY")
+        for bad in ("bytes=0-5", "entries=5-3", "entries=-3"):
+            answer = await client.get(url, headers={"Range": bad})
+            assert (answer.status_code, answer.json()["reason"]) == (400, "INVALID_ARGUMENT")
+        assert shares.used_bytes == 0
+
+
+@on_virtual_time
+async def test_a_range_of_entries_with_append_headers_is_refused():
+    world, first, _ = await two_tiers(ENTRIES)
+    async with served(world) as (client, _):
+        answer = await client.get(f"{URL}/ledgers/{first}")
+        assert (answer.status_code, answer.json()["reason"]) == (400, "INVALID_ARGUMENT")
+
+
+def test_where_to_begin_is_read():
+    assert parse_start("earliest") is Edge.EARLIEST
+    assert parse_start("12:3") == at(12, 3)
+    assert parse_start("time:1769860800000") == Time(1769860800000)
+    for text in ("2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "2026-01-31T12:00:00"):
+        assert parse_start(f"time:{text}") == Time(1769860800000)
+    for text in ("time:", "time:yesterday", "x", "time:-5"):
+        with pytest.raises(RefusedError) as caught:
+            parse_start(text)
+        assert "time:" in caught.value.remedy
+
+
+async def timed_world():
+    """Three ledgers at 1000 s, 2000 s, 3000 s: in tier 2 alone, in tier 1 and closed, open."""
+    world = ReaderWorld()
+    await world.start()
+    ledgers, all_entries = [], []
+    for number in range(3):
+        entries = [stamped(n, 1_000_000 * (number + 1) + 10 * n) for n in range(200)]
+        ledger = await world.opened()
+        for first in range(0, 200, 8):
+            part = entries[first : first + 8]
+            base = 1_000_000 * (number + 1) + 10 * first
+            await world.write(ledger, part, first=first, times=(base, base + 70))
+        if number < 2:
+            await closed(world, ledger, entries)
+        ledgers.append(ledger)
+        all_entries.append(entries)
+    return world, ledgers
+
+
+@on_virtual_time
+async def test_a_time_is_found_in_either_tier_with_few_reads():
+    world, ledgers = await timed_world()
+    await world.offloaded(ledgers[0])
+    await world.gone_locally(ledgers[0])
+    async with world.reader(tails=tails_of()) as source:
+        seek = TimeSeek(source)
+        for number, ledger in enumerate(ledgers):
+            base = 1_000_000 * (number + 1)
+            for entry in (0, 1, 7, 8, 100, 199):
+                found = await seek.position_at(STREAM, base + 10 * entry)
+                assert found == at(ledger, entry)
+                assert await seek.position_at(STREAM, base + 10 * entry - 9) == found
+            with tracing() as trace:
+                await seek.position_at(STREAM, base + 1990)
+            # Of 200 entries in 25 runs: a search by halves, and the last steps.
+            asked = [one for one in trace.steps if one.what in {"tier1", "tier2", "GET range"}]
+            assert len(asked) <= 12
+        assert await seek.position_at(STREAM, 0) == at(ledgers[0], 0)
+        assert await seek.position_at(STREAM, 9_000_000) == at(ledgers[2], 200)
+
+
+@on_virtual_time
+async def test_a_read_is_explained():
+    world, first, second = await two_tiers(ENTRIES)
+    async with served(world) as (client, shares):
+        cold = (await client.get(f"{URL}/explain", params={"from": f"{first}:7"})).json()
+        assert (cold["tier"], cold["entries"], cold["first"]) == ("tier2", 1, f"{first}:7")
+        assert "only tier2 has it" in cold["tier_reason"]
+        assert cold["requests"] >= 2
+        assert cold["requested_bytes"] > 0
+        steps = [(one["what"], one["where"]) for one in cold["steps"]]
+        assert ("tier2", f"ledger {first}") in steps
+        assert any(what == "GET" and where.endswith("-index") for what, where in steps)
+        assert all(one["took_us"] >= 0 for one in cold["steps"])
+        open_ledger = (await client.get(f"{URL}/explain", params={"from": f"{second}:0"})).json()
+        assert (open_ledger["tier"], open_ledger["requests"]) == ("tier1", 0)
+        assert open_ledger["tier_reason"] == "the ledger is open"
+        nothing = (await client.get(f"{URL}/explain", params={"from": f"{second}:15"})).json()
+        assert (nothing["tier"], nothing["entries"]) == (None, 0)
+        assert shares.used_bytes == 0
+
+
+@pytest.mark.covers("C15")
+@on_virtual_time
+async def test_slow_clients_hold_their_part_of_the_memory_and_nobody_else_waits_for_them():
+    entries = numbered(0, 600, size=2000)
+    world = ReaderWorld()
+    await world.start(raw=True)
+    ledger = await world.opened(entries)
+    runs = {"from": f"{ledger}:0", "bytes_max": 300_000}
+    async with (
+        served(world, room_bytes=4_000_000, send_s_max=10) as (quick, shares),
+        asyncio.TaskGroup() as group,
+    ):
+        slow = [AsgiClient(quick.app, piece_s=4.0, host="slow") for _ in range(20)]
+        stuck = [AsgiClient(quick.app, piece_s=1000.0, host="stuck") for _ in range(20)]
+        others = [
+            group.create_task(client.get(f"{URL}/runs", params=runs)) for client in slow + stuck
+        ]
+        await asyncio.sleep(2)
+        assert shares.waiting > 0
+        loop = asyncio.get_running_loop()
+        for _ in range(10):
+            begun_s = loop.time()
+            answer = await quick.get(f"{URL}/runs", params=runs)
+            assert (answer.status_code, len(answer.content) > 250_000) == (200, True)
+            assert loop.time() - begun_s < 0.5
+        await asyncio.sleep(60)
+        assert shares.used_bytes == 0, "who takes nothing is left, and its room is free again"
+        done = [await one for one in others]
+    statuses = [one.status_code for one in done]
+    assert set(statuses) == {200, 429}
+    assert shares.most_used_bytes <= 4_000_000
+
+
+@on_virtual_time
+async def test_a_page_holds_its_room_until_it_is_given_back():
+    world, _, second = await two_tiers(ENTRIES)
+    shares = Shares(10 * MIB, wait_s_max=5)
+    async with world.reader(tails=tails_of()) as source, asyncio.TaskGroup() as group:
+        # Somebody follows, so that the end of the page is where others wait.
+        where = at(second, 15)
+        following = group.create_task(source.read(STREAM, where, budget(wait_s=60)))
+        await asyncio.sleep(1)
+        room = ServedReads(source, shares).room("a", 100_000)
+        page = await read_page(source, STREAM, at(second, 0), budget(room=room))
+        assert (len(page.entries), page.at_end) == (15, True)
+        assert shares.used_bytes == 200_000
+        room.leave()
+        room.leave()
+        assert shares.used_bytes == 0
+        following.cancel()
+        await closed(world, second, ENTRIES[15:])
+        await asyncio.sleep(1)
+        room = ServedReads(source, shares).room("a", 100_000)
+        page = await read_page(source, STREAM, at(second, 0), budget(room=room))
+        assert (len(page.entries), page.at_end, shares.used_bytes) == (15, True, 200_000)
+        room.leave()

@@ -1,0 +1,121 @@
+"""Room for answers: within the bound, in turns, and who is slow holds up nobody else."""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.unit.catalog.world import on_virtual_time
+from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.runtime.settings import ReaderSettings
+from tierlog_reader.memory import parts_of
+from tierlog_reader.shares import Shares
+
+MIB = 1024 * 1024
+
+
+async def served(shares, client, sizes, took_s, log):
+    """Be a client that gets answers one after the other and takes them at its own pace."""
+    for size in sizes:
+        async with shares.room(client, size) as room:
+            assert shares.used_bytes <= shares.bytes_max
+            await asyncio.sleep(took_s / 2)
+            shares.shrink(client, room, size // 2)
+            await asyncio.sleep(took_s / 2)
+        log.append((client, asyncio.get_running_loop().time()))
+
+
+@pytest.mark.covers("C15")
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_promised_never_passes_the_bound_and_everybody_is_served(seed):
+    @on_virtual_time
+    async def test():
+        chance = random.Random(seed)
+        shares = Shares(10_000, wait_s_max=10_000)
+        log: list[tuple[object, float]] = []
+        async with asyncio.TaskGroup() as group:
+            for client in range(40):
+                sizes = [chance.choice([10, 900, 4000, 20_000]) for _ in range(20)]
+                group.create_task(served(shares, client, sizes, chance.random(), log))
+        assert len(log) == 800
+        assert 5000 < shares.most_used_bytes <= shares.bytes_max
+        assert (shares.used_bytes, shares.waiting, len(shares._accounts)) == (0, 0, 0)
+
+    test()
+
+
+@pytest.mark.parametrize("stuck_clients", [1, 2, 5])
+def test_clients_that_take_nothing_hold_up_nobody_else(stuck_clients):
+    @on_virtual_time
+    async def test():
+        shares = Shares(12_000, wait_s_max=5)
+        async with asyncio.TaskGroup() as group:
+            stuck = [
+                group.create_task(_hold(shares, f"stuck {number % stuck_clients}", 1000, 30))
+                for number in range(60)
+            ]
+            await asyncio.sleep(1)
+            # Each has its part and no more, whoever came first, and as much is left.
+            assert shares.used_bytes <= 12_000 * stuck_clients // (stuck_clients + 1)
+            before_s = asyncio.get_running_loop().time()
+            log: list[tuple[object, float]] = []
+            await served(shares, "a", [1000] * 20, 0.1, log)
+            assert asyncio.get_running_loop().time() - before_s < 2.5
+            assert len(log) == 20
+            refused = [error for one in stuck if (error := await one) is not None]
+            assert all(one.reason is Reason.RESOURCE_EXHAUSTED for one in refused)
+            assert len(refused) >= 48
+
+    test()
+
+
+async def _hold(shares, client, size, hold_s):
+    """Be a client that takes nothing; return the error if it got no room."""
+    try:
+        async with shares.room(client, size):
+            await asyncio.sleep(hold_s)
+    except RetryableError as error:
+        return error
+    return None
+
+
+@on_virtual_time
+async def test_a_large_answer_is_not_starved_by_small_ones():
+    shares = Shares(10_000, wait_s_max=60)
+    async with asyncio.TaskGroup() as group:
+        small = [
+            group.create_task(served(shares, f"s{one}", [1000] * 400, 0.1, [])) for one in range(20)
+        ]
+        await asyncio.sleep(1)
+        begun_s = asyncio.get_running_loop().time()
+        async with shares.room("large", 10_000):
+            waited_s = asyncio.get_running_loop().time() - begun_s
+        for task in small:
+            task.cancel()
+    assert waited_s < 2
+
+
+@on_virtual_time
+async def test_who_gets_no_room_in_time_is_told_to_come_again_and_leaves_no_trace():
+    shares = Shares(1000, wait_s_max=2)
+    async with shares.room("a", 1000):
+        with pytest.raises(RetryableError) as caught:
+            await shares.take("b", 10)
+        assert caught.value.reason is Reason.RESOURCE_EXHAUSTED
+        assert caught.value.retry_after_s
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(shares.take("b", 10))
+            await asyncio.sleep(1)
+            waiting.cancel()
+        assert (shares.waiting, shares.refusals, list(shares._accounts)) == (0, 1, ["a"])
+    assert (shares.used_bytes, len(shares._accounts)) == (0, 0)
+
+
+def test_the_parts_are_the_budget_and_settings_that_leave_too_little_are_refused():
+    parts = parts_of(ReaderSettings())
+    assert parts.total == ReaderSettings().memory_bytes_max == 384 * MIB
+    assert parts.answers >= 4 * ReaderSettings().response_bytes_max
+    with pytest.raises(RefusedError) as caught:
+        parts_of(ReaderSettings(memory_bytes_max=260 * MIB))
+    named = [int(word) for word in caught.value.remedy.split() if word.isdecimal()]
+    assert parts_of(ReaderSettings(memory_bytes_max=named[0])).answers == 32 * MIB
