@@ -8,19 +8,22 @@ import asyncio
 import sys
 from collections.abc import Mapping
 
-from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.manifests import BucketGuard
 from tierlog.offload.messages import Stationery, Topics
+from tierlog.ports.tracing import Tracer
 from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import build_http_app, serve_http
+from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
 from tierlog.runtime.worker import WorkerLimits, run_worker
 from tierlog.wiring.build import open_offload_requests, system_clock, system_ids
-from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.manifests import manifest_store
-from tierlog.wiring.offload import OffloadParts, open_offload_parts
+from tierlog.wiring.offload import OffloadParts, ledger_opener, open_offload_parts
+from tierlog.wiring.security import protection_of
+from tierlog.wiring.tracing import open_tracer
+from tierlog_offloader.access import HTTP_RULES
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
 
 
@@ -32,14 +35,24 @@ async def serve(
 ) -> None:
     """Handle offload requests until ``stop``; ``drivers``: more of them, by name."""
     own, listen = settings.offloader, settings.offloader.listen
-    async with open_offload_parts(settings, drivers=drivers) as parts:
-        worker = _worker(parts, settings)
+    protection = protection_of(settings)
+    name = own.worker_name or f"offloader-{system_ids().uuid().hex[:8]}"
+    async with (
+        open_offload_parts(settings, drivers=drivers) as parts,
+        open_tracer(settings, "offloader", instance=name) as tracer,
+    ):
+        worker = _worker(parts, settings, name, tracer)
 
-        app = build_http_app("Tierlog offloader", checks={"metadata": parts.catalog.answers})
+        app = build_http_app(
+            "Tierlog offloader", checks={"metadata": parts.catalog.answers}, ids=system_ids()
+        )
+        guard_http(app, HTTP_RULES, protection.gate)
         async with (
             open_offload_requests(settings) as source,
             serve_costs(app, "offloader", parts.meter),
-            serve_http(app, host=listen.host, port=listen.http_port) as http_port,
+            serve_http(
+                app, host=listen.host, port=listen.http_port, tls=protection.tls
+            ) as http_port,
         ):
             announce_ready(
                 service="offloader", http=f"{listen.advertise_host or listen.host}:{http_port}"
@@ -57,16 +70,12 @@ async def serve(
             )
 
 
-def _worker(parts: OffloadParts, settings: Settings) -> OffloadWorker:
+def _worker(parts: OffloadParts, settings: Settings, name: str, tracer: Tracer) -> OffloadWorker:
     clock, ids = system_clock(), system_ids()
-    name = settings.offloader.worker_name or f"offloader-{ids.uuid().hex[:8]}"
-    keys = ledger_keys(settings)
 
     return OffloadWorker(
         catalog=parts.catalog,
-        open_ledger=lambda ledger_id, metadata: Tier1ReadHandle(
-            ledger_id, metadata, parts.nodes, keys=keys, on_damage=parts.damage
-        ),
+        open_ledger=ledger_opener(settings, parts),
         offloader=parts.offloader,
         guard=BucketGuard(manifest_store(settings, parts.objects, parts.cluster)),
         publisher=parts.publisher,
@@ -76,12 +85,13 @@ def _worker(parts: OffloadParts, settings: Settings) -> OffloadWorker:
         clock=clock,
         ids=ids,
         settings=WorkerSettings(name=name, deliveries_max=settings.kafka.deliveries_max),
+        tracer=tracer,
     )
 
 
 def main() -> None:
     """Run the service and exit with its code."""
-    sys.exit(run_service("offloader", serve))
+    sys.exit(run_service("offloader", serve, sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -1,50 +1,36 @@
-"""One offload request, from the queue to a complete copy (protocols.md section 3, steps 2 to 8).
+"""Offload requests from the queue, each up to a complete copy (protocols.md section 3).
 
-Owns the order of the steps. Does not own what each does: the catalog changes metadata, the
-``LedgerOffloader`` moves bytes, the loop around ``handle`` takes and acknowledges events.
+Owns what becomes of a request: how it ended, and whether it comes again. Does not own the attempt
+(``tierlog.offload.attempting``); the loop around ``handle`` takes and acknowledges events.
 
-Invariants:
-    * The attempt's UUID and place are in the metadata before its first byte is uploaded.
-    * An attempt is begun only by a worker that has the ledger's key, if it has one.
-    * Abandoned attempts are cleaned only after that, since only then they can't complete, and
-      only when no manifest names them: metadata that came back from a backup may not know.
-    * An attempt becomes complete only by a compare-and-set on its own UUID, after verification.
-    * ``handle`` returns only when the request needs no second delivery.
-    * A stream whose offloads are paused gets no attempt; the scheduler asks again afterwards.
-    * Only the metadata say that a request comes too late: a ledger that they have no word of, in
-      a stream that lives, is none that was trimmed, and somebody is to look at that.
+Invariant: ``handle`` returns only when the request needs no second delivery.
 
 Crash: at any step, another delivery begins a new attempt and abandons this one.
 Retries: what may succeed later is raised for redelivery, ``deliveries_max`` times in a row; then,
 and at once for what is refused, the event goes to the dead-letter topic and the scheduler, which
 looks at the metadata alone, asks again in its own time. What can't even be put aside is raised
-for redelivery without an end: an event is never dropped unseen.
+for redelivery without an end: an event is never dropped unseen. The scheduler also asks again for
+a stream whose offloads were paused.
 """
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
-from uuid import UUID
 
 import structlog
 
 from tierlog.catalog import Catalog
-from tierlog.catalog.election import CourtesyLock
-from tierlog.catalog.streams import check_not_paused
-from tierlog.format import paths
-from tierlog.ledger.reader import ReadHandle
-from tierlog.model.errors import (
-    IndeterminateError,
-    Reason,
-    RefusedError,
-    RetryableError,
-    TierlogError,
+from tierlog.model.errors import RefusedError, TierlogError
+from tierlog.offload.attempting import (
+    COMPLETED,
+    REFUSED,
+    Done,
+    LockedError,
+    OffloadAttempts,
+    OpenLedger,
+    PausedError,
+    StaleError,
+    again,
 )
-from tierlog.model.ids import LedgerId
-from tierlog.model.ledger import LedgerMetadata, LedgerState
-from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy, Tier2Location
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import AttemptGuard
 from tierlog.offload.messages import (
@@ -58,27 +44,15 @@ from tierlog.offload.messages import (
 from tierlog.ports.clock import Clock
 from tierlog.ports.events import Event, EventPublisher
 from tierlog.ports.ids import Ids
-from tierlog.ports.objects import NoSuchUploadError
+from tierlog.ports.tracing import NO_TRACER, SpanKind, Tracer
 from tierlog.proto.v1 import events_pb2 as pb
 from tierlog_offloader import metrics
 
 log = structlog.get_logger()
 
-OpenLedger = Callable[[LedgerId, LedgerMetadata], ReadHandle]
-
-_TRIMMED: Final = "it was trimmed by retention, or deleted with its stream"
-CLEAN_TRIES_MAX: Final = 5
-RELEASE_TRIES_MAX: Final = 10
-
-_MAY_BEGIN: Final = frozenset({OffloadState.LOCAL, OffloadState.OFFLOADING})
-_COMPLETED: Final = pb.OffloadResult.OUTCOME_COMPLETED
-_ALREADY_COMPLETE: Final = pb.OffloadResult.OUTCOME_ALREADY_COMPLETE
-_SUPERSEDED: Final = pb.OffloadResult.OUTCOME_SUPERSEDED
-_REFUSED: Final = pb.OffloadResult.OUTCOME_REFUSED
 _FAILED: Final = pb.OffloadResult.OUTCOME_FAILED
 _PAUSED: Final = pb.OffloadResult.OUTCOME_PAUSED
 _STALE: Final = pb.OffloadResult.OUTCOME_STALE
-_GONE: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.STREAM_NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,28 +63,7 @@ class WorkerSettings:
     deliveries_max: int = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Done:
-    """How a request ended that needs no second delivery."""
-
-    outcome: pb.OffloadResult.Outcome.ValueType
-    uuid: UUID | None = None
-    copy: Tier2Copy | None = None
-
-
-class _LockedError(RetryableError):
-    """Another worker is at it."""
-
-
-class _PausedError(RefusedError):
-    """An admin wants no offload now."""
-
-
-class _StaleError(RefusedError):
-    """What is asked for was trimmed or deleted since."""
-
-
-class OffloadWorker:
+class OffloadWorker(OffloadAttempts):
     """Handles requests, one at a time or several at once."""
 
     def __init__(
@@ -125,25 +78,22 @@ class OffloadWorker:
         clock: Clock,
         ids: Ids,
         settings: WorkerSettings,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
-        self._catalog = catalog
-        self._open_ledger = open_ledger
-        self._offloader = offloader
-        self._guard = guard
+        super().__init__(
+            catalog=catalog,
+            open_ledger=open_ledger,
+            offloader=offloader,
+            guard=guard,
+            ids=ids,
+            name=settings.name,
+        )
+        self._tracer = tracer
         self._publisher = publisher
         self._stationery = stationery
         self._clock = clock
-        self._ids = ids
         self._settings = settings
-        self._holder = ids.uuid()
-        self._in_hand: set[LedgerId] = set()
-        self._locks_left: dict[LedgerId, CourtesyLock] = {}
-        self.attempts = 0
-        self.completed = 0
         self.dead_lettered = 0
-
-    def __repr__(self) -> str:
-        return f"<OffloadWorker {self._settings.name} attempts={self.attempts}>"
 
     async def handle(self, event: Event) -> None:
         """Do what an event asks for; returning means that it may be acknowledged."""
@@ -153,6 +103,16 @@ class OffloadWorker:
                 trace_id=trace.trace_id.hex() if trace is not None else None
             ),
             metrics.IN_HAND.track_inprogress(),
+            self._tracer.span(
+                "offload.process",
+                parent=trace,
+                kind=SpanKind.CONSUMER,
+                messaging__system="kafka",
+                messaging__operation__type="process",
+                messaging__destination__name=event.topic,
+                delivery=event.attempt,
+                worker=self._settings.name,
+            ),
         ):
             await self._handle(event)
 
@@ -165,278 +125,33 @@ class OffloadWorker:
         began_s = self._clock.monotonic_s()
         told = log.bind(ledger_id=request.ledger_id, stream=request.stream)
         try:
-            done = await self._offload(request)
-        except _LockedError:
+            done = await self.offload(request)
+        except LockedError:
             if event.attempt < self._settings.deliveries_max:
                 raise
             told.info("request.dropped", cause="another worker is at it")
             return
-        except (_PausedError, _StaleError) as error:
-            outcome = _PAUSED if isinstance(error, _PausedError) else _STALE
-            await self._tell(event, request, _Done(outcome=outcome), began_s, error)
+        except (PausedError, StaleError) as error:
+            outcome = _PAUSED if isinstance(error, PausedError) else _STALE
+            await self._tell(event, request, Done(outcome=outcome), began_s, error)
             told.info("request.dropped", cause=str(error))
             return
         except TierlogError as error:
             refused = isinstance(error, RefusedError)
             if not refused and event.attempt < self._settings.deliveries_max:
-                raise _again(error) from error
-            outcome = _REFUSED if refused else _FAILED
-            await self._tell(event, request, _Done(outcome=outcome), began_s, error)
+                raise again(error) from error
+            outcome = REFUSED if refused else _FAILED
+            await self._tell(event, request, Done(outcome=outcome), began_s, error)
             await self._put_aside(event, error)
             return
         await self._tell(event, request, done, began_s)
         told.info("request.handled", outcome=pb.OffloadResult.Outcome.Name(done.outcome))
 
-    async def _offload(self, request: OffloadRequest) -> _Done:
-        """Take steps 2 to 7; raises ``_StaleError`` for what surely went since it was asked for."""
-        try:
-            return await self._take_steps(request)
-        except RefusedError as error:
-            gone = await self._gone(request) if error.reason in _GONE else None
-            if gone is None:
-                raise
-            raise _stale(request, gone) from error
-
-    async def _gone(self, request: OffloadRequest) -> str | None:
-        """Return how a ledger went, as of now, if the metadata tell; None: they don't."""
-        ledger_id, catalog = request.ledger_id, self._catalog
-        context = await catalog.contexts.get(ledger_id)
-        if context is not None:
-            return _TRIMMED if context.state is OffloadState.TRIMMING else None
-        if await catalog.ledgers.get(ledger_id) is not None:
-            # It belongs to no stream.
-            return None
-        try:
-            stream = await catalog.streams.get(request.stream)
-        except RefusedError as error:
-            if error.reason is not Reason.STREAM_NOT_FOUND:
-                raise
-            return "its stream is not there, or not any more"
-        if stream.incarnation != request.incarnation:
-            return "its stream was deleted and made anew"
-        if stream.trimmed_end is not None and ledger_id <= stream.trimmed_end.ledger_id:
-            return _TRIMMED
-        return None
-
-    async def _take_steps(self, request: OffloadRequest) -> _Done:
-        """Look, lock, begin, copy, complete."""
-        await self._release_left()
-        ended = _ended(await self._checked_context(request))
-        if ended is not None:
-            return ended
-        await self._check_not_paused(request)
-        await self._checked_metadata(request.ledger_id)
-        async with self._lock(request.ledger_id):
-            return await self._attempt(request)
-
-    @contextlib.asynccontextmanager
-    async def _lock(self, ledger_id: LedgerId) -> AsyncIterator[None]:
-        """Hold the ledger's lock, or raise when someone else has it, in this process too."""
-        lock = CourtesyLock(self._catalog.store, paths.ledger_lock_path(ledger_id), self._holder)
-        if ledger_id in self._in_hand:
-            raise _locked(ledger_id)
-        self._in_hand.add(ledger_id)
-        # Noted first: also a lock whose taking had no answer may be there.
-        self._locks_left[ledger_id] = lock
-        try:
-            if not await lock.take():
-                raise _locked(ledger_id)
-            yield
-        finally:
-            try:
-                await self._release(ledger_id)
-            except asyncio.CancelledError:
-                # Torn out of giving it back: no later request may ever do it here.
-                await self._release(ledger_id)
-                raise
-            finally:
-                self._in_hand.discard(ledger_id)
-
-    async def _release(self, ledger_id: LedgerId) -> None:
-        """Give a lock back. Where that has no answer it is tried again, and in the end left.
-
-        A lock that is left keeps others from the ledger for as long as this session lives.
-        """
-        lock = self._locks_left.get(ledger_id)
-        if lock is None:
-            return
-        for attempt in range(RELEASE_TRIES_MAX):
-            if await lock.release():
-                self._locks_left.pop(ledger_id, None)
-                return
-            await asyncio.sleep(self._ids.uniform(0.5, 1.0) * min(2.0**attempt, 5.0))
-
-    async def _release_left(self) -> None:
-        """Give back what was left: else a lock of this session keeps others away for good."""
-        for ledger_id in list(self._locks_left):
-            if ledger_id in self._in_hand:
-                continue
-            # Else a request that takes it meanwhile would have it given back under its hands.
-            self._in_hand.add(ledger_id)
-            try:
-                await self._release(ledger_id)
-            finally:
-                self._in_hand.discard(ledger_id)
-
-    async def _checked_context(self, request: OffloadRequest) -> OffloadContext:
-        context = await self._catalog.contexts.get(request.ledger_id)
-        if context is None:
-            raise RefusedError(
-                f"there is no ledger {request.ledger_id}",
-                reason=Reason.LEDGER_NOT_FOUND,
-                remedy="Look who asked for it; the scheduler asks only for ledgers that exist",
-                details={"ledger_id": str(request.ledger_id)},
-            )
-        if (context.stream, context.incarnation) != (request.stream, request.incarnation):
-            raise RefusedError(
-                f"ledger {request.ledger_id} belongs to {context.stream} of incarnation "
-                f"{context.incarnation}, not to {request.stream} of {request.incarnation}",
-                remedy="Nothing to do: the request is from before the stream was made anew",
-                details={"ledger_id": str(request.ledger_id)},
-            )
-        return context
-
-    async def _check_not_paused(self, request: OffloadRequest) -> None:
-        stream = await self._catalog.streams.get(request.stream)
-        try:
-            check_not_paused(stream)
-        except RefusedError as error:
-            raise _PausedError(error.message, remedy=error.remedy, details=error.details) from error
-
-    async def _checked_metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
-        metadata = await self._catalog.ledgers.get(ledger_id)
-        if metadata is None:
-            raise RefusedError(
-                f"ledger {ledger_id} is not in tier 1 any more",
-                reason=Reason.LEDGER_NOT_FOUND,
-                remedy="Nothing to do: it was trimmed, or deleted after another attempt",
-                details={"ledger_id": str(ledger_id)},
-            )
-        if metadata.state is not LedgerState.CLOSED:
-            raise RefusedError(
-                f"ledger {ledger_id} is {metadata.state.name}, and only a closed one is offloaded",
-                remedy="Wait until it is rolled over, or recover it",
-                details={"ledger_id": str(ledger_id)},
-            )
-        return metadata
-
-    async def _attempt(self, request: OffloadRequest) -> _Done:
-        metadata = await self._checked_metadata(request.ledger_id)
-        handle = self._open_ledger(request.ledger_id, metadata)
-        try:
-            return await self._attempt_from(handle, request)
-        finally:
-            await handle.close()
-
-    async def _attempt_from(self, handle: ReadHandle, request: OffloadRequest) -> _Done:
-        ledger_id, uuid = request.ledger_id, self._ids.uuid()
-        location = self._offloader.location(ledger_id, uuid)
-        try:
-            context = await self._catalog.contexts.begin_attempt(
-                ledger_id, uuid=uuid, location=location, worker=self._settings.name
-            )
-        except RefusedError:
-            # Its state moved since it was read: complete by another worker, or being trimmed.
-            ended = _ended(await self._checked_context(request))
-            if ended is None:
-                raise
-            return ended
-        self.attempts += 1
-        log.info("attempt.begun", ledger_id=ledger_id, uuid=str(uuid), count=context.attempt_count)
-        await self._clean_abandoned(context)
-        try:
-            copy = await self._copy(request, handle, uuid)
-        except TierlogError as error:
-            if await self._superseded(ledger_id, uuid):
-                # Its successor takes its leftovers away, and aborts its upload under it; nobody
-                # does where the ledger is gone.
-                await self._clean_unnamed(request, uuid, location)
-                return _Done(outcome=_SUPERSEDED, uuid=uuid)
-            if isinstance(error, NoSuchUploadError):
-                raise _again(error) from error
-            raise
-        try:
-            await self._catalog.contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
-        except RefusedError as error:
-            log.info("attempt.superseded", ledger_id=ledger_id, uuid=str(uuid), cause=str(error))
-            await self._clean_unnamed(request, uuid, location)
-            return _Done(outcome=_SUPERSEDED, uuid=uuid)
-        self.completed += 1
-        log.info("attempt.completed", ledger_id=ledger_id, uuid=str(uuid), length=copy.data_len)
-        return _Done(outcome=_COMPLETED, uuid=uuid, copy=copy)
-
-    async def _clean_unnamed(
-        self, request: OffloadRequest, uuid: UUID, location: Tier2Location
-    ) -> None:
-        """Delete an attempt of this worker's that nothing names any more: nobody else will.
-
-        Its ledger is gone, or it took so long that it was swept for the last time and struck off.
-        """
-        ledger_id = request.ledger_id
-        gone = OffloadContext(
-            stream=request.stream, incarnation=request.incarnation, ledger_id=ledger_id
-        )
-        for attempt in range(CLEAN_TRIES_MAX):
-            try:
-                context = await self._catalog.contexts.get(ledger_id)
-                if context is not None and context.names(uuid):
-                    return
-                if not await self._guard.may_clean(context or gone, uuid):
-                    # Named by a manifest that is newer than these metadata: it may be the last.
-                    return
-                await self._offloader.delete_offloaded(ledger_id, uuid, location)
-            except TierlogError as error:
-                log.warning("attempt.clean_failed", uuid=str(uuid), cause=str(error))
-                await asyncio.sleep(self._ids.uniform(0.5, 1.0) * 2**attempt)
-            else:
-                return
-
-    async def _clean_abandoned(self, context: OffloadContext) -> None:
-        """Delete what attempts before this one left. Failing is legal: the scheduler sweeps."""
-        for attempt in context.abandoned:
-            if attempt.swept_ms or not await self._guard.may_clean(context, attempt.uuid):
-                continue
-            try:
-                await self._offloader.delete_offloaded(
-                    context.ledger_id, attempt.uuid, attempt.location
-                )
-                await self._catalog.contexts.mark_swept(context.ledger_id, attempt.uuid)
-            except TierlogError as error:
-                log.warning("attempt.clean_failed", uuid=str(attempt.uuid), cause=str(error))
-
-    async def _copy(self, request: OffloadRequest, handle: ReadHandle, uuid: UUID) -> Tier2Copy:
-        """Take steps 4 to 6. A failure is recorded for people, its leftovers are taken away."""
-        extra = {"ManagedLedgerName": str(request.stream), "TierlogWorker": self._settings.name}
-        try:
-            return await self._offloader.offload(handle, uuid, extra)
-        except TierlogError as error:
-            # Not complete, and never will be: this worker alone could say so.
-            await self._note_failure(request.ledger_id, uuid, error)
-            raise
-
-    async def _superseded(self, ledger_id: LedgerId, uuid: UUID) -> bool:
-        """Tell whether this is not the newest attempt now; False when that can't be told."""
-        try:
-            context = await self._catalog.contexts.get(ledger_id)
-        except TierlogError:
-            return False
-        return context is None or context.uuid != uuid
-
-    async def _note_failure(self, ledger_id: LedgerId, uuid: UUID, error: TierlogError) -> None:
-        text = f"{error.reason.value}: {error}"
-        log.warning("attempt.failed", ledger_id=ledger_id, uuid=str(uuid), cause=text)
-        try:
-            await self._catalog.contexts.record_error(ledger_id, uuid=uuid, error=text)
-            await self._offloader.delete_offloaded(ledger_id, uuid)
-        except TierlogError as second:
-            # The next attempt abandons this one and cleans it.
-            log.warning("attempt.clean_failed", uuid=str(uuid), cause=str(second))
-
     async def _tell(
         self,
         event: Event,
         request: OffloadRequest,
-        done: _Done,
+        done: Done,
         began_s: float,
         error: TierlogError | None = None,
     ) -> None:
@@ -457,7 +172,7 @@ class OffloadWorker:
         await self._publish(self._stationery.result(result, cause=event))
         name = pb.OffloadResult.Outcome.Name(done.outcome).removeprefix("OUTCOME_").lower()
         metrics.REQUESTS.labels(name).inc()
-        if done.outcome == _COMPLETED:
+        if done.outcome == COMPLETED:
             metrics.SECONDS.observe(took_s)
 
     async def _put_aside(self, event: Event, error: TierlogError) -> None:
@@ -478,48 +193,4 @@ class OffloadWorker:
             await self._publisher.publish(topic, key=key, value=value, headers=headers)
         except RefusedError as error:
             log.error("event.refused", topic=topic, cause=str(error))  # noqa: TRY400 - not ours
-            raise _again(error) from error
-
-
-def _stale(request: OffloadRequest, gone: str) -> _StaleError:
-    return _StaleError(
-        f"the request for ledger {request.ledger_id} of {request.stream} came too late: {gone}",
-        reason=Reason.LEDGER_NOT_FOUND,
-        remedy="Nothing to do",
-        details={"stream": request.stream, "ledger_id": str(request.ledger_id)},
-    )
-
-
-def _locked(ledger_id: LedgerId) -> _LockedError:
-    return _LockedError(
-        f"another worker is offloading ledger {ledger_id}",
-        remedy="Nothing to do: it is looked at again",
-    )
-
-
-def _ended(context: OffloadContext) -> _Done | None:
-    """Return how a request for such a ledger ends at once; None: it is to be offloaded.
-
-    Raises LEDGER_NOT_FOUND for one that was trimmed.
-    """
-    if context.complete:
-        return _Done(outcome=_ALREADY_COMPLETE, uuid=context.uuid, copy=context.copy)
-    if context.state is OffloadState.TRIMMING:
-        raise RefusedError(
-            f"ledger {context.ledger_id} is to be offloaded no more: {_TRIMMED}",
-            reason=Reason.LEDGER_NOT_FOUND,
-            remedy="Nothing to do",
-            details={"ledger_id": str(context.ledger_id)},
-        )
-    if context.state not in _MAY_BEGIN:
-        return _Done(outcome=_REFUSED, uuid=context.uuid)
-    return None
-
-
-def _again(error: TierlogError) -> TierlogError:
-    """Return ``error`` as one that the loop redelivers: damage may lie on the way, not on disk."""
-    if isinstance(error, RetryableError | IndeterminateError):
-        return error
-    return RetryableError(
-        error.message, reason=Reason.UNKNOWN, remedy=error.remedy, details=error.details
-    )
+            raise again(error) from error

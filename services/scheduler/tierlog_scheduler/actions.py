@@ -26,10 +26,13 @@ from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import CopySeen, OffloadContext, OffloadState
 from tierlog.model.stream import Stream
 from tierlog.model.trimming import TrimGrounds
+from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.cleaning import UploadsUnseenError
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import OffloadRequest, Stationery
 from tierlog.ports.events import EventPublisher
+from tierlog.ports.spending import Cause, spending
+from tierlog.ports.tracing import NO_TRACER, LedgerLife, SpanKind, Tracer
 from tierlog_scheduler.clocks import Now
 from tierlog_scheduler.manifests import ManifestGate
 from tierlog_scheduler.mirror import Mirror
@@ -39,6 +42,7 @@ from tierlog_scheduler.retention import (
     DropTrimmed,
     FinishTrim,
     RemoveStream,
+    SweepAttributes,
     Trimming,
 )
 
@@ -57,6 +61,7 @@ class Memory:
     closed_seen_ms: dict[LedgerId, int] = field(default_factory=dict)
     unseen_ms: dict[UUID, int] = field(default_factory=dict)
     """Sweeps after which nobody knew whether an upload is open."""
+    attributes_swept_ms: dict[StreamName, int] = field(default_factory=dict)
     _passes: int = 0
 
     def forget(self) -> None:
@@ -67,6 +72,7 @@ class Memory:
             self.swept_seen_ms,
             self.closed_seen_ms,
             self.unseen_ms,
+            self.attributes_swept_ms,
         ):
             kept.clear()
 
@@ -95,6 +101,8 @@ class Memory:
                 del self.swept_seen_ms[uuid]
             for uuid in self.unseen_ms.keys() - abandoned:
                 del self.unseen_ms[uuid]
+            for name in self.attributes_swept_ms.keys() - mirror.streams.keys():
+                del self.attributes_swept_ms[name]
 
 
 class Actions:
@@ -109,13 +117,17 @@ class Actions:
         stationery: Stationery,
         manifests: ManifestGate,
         memory: Memory,
+        sweeper: AttributeSweeper | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
+        self._tracer = tracer
         self._catalog = catalog
         self._offloader = offloader
         self._publisher = publisher
         self._stationery = stationery
         self._manifests = manifests
         self._memory = memory
+        self._sweeper = sweeper
 
     async def do(self, stream: Stream, action: Action | Trimming, now: Now) -> None:
         """Do one thing. Nothing that goes wrong with it is raised."""
@@ -137,9 +149,13 @@ class Actions:
             case RequestOffload():
                 await self.request(stream, action, now)
             case DeleteTier1():
-                await self.delete_tier1(action)
+                life = LedgerLife(stream.incarnation, action.context.ledger_id)
+                with self._tracer.span("tier1.delete", parent=life, stream=stream.name):
+                    await self.delete_tier1(action)
             case SweepAbandoned():
-                await self.sweep(stream, action, now)
+                life = LedgerLife(stream.incarnation, action.ledger_id)
+                with self._tracer.span("attempt.sweep", parent=life, stream=stream.name):
+                    await self.sweep(stream, action, now)
             case BeginTrim():
                 await self._begin_trim(stream, action)
             case DropTrimmed():
@@ -148,6 +164,8 @@ class Actions:
                 await self._finish_trim(stream, action.ledger_id)
             case RemoveStream():
                 await self._remove_stream(stream)
+            case SweepAttributes():
+                await self._sweep_attributes(stream, now)
 
     async def _remove_stream(self, stream: Stream) -> None:
         stopped = self._manifests.stopped(stream.name)
@@ -155,23 +173,49 @@ class Actions:
             # The last manifest must say that the stream goes: a restore would bring it back.
             log.info("stream.kept", stream=stream.name, cause=stopped)
             return
+        if self._sweeper is not None:
+            await self._sweeper.remove(stream.name, stream.incarnation)
         await self._catalog.retention.remove_stream(stream.name, stream.incarnation)
         log.info("stream.deleted", stream=stream.name, incarnation=str(stream.incarnation))
 
+    async def _sweep_attributes(self, stream: Stream, now: Now) -> None:
+        """Delete what no checkpoint of a stream needs; faults are a scrub's to tell."""
+        self._memory.attributes_swept_ms[stream.name] = now.progress_ms
+        stopped = self._manifests.stopped(stream.name)
+        if self._sweeper is None or stopped is not None:
+            return
+        with spending(Cause.SWEEP, stream.name):
+            swept = await self._sweeper.run(
+                stream.name, stream.incarnation, delete=True, pay=_at_once
+            )
+        if swept.kept or swept.findings:
+            first = swept.findings[0].cause if swept.findings else swept.kept
+            log.warning("attributes.kept", stream=stream.name, cause=first)
+
     async def request(self, stream: Stream, action: RequestOffload, now: Now) -> None:
         """Ask workers for a ledger; raises when the queue does not take it."""
-        outgoing = self._stationery.request(
-            OffloadRequest(
-                stream=stream.name,
-                incarnation=stream.incarnation,
-                ledger_id=action.ledger_id,
-                trigger=action.trigger,
-                requested_ms=now.wall_ms,
-                request_count=action.count,
-            )
+        request = OffloadRequest(
+            stream=stream.name,
+            incarnation=stream.incarnation,
+            ledger_id=action.ledger_id,
+            trigger=action.trigger,
+            requested_ms=now.wall_ms,
+            request_count=action.count,
         )
-        topic, key, value, headers = outgoing
-        await self._publisher.publish(topic, key=key, value=value, headers=headers)
+        with self._tracer.span(
+            "offload.request",
+            parent=LedgerLife(stream.incarnation, action.ledger_id),
+            kind=SpanKind.PRODUCER,
+            messaging__system="kafka",
+            messaging__operation__type="send",
+            messaging__destination__name=self._stationery.topics.requested,
+            stream=stream.name,
+            ledger_id=action.ledger_id,
+            trigger=action.trigger.value,
+        ) as span:
+            outgoing = self._stationery.request(request, span.traceparent)
+            topic, key, value, headers = outgoing
+            await self._publisher.publish(topic, key=key, value=value, headers=headers)
         self._memory.asked[action.ledger_id] = Asked(
             progress_ms=now.progress_ms, count=action.count
         )
@@ -279,3 +323,8 @@ class Actions:
 
     async def _let_go(self, stream: Stream, ledger_id: LedgerId) -> bool:
         return await self._manifests.let_go(stream.name, stream.incarnation, ledger_id)
+
+
+async def _at_once(length: int) -> None:
+    """Hold nobody up: a sweep reads lists, no data."""
+    del length

@@ -5,6 +5,7 @@ from fastapi import FastAPI
 from tierlog.catalog import Catalog
 from tierlog.offload.dead_letters import DeadLetters
 from tierlog.offload.manifests import ManifestStore
+from tierlog.ports.ids import Ids
 from tierlog.runtime.http import Checks, build_http_app
 from tierlog_scheduler.api import AdminApi
 from tierlog_scheduler.attempts_api import AttemptsApi
@@ -24,9 +25,10 @@ def build_app(
     scrubs: ScrubRunner,
     *,
     checks: Checks,
+    ids: Ids | None = None,
 ) -> FastAPI:
     """Return the application with every route."""
-    app = build_http_app("Tierlog scheduler", checks=checks)
+    app = build_http_app("Tierlog scheduler", checks=checks, ids=ids)
     AdminApi(catalog, scheduler).add_routes(app)
     PolicyApi(catalog, scheduler).add_routes(app)
     AttemptsApi(catalog).add_routes(app)

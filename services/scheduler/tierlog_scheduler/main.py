@@ -6,25 +6,30 @@ from collections.abc import Mapping
 
 from prometheus_client import REGISTRY
 
-from tierlog.ledger.reader import Tier1ReadHandle
+from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.manifests import ManifestStore
 from tierlog.offload.messages import Stationery, Topics
 from tierlog.offload.repair import Repairer
-from tierlog.offload.scrub import Scrubber, ScrubLimits
+from tierlog.offload.scrub import Scrubber
+from tierlog.offload.scrub_rules import ScrubLimits
 from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import serve_http
+from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_dead_letters, system_clock, system_ids
-from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.manifests import manifest_store
-from tierlog.wiring.offload import OffloadParts, open_offload_parts
+from tierlog.wiring.offload import OffloadParts, ledger_opener, open_offload_parts
+from tierlog.wiring.security import protection_of
+from tierlog.wiring.tracing import open_tracer
+from tierlog_scheduler.access import HTTP_RULES
 from tierlog_scheduler.app import build_app
 from tierlog_scheduler.manifests import BucketManifests
 from tierlog_scheduler.metrics import SchedulerCollector
 from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
 from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
+from tierlog_scheduler.staging import StagingSweeper
 
 
 async def serve(
@@ -35,10 +40,13 @@ async def serve(
 ) -> None:
     """Lead when elected, and serve the admin API, until ``stop``; ``drivers``: more, by name."""
     own, listen = settings.scheduler, settings.scheduler.listen
-    clock, ids = system_clock(), system_ids()
+    clock, ids, protection = system_clock(), system_ids(), protection_of(settings)
     topics = Topics.of(settings.kafka.topic_prefix)
     stationery = Stationery(topics, source="scheduler", clock=clock, ids=ids)
-    async with open_offload_parts(settings, drivers=drivers) as parts:
+    async with (
+        open_offload_parts(settings, drivers=drivers) as parts,
+        open_tracer(settings, "scheduler") as tracer,
+    ):
         manifests = manifest_store(settings, parts.objects, parts.cluster)
         scheduler = Scheduler(
             catalog=parts.catalog,
@@ -52,44 +60,69 @@ async def serve(
                 interval_s=own.interval_s,
                 request_again_s=own.request_again_s,
                 sweep_again_s=own.sweep_again_s,
+                sweep_attributes_s=own.sweep_attributes_s,
                 checkpoint_s=own.checkpoint_s,
                 reread_s=own.reread_s,
                 streams_in_flight_max=own.streams_in_flight_max,
             ),
+            sweeper=AttributeSweeper(
+                objects=parts.objects,
+                catalog=parts.catalog,
+                manifests=manifests,
+                cluster_id=parts.cluster.cluster_id,
+                key_prefix=settings.s3.key_prefix,
+                clock=clock,
+                safety_ms=round(own.attributes_safety_s * 1000),
+            ),
+            tracer=tracer,
         )
 
         letters = open_dead_letters(settings, parts.publisher, stationery)
-        checks = {"metadata": parts.catalog.answers}
+        checks, catalog = {"metadata": parts.catalog.answers}, parts.catalog
         scrubs = _scrubs(parts, settings, manifests, scheduler)
-        app = build_app(parts.catalog, scheduler, letters, manifests, scrubs, checks=checks)
+        staging = _staging(parts, settings, scheduler)
+        app = build_app(catalog, scheduler, letters, manifests, scrubs, checks=checks, ids=ids)
+        guard_http(app, HTTP_RULES, protection.gate)
         collector = SchedulerCollector(scheduler)
         REGISTRY.register(collector)
         try:
             async with (
                 serve_costs(app, "scheduler", parts.meter),
-                serve_http(app, host=listen.host, port=listen.http_port) as http_port,
+                serve_http(
+                    app, host=listen.host, port=listen.http_port, tls=protection.tls
+                ) as http_port,
             ):
                 announce_ready(
                     service="scheduler", http=f"{listen.advertise_host or listen.host}:{http_port}"
                 )
                 async with asyncio.TaskGroup() as group:
                     group.create_task(scrubs.run(stop))
+                    group.create_task(staging.run(stop))
                     await scheduler.run(stop)
         finally:
             REGISTRY.unregister(collector)
 
 
+def _staging(parts: OffloadParts, settings: Settings, scheduler: Scheduler) -> StagingSweeper:
+    return StagingSweeper(
+        parts.catalog.bare,
+        leading=lambda: scheduler.leading,
+        stopped=scheduler.deletions_stopped,
+        clock=system_clock(),
+        age_s=settings.scheduler.staging_s,
+        again_s=settings.scheduler.sweep_again_s,
+    )
+
+
 def _scrubs(
     parts: OffloadParts, settings: Settings, manifests: ManifestStore, scheduler: Scheduler
 ) -> ScrubRunner:
-    own, keys, clock = settings.scheduler, ledger_keys(settings), system_clock()
+    own, clock = settings.scheduler, system_clock()
     repairer = Repairer(
         objects=parts.objects,
         catalog=parts.catalog,
         offloader=parts.offloader,
-        open_ledger=lambda ledger_id, metadata: Tier1ReadHandle(
-            ledger_id, metadata, parts.nodes, keys=keys, on_damage=parts.damage
-        ),
+        open_ledger=ledger_opener(settings, parts),
         ids=system_ids(),
     )
     scrubber = Scrubber(
@@ -126,7 +159,7 @@ def _scrubs(
 
 def main() -> None:
     """Run the service and exit with its code."""
-    sys.exit(run_service("scheduler", serve))
+    sys.exit(run_service("scheduler", serve, sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ Invariants:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -26,19 +27,23 @@ from prometheus_client import Counter, Gauge
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.format.manifest import keep, unkeep
+from tierlog.model.attribute_record import AttributesRecord
 from tierlog.model.errors import TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import (
     ClusterManifest,
     KeptLedger,
     ManifestLedger,
+    attributes_older,
+    attributes_to_name,
     copy_of,
     head_calls_for_write,
     head_of,
     older_than_manifest,
 )
 from tierlog.model.offload import OffloadContext
-from tierlog.model.stream import ListedLedger
+from tierlog.model.position import Position
+from tierlog.model.stream import ListedLedger, Stream
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.ports.objects import ObjectExistsError
 
@@ -102,6 +107,10 @@ class ManifestGate(Protocol):
         """Write the cluster's own manifest, if its identity or its policies have changed."""
         ...
 
+    def attributes_through(self, name: StreamName) -> Position | None:
+        """Return as of which entry the manifest names a stream's attributes; None: not known."""
+        ...
+
     def stopped(self, name: StreamName) -> str | None:
         """Return why nothing of a stream is deleted now; None: nothing stops it."""
         ...
@@ -118,6 +127,8 @@ class BucketManifests:
         self._stopped: dict[StreamName, tuple[str, str]] = {}
         # Copies of which the manifest has other digests than the metadata.
         self._differing: set[LedgerId] = set()
+        # Streams whose attributes were swept while a manifest was written: it may name what went.
+        self._swept: set[StreamName] = set()
 
     def __repr__(self) -> str:
         return f"<BucketManifests known={len(self._known)} stopped={len(self._stopped)}>"
@@ -127,11 +138,13 @@ class BucketManifests:
         self._known.clear()
         self._stopped.clear()
         self._differing.clear()
+        self._swept.clear()
         for kind in (RESTORED, UNREAD):
             STOPPED.labels(kind).set(0)
 
     def forget(self, name: StreamName) -> None:
         self._known.pop(name, None)
+        self._swept.discard(name)
         before = self._stopped.pop(name, None)
         if before is not None:
             STOPPED.labels(before[0]).dec()
@@ -178,17 +191,65 @@ class BucketManifests:
             if older is not None:
                 await self._say_older(name, known, older)
                 return
+        record = None if stream.raw else await self._catalog.attributes.peek(name)
+        if attributes_older(known.head, record) is not None:
+            # Another leader may have named what this client has not seen yet.
+            record = await self._catalog.attributes.get(name)
+        older = attributes_older(known.head, record)
+        if older is not None:
+            await self._say_older(name, known, older)
+            return
         closed = [one for one in snapshot.ledgers if one.closed]
         changed = await self._changed(closed, contexts, known)
         listed = {one.ledger_id for one in closed}
         removed = [one for one in known.ledgers if one not in listed]
-        head = head_of(stream, snapshot.ledgers, known.head)
+        named = self._attributes(record, closed, changed, known)
+        head = head_of(stream, snapshot.ledgers, known.head, kept=known.ledgers, attributes=named)
         copied = any(one.uuid is not None for one in changed.values())
         if copied or removed or head_calls_for_write(known.head, head):
             self._known[name] = await self._store.write(known, head, put=changed, removed=removed)
             self._differing -= changed.keys()
             WRITTEN.inc()
+            before = known.head.attributes if known.head is not None else None
+            if named not in (None, before) and not await self._stands(stream, record, named):
+                return
         self._go_on(name)
+
+    def _attributes(
+        self,
+        record: AttributesRecord | None,
+        closed: Sequence[ListedLedger],
+        changed: Mapping[LedgerId, KeptLedger],
+        known: KnownManifest,
+    ) -> AttributesRecord | None:
+        """Return the checkpoint of attributes that the next manifest names."""
+        kept = {**known.ledgers, **changed}
+        copies = [(one.ledger_id, kept[one.ledger_id].uuid is not None) for one in closed]
+        head = known.head
+        if head is not None and known.stream in self._swept:
+            head = replace(head, attributes=None)
+        return attributes_to_name(record, copies, head)
+
+    async def _stands(
+        self, stream: Stream, record: AttributesRecord | None, named: AttributesRecord | None
+    ) -> bool:
+        """Tell whether what a manifest names was not swept before it was there.
+
+        A sweep raises the generation, reads the manifest, and only then deletes: with the
+        generation of before, every later one sees what is named.
+        """
+        now = await self._catalog.attributes.get(stream.name)
+        before = record.generation if record is not None else None
+        if (now.generation if now is not None else None) != before:
+            self._swept.add(stream.name)
+            self._look_again(stream.name, "attributes were swept while the manifest was written")
+            return False
+        self._swept.discard(stream.name)
+        through = named.newest.through if named is not None else None
+        if through is not None and now is not None and now.ends:
+            attributes = self._catalog.attributes
+            await attributes.drop_ends(stream.name, stream.incarnation, before=through)
+        return True
 
     async def _say_older(self, name: StreamName, known: KnownManifest, older: str) -> None:
         """Stop the stream, unless it is this leader that lags behind another."""
@@ -286,6 +347,10 @@ class BucketManifests:
             generation += 1
             await self._store.write_cluster(generation, manifest)
         self._cluster = (generation, manifest)
+
+    def attributes_through(self, name: StreamName) -> Position | None:
+        known = self._known.get(name)
+        return known.head.attributes_through if known is not None and known.head else None
 
     def stopped(self, name: StreamName) -> str | None:
         found = self._stopped.get(name)

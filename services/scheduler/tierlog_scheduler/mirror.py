@@ -26,6 +26,7 @@ import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
+from tierlog.model.attribute_record import AttributesRecord, KeptRoot
 from tierlog.model.errors import Reason, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadContext
@@ -52,6 +53,9 @@ class KnownStream:
     watches: dict[LedgerId, asyncio.Event] = field(default_factory=dict)
     views: tuple[LedgerView, ...] = ()
     trimmed: dict[LedgerId, OffloadContext | None] = field(default_factory=dict)
+    attributes: AttributesRecord | None = None
+    attributes_changed: asyncio.Event | None = None
+    """None: not read yet; a raw stream has none to read."""
     trouble: bool = False
     unread: set[LedgerId] = field(default_factory=set)
     """Contexts that are still to be read anew, since the manifest was looked at."""
@@ -64,6 +68,7 @@ class KnownStream:
         return (
             self.trouble
             or self.changed.is_set()
+            or (self.attributes_changed is not None and self.attributes_changed.is_set())
             or any(watch.is_set() for watch in self.watches.values())
         )
 
@@ -197,6 +202,7 @@ class Mirror:
         known = self.streams.get(name)
         if known is None or known.trouble or known.changed.is_set() or fresh:
             known = await self._read_list(name, known)
+        await self._read_attributes(known, fresh=fresh)
         stream = known.snapshot.stream
         wanted = [one.ledger_id for one in known.snapshot.ledgers] + list(stream.deleting)
         if looked or (fresh and not known.unread):
@@ -235,11 +241,20 @@ class Mirror:
             watches=before.watches if before is not None else {},
             # Until all of it is read.
             trouble=True,
+            attributes=before.attributes if before is not None else None,
+            attributes_changed=before.attributes_changed if before is not None else None,
             unread=before.unread if before is not None else set(),
             unrecorded=before.unrecorded if before is not None else {},
         )
         self.streams[name] = known
         return known
+
+    async def _read_attributes(self, known: KnownStream, *, fresh: bool) -> None:
+        """Read how far the checkpoints of a stream's attributes have come."""
+        stream, changed = known.snapshot.stream, known.attributes_changed
+        if not stream.raw and (fresh or changed is None or changed.is_set()):
+            found, known.attributes_changed = await self._catalog.attributes.watch(stream.name)
+            known.attributes = slim_attributes(found)
 
     async def _read_context(self, known: KnownStream, ledger_id: LedgerId) -> None:
         context, changed = await self._catalog.contexts.watch(ledger_id)
@@ -258,6 +273,14 @@ def slim(context: OffloadContext) -> OffloadContext:
     return replace(
         context, location=None, copy=None, last_error="", last_worker="", history=(), doubt=doubt
     )
+
+
+def slim_attributes(record: AttributesRecord | None) -> AttributesRecord | None:
+    """Return what decisions ask of checkpoints: where the newest one is."""
+    if record is None:
+        return None
+    newest = KeptRoot(through=record.newest.through)
+    return AttributesRecord(incarnation=record.incarnation, newest=newest)
 
 
 def _policy_of(name: StreamName, snapshot: StreamSnapshot) -> Policy | None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
+from tierlog.model.attribute_record import AttributesRecord
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AbandonedAttempt, CopySeen, OffloadContext, OffloadState
 from tierlog.model.policy import Policy, threshold
@@ -49,6 +50,7 @@ class Delays:
 
     request_again_ms: int
     sweep_again_ms: int
+    sweep_attributes_ms: int = 900_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,12 @@ class StreamView:
     paused: bool = False
     deleting: bool = False
     """The whole stream is."""
+    attributes: AttributesRecord | None = None
+    """Checkpoints of what writers and applications keep beside it; None: there never was any."""
+    attributes_named: Position | None = None
+    """As of which entry the manifest names them."""
+    attributes_swept_ms: int | None = None
+    """The progress at which this leader last looked for what no checkpoint needs."""
 
     @property
     def grounds(self) -> TrimGrounds:

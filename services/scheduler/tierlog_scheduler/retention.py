@@ -12,6 +12,9 @@ Invariants:
       read stops the rest.
     * A ledger whose local copy is being deleted goes after that; one that is being repaired goes
       all the same, and the repair is refused its end.
+    * A ledger whose entries are not in the newest checkpoint of the stream's attributes stays, and
+      so does one with a copy that is wanted and not in the checkpoint which the manifest names:
+      what writers have appended must be known without it.
     * At most ``TRIMMED_MAX`` ledgers of a stream are on their way out at once.
 """
 
@@ -19,9 +22,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tierlog.model.ids import LedgerId
+from tierlog.model.attribute_record import holds_back
+from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.offload import OffloadState
 from tierlog.model.policy import threshold
+from tierlog.model.position import Position
 from tierlog.model.trimming import TrimGrounds
 from tierlog_scheduler.clocks import Now
 from tierlog_scheduler.policy import Delays, LedgerView, StreamView, SweepAbandoned, sweeps
@@ -66,7 +71,12 @@ class RemoveStream:
     """Remove a stream that is being deleted and has nothing left."""
 
 
-Trimming = BeginTrim | DropTrimmed | FinishTrim | SweepAbandoned | RemoveStream
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAttributes:
+    """Delete the objects of a stream's attribute index that no checkpoint needs."""
+
+
+Trimming = BeginTrim | DropTrimmed | FinishTrim | SweepAbandoned | RemoveStream | SweepAttributes
 
 
 class Behind(NamedTuple):
@@ -102,12 +112,22 @@ def decide(view: StreamView, now: Now, delays: Delays) -> list[Trimming]:
         actions.extend(sweeps(context, view, now, delays))
     if view.deleting and not view.ledgers and not view.trimmed:
         actions.append(RemoveStream())
+    if _sweeps_attributes(view, now, delays):
+        actions.append(SweepAttributes())
     return actions
+
+
+def _sweeps_attributes(view: StreamView, now: Now, delays: Delays) -> bool:
+    """Tell whether it is time to look for what no checkpoint needs; not while all of it goes."""
+    if view.attributes is None or view.deleting:
+        return False
+    swept_ms = view.attributes_swept_ms
+    return swept_ms is None or now.progress_ms - swept_ms >= delays.sweep_attributes_ms
 
 
 def trimmable(view: StreamView, now: Now) -> list[LedgerId]:
     """Return the ledgers that go now, oldest first: a prefix of the list."""
-    if not view.deleting and not _has_limits(view):
+    if not view.deleting and not view.policy.trims:
         return []
     found: list[LedgerId] = []
     for one, behind in with_what_is_behind(view.ledgers):
@@ -138,12 +158,6 @@ def judge(view: StreamView, one: LedgerView, now: Now, behind: Behind) -> Verdic
     return verdict if held is None else Verdict(goes=False, in_ms=None, why=held)
 
 
-def _has_limits(view: StreamView) -> bool:
-    policy = view.policy
-    limits = (policy.retention_time_ms, policy.retention_size_bytes)
-    return any(threshold(limit) is not None for limit in limits)
-
-
 def _by_limits(view: StreamView, one: LedgerView, now: Now, behind: Behind) -> Verdict:
     if view.deleting:
         return Verdict(goes=True, in_ms=0, why="its stream is being deleted")
@@ -172,4 +186,9 @@ def _held_by(view: StreamView, one: LedgerView) -> str | None:
         return f"it is {context.state.name}: that is ended first"
     if view.grounds.wants_copy(one.listed.ledger_id) and not context.complete:
         return "it is to be offloaded first"
-    return None
+    if view.deleting:
+        return None
+    end = Position(one.listed.ledger_id, EntryId(max(0, one.listed.last_entry_id)))
+    # Where copies are not wanted any more, no manifest will come to name a later checkpoint.
+    is_copied = context.complete and view.grounds.wants_copy(one.listed.ledger_id)
+    return holds_back(view.attributes, view.attributes_named, end, is_copied=is_copied)

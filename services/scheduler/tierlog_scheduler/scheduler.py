@@ -24,17 +24,20 @@ import structlog
 from tierlog.catalog import Catalog
 from tierlog.catalog.election import Election
 from tierlog.catalog.streams import StreamSnapshot, check_not_paused
+from tierlog.model.attribute_record import AttributesRecord
 from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import OffloadContext, OffloadState, SchedulerProgress
 from tierlog.model.policy import Policy, threshold
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle, check_in_stream
+from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import Stationery, Trigger
 from tierlog.ports.clock import Clock
 from tierlog.ports.events import EventPublisher
 from tierlog.ports.ids import Ids
+from tierlog.ports.tracing import NO_TRACER, Tracer
 from tierlog.runtime.worker import unless_stopped
 from tierlog_scheduler import retention
 from tierlog_scheduler.actions import Actions, Memory
@@ -71,6 +74,7 @@ class SchedulerLimits:
     interval_s: float = 10.0
     request_again_s: float = 60.0
     sweep_again_s: float = 300.0
+    sweep_attributes_s: float = 900.0
     checkpoint_s: float = 60.0
     reread_s: float = 6 * 3600.0
     streams_in_flight_max: int = 16
@@ -81,6 +85,7 @@ class SchedulerLimits:
         return Delays(
             request_again_ms=round(self.request_again_s * 1000),
             sweep_again_ms=round(self.sweep_again_s * 1000),
+            sweep_attributes_ms=round(self.sweep_attributes_s * 1000),
         )
 
 
@@ -107,6 +112,8 @@ class Scheduler:
         clock: Clock,
         ids: Ids,
         limits: SchedulerLimits,
+        sweeper: AttributeSweeper | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._catalog = catalog
         self._manifests = manifests
@@ -123,6 +130,8 @@ class Scheduler:
             stationery=stationery,
             manifests=manifests,
             memory=self._memory,
+            sweeper=sweeper,
+            tracer=tracer,
         )
         self.mirror = Mirror(
             catalog,
@@ -283,8 +292,15 @@ class Scheduler:
 
     def _view(self, known: KnownStream) -> StreamView:
         assert known.policy is not None
+        stream = known.snapshot.stream
         return view_of(
-            known.snapshot.stream, known.policy, known.views, known.trimmed, self._memory
+            stream,
+            known.policy,
+            known.views,
+            known.trimmed,
+            self._memory,
+            attributes=known.attributes,
+            attributes_named=self._manifests.attributes_through(stream.name),
         )
 
     async def look_at(self, name: StreamName) -> tuple[StreamSnapshot, StreamView, Now]:
@@ -308,7 +324,21 @@ class Scheduler:
                 progress_ms=progress.progress_ms,
                 history=History(progress.samples),
             )
-        return snapshot, view_of(snapshot.stream, snapshot.policy, views, trimmed, memory), now
+        attributes = None if snapshot.stream.raw else await self._catalog.attributes.peek(name)
+        named = self._manifests.attributes_through(name)
+        if not self.leading and attributes is not None:
+            # Only a leader knows manifests; of the others none says what it does not know.
+            named = attributes.newest.through
+        view = view_of(
+            snapshot.stream,
+            snapshot.policy,
+            views,
+            trimmed,
+            memory,
+            attributes=attributes,
+            attributes_named=named,
+        )
+        return snapshot, view, now
 
     def deletions_stopped(self, name: StreamName) -> str | None:
         """Return why nothing of a stream is deleted now, as far as this process knows."""
@@ -429,6 +459,9 @@ def view_of(
     ledgers: Sequence[LedgerView],
     trimmed: Mapping[LedgerId, OffloadContext | None],
     memory: Memory,
+    *,
+    attributes: AttributesRecord | None = None,
+    attributes_named: Position | None = None,
 ) -> StreamView:
     """Return what decisions about a stream look at."""
     return StreamView(
@@ -443,6 +476,9 @@ def view_of(
         trimmed=trimmed,
         paused=stream.offload_pause is not None,
         deleting=stream.lifecycle is StreamLifecycle.DELETING,
+        attributes=attributes,
+        attributes_named=attributes_named,
+        attributes_swept_ms=memory.attributes_swept_ms.get(stream.name),
     )
 
 

@@ -166,6 +166,10 @@ class ScrubRunner:
             note_defect("scrub schedule", error)
 
     async def _as_asked(self, report: ScrubReport) -> None:
+        if report.wish.ledgers is not None:
+            # It says itself where to look, and nothing of how far another one came.
+            await self._scrub(report, None)
+            return
         await self._scrub(report, self._asked_from)
         if report.state is ScrubState.DONE and report.wish.deep:
             self._asked_from = report.deep_next

@@ -4,19 +4,32 @@ from typing import Annotated, Self
 from uuid import UUID
 
 from fastapi import Body, FastAPI, Query
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from tierlog.model.scrub import Finding, ScrubReport, ScrubWish
+from tierlog.model.ids import LEDGER_ID_MAX, LedgerId
+from tierlog.model.scrub import ASKED_LEDGERS_MAX, Finding, ScrubReport, ScrubWish
 from tierlog_scheduler.scrubs import ScrubRunner
 
 
 class ScrubWishDocument(BaseModel):
-    """``deep`` reads all data; ``repair`` deletes, aborts and copies anew."""
+    """``deep`` reads all data; ``repair`` deletes, aborts and copies anew.
+
+    ``ledgers``: it does so of those alone, and only lists and tells of all others.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     repair: bool = False
     deep: bool = False
+    ledgers: Annotated[
+        list[Annotated[int, Field(ge=0, le=LEDGER_ID_MAX)]] | None,
+        Field(max_length=ASKED_LEDGERS_MAX),
+    ] = None
+
+    def wish(self) -> ScrubWish:
+        """Return what is asked for."""
+        asked = None if self.ledgers is None else frozenset(map(LedgerId, self.ledgers))
+        return ScrubWish(repair=self.repair, deep=self.deep, ledgers=asked)
 
 
 class LostEntries(BaseModel):
@@ -145,8 +158,7 @@ class ScrubsApi:
 
     async def begin(self, wish: Annotated[ScrubWishDocument | None, Body()] = None) -> ScrubSummary:
         """Begin a scrub; it goes on by itself. UNAVAILABLE while another one is at work."""
-        wish = wish or ScrubWishDocument()
-        report = self._scrubs.ask(ScrubWish(repair=wish.repair, deep=wish.deep))
+        report = self._scrubs.ask((wish or ScrubWishDocument()).wish())
         return ScrubSummary.of(report)
 
     async def scrubs(self, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> ScrubsAnswer:

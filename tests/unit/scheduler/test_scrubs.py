@@ -25,6 +25,7 @@ from tierlog.model.scrub import (
     ScrubState,
     ScrubWish,
 )
+from tierlog.offload.scrub_crew import Crew
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
 from tierlog_scheduler.scrubs_api import ScrubsApi
@@ -215,7 +216,12 @@ def test_a_deep_scrub_that_fails_is_not_the_one_of_its_interval():
         world.clock.advance(24 * HOUR)
         failing = runner(world, schedule)
 
-        async def unanswered(report: ScrubReport, *, deep_from: DeepPlace | None = None) -> None:
+        async def unanswered(
+            report: ScrubReport,
+            *,
+            deep_from: DeepPlace | None = None,
+            crew: Crew | None = None,
+        ) -> None:
             raise RetryableError("no answer", remedy="Wait")
 
         failing._scrubber.run = unanswered  # type: ignore[method-assign]

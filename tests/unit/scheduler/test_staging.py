@@ -1,0 +1,99 @@
+"""What was staged by jobs that are gone is deleted, and nothing else."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.catalog.test_attach import staged, staged_metadata, staging_of
+from tests.unit.catalog.world import ORDERS, World, on_virtual_time, one_node
+from tierlog.adapters.memory.faults import Outcome
+from tierlog.model.errors import RetryableError
+from tierlog_scheduler.staging import StagingSweeper
+
+AGE_S = 3600.0
+
+
+async def made(world):
+    """Return a catalog with two staging ledgers that are old, one that is young, a bare one."""
+    process, claimed = await world.owner()
+    old = [await staged(process, claimed), await staged(process, claimed, entries=-1)]
+    # The clocks of ``staged`` stood at 7 ms.
+    now_ms = process.clock.wall_ms()
+    young = await process.catalog.bare.create(
+        replace(staged_metadata(staging_of(claimed)), ctime_ms=now_ms)
+    )
+    bare = await process.catalog.bare.create(replace(one_node(), ctime_ms=7))
+    return process, claimed, old, young, bare
+
+
+def sweeper_of(process, *, stopped=lambda name: None, leading=lambda: True):
+    return StagingSweeper(
+        process.catalog.bare,
+        leading=leading,
+        stopped=stopped,
+        clock=process.clock,
+        age_s=AGE_S,
+        again_s=60.0,
+    )
+
+
+@on_virtual_time
+async def test_only_what_is_staged_and_old_goes_at_the_second_look():
+    process, claimed, old, young, bare = await made(World())
+    sweeper = sweeper_of(process)
+    assert await sweeper.sweep() == []
+    attached = old.pop(0)
+    await process.catalog.ledgers.attach(claimed, [attached])
+    assert await sweeper.sweep() == old
+    assert await sweeper.sweep() == []
+    assert list(await process.catalog.bare.list_staging()) == [young]
+    assert list(await process.catalog.bare.list_all()) == [young, bare]
+    assert await process.catalog.ledgers.get(attached) is not None
+
+
+@on_virtual_time
+async def test_nothing_goes_while_deletions_of_its_stream_are_stopped():
+    process, _, old, _, _ = await made(World())
+    why = {ORDERS: "metadata older than the manifest"}
+    sweeper = sweeper_of(process, stopped=why.get)
+    for _ in range(3):
+        assert await sweeper.sweep() == []
+    why.clear()
+    assert await sweeper.sweep() == []
+    assert await sweeper.sweep() == old
+
+
+@on_virtual_time
+async def test_one_that_can_not_be_deleted_keeps_no_other_one():
+    process, _, old, _, _ = await made(World())
+    sweeper = sweeper_of(process)
+    await sweeper.sweep()
+    delete = process.catalog.bare.delete
+
+    async def first_fails(ledger_id):
+        if ledger_id == old[0]:
+            raise RetryableError("away", remedy="Again")
+        await delete(ledger_id)
+
+    process.catalog.bare.delete = first_fails
+    process.faults.next("metadata.transact", Outcome.REPLY_LOST)
+    assert await sweeper.sweep() == old[1:]
+    process.catalog.bare.delete = delete
+    assert await sweeper.sweep() == old[:1]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@on_virtual_time
+async def test_it_runs_while_it_leads_until_it_is_to_stop(leads):
+    process, _, old, young, _ = await made(World())
+    sweeper = sweeper_of(process, leading=lambda: leads)
+    if leads:  # the first look meets a store that is away
+        process.faults.next("metadata.children", Outcome.REFUSED)
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(sweeper.run(stop))
+        await asyncio.sleep(200)
+        stop.set()
+    left = list(await process.catalog.bare.list_staging())
+    assert left == ([young] if leads else [*old, young])
