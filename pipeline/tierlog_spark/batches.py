@@ -1,0 +1,135 @@
+"""Columns of events as Arrow record batches (pure).
+
+Owns the bytes that Spark is given: no row is ever a Python object, but for structured events.
+
+Invariants:
+    * A batch has the columns that are asked for, of exactly the types that Spark expects, and at
+      most ``ROWS_MAX`` rows.
+    * Bytes of payloads are copied once, and only when they are asked for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from tierlog.model.errors import RefusedError
+from tierlog_spark.columns import PAYLOAD
+from tierlog_spark.decoding import EventColumns
+from tierlog_spark.headers import Int64s
+
+ROWS_MAX: Final = 65_536
+_US_A_MS: Final = 1000
+# The end of the year 9999: a clock that was further off is shown as that.
+_MS_MAX: Final = 253_402_300_799_999
+# What an Arrow array of bytes can hold.
+_BYTES_MAX: Final = 2**31 - 1
+
+Array = Any  # pyarrow ships no types
+Schema = Any
+
+
+def record_batches(
+    events: EventColumns, schema: Schema, *, stream: str, ledger_id: int
+) -> Iterator[Any]:
+    """Return the columns of ``schema``, in batches."""
+    count = len(events.starts)
+    for start in range(0, count, ROWS_MAX):
+        some = events if count <= ROWS_MAX else _between(events, start, start + ROWS_MAX)
+        arrays = [_column(some, field, stream, ledger_id) for field in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _between(events: EventColumns, start: int, stop: int) -> EventColumns:
+    wanted = np.zeros(len(events.starts), np.bool_)
+    wanted[start:stop] = True
+    return events.kept(wanted)
+
+
+def _column(events: EventColumns, field: Any, stream: str, ledger_id: int) -> Array:  # noqa: ANN401
+    count = len(events.starts)
+    if field.name == "stream":
+        return pa.repeat(pa.scalar(stream, field.type), count)
+    if field.name == "ledger_id":
+        return pa.repeat(pa.scalar(ledger_id, field.type), count)
+    return _MAKERS[field.name](events, field.type)
+
+
+def _publish_time(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
+    if events.publish_ms is None:
+        return pa.nulls(len(events.starts), kind)
+    times = np.clip(events.publish_ms, -_MS_MAX, _MS_MAX)
+    return pa.array(times * _US_A_MS, pa.int64()).cast(kind)
+
+
+def _writer_id(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
+    names = pa.array([str(UUID(bytes=one)) for one in events.writers], kind)
+    if len(names) == 1 and bool((events.writer_rows == 0).all()):
+        return pa.repeat(names[0], len(events.starts))
+    return names.take(_or_null(events.writer_rows, events.writer_rows >= 0))
+
+
+def _event_number(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
+    return _or_null(events.event_numbers, events.writer_rows >= 0).cast(kind)
+
+
+def _event_time(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
+    if events.details is None:
+        return pa.nulls(len(events.starts), kind)
+    times = [
+        one if one is None else max(-_MS_MAX, min(one, _MS_MAX)) * _US_A_MS
+        for one in events.details.event_times_ms
+    ]
+    return pa.array(times, pa.int64()).cast(kind)
+
+
+def _key(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
+    if events.details is None:
+        return pa.nulls(len(events.starts), kind)
+    return pa.array(events.details.keys, kind)
+
+
+def _properties(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
+    if events.details is None:
+        return pa.nulls(len(events.starts), kind)
+    return pa.array([list(one.items()) for one in events.details.properties], kind)
+
+
+def _payload(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
+    count = len(events.starts)
+    if count == 0:
+        return pa.array([], kind)
+    ends = events.starts + events.lens
+    if int(ends[-1]) > _BYTES_MAX:
+        raise RefusedError(
+            f"events of {int(ends[-1])} bytes at once are more than Spark takes",
+            remedy="Leave the payload out: payload=false",
+        )
+    # Payloads and what lies between them, as one array over the bytes as they are; then every
+    # other one of it, which copies them together.
+    places = np.empty(2 * count, np.int32)
+    places[0::2], places[1::2] = events.starts, ends
+    buffers = [None, pa.py_buffer(places), pa.py_buffer(events.buffer)]
+    everything = pa.Array.from_buffers(kind, 2 * count - 1, buffers)
+    return everything.take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
+
+
+def _or_null(values: Int64s, valid: Any) -> Array:  # noqa: ANN401
+    if bool(valid.all()):
+        return pa.array(values)
+    return pa.array(values, mask=~valid)
+
+
+_MAKERS: Final[Mapping[str, Callable[[EventColumns, Any], Array]]] = {
+    "entry_id": lambda events, kind: pa.array(events.entry_ids, kind),
+    "event_index": lambda events, kind: pa.array(events.event_indexes.astype(np.int32), kind),
+    "publish_time": _publish_time,
+    "writer_id": _writer_id,
+    "event_number": _event_number,
+    "event_time": _event_time,
+    "key": _key,
+    "properties": _properties,
+    PAYLOAD: _payload,
+}

@@ -1,0 +1,263 @@
+"""The bucket as the driver and the tasks of a read find it.
+
+Owns opening it, finding streams and ledgers by its own manifests, and the copies themselves.
+Does not own what of them is wanted (``planning``), nor taking entries apart.
+
+Invariant: nothing is written, and neither a service nor ZooKeeper is asked.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+from uuid import UUID
+
+from tierlog.format.index import BlockRange
+from tierlog.format.keys import key_prefix, object_keys, require_key
+from tierlog.format.manifest import unkeep
+from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.ids import StreamName
+from tierlog.model.ledger import KEY_STREAM
+from tierlog.model.manifest import ManifestLedger
+from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.model.partitions import partition_names
+from tierlog.model.stream import StreamLifecycle
+from tierlog.offload.driver import DRIVER, Tier2Settings
+from tierlog.offload.drivers import DriverParts, Drivers
+from tierlog.offload.groups import plain_errors
+from tierlog.offload.manifests import KnownManifest, ManifestStore
+from tierlog.offload.ranges import RangeLimits
+from tierlog.offload.restore import moved_here
+from tierlog.offload.tier2_reader import ObjectHandle
+from tierlog.ports.objects import ObjectStore
+from tierlog.ports.spending import CostMeter
+from tierlog.runtime.settings import S3Settings, Settings
+from tierlog.wiring.build import system_clock, system_ids
+from tierlog.wiring.objects import open_bucket
+from tierlog_spark.planning import StoredLedger
+
+# Who only reads puts no cluster's id on an object.
+_NO_CLUSTER: Final = UUID(int=0)
+_PULSAR_NAME: Final = "pulsar/managed-ledger"
+FETCH_BYTES: Final = 4 * 1024 * 1024
+FETCHES_IN_FLIGHT: Final = 4
+KEPT_FETCHES: Final = 8
+INDEXES_IN_FLIGHT: Final = 16
+
+
+class Bucket:
+    """One bucket, opened for one read."""
+
+    def __init__(self, objects: ObjectStore, s3: S3Settings, *, fetch_bytes: int) -> None:
+        self.objects = objects
+        self._s3 = s3
+        self._fetch_bytes = fetch_bytes
+        limits = RangeLimits(
+            range_bytes=fetch_bytes,
+            in_flight_max=FETCHES_IN_FLIGHT,
+            kept_bytes_max=KEPT_FETCHES * fetch_bytes,
+        )
+        self._drivers = Drivers(
+            DriverParts(
+                objects=objects,
+                settings=Tier2Settings(
+                    bucket=s3.bucket,
+                    cluster_id=_NO_CLUSTER,
+                    endpoint_name=s3.endpoint_name,
+                    key_prefix=s3.key_prefix,
+                    ranges=limits,
+                ),
+            )
+        )
+        self.manifests = ManifestStore(
+            objects,
+            cluster_id=_NO_CLUSTER,
+            clock=system_clock(),
+            ids=system_ids(),
+            key_prefix=s3.key_prefix,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Bucket {self.place}>"
+
+    @property
+    def place(self) -> str:
+        """The bucket and its prefix, for people."""
+        return f"s3://{self._s3.bucket}/{key_prefix(self._s3.key_prefix)}"
+
+    async def incarnations(
+        self, wanted: Sequence[StreamName] = ()
+    ) -> list[tuple[StreamName, UUID]]:
+        """Return what has manifests: all streams, or those wanted with their partitions.
+
+        Refused where there is none at all, or not that stream.
+        """
+        found = sorted(await self.manifests.streams())
+        if not found:
+            raise await self._unknown(StreamName(""))
+        if not wanted:
+            return found
+        names = {*wanted, *(known.stream for known in await self.streams(wanted))}
+        return [one for one in found if one[0] in names]
+
+    async def every_stream(self) -> list[KnownManifest]:
+        """Return the newest living incarnation of each stream."""
+        names = sorted({name for name, _ in await self.manifests.streams()})
+        found = await self._load(names)
+        return [known for known in found if known is not None]
+
+    async def streams(self, wanted: Sequence[StreamName]) -> list[KnownManifest]:
+        """Return streams by their names; of a partitioned one, its partitions."""
+        found: list[KnownManifest] = []
+        for name, known in zip(wanted, await self._load(wanted), strict=True):
+            if known is None:
+                raise await self._unknown(name)
+            assert known.head is not None
+            if not known.head.partitions:
+                found.append(known)
+                continue
+            names = partition_names(name, known.head.partitions)
+            # One that never had a ledger copied may have no manifest yet.
+            found += [one for one in await self._load(names) if one is not None]
+        return found
+
+    async def _load(self, names: Sequence[StreamName]) -> list[KnownManifest | None]:
+        slots = asyncio.Semaphore(INDEXES_IN_FLIGHT)
+
+        async def one(name: StreamName) -> KnownManifest | None:
+            async with slots:
+                incarnations = await self.manifests.streams(name)
+                loaded = [await self.manifests.newest(*key) for key in sorted(incarnations)]
+            living = [
+                known
+                for known in loaded
+                if known.head is not None and known.head.lifecycle is StreamLifecycle.ACTIVE
+            ]
+            return max(living, key=_created_ms, default=None)
+
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(name)) for name in names]
+        return [task.result() for task in tasks]
+
+    async def _unknown(self, name: StreamName) -> RefusedError:
+        known = sorted({one for one, _ in await self.manifests.streams()})
+        if not known:
+            return RefusedError(
+                f"there are no manifests below {self.place}, so it is not a bucket of Tierlog",
+                reason=Reason.STREAM_NOT_FOUND,
+                remedy="Correct bucket and prefix; objects of Apache Pulsar are read by keys",
+                details={"bucket": self._s3.bucket},
+            )
+        return RefusedError(
+            f"there is no stream {name} below {self.place}",
+            reason=Reason.STREAM_NOT_FOUND,
+            remedy=f"There are {', '.join(known[:20])}{' and more' if len(known) > 20 else ''}; "
+            "one of which nothing was offloaded is read with readMode=service",
+            details={"stream": name},
+        )
+
+    def ledgers_of(self, known: KnownManifest) -> list[ManifestLedger]:
+        """Return a stream's closed ledgers in order, their copies where the bucket is now."""
+        return [
+            moved_here(
+                unkeep(kept.packed),
+                bucket=self._s3.bucket,
+                endpoint_name=self._s3.endpoint_name,
+                prefix=self._s3.key_prefix,
+            )
+            for _, kept in sorted(known.ledgers.items())
+        ]
+
+    async def by_keys(self, keys: Iterable[str]) -> list[tuple[StoredLedger, list[BlockRange]]]:
+        """Return ledgers by the keys of their data objects, and their blocks."""
+        found = []
+        for key in keys:
+            parsed = require_key(self._s3.key_prefix, key)
+            named = object_keys(self._s3.key_prefix, parsed.uuid, parsed.ledger_id)
+            side = await self.objects.head(named.side)
+            location = Tier2Location(
+                driver=DRIVER,
+                endpoint_name=self._s3.endpoint_name,
+                bucket=self._s3.bucket,
+                data_key=named.data,
+                index_key=named.index,
+                side_key=named.side if side is not None else "",
+            )
+            ledger = StoredLedger(
+                stream=StreamName(""),
+                raw=True,
+                ledger_id=parsed.ledger_id,
+                uuid=parsed.uuid,
+                location=location,
+                copy=None,
+            )
+            handle = await self.open(ledger)
+            copy = None
+            if side is not None:
+                copy = Tier2Copy(
+                    format_version=1,
+                    data_len=handle.index.end,
+                    index_len=0,
+                    index_sha256=b"",
+                    entry_count=handle.index.last_entry_id + 1,
+                    block_count=len(handle.index.entries),
+                    side_len=side.size,
+                )
+            custom = handle.index.metadata.custom
+            name = custom.get(KEY_STREAM) or custom.get(_PULSAR_NAME) or b""
+            stored = replace(ledger, stream=StreamName(name.decode("utf-8", "replace")), copy=copy)
+            found.append((stored, list(handle.index.blocks())))
+        return found
+
+    async def open(self, ledger: StoredLedger) -> ObjectHandle[Any]:
+        """Return a copy as what reads it, its index and what it says of checksums loaded."""
+        handle = await self._drivers.read_offloaded(
+            ledger.ledger_id, ledger.uuid, ledger.location, copy=ledger.copy
+        )
+        assert isinstance(handle, ObjectHandle), "both layouts are objects"
+        return handle
+
+    async def blocks_of(self, ledgers: Sequence[StoredLedger]) -> list[list[BlockRange]]:
+        """Return the blocks of each ledger."""
+        slots = asyncio.Semaphore(INDEXES_IN_FLIGHT)
+
+        async def one(ledger: StoredLedger) -> list[BlockRange]:
+            async with slots:
+                return list((await self.open(ledger)).index.blocks())
+
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(ledger)) for ledger in ledgers]
+        return [task.result() for task in tasks]
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    s3: S3Settings, *, fetch_bytes: int = FETCH_BYTES, meter: CostMeter | None = None
+) -> AsyncIterator[Bucket]:
+    """Give the bucket that the settings name, as it is; ``meter`` counts its requests."""
+    # Nothing else is needed, least of all the environment of an executor.
+    settings = Settings.model_construct(s3=s3)
+    async with open_bucket(settings, s3.bucket, meter=meter) as objects:
+        yield Bucket(objects, s3, fetch_bytes=fetch_bytes)
+
+
+def _created_ms(known: KnownManifest) -> int:
+    assert known.head is not None
+    return known.head.created_ms
+
+
+def stored(known: KnownManifest, ledger: ManifestLedger) -> StoredLedger:
+    """Return a ledger's copy, which it has."""
+    assert known.head is not None
+    assert ledger.copy is not None
+    return StoredLedger(
+        stream=known.stream,
+        raw=known.head.raw,
+        ledger_id=ledger.listed.ledger_id,
+        uuid=ledger.copy.uuid,
+        location=ledger.copy.location,
+        copy=ledger.copy.copy,
+    )

@@ -1,0 +1,1 @@
+"""The commands of the jobs: ``tierlog spark …``. PySpark is imported when one runs."""

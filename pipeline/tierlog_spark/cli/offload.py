@@ -1,0 +1,86 @@
+"""``tierlog spark bulk-offload``: a back-fill of sealed ledgers by executors."""
+
+from typing import Annotated, Final
+
+import typer
+
+from tierlog.cli.output import Output, OutputOption, size_text
+from tierlog.cli.session import command
+from tierlog_spark.cli.running import (
+    CORES,
+    EXIT_INCOMPLETE,
+    MEMORY,
+    Cores,
+    DryRun,
+    Memory,
+    Metrics,
+    Quiet,
+    run_job,
+)
+from tierlog_spark.cli.usage import Streams, stream_names
+
+COLUMNS: Final = {
+    "stream": None,
+    "ledger_id": None,
+    "outcome": None,
+    "bytes": size_text,
+    "seconds": None,
+    "error": None,
+}
+
+
+@command
+def bulk_offload(
+    *,
+    stream: Streams = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only ledgers closed so long ago, as 1d.")
+    ] = None,
+    bytes_per_s: Annotated[
+        str | None, typer.Option(help="What one executor sends a second, at most, as 50MB.")
+    ] = None,
+    task_bytes: Annotated[str, typer.Option(help="What one task offloads, about.")] = "1GB",
+    dry_run: DryRun = False,
+    cores: Cores = CORES,
+    memory: Memory = MEMORY,
+    metrics: Metrics = None,
+    output: OutputOption = Output.TABLE,
+    quiet: Quiet = False,
+) -> None:
+    """Offload every sealed ledger that has no complete copy, whatever its stream's thresholds.
+
+    Exits with 5 when not all of them are complete at the end; run it again. Streams that are
+    paused are left alone.
+    """
+    from tierlog.cli.cost import positive
+    from tierlog.cli.objects import load_s3
+    from tierlog.cli.policy import parse_size, parse_time
+    from tierlog.client.endpoints import with_zookeeper
+    from tierlog.wiring.build import system_clock
+    from tierlog_spark.jobs.bulk_offload import BackFill
+    from tierlog_spark.jobs.bulk_offload import bulk_offload as job
+
+    settings = with_zookeeper(load_s3())
+    before = None
+    if older_than is not None:
+        before = system_clock().wall_ms() - parse_time(older_than)
+    wish = BackFill(
+        streams=tuple(stream_names(stream)),
+        closed_before_ms=before,
+        bytes_per_s=0
+        if bytes_per_s is None
+        else positive(parse_size(bytes_per_s), "--bytes-per-s"),
+        task_bytes=positive(parse_size(task_bytes), "--task-bytes"),
+    )
+    report = run_job(
+        lambda run: job(run, settings, wish),
+        columns=COLUMNS,
+        dry_run=dry_run,
+        cores=cores,
+        memory=memory,
+        metrics=metrics,
+        output=output,
+        quiet=quiet,
+    )
+    if report.counts.get("incomplete"):
+        raise typer.Exit(EXIT_INCOMPLETE)

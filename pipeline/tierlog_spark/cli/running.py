@@ -1,0 +1,92 @@
+"""What every job's command shares: its options, the session around it, and the report shown."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tierlog.cli.output import Columns, Output, print_json, print_rows, progress_bar, say
+from tierlog.cli.scrub import EXIT_FINDINGS, EXIT_INCOMPLETE
+from tierlog.cli.session import Quiet
+
+if TYPE_CHECKING:
+    from tierlog.ports.progress import Progress
+    from tierlog_spark.jobs.frame import JobReport, JobRun
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+Cores = Annotated[
+    int, typer.Option(min=0, help="Cores of this machine, 0: all; under spark-submit unused.")
+]
+Memory = Annotated[str, typer.Option(help="Memory of Spark's JVM here; under spark-submit unused.")]
+Metrics = Annotated[
+    Path | None,
+    typer.Option("--metrics", help="Write the counts to this file, in Prometheus's format."),
+]
+CORES = 0
+MEMORY = "1G"
+
+__all__ = [
+    "CORES", "EXIT_FINDINGS", "EXIT_INCOMPLETE", "MEMORY", "Cores", "DryRun", "Memory", "Metrics",
+    "Quiet", "run_job",
+]  # fmt: skip
+
+
+def run_job(
+    work: "Callable[[JobRun], JobReport]",
+    *,
+    columns: Columns,
+    dry_run: bool,
+    cores: int,
+    memory: str,
+    metrics: Path | None,
+    output: Output,
+    quiet: bool,
+) -> "JobReport":
+    """Run a job in a session of its own, show its report, and return it."""
+    from tierlog.cli.policy import parse_size
+    from tierlog.model.policy import MIB
+    from tierlog_spark.jobs.frame import JobRun, plain_spark_errors, write_metrics
+    from tierlog_spark.jobs.session import job_session
+
+    cores = cores or os.cpu_count() or 1
+    with (
+        job_session(cores=cores, memory_mb=max(1, parse_size(memory) // MIB)) as spark,
+        job_progress(quiet=quiet) as progress,
+        plain_spark_errors(),
+    ):
+        run = JobRun(spark=spark, dry_run=dry_run, progress=progress)
+        report = work(run)
+    if metrics is not None:
+        write_metrics(report, metrics, wall_ms=run.clock.wall_ms())
+    show_report(report, columns, output, quiet=quiet)
+    return report
+
+
+def show_report(report: "JobReport", columns: Columns, output: Output, *, quiet: bool) -> None:
+    """Print a report: rows as a table and counts below, or all of it as JSON."""
+    if output is not Output.TABLE:
+        print_json(report.document(), indent=output is Output.JSON)
+        return
+    if report.rows:
+        print_rows(report.rows, columns, output)
+    would = "would be: " if report.dry_run else ""
+    counts = ", ".join(f"{value:g} {name}" for name, value in report.counts.items())
+    say(f"{report.job}: {would}{counts}", quiet=quiet)
+
+
+@contextlib.contextmanager
+def job_progress(*, quiet: bool) -> "Iterator[Progress]":
+    """Give a bar on a terminal; elsewhere a line for each step, as a scheduled job's log has it."""
+    if quiet or sys.stderr.isatty():
+        with progress_bar(quiet=quiet) as progress:
+            yield progress
+        return
+
+    def line(what: str, done: int, total: int | None) -> None:
+        say(f"{what}: {done}" + ("" if total is None else f" of {total}"))
+
+    yield line

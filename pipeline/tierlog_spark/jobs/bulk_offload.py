@@ -1,0 +1,262 @@
+"""``bulk-offload``: a back-fill of sealed ledgers, by executors that do what offloaders do.
+
+Owns the plan's reading, patience with each ledger, and the count afterwards. Does not own an
+attempt (``tierlog.offload.attempting``): UUID before bytes, complete by compare-and-set, leftovers
+cleaned by whoever comes next.
+
+Invariants:
+    * Who finds a ledger locked waits until it is complete or free: a task that Spark runs twice
+      is never told to be done while its other half is at work.
+    * What a task says is not believed: what is complete at the end is what the metadata say.
+
+Crash: at any point the metadata have an attempt that did not complete; the next run, or the
+scheduler, abandons it and begins anew. A worker that died holds its locks until its session ends.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from tierlog.catalog import Catalog
+from tierlog.model.errors import RefusedError, TierlogError
+from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.offload import OffloadContext
+from tierlog.model.partitions import partition_names
+from tierlog.offload.attempting import (
+    MAY_BEGIN,
+    SUPERSEDED,
+    Done,
+    LockedError,
+    OffloadAttempts,
+    PausedError,
+    StaleError,
+)
+from tierlog.offload.drivers import MakeDriver
+from tierlog.offload.groups import plain_errors
+from tierlog.offload.messages import OffloadRequest, Trigger
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.proto.v1 import events_pb2 as pb
+from tierlog.runtime.settings import Settings
+from tierlog.wiring.build import system_clock, system_ids
+from tierlog.wiring.offload import open_attempts
+from tierlog_spark.jobs.fanout import (
+    Requests,
+    asked_of,
+    run_tasks,
+    slots_of,
+    slots_of_executor,
+    spread,
+    task_count,
+)
+from tierlog_spark.jobs.frame import JobReport, JobRun
+from tierlog_spark.jobs.offload_plan import (
+    COMPLETED,
+    FAILED,
+    OUTCOMES,
+    PAUSED,
+    REFUSED,
+    STALE,
+    OffloadItem,
+    Outcome,
+    best,
+    sealed,
+    wanting,
+)
+from tierlog_spark.jobs.site import open_site
+
+JOB: Final = "bulk-offload"
+CONTEXTS_AT_ONCE: Final = 64
+TASK_BYTES: Final = 1024**3
+TRIES_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackFill:
+    """What is wanted: of which streams (none: all), how old, how fast.
+
+    ``bytes_per_s``: of one executor; 0: as fast as it goes. ``task_bytes``: what one task offloads,
+    about.
+    """
+
+    streams: tuple[StreamName, ...] = ()
+    closed_before_ms: int | None = None
+    bytes_per_s: float = 0.0
+    task_bytes: int = TASK_BYTES
+
+
+def bulk_offload(
+    run: JobRun,
+    settings: Settings,
+    wish: BackFill | None = None,
+    *,
+    drivers: Mapping[str, MakeDriver] | None = None,
+) -> JobReport:
+    """Offload every sealed ledger that has no complete copy.
+
+    ``drivers``: more of them, by name, as offloaders may have; executors must be able to import
+    them.
+    """
+    wish = wish or BackFill()
+    items = asyncio.run(_plan(settings, wish))
+    counts: dict[str, int | float] = {
+        "ledgers": len(items),
+        "bytes": sum(one.length for one in items),
+    }
+    if run.dry_run:
+        rows = [_row(Outcome(item=one, outcome="planned", bytes=one.length)) for one in items]
+        return JobReport(job=JOB, dry_run=True, counts=counts, rows=rows)
+    slots, began_s = slots_of(run), run.clock.monotonic_s()
+    number = task_count(int(counts["bytes"]), len(items), slots, weight_max=wish.task_bytes)
+    tasks = spread(items, lambda one: one.length, number) if items else []
+    slowed = throttled(settings, wish.bytes_per_s, slots_of_executor(run))
+    requests = Requests()
+    found = best(
+        requests.rest(run_tasks(run, "ledgers", tasks, partial(_offload_some, slowed, drivers)))
+    )
+    complete = asyncio.run(_complete(settings, items))
+    by_outcome = {name: sum(one.outcome == name for one in found) for name in OUTCOMES}
+    counts |= {
+        **by_outcome,
+        "complete": complete,
+        "incomplete": len(items) - complete,
+        "bytes_offloaded": sum(one.bytes for one in found if one.outcome == COMPLETED),
+        "seconds": run.clock.monotonic_s() - began_s,
+        **requests.counts,
+    }
+    return JobReport(job=JOB, dry_run=False, counts=counts, rows=[_row(one) for one in found])
+
+
+def throttled(settings: Settings, bytes_per_s: float, slots: int) -> Settings:
+    """Return the settings of one of so many processes that an executor runs at once."""
+    if not bytes_per_s:
+        return settings
+    s3 = settings.s3.model_copy(update={"bytes_per_s_max": bytes_per_s / slots})
+    return settings.model_copy(update={"s3": s3})
+
+
+async def _plan(settings: Settings, wish: BackFill) -> list[OffloadItem]:
+    """Read what has no complete copy yet; refuse a cluster, a bucket, a stream that is none."""
+    async with open_site(settings) as site:
+        await site.check_ours(settings)
+        names = wish.streams or tuple(await site.catalog.streams.names())
+        found: list[OffloadItem] = []
+        for name in names:
+            found += await _plan_stream(site.catalog, name, wish)
+        # A partition may be named beside the stream that it is of.
+        return list({one.ledger_id: one for one in found}.values())
+
+
+async def _plan_stream(catalog: Catalog, name: StreamName, wish: BackFill) -> list[OffloadItem]:
+    snapshot = await catalog.streams.snapshot(name)
+    parts = snapshot.stream.partitions
+    if parts:
+        # With all streams each partition comes by its own name.
+        names = partition_names(name, parts) if name in wish.streams else []
+        return [item for one in names for item in await _plan_stream(catalog, one, wish)]
+    items = list(sealed(snapshot.stream, snapshot.ledgers, closed_before_ms=wish.closed_before_ms))
+    return wanting(items, await _contexts(catalog, items))
+
+
+async def _contexts(
+    catalog: Catalog, items: Sequence[OffloadItem]
+) -> dict[LedgerId, OffloadContext | None]:
+    found: dict[LedgerId, OffloadContext | None] = {}
+    for start in range(0, len(items), CONTEXTS_AT_ONCE):
+        some = [one.ledger_id for one in items[start : start + CONTEXTS_AT_ONCE]]
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = {one: group.create_task(catalog.contexts.get(one)) for one in some}
+        found |= {one: task.result() for one, task in tasks.items()}
+    return found
+
+
+async def _complete(settings: Settings, items: Sequence[OffloadItem]) -> int:
+    """Count what is complete by now; a ledger that was trimmed meanwhile needs no copy."""
+    async with open_site(settings) as site:
+        contexts = await _contexts(site.catalog, items)
+    gone = [one for one in contexts.values() if one is None or one.state not in MAY_BEGIN]
+    return len(gone)
+
+
+async def _offload_some(
+    settings: Settings, drivers: Mapping[str, MakeDriver] | None, some: Sequence[OffloadItem]
+) -> list[Any]:
+    """Offload one task's ledgers, on an executor."""
+    clock, ids = system_clock(), system_ids()
+    name = f"spark-{ids.uuid().hex[:8]}"
+    async with open_attempts(settings, name, drivers=drivers) as (attempts, parts):
+        patience = Patience(attempts, clock, ids, wait_s_max=settings.offloader.request_s_max)
+        found: list[Any] = [await patience.offload(one) for one in some]
+    return [*found, *asked_of(parts.meter)]
+
+
+class Patience:
+    """Offloads a ledger again and again, until it is clear what becomes of it."""
+
+    def __init__(
+        self, attempts: OffloadAttempts, clock: Clock, ids: Ids, *, wait_s_max: float
+    ) -> None:
+        self._attempts = attempts
+        self._clock = clock
+        self._ids = ids
+        self._wait_s_max = wait_s_max
+
+    async def offload(self, item: OffloadItem) -> Outcome:
+        """Return what became of a ledger."""
+        began_s, tries, waits = self._clock.monotonic_s(), 0, 0
+        request = OffloadRequest(
+            stream=item.stream,
+            incarnation=item.incarnation,
+            ledger_id=item.ledger_id,
+            trigger=Trigger.ADMIN,
+            requested_ms=self._clock.wall_ms(),
+        )
+        while True:
+            trouble: TierlogError | None = None
+            try:
+                done = await self._attempts.offload(request)
+                if done.outcome != SUPERSEDED:
+                    return self._done(item, done, began_s)
+            except (PausedError, StaleError) as error:
+                outcome = PAUSED if isinstance(error, PausedError) else STALE
+                return self._ended(item, outcome, began_s, error)
+            except LockedError as error:
+                trouble = error
+            except RefusedError as error:
+                return self._ended(item, REFUSED, began_s, error)
+            except TierlogError as error:
+                tries, trouble = tries + 1, error
+            late = self._clock.monotonic_s() - began_s >= self._wait_s_max
+            if trouble is not None and (late or tries >= TRIES_MAX):
+                return self._ended(item, FAILED, began_s, trouble)
+            await asyncio.sleep(self._ids.uniform(0.5, 1.0) * min(2.0 ** min(waits, 3), 5.0))
+            waits += 1
+
+    def _done(self, item: OffloadItem, done: Done, began_s: float) -> Outcome:
+        name = pb.OffloadResult.Outcome.Name(done.outcome).removeprefix("OUTCOME_").lower()
+        return Outcome(
+            item=item,
+            outcome=name,
+            bytes=done.copy.data_len if done.copy is not None else 0,
+            seconds=self._clock.monotonic_s() - began_s,
+        )
+
+    def _ended(
+        self, item: OffloadItem, outcome: str, began_s: float, error: TierlogError
+    ) -> Outcome:
+        took_s = self._clock.monotonic_s() - began_s
+        return Outcome(item=item, outcome=outcome, seconds=took_s, error=str(error))
+
+
+def _row(one: Outcome) -> dict[str, Any]:
+    return {
+        "stream": one.item.stream,
+        "ledger_id": int(one.item.ledger_id),
+        "outcome": one.outcome,
+        "bytes": one.bytes,
+        "seconds": round(one.seconds, 3),
+        "error": one.error or None,
+    }

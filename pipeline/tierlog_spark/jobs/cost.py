@@ -1,0 +1,125 @@
+"""``cost``: what each stream of a bucket costs a month, and would with other thresholds.
+
+Owns the rows. Does not own the sums (``cost_plan``, ``usage_plan``), nor prices. Nothing is
+written.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tierlog.model.errors import RefusedError
+from tierlog.model.ids import StreamName
+from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels, breaks_below
+from tierlog.model.prices import Prices
+from tierlog.model.stream import StreamLifecycle
+from tierlog.runtime.settings import S3Settings
+from tierlog_spark.bucket import opened
+from tierlog_spark.jobs.cost_plan import Steady, past_of, price_of_bytes, steady_of
+from tierlog_spark.jobs.fanout import Requests
+from tierlog_spark.jobs.frame import JobReport, JobRun
+from tierlog_spark.jobs.usage import StreamLedgers, ledgers_of, sums_of, wanted_of
+from tierlog_spark.jobs.usage_plan import Sums
+
+RANGE_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """What is asked: thresholds in the place of those that hold, and how often all is read."""
+
+    policy: Policy = Policy()
+    reads: float = 1.0
+    range_bytes: int = RANGE_BYTES
+
+
+def cost(
+    run: JobRun,
+    s3: S3Settings,
+    prices: Prices,
+    *,
+    streams: Sequence[StreamName] = (),
+    what_if: WhatIf | None = None,
+) -> JobReport:
+    """Say what streams cost: what lies there now, and a month of each as its thresholds make it.
+
+    With ``what_if`` those thresholds go before what each stream, its namespace and the cluster say.
+    """
+    wanted = asyncio.run(wanted_of(s3, streams))
+    if run.dry_run:
+        counts = {"streams": len({name for name, _ in wanted})}
+        return JobReport(job="cost", dry_run=True, counts=counts)
+    requests, asked = Requests(), what_if or WhatIf()
+    levels = asyncio.run(_levels(s3))
+    found = ledgers_of(run, s3, wanted, requests)
+    stored = _bytes_of(sums_of(run, s3, found, requests))
+    names = {name for name, _ in wanted}
+    living = _living(found)
+    rows = []
+    for name in sorted({*living, *(stored if not streams else stored.keys() & names)}):
+        row = {"stream": name or None, **_now(stored.get(name, 0), prices)}
+        if name in living:
+            row |= _predicted(living[name], levels, prices, asked, run.clock.wall_ms())
+        rows.append(row)
+    summed = ("bytes", "price_of_bytes", "if_tier2_bytes", "if_price")
+    counts = {name: sum(row.get(name, 0) for row in rows) for name in summed}
+    counts["streams"] = len(living)
+    return JobReport(job="cost", dry_run=False, counts=counts | requests.counts, rows=rows)
+
+
+async def _levels(s3: S3Settings) -> PolicyLevels:
+    """Return what is said above all streams, where the bucket says it."""
+    async with opened(s3) as bucket:
+        clusters = await bucket.manifests.clusters()
+        if len(clusters) != 1:
+            # Whose stream is whose is not asked here: defaults then stand in for levels.
+            return NO_LEVELS
+        _, manifest = await bucket.manifests.cluster(next(iter(clusters)))
+        return NO_LEVELS if manifest is None else manifest.levels
+
+
+def _bytes_of(sums: Sums) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for place, used in sums.items():
+        found[place.stream] = found.get(place.stream, 0) + used.bytes
+    return found
+
+
+def _living(found: Sequence[StreamLedgers]) -> dict[str, StreamLedgers]:
+    """Return the newest living incarnation of each stream that has entries itself."""
+    living = [
+        one
+        for one in found
+        if one.head.lifecycle is StreamLifecycle.ACTIVE and not one.head.partitions
+    ]
+    ordered = sorted(living, key=lambda one: one.head.created_ms)
+    return {one.head.stream: one for one in ordered}
+
+
+def _now(stored: int, prices: Prices) -> dict[str, Any]:
+    return {"bytes": stored, "price_of_bytes": price_of_bytes(stored, prices)}
+
+
+def _predicted(
+    stream: StreamLedgers, levels: PolicyLevels, prices: Prices, asked: WhatIf, now_ms: int
+) -> dict[str, Any]:
+    head = stream.head
+    past = past_of(stream.ledgers, created_ms=head.created_ms, now_ms=now_ms)
+    try:
+        policy = asked.policy.over(levels.effective(head.stream, head.policy))
+    except RefusedError as error:
+        raise breaks_below(f"stream {head.stream}", error) from error
+    found: Steady = steady_of(
+        past, policy, prices, range_bytes=asked.range_bytes, reads=asked.reads
+    )
+    return {
+        "bytes_per_day": round(past.bytes_per_day),
+        "ledger_bytes": past.ledger_bytes,
+        "if_tier1_bytes": round(found.tier1_bytes),
+        "if_tier2_bytes": round(found.tier2_bytes),
+        "if_requests": round(found.requests),
+        "if_price_of_requests": found.price_of_requests,
+        "if_price_of_bytes": found.price_of_bytes,
+        "if_price": found.price,
+    }

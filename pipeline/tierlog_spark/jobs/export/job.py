@@ -1,0 +1,301 @@
+"""The job ``export``: what became readable since the run before, to Parquet files.
+
+Owns the order: what is there, the claim, what the run before left, then batch by batch the files
+and the commit that names them. Does not own the decisions (``steps``, ``log``), nor what a task
+does (``writing``).
+
+Invariants:
+    * A batch counts when its commit is written, all of it at once. A run that ends at any other
+      moment leaves files that no commit names; the next one deletes them.
+    * One run writes at a time: another one that claims the log overtakes it.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
+from tierlog.model.ids import StreamName
+from tierlog_spark.bucket import opened
+from tierlog_spark.jobs.export.log import (
+    ExportedFile,
+    Kind,
+    Record,
+    check_whole,
+    decode_record,
+    encode_record,
+    left_behind,
+    record_name,
+    record_numbers,
+)
+from tierlog_spark.jobs.export.options import ExportOptions
+from tierlog_spark.jobs.export.steps import (
+    Piece,
+    Source,
+    Step,
+    beginning,
+    check_incarnations,
+    steps,
+    was_trimmed_unread,
+)
+from tierlog_spark.jobs.export.targets import Target, target_of
+from tierlog_spark.jobs.export.writing import RESULT_DDL, WriteTask, file_of, written
+from tierlog_spark.jobs.frame import JobReport, JobRun, plain_spark_errors
+from tierlog_spark.options import FETCH_BYTES, place_options
+from tierlog_spark.streaming import readable_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_COUNTS = ("entries", "source_bytes", "events", "bad", "files", "file_bytes", "commits", "removed")
+
+
+@dataclass(slots=True)
+class _Done:
+    """What was done for one stream."""
+
+    stream: str
+    start: dict[str, str]
+    to: dict[str, str]
+    trimmed_unread: bool
+    entries: int = 0
+    source_bytes: int = 0
+    events: int = 0
+    bad: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    commits: int = 0
+    removed: int = 0
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "stream": self.stream,
+            "from": self.start,
+            "to": self.to,
+            **{name: getattr(self, name) for name in _COUNTS},
+            "trimmed_unread": self.trimmed_unread,
+        }
+
+
+def export(run: JobRun, options: ExportOptions) -> JobReport:
+    """Export streams; not to be called on a running loop."""
+    return export_to(run, options, target_of(options.to, options.s3))
+
+
+def export_to(run: JobRun, options: ExportOptions, target: Target) -> JobReport:
+    """Export streams to an opened place."""
+    names = options.names()
+    if options.schema is not None:
+        options.schema.check()
+    begun_s = run.clock.monotonic_s()
+    run_id = run.ids.uuid().hex
+    with plain_spark_errors():
+        rows = [
+            _Stream(run, options, target.below(name), name, run_id).export().row() for name in names
+        ]
+    counts: dict[str, int | float] = {name: sum(int(row[name]) for row in rows) for name in _COUNTS}
+    counts["seconds"] = round(run.clock.monotonic_s() - begun_s, 3)
+    return JobReport(job="export", dry_run=run.dry_run, counts=counts, rows=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the log says: its newest record, and those among whose files something may be left."""
+
+    newest: Record | None
+    doubtful: Sequence[Record]
+    files: Sequence[str]
+
+    @property
+    def cleaned_below(self) -> int:
+        return 0 if self.newest is None else self.newest.cleaned_below
+
+    def left_below(self, number: int) -> list[str]:
+        """Return the files that no commit names, once that number is claimed."""
+        return left_behind(
+            self.files, self.doubtful, cleaned_below=self.cleaned_below, below=number
+        )
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The export of one stream, its partitions together."""
+
+    run: JobRun
+    options: ExportOptions
+    target: Target
+    name: StreamName
+    run_id: str
+    newest: Record | None = field(default=None, init=False)
+
+    def export(self) -> _Done:
+        known = self._known()
+        self.newest = known.newest
+        sources = asyncio.run(_sources(self.options, self.name))
+        start = beginning(sources, {} if self.newest is None else self.newest.to)
+        place = self.target.place
+        if self.newest is not None:
+            check_incarnations(sources, start, self.newest.incarnations, place)
+        skip = self.options.skip_trimmed
+        gaps = [
+            was_trimmed_unread(one, start[one.stream], skip=skip, place=place) for one in sources
+        ]
+        wanted = list(steps(sources, start, batch_bytes=self.options.batch_bytes))
+        to = wanted[-1].to if wanted else start
+        done = _Done(
+            stream=self.name,
+            start=_text(start),
+            to=_text(to),
+            trimmed_unread=any(gaps),
+            entries=sum(step.entries for step in wanted),
+            source_bytes=sum(step.length for step in wanted),
+        )
+        claimed = self._next_number
+        left = known.left_below(claimed + 1)
+        done.removed = len(left)
+        if self.run.dry_run or not (wanted or left):
+            return done
+        incarnations = {one.stream: one.incarnation for one in sources}
+        self._append(self._record(Kind.CLAIM, start, start, incarnations, known.cleaned_below))
+        # Whoever wrote these can't name them any more: the number for that is taken.
+        self.target.delete(left)
+        for step, files, bad in self._batches(wanted):
+            record = self._record(Kind.COMMIT, step.start, step.to, incarnations, claimed)
+            self._append(replace(record, files=tuple(files), bad=bad))
+            done.commits += 1
+            done.events += sum(one.rows for one in files)
+            done.bad += bad
+            done.files += len(files)
+            done.file_bytes += sum(one.bytes for one in files)
+        return done
+
+    def _batches(self, wanted: Sequence[Step]) -> Iterator[tuple[Step, list[ExportedFile], int]]:
+        done, total = 0, sum(step.length for step in wanted)
+        what = f"export {self.name}"
+        self.run.progress(what, done, total)
+        for step in wanted:
+            rows = self._frame(step).mapInArrow(self._task(), RESULT_DDL).collect()
+            files = sorted((file_of(row) for row in rows), key=lambda one: one.name)
+            yield step, files, sum(row["bad"] for row in rows)
+            done += step.length
+            self.run.progress(what, done, total)
+
+    def _frame(self, step: Step) -> "DataFrame":
+        frames = [self._read(one) for one in step.pieces]
+        frame = functools.reduce(lambda one, other: one.union(other), frames)
+        schema = self.options.schema
+        return frame if schema is None else schema.prepared(frame)
+
+    def _read(self, piece: Piece) -> "DataFrame":
+        return (
+            self.run.spark.read.format("tierlog")
+            .options(**place_options(self.options.s3))
+            .option("stream", piece.stream)
+            .option("start", str(piece.start))
+            .option("end", str(piece.stop))
+            .option("partitionBytes", str(self.options.file_bytes))
+            .load()
+        )
+
+    def _task(self) -> Callable[[Iterable[Any]], Iterator[Any]]:
+        task = WriteTask(
+            target=self.target,
+            number=self._next_number,
+            run=self.run_id,
+            file_bytes=self.options.file_bytes,
+            schema=self.options.schema,
+            keep_bad=self.options.keep_bad,
+            payload=self.options.payload,
+        )
+
+        def write(batches: Iterable[Any]) -> Iterator[Any]:
+            from pyspark import TaskContext  # noqa: PLC0415 - asked in the task
+
+            context = TaskContext.get()
+            assert context is not None
+            yield from written(task, batches, attempt=context.taskAttemptId())
+
+        return write
+
+    @property
+    def _next_number(self) -> int:
+        return 1 if self.newest is None else self.newest.number + 1
+
+    def _known(self) -> _Known:
+        names = self.target.names()
+        numbers = record_numbers(names)
+        check_whole(numbers, self.target.place)
+        if not numbers:
+            return _Known(None, (), names)
+        [newest] = read_records(self.target, numbers[-1:])
+        wanted = [one for one in numbers if one >= newest.cleaned_below]
+        return _Known(newest, read_records(self.target, wanted), names)
+
+    def _record(
+        self,
+        kind: Kind,
+        start: Mapping[StreamName, Any],
+        to: Mapping[StreamName, Any],
+        incarnations: Mapping[StreamName, Any],
+        cleaned_below: int,
+    ) -> Record:
+        return Record(
+            number=self._next_number,
+            kind=kind,
+            run=self.run_id,
+            start=start,
+            to=to,
+            incarnations=incarnations,
+            cleaned_below=cleaned_below,
+            written_ms=self.run.clock.wall_ms(),
+        )
+
+    def _append(self, record: Record) -> None:
+        name, body = record_name(record.number), encode_record(record)
+        try:
+            is_ours = self.target.put_new(name, body)
+        except (RetryableError, IndeterminateError):
+            # It may be there all the same.
+            is_ours = self.target.get([name]) == [body]
+            if not is_ours:
+                raise
+        if not is_ours:
+            raise RefusedError(
+                f"another run took number {record.number} of the export's log "
+                f"{self.target.place}, and goes on with it",
+                reason=Reason.FENCED,
+                remedy="Let one run at a time export a stream to a place",
+            )
+        self.newest = record
+
+
+def read_records(target: Target, numbers: Sequence[int]) -> list[Record]:
+    """Return records of a stream's log by their numbers."""
+    names = [record_name(number) for number in numbers]
+    found = []
+    for number, name, raw in zip(numbers, names, target.get(names), strict=True):
+        place = f"{target.place}/{name}"
+        found.append(decode_record(raw or b"", number=number, place=place))
+    return found
+
+
+async def _sources(options: ExportOptions, name: StreamName) -> list[Source]:
+    async with opened(options.s3, fetch_bytes=FETCH_BYTES) as bucket:
+        found = []
+        for known in await bucket.streams([name]):
+            assert known.head is not None
+            found.append(
+                Source(
+                    stream=known.stream,
+                    incarnation=known.head.incarnation,
+                    trimmed_through=known.head.trimmed_through,
+                    ledgers=readable_of(bucket.ledgers_of(known)),
+                )
+            )
+        return found
+
+
+def _text(offsets: Mapping[StreamName, Any]) -> dict[str, str]:
+    return {name: str(where) for name, where in sorted(offsets.items())}

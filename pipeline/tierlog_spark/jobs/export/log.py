@@ -1,0 +1,197 @@
+"""The log of an export: which files are of it, and as of which positions (pure).
+
+    <stream>/_tierlog_commits/00000000000000000007.json      one record, a JSON document
+    <stream>/date=2026-11-22/part-00000000000000000007-<run>-<task>-<file>.parquet
+
+    version        of this format
+    number         the record's, from 1, without a gap
+    kind           claim: a run begins; commit: a batch is exported
+    run            the run that wrote it, 32 hexadecimal digits
+    from, to       for each stream the next position to export, before and after
+    incarnations   of each stream
+    cleaned_below  among files of records with lower numbers are none that no commit names
+    written_ms
+    rows, bad      events in the files; those whose payload is not of the schema
+    files          name (below <stream>/), rows, bytes, sha256
+
+A run claims a number before it writes, and its batches take the numbers behind that. Whoever wants
+to write a record under a number that is taken has been overtaken by another run, and ends. So a
+file whose number is below that of a claim, and which no commit names, never will be named.
+
+Invariants:
+    * A record is written once, as a whole, under the number behind the newest.
+    * ``from`` of a record is ``to`` of the one before it: no event is in two commits or in none.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+
+from tierlog.format.versions import Format, check_version, current
+from tierlog.model.errors import CorruptError, TierlogError
+from tierlog.model.ids import StreamName
+from tierlog_spark.offsets import Offsets, from_json, to_json
+
+FOLDER: Final = "_tierlog_commits"
+_NUMBER_LEN: Final = 20
+_RECORD: Final = re.compile(rf"{FOLDER}/(\d{{{_NUMBER_LEN}}})\.json", re.ASCII)
+_FILE: Final = re.compile(
+    rf"date=[^/]+/part-(\d{{{_NUMBER_LEN}}})-[0-9a-f]{{32}}-\d+-\d+\.parquet", re.ASCII
+)
+# What Spark and Hive call a partition of rows that have no value there: raw entries have no time.
+NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
+
+
+class Kind(StrEnum):
+    """What a record says."""
+
+    CLAIM = "claim"
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedFile:
+    """A file that a commit names, below its stream's folder."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One record of the log."""
+
+    number: int
+    kind: Kind
+    run: str
+    start: Offsets
+    to: Offsets
+    incarnations: Mapping[StreamName, UUID]
+    cleaned_below: int
+    written_ms: int
+    bad: int = 0
+    files: tuple[ExportedFile, ...] = ()
+
+
+def record_name(number: int) -> str:
+    """Return the name of a record, below its stream's folder."""
+    return f"{FOLDER}/{number:0{_NUMBER_LEN}}.json"
+
+
+def record_numbers(names: Iterable[str]) -> list[int]:
+    """Return the numbers of the records among names, in order."""
+    matches = (_RECORD.fullmatch(name) for name in names)
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def file_name(*, date: str, number: int, run: str, task: int, index: int) -> str:
+    """Return the name of a data file, below its stream's folder: no other attempt has it."""
+    return f"date={date}/part-{number:0{_NUMBER_LEN}}-{run}-{task}-{index}.parquet"
+
+
+def file_number(name: str) -> int | None:
+    """Return the number of the record that a data file was written for; None: it is none."""
+    match = _FILE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def left_behind(
+    names: Iterable[str], records: Iterable[Record], *, cleaned_below: int, below: int
+) -> list[str]:
+    """Return data files that no commit names and that none ever will.
+
+    ``records`` has all of the numbers from ``cleaned_below`` up to ``below``, which is a claim's.
+    """
+    named = {one.name for record in records for one in record.files}
+    return sorted(
+        name
+        for name in names
+        if (number := file_number(name)) is not None
+        and cleaned_below <= number < below
+        and name not in named
+    )
+
+
+def encode_record(record: Record) -> bytes:
+    """Return a record as it is kept."""
+    document = {
+        "version": current(Format.EXPORT_LOG),
+        "number": record.number,
+        "kind": record.kind,
+        "run": record.run,
+        "from": to_json(record.start),
+        "to": to_json(record.to),
+        "incarnations": {name: str(one) for name, one in sorted(record.incarnations.items())},
+        "cleaned_below": record.cleaned_below,
+        "written_ms": record.written_ms,
+        "rows": sum(one.rows for one in record.files),
+        "bad": record.bad,
+        "files": [
+            {"name": one.name, "rows": one.rows, "bytes": one.bytes, "sha256": one.sha256}
+            for one in record.files
+        ],
+    }
+    return orjson.dumps(document) + b"\n"
+
+
+def decode_record(raw: bytes, *, number: int, place: str) -> Record:
+    """Read a record, or raise an error that names the place."""
+    try:
+        found: dict[str, Any] = orjson.loads(raw)
+        check_version(Format.EXPORT_LOG, int(found["version"]))
+        record = Record(
+            number=int(found["number"]),
+            kind=Kind(found["kind"]),
+            run=str(found["run"]),
+            start=from_json(found["from"]),
+            to=from_json(found["to"]),
+            incarnations={
+                StreamName(name): UUID(one) for name, one in found["incarnations"].items()
+            },
+            cleaned_below=int(found["cleaned_below"]),
+            written_ms=int(found["written_ms"]),
+            bad=int(found["bad"]),
+            files=_files(found["files"]),
+        )
+    except TierlogError as error:
+        raise type(error)(
+            f"{place}: {error.message}", reason=error.reason, remedy=error.remedy
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _damaged(place, f"it is no record of an export: {error!r}") from error
+    if record.number != number:
+        raise _damaged(place, f"it says that it is record {record.number}")
+    return record
+
+
+def _files(found: Iterable[Mapping[str, Any]]) -> tuple[ExportedFile, ...]:
+    return tuple(
+        ExportedFile(
+            name=str(one["name"]),
+            rows=int(one["rows"]),
+            bytes=int(one["bytes"]),
+            sha256=str(one["sha256"]),
+        )
+        for one in found
+    )
+
+
+def _damaged(place: str, what: str) -> CorruptError:
+    return CorruptError(
+        f"{place}: {what}",
+        remedy="Bring the export's folder back from a backup, or export to another place",
+    )
+
+
+def check_whole(numbers: Sequence[int], place: str) -> None:
+    """Refuse a log from which records are gone: what they name is not known."""
+    if numbers and numbers != list(range(1, len(numbers) + 1)):
+        missing = next(want for want, got in enumerate(numbers, 1) if want != got)
+        raise _damaged(f"{place}/{record_name(missing)}", "the record is gone")

@@ -1,0 +1,144 @@
+"""Which entries each batch of an export takes (pure).
+
+Owns the cutting. Does not own offsets (``tierlog_spark.offsets``), nor the log (``log``).
+
+Invariants:
+    * Batches follow each other without a gap, from the log's end to what was readable at the
+      beginning.
+    * What was trimmed before it was exported is an error, or said.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.ids import EntryId, StreamName
+from tierlog.model.position import Position
+from tierlog_spark.offsets import BEGINNING, Budget, Offsets, ReadableLedger, advanced_all
+from tierlog_spark.planning import Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A stream without partitions, as it can be read now."""
+
+    stream: StreamName
+    incarnation: UUID
+    trimmed_through: int
+    ledgers: Sequence[ReadableLedger]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What a batch takes of one stream; ``stop`` is not included, and lies in its last ledger."""
+
+    stream: StreamName
+    start: Position
+    stop: Position
+    entries: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One batch."""
+
+    start: Offsets
+    to: Offsets
+    pieces: tuple[Piece, ...]
+
+    @property
+    def entries(self) -> int:
+        """How many entries it takes."""
+        return sum(one.entries for one in self.pieces)
+
+    @property
+    def length(self) -> int:
+        """How many bytes they have, about."""
+        return sum(one.length for one in self.pieces)
+
+
+def beginning(sources: Sequence[Source], to: Offsets) -> dict[StreamName, Position]:
+    """Return where an export goes on whose newest record ends at ``to``."""
+    return {**{one.stream: BEGINNING for one in sources}, **to}
+
+
+def check_incarnations(
+    sources: Sequence[Source], start: Offsets, known: Mapping[StreamName, UUID], place: str
+) -> None:
+    """Refuse another cluster's stream of the same name: positions don't say what was exported.
+
+    A stream that was deleted and made anew has ledgers behind all of the one before.
+    """
+    for one in sources:
+        before = known.get(one.stream)
+        if before is None or before == one.incarnation or not one.ledgers:
+            continue
+        if one.ledgers[0].ledger_id < start[one.stream].ledger_id:
+            raise RefusedError(
+                f"{place} has another stream {one.stream}, incarnation {before}, "
+                f"and this is {one.incarnation}",
+                remedy="Export it to a place of its own",
+                details={"stream": one.stream},
+            )
+
+
+def was_trimmed_unread(source: Source, start: Position, *, skip: bool, place: str) -> bool:
+    """Tell whether entries were trimmed that were not exported; refuse it unless ``skip``."""
+    if start == BEGINNING or start.ledger_id > source.trimmed_through:
+        return False
+    if not skip:
+        raise RefusedError(
+            f"stream {source.stream} was trimmed up to ledger {source.trimmed_through}, and "
+            f"{place} has it up to {start}",
+            reason=Reason.TRIMMED,
+            remedy="Go on without what was trimmed: --skip-trimmed",
+            details={"stream": source.stream},
+        )
+    return True
+
+
+def steps(sources: Sequence[Source], start: Offsets, *, batch_bytes: int) -> Iterator[Step]:
+    """Iterate over the batches of an export."""
+    numbers = {one.stream: [ledger.ledger_id for ledger in one.ledgers] for one in sources}
+    while True:
+        # A log may have very many ledgers: those behind are not looked at again and again.
+        left = {
+            one.stream: one.ledgers[bisect_left(numbers[one.stream], start[one.stream].ledger_id) :]
+            for one in sources
+        }
+        to = advanced_all(start, left, Budget(length=batch_bytes))
+        pieces = [
+            _piece(one.stream, left[one.stream], start[one.stream], to[one.stream])
+            for one in sources
+        ]
+        found = tuple(one for one in pieces if one is not None)
+        if not found:
+            return
+        yield Step(start=start, to=to, pieces=found)
+        start = to
+
+
+def _piece(
+    stream: StreamName, ledgers: Sequence[ReadableLedger], start: Position, to: Position
+) -> Piece | None:
+    within = Range(start=start, end=to)
+    first: Position | None = None
+    stop, entries, length = start, 0, 0
+    for one in ledgers:
+        if one.ledger_id > to.ledger_id:
+            break
+        wanted = within.within(one.ledger_id, one.entry_count - 1)
+        if wanted is None:
+            continue
+        if first is None:
+            first = Position(one.ledger_id, EntryId(wanted[0]))
+        stop = Position(one.ledger_id, EntryId(wanted[1] + 1))
+        count = wanted[1] - wanted[0] + 1
+        entries += count
+        length += one.length * count // one.entry_count
+    if first is None:
+        return None
+    return Piece(stream=stream, start=first, stop=stop, entries=entries, length=length)

@@ -1,0 +1,95 @@
+"""Schemas of payloads: what the column ``value`` has, and which events are not of it.
+
+Owns JSON, whose parsing Spark does (``from_json``). Does not own protobuf (``protobufs``).
+
+Invariant: an event that is not of the schema has ``value`` null, and is counted.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from tierlog.model.errors import RefusedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+VALUE: Final = "value"
+# What Spark puts a text into that is not of the schema.
+_CORRUPT: Final = "_tierlog_corrupt"
+
+Batch = Any  # pyarrow ships no types
+Array = Any
+
+
+class ValueSchema(Protocol):
+    """One schema; pickled to tasks."""
+
+    @property
+    def what(self) -> str:
+        """What a payload is to be, for people."""
+        ...
+
+    def check(self) -> None:
+        """Raise ``RefusedError`` for a schema that can't be used."""
+        ...
+
+    def prepared(self, frame: "DataFrame") -> "DataFrame":
+        """Return events with what Spark makes of their payloads."""
+        ...
+
+    def values(self, batch: Batch) -> tuple[Array, Any]:
+        """Return the column of values of a prepared batch, and for each row whether it is bad."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON objects, with fields as Spark's DDL has them: ``id BIGINT, tags ARRAY<STRING>``.
+
+    Fields that are missing are null; fields that the schema does not have are left out.
+    """
+
+    ddl: str
+
+    @property
+    def what(self) -> str:
+        return f"a JSON object of {self.ddl}"
+
+    def check(self) -> None:
+        self._struct()
+
+    def _struct(self) -> "StructType":
+        from pyspark.errors import ParseException  # noqa: PLC0415 - the rest needs no Spark
+        from pyspark.sql.types import StructType  # noqa: PLC0415
+
+        try:
+            schema = StructType.fromDDL(self.ddl)
+        except ParseException as error:
+            raise RefusedError(
+                f"{self.ddl!r} is no schema: {error.getCondition()}",
+                remedy="Write fields with their types, as: id BIGINT, tags ARRAY<STRING>",
+            ) from error
+        if not isinstance(schema, StructType) or not schema.fields:
+            raise RefusedError("the schema has no field", remedy="Write one, as: id BIGINT")
+        return schema
+
+    def prepared(self, frame: "DataFrame") -> "DataFrame":
+        from pyspark.sql import functions as fn  # noqa: PLC0415
+        from pyspark.sql.types import StringType  # noqa: PLC0415
+
+        wanted = self._struct().add(_CORRUPT, StringType())
+        how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+        text = fn.col("payload").cast("string")
+        return frame.withColumn(VALUE, fn.from_json(text, wanted, how))
+
+    def values(self, batch: Batch) -> tuple[Array, Any]:
+        column = batch.column(VALUE)
+        corrupt = column.field(_CORRUPT)
+        bad = np.asarray(column.is_null()) | np.asarray(corrupt.is_valid())
+        kept = [field for field in column.type if field.name != _CORRUPT]
+        arrays = [column.field(field.name) for field in kept]
+        return pa.StructArray.from_arrays(arrays, fields=kept, mask=pa.array(bad)), bad

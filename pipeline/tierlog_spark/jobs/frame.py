@@ -1,0 +1,109 @@
+"""What every job has: where it runs, what it tells meanwhile, and its report (no PySpark here).
+
+Owns the run, the report, its metrics, and errors of executors told as those of the driver. Does
+not own the session (``session``), nor how a report is shown (``tierlog_spark.cli.running``).
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tierlog.model import errors
+from tierlog.model.errors import TierlogError
+from tierlog.ports.clock import Clock
+from tierlog.ports.ids import Ids
+from tierlog.ports.progress import Progress
+from tierlog.wiring.build import system_clock, system_ids
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+METRIC: Final = "tierlog_spark_job"
+
+
+def tell_nobody(what: str, done: int, total: int | None) -> None:
+    """Take progress that nobody watches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRun:
+    """One run of a job. ``dry_run``: say what would be done, and change nothing."""
+
+    spark: "SparkSession"
+    dry_run: bool = False
+    progress: Progress = tell_nobody
+    clock: Clock = field(default_factory=system_clock)
+    ids: Ids = field(default_factory=system_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """What a job did, or with a dry run would do. ``counts`` are its metrics; ``rows`` a table.
+
+    No count may be named ``job``, ``dry_run`` or ``rows``.
+    """
+
+    job: str
+    dry_run: bool
+    counts: Mapping[str, int | float]
+    rows: Sequence[Mapping[str, Any]] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "job": self.job,
+            "dry_run": self.dry_run,
+            **self.counts,
+            "rows": [dict(row) for row in self.rows],
+        }
+
+
+def write_metrics(report: JobReport, path: Path, *, wall_ms: int) -> None:
+    """Write a report's counts in Prometheus's text format, as a whole or not at all.
+
+    A node exporter's textfile collector reads such files; a dry run has nothing to count.
+    """
+    from prometheus_client import CollectorRegistry, Gauge, write_to_textfile  # noqa: PLC0415
+
+    if report.dry_run:
+        return
+    registry = CollectorRegistry()
+    counts = {**report.counts, "ended_timestamp_seconds": wall_ms / 1000}
+    for name, value in counts.items():
+        text = f"{name.replace('_', ' ')} of the newest run that ended well"
+        gauge = Gauge(f"{METRIC}_{name}", text, ["job"], registry=registry)
+        gauge.labels(report.job).set(value)
+    write_to_textfile(str(path), registry)
+
+
+# What Python of another process prints of an exception: its class with the module, and its text.
+_RAISED: Final = re.compile(r"^\s*tierlog\.[\w.]*\.(\w+Error): (.+)$", re.MULTILINE)
+
+
+def told_by_executor(text: str) -> TierlogError | None:
+    """Return the error of ours that another process raised, out of what Spark says of it."""
+    # The last one was raised from those before it.
+    for name, message in reversed(_RAISED.findall(text)):
+        kind = getattr(errors, name, None)
+        if kind is not None:
+            error: TierlogError = kind(message.strip())
+            return error
+    return None
+
+
+@contextlib.contextmanager
+def plain_spark_errors() -> Iterator[None]:
+    """Raise as itself what an executor raised of ours, instead of Spark's pages about it."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        told = told_by_executor(str(error))
+        if told is None:
+            raise
+        raise told from error

@@ -1,0 +1,377 @@
+"""``copy`` and ``restore``: a whole bucket into another one, or back out of it, by executors.
+
+Owns the order: copies first, then the manifest of each stream of which all have arrived, the
+cluster's last. Does not own a copy's way, nor how it is verified (``tierlog.offload.moving``).
+
+Invariants:
+    * A bucket that is copied is never taken for whole before it is: no manifest names what has
+      not arrived.
+    * ``restore`` brings back objects that are missing or damaged, under the very keys that
+      metadata name. It deletes nothing, and writes a manifest only where there is none.
+
+Crash: run it again; what has arrived is found by its index object, and is not sent again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Literal
+from uuid import UUID
+
+from tierlog.format.keys import key_prefix
+from tierlog.format.manifest import keep, unkeep
+from tierlog.model.errors import RefusedError, TierlogError
+from tierlog.model.ids import StreamName
+from tierlog.offload.driver import DRIVER, Tier2Settings
+from tierlog.offload.drivers import DriverParts, Drivers, driver_name
+from tierlog.offload.manifests import ManifestStore
+from tierlog.offload.moving import BucketPlace, CopyMover, check_same_stream, write_manifest
+from tierlog.offload.verify import ReadBack
+from tierlog.ports.objects import ObjectExistsError, ObjectStore
+from tierlog.ports.spending import Cause, CostMeter, spending
+from tierlog.runtime.settings import S3Settings, Settings
+from tierlog.wiring.build import system_clock, system_ids
+from tierlog.wiring.objects import open_bucket
+from tierlog_spark.bucket import opened
+from tierlog_spark.jobs.fanout import (
+    Requests,
+    asked_of,
+    run_tasks,
+    slots_of,
+    slots_of_executor,
+    spread,
+    task_count,
+)
+from tierlog_spark.jobs.frame import JobReport, JobRun
+from tierlog_spark.jobs.moving_plan import (
+    BROUGHT,
+    FAILED,
+    MISSING,
+    OUTCOMES,
+    THERE,
+    Incarnation,
+    Moved,
+    MoveItem,
+    StreamEnd,
+    StreamPair,
+    arrived,
+    best,
+    living,
+    to_move,
+    to_restore,
+)
+
+TASK_BYTES: Final = 1024**3
+TASKS_A_SLOT: Final = 4
+TRIES_MAX: Final = 3
+COPY: Final = "copy"
+RESTORE: Final = "restore"
+WORKER: Final = "spark-copy"
+# Who only reads puts no cluster's id on an object.
+_NO_CLUSTER: Final = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """From where to where, and how.
+
+    ``deep``: also what seems to have arrived is read and compared, all of it. ``layout``: the one
+    that copies have afterwards; None: the one they have. ``bytes_per_s``: of one executor; 0: as
+    fast as it goes.
+    """
+
+    source: S3Settings
+    target: S3Settings
+    streams: tuple[StreamName, ...] = ()
+    deep: bool = False
+    read_back: ReadBack = ReadBack.FULL
+    layout: Literal["two-objects", "single-object"] | None = None
+    bytes_per_s: float = 0.0
+    restores: bool = False
+
+    @property
+    def places(self) -> tuple[BucketPlace, BucketPlace]:
+        """Both places, as copies say them."""
+        return _place(self.source), _place(self.target)
+
+    def check(self) -> None:
+        """Refuse to move a bucket onto itself."""
+        source, target = self.source, self.target
+        ends = [
+            (one.endpoint_url, one.bucket, key_prefix(one.key_prefix)) for one in (source, target)
+        ]
+        if ends[0] == ends[1]:
+            raise RefusedError(
+                f"s3://{source.bucket}/{ends[0][2]} is both source and target",
+                remedy="Name another bucket, or another key prefix",
+            )
+
+
+def _place(s3: S3Settings) -> BucketPlace:
+    return BucketPlace(bucket=s3.bucket, endpoint_name=s3.endpoint_name, key_prefix=s3.key_prefix)
+
+
+def copy(run: JobRun, move: Move) -> JobReport:
+    """Bring everything that a bucket's manifests name into another bucket, which is there."""
+    return _moved(run, replace(move, restores=False), COPY)
+
+
+def restore(run: JobRun, move: Move) -> JobReport:
+    """Bring back into a bucket what is missing or damaged in it, out of a copy of it.
+
+    Copies that metadata name are brought back as they were: ``layout`` is none of its options.
+    """
+    return _moved(run, replace(move, restores=True, layout=None), RESTORE)
+
+
+def _moved(run: JobRun, move: Move, job: str) -> JobReport:
+    move.check()
+    names = asyncio.run(_prepared(move))
+    requests, slots = Requests(), slots_of(run)
+    tasks = spread(names, lambda _: 1, TASKS_A_SLOT * slots)
+    rows = run_tasks(run, "streams", tasks, partial(_read_pairs, move))
+    pairs = living(requests.rest(rows))
+    for pair in () if move.restores else pairs:
+        check_same_stream(pair.source, pair.target)
+    items = to_restore(pairs) if move.restores else to_move(pairs)
+    total = sum(one.data_len for one in items)
+    number = task_count(total, len(items), slots, weight_max=TASK_BYTES)
+    work = partial(_move_some, _throttled(move, slots_of_executor(run)), dry_run=run.dry_run)
+    shared = spread(items, lambda one: one.data_len, number)
+    moved = best(requests.rest(run_tasks(run, "copies", shared, work)))
+    counts = _counts(pairs, moved)
+    troubles: list[dict[str, Any]] = []
+    if not run.dry_run:
+        troubles = _finish(run, move, pairs, moved, requests)
+        counts["streams_failed"] = len(troubles)
+        counts["failed"] += len(troubles)
+        counts["uploads_aborted"] = asyncio.run(
+            _end(move, pairs, moved, whole=not counts["failed"])
+        )
+    told = [_row(one) for one in moved if one.outcome != THERE]
+    return JobReport(
+        job=job, dry_run=run.dry_run, counts=counts | requests.counts, rows=[*told, *troubles]
+    )
+
+
+def _throttled(move: Move, slots: int) -> Move:
+    """Return the move as one of so many processes of an executor makes it."""
+    if not move.bytes_per_s:
+        return move
+    pace = {"bytes_per_s_max": move.bytes_per_s / slots}
+    return replace(move, target=move.target.model_copy(update=pace))
+
+
+def _counts(pairs: Sequence[StreamPair], moved: Sequence[Moved]) -> dict[str, int]:
+    counts = {"streams": len(pairs), "ledgers": len(moved)}
+    counts |= {name: sum(one.outcome == name for one in moved) for name in OUTCOMES}
+    for name, outcomes in (("bytes", OUTCOMES), ("bytes_moved", (BROUGHT, MISSING))):
+        counts[name] = sum(one.item.data_len for one in moved if one.outcome in outcomes)
+    return counts
+
+
+def _finish(
+    run: JobRun,
+    move: Move,
+    pairs: Sequence[StreamPair],
+    moved: Sequence[Moved],
+    requests: Requests,
+) -> list[dict[str, Any]]:
+    """Bring attribute indexes and write manifests; return a row for each stream that failed."""
+    ends = arrived(pairs, moved, anew=not move.restores)
+    tasks = spread(ends, lambda one: 1 + len(one.ledgers or ()), TASKS_A_SLOT * slots_of(run))
+    rows = run_tasks(run, "manifests", tasks, partial(_end_some, move))
+    return [
+        {"stream": name, "ledger_id": None, "outcome": FAILED, "bytes": 0, "error": error}
+        for name, error in dict(requests.rest(rows)).items()
+    ]
+
+
+async def _prepared(move: Move) -> list[Incarnation]:
+    """Return the streams that the source has; refuse what is no source, and what can't be read."""
+    async with opened(move.source) as bucket:
+        found = await bucket.incarnations(move.streams)
+    async with _both(move) as (_, target):
+        await _manifests(target, move.target, _NO_CLUSTER).clusters()
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _both(
+    move: Move, meter: CostMeter | None = None
+) -> AsyncIterator[tuple[ObjectStore, ObjectStore]]:
+    """Open both buckets, as they are; no other settings are needed, least of all an executor's."""
+    source, target = (Settings.model_construct(s3=s3) for s3 in (move.source, move.target))
+    async with (
+        open_bucket(source, move.source.bucket, meter=meter) as origin,
+        open_bucket(target, move.target.bucket, meter=meter) as place,
+    ):
+        yield origin, place
+
+
+def _manifests(objects: ObjectStore, s3: S3Settings, cluster_id: UUID) -> ManifestStore:
+    return ManifestStore(
+        objects,
+        cluster_id=cluster_id,
+        clock=system_clock(),
+        ids=system_ids(),
+        key_prefix=s3.key_prefix,
+    )
+
+
+async def _read_pairs(move: Move, some: Sequence[Incarnation]) -> list[Any]:
+    """Read the newest manifests of both buckets, on an executor."""
+    meter, found = CostMeter(), list[Any]()
+    async with _both(move, meter) as (source, target):
+        origin = _manifests(source, move.source, _NO_CLUSTER)
+        place = _manifests(target, move.target, _NO_CLUSTER)
+        for name, incarnation in some:
+            known = await place.newest(name, incarnation)
+            found.append(StreamPair(await origin.newest(name, incarnation), known))
+    return [*found, *asked_of(meter)]
+
+
+async def _move_some(move: Move, some: Sequence[MoveItem], *, dry_run: bool) -> list[Any]:
+    """Bring some ledgers' copies, or see whether they are there, on an executor."""
+    meter, found = CostMeter(), list[Any]()
+    with spending(Cause.RESTORE):
+        async with _both(move, meter) as (source, target):
+            movers: dict[UUID, CopyMover] = {}
+            for item in some:
+                mover = movers.get(item.cluster_id)
+                if mover is None:
+                    mover = movers[item.cluster_id] = mover_of(
+                        move, source, target, item.cluster_id
+                    )
+                found.append(await move_one(mover, move, item, dry_run=dry_run))
+    return [*found, *asked_of(meter)]
+
+
+async def move_one(mover: CopyMover, move: Move, item: MoveItem, *, dry_run: bool) -> Moved:
+    """Bring one ledger's copy, unless it is there."""
+    ledger = unkeep(item.packed)
+    known = None if item.known is None else unkeep(item.known)
+    try:
+        there = await mover.arrived(ledger, known, deep=move.deep)
+        if there is not None:
+            return Moved(item=item, outcome=THERE, packed=keep(there).packed)
+        if dry_run:
+            return Moved(item=item, outcome=MISSING)
+        extra = {"ManagedLedgerName": str(item.stream), "TierlogWorker": WORKER}
+        brought = await mover.bring(ledger, extra)
+    except TierlogError as error:
+        return Moved(item=item, outcome=FAILED, error=str(error))
+    return Moved(item=item, outcome=BROUGHT, packed=keep(brought).packed)
+
+
+def mover_of(move: Move, source: ObjectStore, target: ObjectStore, cluster_id: UUID) -> CopyMover:
+    """Return what brings copies of one cluster's ledgers."""
+    origin, place = move.places
+    layouts = None
+    if move.layout is not None:
+        layouts = (
+            Drivers(_parts(source, origin, cluster_id)),
+            Drivers(_parts(target, place, cluster_id), writes=driver_name(DRIVER, move.layout)),
+        )
+    return CopyMover(
+        source,
+        target,
+        origin=origin,
+        place=place,
+        read_back=move.read_back,
+        layouts=layouts,
+    )
+
+
+def _parts(objects: ObjectStore, place: BucketPlace, cluster_id: UUID) -> DriverParts:
+    settings = Tier2Settings(
+        bucket=place.bucket,
+        cluster_id=cluster_id,
+        endpoint_name=place.endpoint_name,
+        key_prefix=place.key_prefix,
+    )
+    return DriverParts(objects=objects, settings=settings)
+
+
+async def _end_some(move: Move, some: Sequence[StreamEnd]) -> list[Any]:
+    """Bring attribute indexes, and write manifests, on an executor; return what failed."""
+    meter, failed = CostMeter(), list[Any]()
+    with spending(Cause.RESTORE):
+        async with _both(move, meter) as (source, target):
+            for one in some:
+                mover = mover_of(move, source, target, one.cluster_id)
+                manifests = _manifests(target, move.target, one.cluster_id)
+                try:
+                    await end_stream(mover, manifests, one, deep=move.deep)
+                except TierlogError as error:
+                    failed.append((one.head.stream, str(error)))
+    return [*failed, *asked_of(meter)]
+
+
+async def end_stream(
+    mover: CopyMover, manifests: ManifestStore, end: StreamEnd, *, deep: bool
+) -> None:
+    """Bring a stream's attribute index, and write its manifest."""
+    named = await mover.bring_attributes(end.head, deep=deep)
+    if end.ledgers is not None:
+        ledgers = [unkeep(packed) for packed in end.ledgers]
+        await write_manifest(manifests, replace(end.head, attributes=named), ledgers)
+
+
+async def _end(
+    move: Move, pairs: Sequence[StreamPair], moved: Sequence[Moved], *, whole: bool
+) -> int:
+    """Abort what tasks that died left open, and write the clusters' manifests, if all is there.
+
+    Returns how many uploads were aborted.
+    """
+    _, place = move.places
+    packed = [one.packed or one.item.packed for one in moved if one.outcome != THERE]
+    ours = {
+        copy.location.data_key
+        for copy in (place.here(unkeep(one)).copy for one in packed)
+        if copy is not None
+    }
+    aborted = 0
+    async with _both(move) as (source, target):
+        with contextlib.suppress(RefusedError):
+            # Where the store lets nobody list uploads, its own rules for old ones take them.
+            for upload in await target.list_uploads(key_prefix(place.key_prefix)):
+                if upload.key in ours:
+                    await target.abort_upload(upload.key, upload.upload_id)
+                    aborted += 1
+        for cluster_id in {one.source.cluster_id for one in pairs} if whole else ():
+            assert cluster_id is not None
+            origins = _manifests(source, move.source, cluster_id)
+            places = _manifests(target, move.target, cluster_id)
+            await copy_cluster(origins, places, cluster_id, restores=move.restores)
+    return aborted
+
+
+async def copy_cluster(
+    origin: ManifestStore, place: ManifestStore, cluster_id: UUID, *, restores: bool
+) -> None:
+    """Write a cluster's manifest, where another one is there or none is."""
+    _, manifest = await origin.cluster(cluster_id)
+    for left in reversed(range(TRIES_MAX)):
+        generation, there = await place.cluster(cluster_id)
+        if manifest is None or manifest == there or (there is not None and restores):
+            return
+        try:
+            await place.write_cluster(generation + 1, manifest)
+        except ObjectExistsError:
+            # Another run was first; what it wrote is looked at.
+            if not left:
+                raise
+
+
+def _row(one: Moved) -> dict[str, Any]:
+    return {
+        "stream": one.item.stream,
+        "ledger_id": int(one.item.ledger_id),
+        "outcome": one.outcome,
+        "bytes": one.item.data_len,
+        "error": one.error or None,
+    }

@@ -1,0 +1,159 @@
+"""Which copies go from one bucket into another (pure).
+
+Owns the choice, and what is said of each. Does not own a copy's way (``tierlog.offload.moving``).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from tierlog.format.manifest import unkeep
+from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.manifest import ManifestHead
+from tierlog.model.stream import StreamLifecycle
+from tierlog.offload.manifests import KnownManifest
+
+THERE: Final = "there"
+BROUGHT: Final = "brought"
+MISSING: Final = "missing"
+"""Of a dry run: it would be brought."""
+FAILED: Final = "failed"
+OUTCOMES: Final = (BROUGHT, THERE, MISSING, FAILED)
+
+Incarnation = tuple[StreamName, UUID]
+
+
+class StreamPair(NamedTuple):
+    """A stream in both buckets; in the target there may be none yet."""
+
+    source: KnownManifest
+    target: KnownManifest
+
+    @property
+    def name(self) -> Incarnation:
+        """Which stream, and which of that name."""
+        return self.source.stream, self.source.incarnation
+
+
+class StreamEnd(NamedTuple):
+    """A stream of which all has arrived; ``ledgers``: for its manifest, None: it has one."""
+
+    cluster_id: UUID
+    head: ManifestHead
+    ledgers: tuple[bytes, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveItem:
+    """A ledger as the source's manifest has it, and as the target's, if that names a copy."""
+
+    cluster_id: UUID
+    stream: StreamName
+    incarnation: UUID
+    ledger_id: LedgerId
+    packed: bytes
+    known: bytes | None
+    data_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What became of a ledger. ``packed``: as the target has it, for its manifest."""
+
+    item: MoveItem
+    outcome: str
+    packed: bytes | None = None
+    error: str = ""
+
+
+def living(pairs: Iterable[StreamPair]) -> list[StreamPair]:
+    """Leave out what is being deleted."""
+    return [
+        one
+        for one in pairs
+        if one.source.head is not None and one.source.head.lifecycle is StreamLifecycle.ACTIVE
+    ]
+
+
+def to_move(pairs: Iterable[StreamPair]) -> list[MoveItem]:
+    """Return every ledger of which the source has a copy."""
+    return [item for pair in pairs for item in _items(pair)]
+
+
+def to_restore(pairs: Iterable[StreamPair]) -> list[MoveItem]:
+    """Return those that the target should still have: not what it trimmed, or copied anew.
+
+    What its manifest does not know has its place, too: a manifest may be older than its objects.
+    """
+    found = []
+    for pair in pairs:
+        head = pair.target.head
+        for item in _items(pair):
+            trimmed = head is not None and item.ledger_id <= head.trimmed_through
+            named = pair.target.ledgers.get(item.ledger_id)
+            source = pair.source.ledgers[item.ledger_id]
+            other = named is not None and named.uuid not in (None, source.uuid)
+            if not trimmed and not other:
+                found.append(item)
+    return found
+
+
+def _items(pair: StreamPair) -> list[MoveItem]:
+    found = []
+    assert pair.source.cluster_id is not None, "there is a generation"
+    for ledger_id, kept in pair.source.ledgers.items():
+        if kept.uuid is None:
+            continue
+        copy = unkeep(kept.packed).copy
+        assert copy is not None
+        known = pair.target.ledgers.get(ledger_id)
+        found.append(
+            MoveItem(
+                cluster_id=pair.source.cluster_id,
+                stream=pair.source.stream,
+                incarnation=pair.source.incarnation,
+                ledger_id=ledger_id,
+                packed=kept.packed,
+                known=known.packed if known is not None and known.uuid is not None else None,
+                data_len=copy.copy.data_len,
+            )
+        )
+    return found
+
+
+def best(moved: Iterable[Moved]) -> list[Moved]:
+    """Return one outcome of each ledger: of a task that ran twice, what it came to."""
+    found: dict[tuple[StreamName, UUID, LedgerId], Moved] = {}
+    for one in moved:
+        key = (one.item.stream, one.item.incarnation, one.item.ledger_id)
+        before = found.get(key)
+        if before is None or OUTCOMES.index(one.outcome) < OUTCOMES.index(before.outcome):
+            found[key] = one
+    return [found[key] for key in sorted(found)]
+
+
+def arrived(pairs: Iterable[StreamPair], moved: Iterable[Moved], *, anew: bool) -> list[StreamEnd]:
+    """Return the streams of which nothing is missing; ``anew``: whatever manifest there is."""
+    packed: dict[Incarnation, dict[LedgerId, bytes]] = {}
+    failed: set[Incarnation] = set()
+    for one in moved:
+        name = (one.item.stream, one.item.incarnation)
+        if one.packed is None:
+            failed.add(name)
+        else:
+            packed.setdefault(name, {})[one.item.ledger_id] = one.packed
+    found = []
+    for pair in pairs:
+        head, there = pair.source.head, packed.get(pair.name, {})
+        assert head is not None
+        assert pair.source.cluster_id is not None
+        if pair.name in failed:
+            continue
+        ledgers = None
+        if anew or not pair.target.generation:
+            ledgers = tuple(
+                there.get(ledger_id, kept.packed) for ledger_id, kept in pair.source.ledgers.items()
+            )
+        found.append(StreamEnd(pair.source.cluster_id, head, ledgers))
+    return found

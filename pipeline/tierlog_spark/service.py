@@ -1,0 +1,168 @@
+"""Streams through the reader service: what it has, and a range of it.
+
+Owns asking for the bounds of a read once, and reading between them. Does not own the cutting
+into parts (``driving``), nor the client's own rules of reading (``tierlog.client.reading``).
+
+Invariant: what is read ends at a position that was fixed when the read was planned.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Any, NamedTuple
+
+from tierlog.client.reading import StreamReader
+from tierlog.format.frame import Offsets, check_frames, walk_frames
+from tierlog.model.errors import CorruptError, Reason, RefusedError
+from tierlog.model.ids import StreamName
+from tierlog.model.partitions import count_told, partition_names
+from tierlog.model.position import Position
+from tierlog.ports.reads import FramesAnswer, StreamReads
+from tierlog.runtime.security import SecuritySettings
+from tierlog.runtime.settings import ClientSettings
+from tierlog.wiring.reads import open_reads
+from tierlog.wiring.security import calling_of
+from tierlog_spark.batches import record_batches
+from tierlog_spark.planning import Range, ServicePart
+from tierlog_spark.reading import wanted_events
+
+
+class ServedStream(NamedTuple):
+    """A stream as the readers have it; None, None: nothing is in it."""
+
+    name: StreamName
+    first: Position | None
+    end: Position | None
+
+
+@contextlib.asynccontextmanager
+async def reads_of(
+    client: ClientSettings, security: SecuritySettings
+) -> AsyncIterator[StreamReads]:
+    """Give the reader service that the options name."""
+    if not client.reader_http_address:
+        raise RefusedError(
+            "option readerAddress: no address of a reader is known",
+            remedy="Give host:port of a reader's HTTP, or set TIERLOG_CLIENT__READER_HTTP_ADDRESS",
+        )
+    async with open_reads(client, calling=calling_of(security)) as reads:
+        yield reads
+
+
+async def served(reads: StreamReads, name: StreamName) -> list[ServedStream]:
+    """Return what there is of a stream now, or of each of its partitions."""
+    try:
+        return [await _served(reads, name)]
+    except RefusedError as error:
+        count = count_told(error)
+        if count is None:
+            raise
+    return [await _served(reads, one) for one in partition_names(name, count)]
+
+
+async def _served(reads: StreamReads, name: StreamName) -> ServedStream:
+    first, end = await reads.bounds(name)
+    if not isinstance(first, Position) or not isinstance(end, Position):
+        return ServedStream(name, None, None)
+    return ServedStream(name, first, end)
+
+
+def checked_range(stream: ServedStream, within: Range) -> Range | None:
+    """Return the positions to read between; None: there is nothing. Refuse what is not there."""
+    if stream.first is None or stream.end is None:
+        if within.start is not None or within.end is not None:
+            raise RefusedError(
+                f"stream {stream.name} is empty, so it has no such position",
+                reason=Reason.NO_SUCH_ENTRY,
+                remedy="Read it without start and end",
+            )
+        return None
+    for name, where in (("start", within.start), ("end", within.end)):
+        if where is not None and where.ledger_id < stream.first.ledger_id:
+            raise RefusedError(
+                f"option {name}: stream {stream.name} has no position {where}: it was trimmed, "
+                f"and begins at {stream.first}",
+                reason=Reason.TRIMMED,
+                remedy="Read from earliest",
+            )
+        if where is not None and where > stream.end:
+            raise RefusedError(
+                f"option {name}: stream {stream.name} has no position {where}: "
+                f"it ends at {stream.end}",
+                reason=Reason.NO_SUCH_ENTRY,
+                remedy="Read up to latest",
+            )
+    start, end = within.start or stream.first, within.end or stream.end
+    return Range(start=start, end=end) if start < end else None
+
+
+async def service_batches(
+    part: ServicePart,
+    client: ClientSettings,
+    security: SecuritySettings,
+    schema: Any,  # noqa: ANN401 - pyarrow ships no types
+    *,
+    fetch_bytes: int,
+) -> AsyncGenerator[Any, None]:
+    """Read a part of a stream through the reader service."""
+    async with reads_of(client, security) as reads:
+        reader = StreamReader(
+            part.stream,
+            reads,
+            start=part.start,
+            until=part.until,
+            bytes_max=fetch_bytes,
+            retry_s_max=client.timeout_s,
+        )
+        async with contextlib.aclosing(reader.answers()) as answers:
+            async for answer in answers:
+                for batch in _batches(part, answer, schema):
+                    yield batch
+        if reader.resume != part.until and not _is_behind(reader.resume, part.until):
+            raise CorruptError(
+                f"stream {part.stream} ended at {reader.resume}, before {part.until}",
+                remedy="Plan the read again: the stream was trimmed or deleted meanwhile",
+            )
+
+
+def _is_behind(where: object, until: Position) -> bool:
+    """Tell whether nothing lies between; a ledger's end is where the next one begins."""
+    return isinstance(where, Position) and (where >= until or until.entry_id == 0)
+
+
+def _batches(
+    part: ServicePart,
+    answer: FramesAnswer,
+    schema: Any,  # noqa: ANN401
+) -> Iterator[Any]:
+    bounds = part.bounds
+    if answer.raw and part.times_asked:
+        raise RefusedError(
+            f"option startTime: stream {part.stream} is raw, and its entries have no time",
+            remedy="Read it by positions: start and end",
+        )
+    last = answer.first_entry_id + answer.count - 1
+    entries = bounds.entries_of(answer.ledger_id, last)
+    if entries is None or (answer.raw and bounds.has_times):
+        return
+    first, last = max(entries[0], answer.first_entry_id), entries[1]
+    if first > last:
+        return
+    frames, offsets = _cut(answer, first, last)
+    for events in wanted_events(
+        frames, offsets, first, raw=answer.raw, verify=True, times=(bounds.ms_min, bounds.ms_max)
+    ):
+        yield from record_batches(events, schema, stream=part.stream, ledger_id=answer.ledger_id)
+
+
+def _cut(answer: FramesAnswer, first: int, last: int) -> tuple[memoryview, Offsets]:
+    """Return the frames of entries ``first`` to ``last``, and where each begins in them."""
+    starts = walk_frames(answer.frames, answer.first_entry_id)
+    if len(starts) != answer.count:
+        raise CorruptError(
+            f"{len(starts)} frames where {answer.count} were announced", remedy="Read again"
+        )
+    check_frames(answer.frames, starts, answer.first_entry_id)
+    begin, stop = first - answer.first_entry_id, last - answer.first_entry_id + 1
+    at = int(starts[begin])
+    end = int(starts[stop]) if stop < len(starts) else len(answer.frames)
+    return answer.frames[at:end], starts[begin:stop] - at

@@ -1,0 +1,131 @@
+"""Tables about streams, out of the bucket alone: streams, ledgers, attempts.
+
+Owns their rows. Does not own their columns' types (``columns``).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from tierlog.format.keys import ParsedKey, key_prefix, parse_key
+from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.manifest import ManifestLedger
+from tierlog.offload.manifests import KnownManifest
+from tierlog.ports.objects import ObjectInfo
+from tierlog_spark.bucket import Bucket, opened
+from tierlog_spark.columns import Table
+from tierlog_spark.options import ReadOptions
+
+Row = dict[str, object]
+Listed = tuple[ParsedKey, ObjectInfo]
+_US_A_MS: Final = 1000
+
+
+async def table_batch(options: ReadOptions, schema: Any) -> Any:  # noqa: ANN401 - no types
+    """Return a table as one batch."""
+    async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
+        known = await (
+            bucket.streams(options.streams) if options.streams else bucket.every_stream()
+        )
+        if options.table is Table.ATTEMPTS:
+            rows = _attempt_rows(bucket, known, await _objects(bucket, options), options)
+        else:
+            make = _ROWS[options.table]
+            rows = [row for one in known for row in make(one, bucket.ledgers_of(one))]
+    arrays = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _stream_rows(known: KnownManifest, ledgers: Sequence[ManifestLedger]) -> list[Row]:
+    head = known.head
+    assert head is not None
+    return [
+        {
+            "stream": head.stream,
+            "incarnation": str(head.incarnation),
+            "created": _time(head.created_ms),
+            "lifecycle": head.lifecycle.name.lower(),
+            "raw": head.raw,
+            "partitions": head.partitions,
+            "trimmed_through": head.trimmed_through if head.trimmed_through >= 0 else None,
+            "ledgers": len(ledgers),
+            "ledgers_copied": sum(one.copy is not None for one in ledgers),
+            "entries": sum(one.listed.entry_count for one in ledgers),
+            "bytes": sum(one.listed.length for one in ledgers),
+            "generation": known.generation,
+            "written": _time(known.written_ms),
+        }
+    ]
+
+
+def _ledger_rows(known: KnownManifest, ledgers: Sequence[ManifestLedger]) -> list[Row]:
+    return [_ledger_row(known.stream, one) for one in ledgers]
+
+
+def _ledger_row(stream: StreamName, ledger: ManifestLedger) -> Row:
+    listed, copy = ledger.listed, ledger.copy
+    return {
+        "stream": stream,
+        "ledger_id": listed.ledger_id,
+        "entries": listed.entry_count,
+        "bytes": listed.length,
+        "opened": _time(listed.opened_ms),
+        "closed": _time(listed.closed_ms),
+        "attempt": str(copy.uuid) if copy else None,
+        "completed": _time(copy.complete_ms) if copy else None,
+        "data_object": copy.location.data_key if copy else None,
+        "data_bytes": copy.copy.data_len if copy else None,
+        "blocks": copy.copy.block_count if copy else None,
+        "verified": copy.copy.side_len > 0 if copy else None,
+    }
+
+
+async def _objects(bucket: Bucket, options: ReadOptions) -> list[Listed]:
+    prefix = options.s3.key_prefix
+    found = []
+    async for info in bucket.objects.list(key_prefix(prefix)):
+        parsed = parse_key(prefix, info.key)
+        if parsed is not None:
+            found.append((parsed, info))
+    return found
+
+
+def _attempt_rows(
+    bucket: Bucket, known: Sequence[KnownManifest], listed: Sequence[Listed], options: ReadOptions
+) -> list[Row]:
+    """Return a row for each attempt of which there is an object; manifests say which are copies."""
+    named: dict[tuple[LedgerId, UUID | None], str] = {}
+    streams: dict[LedgerId, str] = {}
+    for one in known:
+        for ledger in bucket.ledgers_of(one):
+            streams[ledger.listed.ledger_id] = one.stream
+            if ledger.copy is not None:
+                named[ledger.listed.ledger_id, ledger.copy.uuid] = one.stream
+    attempts: dict[tuple[LedgerId, UUID], list[ObjectInfo]] = {}
+    for parsed, info in listed:
+        if not options.streams or parsed.ledger_id in streams:
+            attempts.setdefault((parsed.ledger_id, parsed.uuid), []).append(info)
+    return [
+        {
+            "attempt": str(uuid),
+            "ledger_id": ledger_id,
+            "stream": streams.get(ledger_id),
+            "is_copy": (ledger_id, uuid) in named,
+            "objects": sorted(info.key for info in infos),
+            "bytes": sum(info.size for info in infos),
+            "modified": _time(max(info.modified_ms for info in infos)),
+        }
+        for (ledger_id, uuid), infos in sorted(attempts.items())
+    ]
+
+
+def _time(ms: int) -> int | None:
+    return ms * _US_A_MS if ms else None
+
+
+_ROWS: Final[dict[Table, Callable[[KnownManifest, Sequence[ManifestLedger]], list[Row]]]] = {
+    Table.STREAMS: _stream_rows,
+    Table.LEDGERS: _ledger_rows,
+}

@@ -1,0 +1,220 @@
+"""Entries taken apart in bulk are what they are one by one, whatever they look like."""
+
+import random
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tierlog.format.entry import (
+    AttributeUpdate,
+    StructuredEvent,
+    Verb,
+    decode_entry,
+    encode_entry,
+)
+from tierlog.format.frame import pack_entries
+from tierlog.model.errors import CorruptError
+from tierlog_spark import decoding
+from tierlog_spark.batches import ROWS_MAX, record_batches
+from tierlog_spark.columns import TYPES, Table
+from tierlog_spark.decoding import events_in, raw_events
+from tierlog_spark.headers import plain_headers
+
+SCHEMA = pa.schema(
+    [
+        pa.field("stream", pa.string()),
+        pa.field("ledger_id", pa.int64()),
+        pa.field("entry_id", pa.int64()),
+        pa.field("event_index", pa.int32()),
+        pa.field("publish_time", pa.timestamp("us", tz="UTC")),
+        pa.field("writer_id", pa.string()),
+        pa.field("event_number", pa.int64()),
+        pa.field("event_time", pa.timestamp("us", tz="UTC")),
+        pa.field("key", pa.binary()),
+        pa.field("properties", pa.map_(pa.string(), pa.string())),
+        pa.field("payload", pa.binary()),
+    ]
+)
+WRITERS = [UUID(int=number) for number in (1, 2**127)]
+
+
+def rows_of(entries, *, raw=False, verify=True, first=0, schema=SCHEMA):
+    frames, offsets = pack_entries(entries, first)
+    view = memoryview(frames)
+    found = (
+        [raw_events(view, offsets, first)]
+        if raw
+        else events_in(view, offsets, first, verify=verify)
+    )
+    return [
+        row
+        for events in found
+        for batch in record_batches(events, schema, stream="s", ledger_id=7)
+        for row in batch.to_pylist()
+    ]
+
+
+def expected(entries, first=0):
+    """The same, by the code that clients read with."""
+    rows = []
+    for entry_id, data in enumerate(entries, first):
+        entry = decode_entry(data)
+        header = entry.header
+        for index, event in enumerate(entry.structured_events()):
+            known = header.writer_id is not None
+            rows.append(
+                {
+                    "stream": "s",
+                    "ledger_id": 7,
+                    "entry_id": entry_id,
+                    "event_index": index,
+                    "publish_time": header.publish_time_ms,
+                    "writer_id": str(header.writer_id) if known else None,
+                    "event_number": header.event_number - header.event_count + 1 + index
+                    if known
+                    else None,
+                    "event_time": event.event_time_ms,
+                    "key": event.key,
+                    "properties": dict(event.properties) or None,
+                    "payload": event.payload,
+                }
+            )
+    return rows
+
+
+def plain(row):
+    """A row with times as ms, and no properties where there are none."""
+    times = {
+        name: None if row[name] is None else round(row[name].timestamp() * 1000)
+        for name in ("publish_time", "event_time")
+    }
+    return {**row, **times, "properties": dict(row["properties"] or ()) or None}
+
+
+def some_entry(rng: random.Random, number: int) -> bytes:
+    count = rng.choice([0, 1, 1, 1, 2, 3, 40, 300])
+    size = rng.choice([0, 1, 13, 200])
+    even = rng.random() < 0.5
+    payloads = [rng.randbytes(size if even else rng.randrange(size + 1)) for _ in range(count)]
+    structured = rng.random() < 0.2
+    events = [
+        StructuredEvent(
+            payload=one,
+            key=rng.choice([None, b"", b"k"]),
+            event_time_ms=rng.choice([None, 0, 5, 1_700_000_000_000]),
+            properties=rng.choice([{}, {"a": "b"}]),
+        )
+        if structured
+        else one
+        for one in payloads
+    ]
+    updates = [AttributeUpdate(key=UUID(int=3), verb=Verb.REPLACE, value=1)]
+    return encode_entry(
+        events,
+        publish_time_ms=rng.choice([0, 127, 128, 1_700_000_000_000 + number]),
+        writer_id=rng.choice([None, *WRITERS]),
+        event_number=rng.choice([0, 5, 127, 128, 2**40, 2**62]) + number,
+        attribute_updates=updates if rng.random() < 0.1 else (),
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("verify", [True, False])
+def test_in_bulk_is_as_one_by_one(seed, verify):
+    rng = random.Random(seed)
+    entries = [some_entry(rng, number) for number in range(rng.choice([1, 5, 60]))]
+    first = rng.choice([0, 9, 2**33])
+    found = [plain(row) for row in rows_of(entries, verify=verify, first=first)]
+    assert found == expected(entries, first)
+
+
+def test_most_entries_are_read_without_a_look_at_each(monkeypatch):
+    entries = [
+        encode_entry(
+            [b"x" * 200] * 3,
+            publish_time_ms=1_700_000_000_000 + number,
+            writer_id=WRITERS[0],
+            event_number=3 * number,
+        )
+        for number in range(2000)
+    ]
+    monkeypatch.setattr(decoding, "decode_entry", lambda _: pytest.fail("one by one"))
+    monkeypatch.setattr(decoding, "_walk", lambda *_: pytest.fail("event by event"))
+    assert len(rows_of(entries, verify=False)) == 6000
+
+
+def test_headers_of_many_layouts_end_in_time():
+    rng = random.Random(1)
+    entries = [
+        encode_entry(
+            [b"x"] * rng.randrange(1, 200),
+            publish_time_ms=1 << rng.randrange(44),
+            event_number=1 << rng.randrange(60),
+        )
+        for _ in range(500)
+    ]
+    frames, offsets = pack_entries(entries)
+    starts = offsets.astype(np.int64) + 12
+    lens = np.fromiter(map(len, entries), np.int64)
+    assert 0 < int(plain_headers(memoryview(frames), starts, lens).plain.sum()) < 500
+    assert [plain(row) for row in rows_of(entries)] == expected(entries)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_flipped_bit_is_found_where_nothing_else_vouches(seed):
+    rng = random.Random(seed)
+    entries = [some_entry(rng, number) for number in range(4)]
+    which = rng.randrange(4)
+    damaged = bytearray(entries[which])
+    damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+    entries[which] = bytes(damaged)
+    with pytest.raises(CorruptError) as caught:
+        rows_of(entries)
+    assert caught.value.details["entry_id"] == str(which)
+
+
+@pytest.mark.parametrize("data", [b"", b"no header", b"TE\x01\x00" + b"\xff" * 20, b"x" * 100])
+def test_entries_without_an_append_header_are_refused(data):
+    good = encode_entry([b"good"], publish_time_ms=1)
+    with pytest.raises(CorruptError) as caught:
+        rows_of([good, data])
+    assert caught.value.details["entry_id"] == "1"
+
+
+def test_events_that_do_not_fill_their_entry_are_told_even_where_grains_vouch():
+    entry = bytearray(encode_entry([b"abcd", b"efgh"], publish_time_ms=1))
+    at = entry.index(b"abcd") - 4
+    entry[at : at + 4] = (9).to_bytes(4, "big")
+    with pytest.raises(CorruptError, match="fill"):
+        rows_of([bytes(entry)], verify=False)
+
+
+def test_absurd_times_become_the_last_that_spark_has():
+    entries = [encode_entry([b""], publish_time_ms=2**62)]
+    (row,) = rows_of(entries)
+    assert row["publish_time"].year == 9999
+
+
+def test_raw_entries_are_rows_as_they_are():
+    entries = [b"", b"one", b"x" * 5000]
+    rows = rows_of(entries, raw=True, first=4)
+    assert [row["payload"] for row in rows] == entries
+    assert [row["entry_id"] for row in rows] == [4, 5, 6]
+    assert {row["publish_time"] for row in rows} == {None}
+    assert {row["event_number"] for row in rows} == {None}
+
+
+def test_only_wanted_columns_are_made_and_batches_are_bounded():
+    entries = [encode_entry([b""] * (ROWS_MAX + 7), publish_time_ms=1)]
+    frames, offsets = pack_entries(entries)
+    schema = pa.schema([pa.field("event_index", pa.int32())])
+    (events,) = events_in(memoryview(frames), offsets, 0, verify=True)
+    batches = list(record_batches(events, schema, stream="s", ledger_id=7))
+    assert [batch.num_rows for batch in batches] == [ROWS_MAX, 7]
+    assert batches[1].to_pylist()[-1] == {"event_index": ROWS_MAX + 6}
+
+
+def test_each_column_of_the_table_is_made():
+    assert SCHEMA.names == list(TYPES[Table.EVENTS])

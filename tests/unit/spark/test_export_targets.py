@@ -1,0 +1,40 @@
+"""A folder as the place of an export: whole files, and a name that is given once."""
+
+import pickle
+
+import pytest
+
+from tierlog.model.errors import RefusedError
+from tierlog.runtime.settings import S3Settings
+from tierlog_spark.jobs.export.targets import BucketTarget, FolderTarget, target_of
+
+
+def test_a_folder_keeps_whole_files_and_gives_a_name_once(tmp_path):
+    target = FolderTarget(tmp_path / "a").below("s")
+    assert target.names() == []
+    assert target.put_new("log/1", b"one")
+    assert target.put_new("log/1", b"one"), "the same again is the answer that got lost"
+    assert not target.put_new("log/1", b"two")
+    target.put("date=x/f", b"data")
+    again = pickle.loads(pickle.dumps(target))
+    assert again.names() == ["date=x/f", "log/1"]
+    assert again.get(["log/1", "nothing", "date=x/f"]) == [b"one", None, b"data"]
+    target.delete(["date=x/f", "nothing"])
+    assert target.names() == ["log/1"]
+
+
+def test_places_are_folders_or_parts_of_a_bucket(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    s3 = S3Settings(bucket="logs")
+    assert target_of("out", s3) == FolderTarget(tmp_path / "out")
+    found = target_of("s3://other/some/where/", s3)
+    assert isinstance(found, BucketTarget)
+    assert (found.s3.bucket, found.prefix) == ("other", "some/where/")
+    assert found.below("orders").place == "s3://other/some/where/orders"
+    bare = target_of("s3://other", s3).below("orders")
+    assert isinstance(bare, BucketTarget)
+    assert (bare.prefix, bare.place) == ("orders/", "s3://other/orders")
+    for text in ("", "  ", "s3://", "gs://bucket/x"):
+        with pytest.raises(RefusedError) as caught:
+            target_of(text, s3)
+        assert caught.value.remedy

@@ -1,0 +1,192 @@
+"""Each object of a bucket is counted once, under what it is; prices are sums done by hand."""
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.unit.format.test_manifest import ledger
+from tierlog.format.attribute_objects import attribute_key, attributes_folder
+from tierlog.format.keys import object_keys
+from tierlog.format.manifest import cluster_key, manifest_key
+from tierlog.model.errors import RefusedError
+from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.policy import NEVER, Policy
+from tierlog.model.prices import GB, Prices, offload_requests
+from tierlog.ports.objects import ObjectInfo
+from tierlog_spark.jobs.cost_plan import Past, past_of, steady_of
+from tierlog_spark.jobs.usage_plan import (
+    DAY_MS,
+    Kind,
+    NamedLedger,
+    Place,
+    Sums,
+    Used,
+    add,
+    age_of,
+    count,
+    named_ledger,
+    names_of,
+    shard_weight,
+    shards,
+)
+
+MIB = 1024 * 1024
+NOW_MS = 1000 * DAY_MS
+LOGS, UUID_1 = StreamName("logs"), UUID(int=1)
+LEDGER = NamedLedger(LedgerId(7), UUID_1, NOW_MS - 3 * DAY_MS, 11 * MIB, 40, 12 * MIB, 5 * MIB)
+NAMED = names_of([(LOGS, [LEDGER, LEDGER._replace(ledger_id=LedgerId(8), uuid=None)])])
+KEYS = object_keys("p", UUID_1, LedgerId(7))
+
+
+def info(key: str, size: int = 10, *, days: float = 0.5) -> ObjectInfo:
+    return ObjectInfo(
+        key=key, size=size, etag="", metadata={}, modified_ms=NOW_MS - round(days * DAY_MS)
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        (KEYS.data, Place("logs", Kind.COPY, "1 to 7 d")),
+        (KEYS.index, Place("logs", Kind.COPY, "1 to 7 d")),
+        (KEYS.export, Place("logs", Kind.EXPORT, "1 to 7 d")),
+        (object_keys("p", UUID(int=2), LedgerId(7)).data, Place("", Kind.UNNAMED, "0 to 1 d")),
+        (object_keys("p", UUID_1, LedgerId(8)).data, Place("", Kind.UNNAMED, "0 to 1 d")),
+        (object_keys("", UUID_1, LedgerId(7)).data, Place("", Kind.FOREIGN, "0 to 1 d")),
+        (manifest_key("p", LOGS, UUID_1, 3), Place("logs", Kind.MANIFEST, "0 to 1 d")),
+        (cluster_key("p", UUID_1, 3), Place("", Kind.MANIFEST, "0 to 1 d")),
+        (
+            attribute_key(
+                attributes_folder("p", LOGS, UUID_1), start=0, owner_epoch=1, suffix=UUID_1
+            ),
+            Place("logs", Kind.ATTRIBUTES, "0 to 1 d"),
+        ),
+        ("p/holiday.jpg", Place("", Kind.FOREIGN, "0 to 1 d")),
+    ],
+)
+def test_an_object_is_counted_under_what_it_is(key, place):
+    found, used = count(info(key), NAMED, prefix="p", now_ms=NOW_MS)
+    assert found == place
+    assert (used.objects, used.bytes) == (1, 10)
+
+
+def test_a_copy_has_the_requests_of_its_offload_once():
+    sums: Sums = {}
+    for key in (KEYS.data, KEYS.index, KEYS.side):
+        add(sums, *count(info(key, 100), NAMED, prefix="p", now_ms=NOW_MS))
+    asked = sum(offload_requests(12 * MIB, 5 * MIB).values())
+    assert sums == {
+        Place("logs", Kind.COPY, "1 to 7 d"): Used(
+            ledgers=1, entries=40, objects=3, bytes=300, requests=asked
+        )
+    }
+
+
+def test_every_key_is_below_exactly_one_beginning():
+    beginnings = shards("p")
+    for key in (KEYS.data, "p/streams/x", "p/cluster/x", "p/~", "p/ ", "p/Zoo", "p/0"):
+        assert sum(key.startswith(one) for one in beginnings) == 1
+    assert not any("q/x".startswith(one) for one in beginnings)
+    heavy = [one for one in beginnings if shard_weight(one) > 1]
+    assert sorted(heavy) == [f"p/{sign}" for sign in "0123456789abcdefs"]
+
+
+def test_ages_meet_without_a_gap():
+    days = [0, 0.99, 1, 6.9, 7, 30, 90, 364, 365, 9999]
+    assert [age_of(NOW_MS - round(day * DAY_MS), NOW_MS) for day in days] == [
+        "0 to 1 d",
+        "0 to 1 d",
+        "1 to 7 d",
+        "1 to 7 d",
+        "7 to 30 d",
+        "30 to 90 d",
+        "90 to 365 d",
+        "90 to 365 d",
+        "over 365 d",
+        "over 365 d",
+    ]
+
+
+def test_a_ledger_of_a_manifest_keeps_what_is_counted():
+    bare = named_ledger(ledger(7))
+    assert bare == NamedLedger(LedgerId(7), None, 2, 7, 2, 0, 3)
+    assert names_of([(LOGS, [bare])]) == {}
+
+
+PRICES = Prices(
+    write_per_1000=5.0, read_per_1000=0.4, received_per_gb=0.0, stored_per_gb_month=0.02
+)
+# A GB a day, in ledgers of 1 GB, for 100 days.
+PAST = Past(bytes_per_day=GB, ledger_bytes=GB, kept_bytes=100 * GB)
+
+
+def steady(**thresholds: Any) -> tuple[float, float]:
+    policy = Policy(block_size=64 * MIB, **thresholds)
+    found = steady_of(PAST, policy, PRICES, range_bytes=MIB, reads=0)
+    return round(found.tier1_bytes / GB, 3), round(found.tier2_bytes / GB, 3)
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "expected"),
+    [
+        # Nothing is offloaded: all stays where it is.
+        ({}, (100, 0)),
+        ({"retention_time_ms": 10 * DAY_MS}, (10, 0)),
+        # Two days wait, half a day more is in both.
+        ({"offload_time_ms": 2 * DAY_MS, "deletion_lag_ms": DAY_MS // 2}, (2.5, 98)),
+        # The threshold that is reached first counts.
+        (
+            {"offload_time_ms": 2 * DAY_MS, "offload_size_bytes": GB, "deletion_lag_ms": 0},
+            (1, 99),
+        ),
+        (
+            {
+                "offload_size_bytes": GB,
+                "retention_size_bytes": 30 * GB,
+                "retention_time_ms": 40 * DAY_MS,
+                "deletion_lag_ms": 0,
+            },
+            (1, 29),
+        ),
+        # Local copies that never go.
+        ({"offload_size_bytes": GB, "deletion_lag_ms": NEVER}, (100, 99)),
+        # All is trimmed before it would be offloaded.
+        ({"offload_time_ms": NEVER, "offload_size_bytes": 200 * GB}, (100, 0)),
+    ],
+)
+def test_thresholds_make_of_a_stream_what_can_be_done_by_hand(thresholds, expected):
+    assert steady(**thresholds) == expected
+
+
+def test_a_month_is_priced_by_the_same_list_as_cost_what_if():
+    policy = Policy(offload_size_bytes=0, deletion_lag_ms=0, block_size=64 * MIB)
+    found = steady_of(PAST, policy, PRICES, range_bytes=MIB, reads=2)
+    each = offload_requests(GB, 64 * MIB)
+    writes = 30 * sum(number for (cause, _), number in each.items() if cause == "offload")
+    verifies = 30 * 2 * sum(number for (cause, _), number in each.items() if cause == "verify")
+    reads = 2 * 30 * GB / MIB
+    assert found.requests == pytest.approx(writes + verifies + reads + 90)
+    asked = writes / 1000 * 5.0 + (verifies + reads) / 1000 * 0.4
+    assert found.price_of_requests == pytest.approx(asked)
+    assert found.price == pytest.approx(asked + 100 * 0.02)
+
+
+def test_what_came_in_the_last_month_says_how_much_comes_a_day():
+    ledgers = [
+        LEDGER._replace(ledger_id=LedgerId(number), closed_ms=NOW_MS - days * DAY_MS, length=GB)
+        for number, days in enumerate((1, 2, 3, 40, 90))
+    ]
+    found = past_of(ledgers, created_ms=0, now_ms=NOW_MS)
+    assert found == Past(bytes_per_day=3 * GB / 30, ledger_bytes=GB, kept_bytes=5 * GB)
+    young = past_of(ledgers[:1], created_ms=NOW_MS - DAY_MS // 24, now_ms=NOW_MS)
+    assert young.bytes_per_day == GB, "an hour's is not taken for a day's"
+    empty = past_of([], created_ms=0, now_ms=NOW_MS)
+    assert steady_of(
+        empty, Policy(offload_size_bytes=0), PRICES, range_bytes=MIB, reads=1
+    ).price == pytest.approx(0)
+
+
+def test_thresholds_that_contradict_what_holds_are_refused():
+    with pytest.raises(RefusedError, match="not below"):
+        Policy(offload_time_ms=DAY_MS).over(Policy(retention_time_ms=DAY_MS))
