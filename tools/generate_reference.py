@@ -25,7 +25,9 @@ from tierlog.format.versions import GATE
 from tierlog.model.errors import KINDS, SURFACES
 from tierlog.model.policy import CLUSTER_DEFAULT, Policy
 from tierlog.runtime.http import build_http_app
+from tierlog.runtime.profiles import profile_rows
 from tierlog.runtime.settings import Settings
+from tools import access_matrix
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 REFERENCE: Final = ROOT / "docs" / "reference"
@@ -45,6 +47,8 @@ FORMATS: Final = (
     ("Export copy", "shared/tierlog/format/export.py"),
     ("Names and user metadata of objects", "shared/tierlog/format/keys.py"),
     ("Manifests", "shared/tierlog/format/manifest.py"),
+    ("Objects of the attribute index", "shared/tierlog/format/attribute_objects.py"),
+    ("Page of the attribute index", "shared/tierlog/format/attribute_page.py"),
     ("Metadata of a ledger", "shared/tierlog/format/ledger_metadata.py"),
     ("Paths in ZooKeeper", "shared/tierlog/format/paths.py"),
     ("Frame of the wire", "shared/tierlog/wire/codec.py"),
@@ -95,9 +99,15 @@ def configuration() -> str:
     text = MADE_BY + (
         "# Configuration\n\n"
         "An environment variable sets each value; `TIERLOG_CONFIG` names a TOML file with the\n"
-        "same tree (`[s3]`, `bucket = …`). Arguments come before the environment, the\n"
-        "environment before the file, the file before the defaults.\n"
+        "same tree (`[s3]`, `bucket = …`). Arguments (`--set s3.bucket=…`, `--profile`) come\n"
+        "before the environment, the environment before the profile, the profile before the\n"
+        "file, the file before the defaults. `tierlog config show --origin` says of each value\n"
+        "where it came from.\n"
     )
+    text += "\n## Profiles\n\n`TIERLOG_PROFILE`, `--profile`, or `profile = …` in the file.\n"
+    text += "\n| profile | setting | value |\n|---|---|---|\n"
+    for row in profile_rows():
+        text += f"| {row['profile']} | `{row['setting']}` | {_value(row['value'])} |\n"
     text += _section(Settings, "TIERLOG_", "All processes")
     text += "\n## Policy of a stream\n\n"
     text += f"{(Policy.__doc__ or '').strip()}\n\n| value | default of the cluster |\n|---|---|\n"
@@ -237,6 +247,13 @@ def _options(command: Any) -> str:  # noqa: ANN401
     return f"| option | default | |\n|---|---|---|\n{rows}" if rows else ""
 
 
+def log_events() -> str:
+    """Return log-events.md: every event that is logged."""
+    from tools.log_events import page  # noqa: PLC0415 - it reads all code
+
+    return MADE_BY + page()
+
+
 def openapi(service: str) -> str:
     """Return what a service's HTTP API says of itself, as OpenAPI in JSON."""
     nothing: Any = None  # the handlers are described, and never called
@@ -245,10 +262,10 @@ def openapi(service: str) -> str:
 
         app = build_app(nothing, nothing, nothing, nothing, nothing, checks={})
     else:
-        from tierlog_reader.http import add_routes  # noqa: PLC0415
+        from tierlog_reader.app import add_all_routes  # noqa: PLC0415
 
         app = build_http_app("Tierlog reader", checks={})
-        add_routes(app, nothing, nothing)
+        add_all_routes(app, nothing, nothing, nothing)
     return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 
 
@@ -259,6 +276,8 @@ def main() -> None:
         "configuration.md": configuration(),
         "errors.md": errors(),
         "cli.md": commands(),
+        "log-events.md": log_events(),
+        "access.md": access_matrix.page(),
         "openapi-scheduler.json": openapi("scheduler"),
         "openapi-reader.json": openapi("reader"),
     }

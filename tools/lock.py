@@ -1,10 +1,11 @@
 """Writes the hashed locks: exact versions and hashes, no download addresses.
 
 requirements-boot.lock, requirements.lock (the whole workspace, with its tools) and
-requirements-histories.lock (a Go, for machines that have none) and requirements-bench.lock (what
-benchmarks compare with) come from their .in files;
-requirements-<service>.lock, one per image, from what the room and its extras of `tierlog` name,
-at the versions of requirements.lock.
+requirements-histories.lock (a Go, for machines that have none), requirements-bench.lock (what
+benchmarks compare with), requirements-deploy.lock and requirements-helm.lock (what tests of deploy/
+need) come from their .in files;
+requirements-<service>.lock and requirements-spark.lock, one per image, from what the room and its
+extras of `tierlog` name, at the versions of requirements.lock.
 """
 
 import re
@@ -16,6 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ("ingest", "scheduler", "offloader", "reader")
+LOCKED = {**{image: f"services/{image}" for image in IMAGES}, "spark": "pipeline"}
+"""Each image, and the room that says what it needs."""
 COMPILE = [
     "--no-config",
     "pip",
@@ -39,10 +42,15 @@ def main() -> None:
         "requirements",
         "requirements-histories",
         "requirements-bench",
+        "requirements-deploy",
     ):
-        compile_lock((ROOT / f"{name}.in").read_text(encoding="utf-8"), f"{name}.lock")
-    for image in IMAGES:
-        room = project(ROOT / "services" / image)
+        # What is installed into .venv has the versions of .venv.
+        pinned = ["--constraints", "requirements.lock"] if name == "requirements-deploy" else []
+        compile_lock((ROOT / f"{name}.in").read_text(encoding="utf-8"), f"{name}.lock", *pinned)
+    helm = (ROOT / "requirements-helm.in").read_text(encoding="utf-8")
+    compile_lock(helm, "requirements-helm.lock", "--no-deps")
+    for image, folder in LOCKED.items():
+        room = project(ROOT / folder)
         names = sorted(set(outer_requirements(room["dependencies"])))
         versions = ["--constraints", "requirements.lock"]
         compile_lock("\n".join(names) + "\n", f"requirements-{image}.lock", *versions)

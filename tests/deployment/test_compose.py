@@ -1,0 +1,200 @@
+"""docker-compose.yml: valid, closed, and every service waits for what it needs to be healthy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.deployment.rendering import CHART, ROOT
+from tierlog.embedded.services import SERVICE_PORTS
+from tierlog.runtime.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Object = dict[str, Any]
+
+PROFILES = {"core", "nodes", "spark", "demo", "observability", "cli"}
+SERVERS = {"zookeeper", "kafka", "s3", "redis"}
+ONCE = {"topics", "bucket"}
+OURS = {"ingest-1", "ingest-2", "ingest-3", "reader", "offloader", "scheduler"}
+BY_HAND = {"cli", "smoke", "spark"}
+WATCHING = {"prometheus", "grafana"}
+VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+ENV_FILE = ROOT / "deploy" / "docker" / "three-nodes.env"
+
+
+@pytest.fixture(scope="module")
+def compose() -> Object:
+    yaml = pytest.importorskip("yaml", reason="make deploy-tools")
+    loaded: Object = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return loaded
+
+
+def kind_of(service: str) -> str:
+    return service.partition("-")[0]
+
+
+def test_everything_is_there(compose: Object):
+    assert set(compose["services"]) == SERVERS | ONCE | OURS | BY_HAND | WATCHING
+    found = {one for service in compose["services"].values() for one in service["profiles"]}
+    assert found == PROFILES
+
+
+def filled_in(given: Mapping[str, str]) -> str:
+    """Return the file with its variables as they are given, else with their defaults."""
+    text = (ROOT / "docker-compose.yml").read_text()
+    return VARIABLE.sub(lambda one: given.get(one[1], one[2]), text)
+
+
+def three_nodes() -> dict[str, str]:
+    lines = ENV_FILE.read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def checked(compose: Object) -> Object:
+    checker = pytest.importorskip("compose_spec", reason="make deploy-tools")
+    found: Object = checker.PyCompose.from_json(json.dumps(compose)).to_dict()
+    return found
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_schema_of_compose_takes_it(nodes: int):
+    yaml = pytest.importorskip("yaml", reason="make deploy-tools")
+    compose = yaml.safe_load(filled_in({} if nodes == 1 else three_nodes()))
+    assert set(checked(compose)["services"]) == set(compose["services"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("healthchek", {}),
+        ("restart", "sometimes"),
+        ("depends_on", {"redis": {"condition": "healthy"}}),
+        ("stop_grace_period", "3 parsecs"),
+    ],
+)
+def test_the_schema_of_compose_refuses(key: str, value: object):
+    yaml = pytest.importorskip("yaml", reason="make deploy-tools")
+    compose = yaml.safe_load(filled_in({}))
+    compose["services"]["reader"][key] = value
+    with pytest.raises(ValueError, match="at line"):
+        checked(compose)
+
+
+def test_who_keeps_running_tells_its_health_and_others_wait_for_it(compose: Object):
+    services = compose["services"]
+    for name, service in services.items():
+        if name in ONCE | BY_HAND:
+            assert service["restart"] == "no"
+        else:
+            assert service["healthcheck"]["test"], name
+            assert service["restart"] == "unless-stopped"
+        for other, wait in service.get("depends_on", {}).items():
+            wanted = "service_completed_successfully" if other in ONCE else "service_healthy"
+            assert wait["condition"] == wanted, f"{name} waits for {other}"
+
+
+def test_what_is_waited_for_is_in_the_same_profiles(compose: Object):
+    services = compose["services"]
+    for name, service in services.items():
+        for other in service.get("depends_on", {}):
+            assert set(service["profiles"]) <= set(services[other]["profiles"]), f"{name}: {other}"
+
+
+def test_topics_and_bucket_are_made_before_anybody_needs_them(compose: Object):
+    services = compose["services"]
+    assert services["topics"]["entrypoint"] == ["tierlog"]
+    assert services["topics"]["command"] == ["topics", "apply"]
+    assert (
+        "fs.configure -locationPrefix=/buckets/ -fsync -apply" in services["bucket"]["command"][0]
+    )
+    for name in ("reader", "offloader", "scheduler"):
+        assert set(services[name]["depends_on"]) >= ONCE
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_ours_are_hardened(compose: Object, name: str):
+    service = compose["services"][name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"] == ["/tmp"]
+    assert "privileged" not in service
+    assert service["build"]["args"]["SERVICE"] == kind_of(name)
+    assert (ROOT / service["build"]["dockerfile"]).exists()
+
+
+def test_ports_are_for_this_machine_alone(compose: Object):
+    ports = [one for service in compose["services"].values() for one in service.get("ports", [])]
+    assert len(ports) >= 5
+    assert all(one.startswith("127.0.0.1:") for one in ports)
+    assert len({one.split(":")[1] for one in ports}) == len(ports)
+
+
+def test_images_have_versions_and_volumes_are_declared(compose: Object):
+    volumes = set(compose["volumes"])
+    for name, service in compose["services"].items():
+        _, _, tag = service["image"].rpartition(":")
+        assert tag, name
+        assert tag != "latest", name
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert source in volumes or (ROOT / source).exists(), volume
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("name", sorted(OURS | {"topics", "smoke", "cli"}))
+def test_processes_read_their_settings(
+    compose: Object, name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+):
+    for one in [one for one in os.environ if one.startswith("TIERLOG_")]:
+        monkeypatch.delenv(one)
+    given = three_nodes() if nodes == 3 else {}
+    for key, value in compose["services"][name]["environment"].items():
+        monkeypatch.setenv(key, VARIABLE.sub(lambda one: given.get(one[1], one[2]), value))
+    settings = load_settings()
+    assert settings.zookeeper.hosts == "zookeeper:2181"
+    owner = settings.ingest.owner
+    quorums = (owner.ensemble_size, owner.write_quorum, owner.ack_quorum)
+    kind = kind_of(name)
+    if kind == "ingest":
+        assert quorums == ((1, 1, 1) if nodes == 1 else (3, 3, 2))
+        assert settings.ingest.listen.advertise_host == name
+        assert settings.ingest.node_id == f"node-{name[-1]}"
+    if kind in SERVICE_PORTS:
+        listen = getattr(settings, kind).listen
+        assert listen.host == "0.0.0.0"
+        assert listen.http_port == 8080
+        assert all(getattr(listen, f"{one}_port") for one in SERVICE_PORTS[kind])
+    if name in {"smoke", "cli"}:
+        assert len(settings.client.ingest_address.split(",")) == nodes
+
+
+def test_the_proof_is_the_script_of_the_chart(compose: Object):
+    (mounted,) = compose["services"]["smoke"]["volumes"]
+    assert (ROOT / mounted.partition(":")[0]).resolve() == CHART / "files" / "smoke.sh"
+
+
+def test_ends_have_time(compose: Object, monkeypatch: pytest.MonkeyPatch):
+    own = load_settings().offloader
+    services = compose["services"]
+    assert (
+        int(services["offloader"]["stop_grace_period"][:-1]) >= own.drain_s_max + own.give_up_s_max
+    )
+    assert int(services["ingest-1"]["stop_grace_period"][:-1]) >= 45
+
+
+def test_prometheus_asks_services_that_there_are(compose: Object):
+    yaml = pytest.importorskip("yaml")
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    for job in config["scrape_configs"]:
+        for group in job["static_configs"]:
+            for target in group["targets"]:
+                name, _, port = target.partition(":")
+                assert name in OURS
+                assert port == "8080"

@@ -1,0 +1,105 @@
+"""Alerts and dashboards name metrics that there are, and every alert has its page."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.deployment.rendering import CHART, ROOT
+from tools.monitoring.alerts import ALERTS, Alert, alerts_file
+from tools.monitoring.dashboards import BOARDS, board, boards
+from tools.monitoring.metric_names import metric_names
+
+RUNBOOKS = ROOT / "docs" / "runbooks"
+NAMED = re.compile(r"\btierlog_[a-z0-9_]+")
+PARTS = ("## What it means", "## Look", "## Do")
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    return metric_names()
+
+
+def test_the_metrics_are_found(known: set[str]):
+    assert len(known) > 80
+    for name in (
+        "tierlog_journal_fsync_duration_seconds_sum",
+        "tierlog_disk_free_bytes",
+        "tierlog_offload_oldest_byte_age_seconds_max",
+        "tierlog_offloader_request_seconds_bucket",
+        "tierlog_reader_reads_total",
+        "tierlog_s3_requests_total",
+        "tierlog_scheduler_unexpected_errors_total",
+    ):
+        assert name in known
+    assert "tierlog_reader_reads" not in known
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda one: one.name)
+def test_an_alert_names_metrics_that_there_are(alert: Alert, known: set[str]):
+    named = set(NAMED.findall(alert.expr))
+    assert named or alert.expr.startswith("up{")
+    assert named <= known
+    assert alert.expr.count("(") == alert.expr.count(")")
+    assert re.fullmatch(r"\d+m", alert.lasting)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda one: one.name)
+def test_an_alert_has_a_page_that_says_what_to_do(alert: Alert):
+    text = (RUNBOOKS / alert.page).read_text(encoding="utf-8")
+    assert text.startswith(f"# {alert.name}\n")
+    assert [part for part in PARTS if f"\n{part}\n" not in text] == []
+
+
+def test_no_page_is_left_over_and_each_is_listed():
+    pages = {path.name for path in RUNBOOKS.glob("*.md")} - {"README.md"}
+    assert pages == {alert.page for alert in ALERTS}
+    listed = (RUNBOOKS / "README.md").read_text(encoding="utf-8")
+    assert [alert.name for alert in ALERTS if f"[{alert.name}]({alert.page})" not in listed] == []
+
+
+def test_the_rule_file_is_yaml_that_says_the_same():
+    yaml = pytest.importorskip("yaml", reason="make deploy-tools")
+    rules = [one for group in yaml.safe_load(alerts_file())["groups"] for one in group["rules"]]
+    assert [(one["alert"], one["expr"]) for one in rules] == [
+        (alert.name, alert.expr) for alert in ALERTS
+    ]
+    assert all((ROOT / one["annotations"]["runbook"]).exists() for one in rules)
+
+
+def test_there_are_four_boards():
+    assert len(boards()) == 4
+    for name, text in boards().items():
+        assert json.loads((CHART / "dashboards" / name).read_text()) == json.loads(text)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_board_names_metrics_that_there_are(name: str, known: set[str]):
+    found = board(name)
+    panels = [one for one in found["panels"] if one["type"] != "row"]
+    assert len(panels) >= 8
+    assert len({one["id"] for one in found["panels"]}) == len(found["panels"])
+    for panel in panels:
+        assert panel["targets"]
+        for target in panel["targets"]:
+            named = set(NAMED.findall(target["expr"]))
+            assert named, panel["title"]
+            assert named <= known, panel["title"]
+            assert target["expr"].count("(") == target["expr"].count(")")
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_panels_do_not_lie_over_each_other(name: str):
+    taken: set[tuple[int, int]] = set()
+    for panel in board(name)["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken
+        taken |= cells

@@ -1,0 +1,1 @@
+"""Alerts and dashboards, written here and generated into the chart by ``tools/deploy_files.py``."""
