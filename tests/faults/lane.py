@@ -29,6 +29,7 @@ from tierlog.embedded.nodes import quorum_environment
 from tierlog.embedded.ports import LOOPBACK
 from tierlog.embedded.services import SERVICE_PORTS, EmbeddedServices, ServiceSpec, service_spec
 from tierlog.embedded.supervisor import EmbeddedServers
+from tierlog.format.attribute_objects import parse_attribute_key
 from tierlog.format.manifest import is_manifest_key
 from tierlog.model.errors import RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
@@ -180,7 +181,11 @@ class Lane:
             copies[ledger_id] = await entries_of(handle)
         return Seen(
             contexts=contexts,
-            keys=[key for key in keys if not is_manifest_key(prefix, key)],
+            keys=[
+                key
+                for key in keys
+                if not is_manifest_key(prefix, key) and parse_attribute_key(prefix, key) is None
+            ],
             uploads=[one.key for one in await objects.list_uploads(prefix)],
             held=set(await node.list_ledgers()) & self._fates.keys(),
             deleting=stream.deleting,

@@ -24,7 +24,7 @@ from tests.faults.lane import KEPT, POLICY, VICTIMS, Lane, corner_of, open_lane
 from tests.faults.lives import Plan, Told, Trouble, life, plans_at
 from tierlog.embedded.supervisor import EmbeddedServers
 from tierlog.runtime.logs import configure_logging
-from tierlog.runtime.settings import LogSettings
+from tierlog.runtime.sections import LogSettings
 
 KILLS: Final = (Trouble.KILL_BEFORE, Trouble.KILL_AFTER)
 TELL_EACH: Final = 20

@@ -29,6 +29,7 @@ from tests.simulation.services import (
 )
 from tests.simulation.trace import Trace
 from tests.unit.offload.world import entries_of, metadata_of, runs_of
+from tierlog.adapters.memory.attributes import MemoryAttributes
 from tierlog.adapters.memory.cache import MemoryCache
 from tierlog.adapters.memory.events import MemoryEvents
 from tierlog.adapters.memory.storage_node import MemoryStorageNode
@@ -46,7 +47,8 @@ from tierlog.model.policy import Policy
 from tierlog.model.scrub import ScrubReport, ScrubWish
 from tierlog.model.stream import Stream
 from tierlog.offload.repair import Repairer
-from tierlog.offload.scrub import Scrubber, ScrubLimits
+from tierlog.offload.scrub import Scrubber
+from tierlog.offload.scrub_rules import ScrubLimits
 from tierlog.ports.storage_node import StorageNodeControl
 from tierlog_scheduler.scheduler import SchedulerLimits
 
@@ -227,6 +229,7 @@ class SmallWorld:
             tasks=tasks,
             metadata=metadata,
             bucket=bucket,
+            attributes=MemoryAttributes(),
             queue=MemoryEvents(random.Random(0), partitions=2),
             network=Network(MemoryNetwork()),
             cache=MemoryCache(clock),

@@ -42,16 +42,24 @@ class Judgement:
     acknowledged: int
     unknown_there: int
     unknown_not_there: int
+    open: int
+    """Updates of attributes without an answer: nobody can tell whether they were made."""
     failed: int
+    checks_failed: int
+    """Updates that told what was in the way."""
     longest_gap_s: float
     seconds: float
 
     def __str__(self) -> str:
         told = "".join(f"\n  {one}" for one in self.findings)
+        lost = (
+            f"{self.open} without an answer, {self.checks_failed} found otherwise"
+            if self.open or self.checks_failed
+            else f"{self.unknown_there} without an answer and there, {self.unknown_not_there} not"
+        )
         return (
             f"{self.history}: {self.verdict} ({self.entries} entries: {self.acknowledged} "
-            f"acknowledged, {self.failed} refused, {self.unknown_there} without an answer and "
-            f"there, {self.unknown_not_there} not; {self.reads} reads; "
+            f"acknowledged, {self.failed} refused, {lost}; {self.reads} reads; "
             f"longest gap {self.longest_gap_s:.2f} s; judged in {self.seconds:.2f} s){told}"
         )
 

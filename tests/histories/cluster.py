@@ -38,6 +38,7 @@ from tierlog.model.errors import RetryableError
 from tierlog.runtime.settings import ClientSettings, S3Settings, Settings, ZooKeeperSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from tierlog.embedded.supervisor import EmbeddedServers
@@ -77,14 +78,21 @@ class HistoryCluster:
     """An asynchronous context manager: its nodes run while it is entered."""
 
     def __init__(
-        self, servers: EmbeddedServers, root: Path, *, nodes: int, defect: str = ""
+        self,
+        servers: EmbeddedServers,
+        root: Path,
+        *,
+        nodes: int,
+        defect: str = "",
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        """Take what to break in the nodes' code as ``defect``."""
+        """Take what to break in the nodes' code as ``defect``, and settings of theirs."""
         self.servers = servers
         self.root = root
         self.nodes: list[Node] = []
         self._wanted = nodes
         self._defect = defect
+        self._env = env or {}
         self._number_last = 0
         self._corner = f"history-{uuid.uuid4()}"
         self._ports = Ports(root / "ports.json")
@@ -236,6 +244,7 @@ class HistoryCluster:
         env = {
             **server_environment(self.servers.endpoints),
             **QUICK,
+            **self._env,
             **quorum_environment(self._wanted, {}),
             **node.place.env,
             **node.faults.env,

@@ -164,4 +164,5 @@ async def record(cluster: HistoryCluster, path: Path, *, seed: int, plan: Plan) 
         # Nodes may have come and gone.
         async with open_client(cluster.settings) as client:
             await Life(cluster, history, client, plan, rng, raw).end()
+        assert history.lost() == [], "what is acknowledged is there"
     return plague.counts

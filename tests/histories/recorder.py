@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from tierlog.client import Edge, Position
 from tierlog.client.reading import ReadEntry, events_of, frames_of
-from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +52,9 @@ class History:
     def __init__(self, path: Path, **header: Any) -> None:
         self.path = path
         self.outcomes = dict.fromkeys(("ok", "failed", "unknown"), 0)
+        self.settled: list[str] = []
+        """What is there, by its number, where nobody knows."""
+        self.read: set[str] = set()
         self._file = path.open("w", encoding="utf-8")
         self._write({"type": "history", "version": VERSION, **header})
 
@@ -91,6 +94,10 @@ class History:
                 self.outcomes[outcome] += 1
             self._write({**line, **asked, **told})
 
+    def lost(self) -> list[str]:
+        """Return what was acknowledged by its number and never read."""
+        return [one for one in self.settled if one not in self.read]
+
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
         self._file.flush()
@@ -112,9 +119,14 @@ class RecordedClient:
         payload = payload_of(self.number, self._appends, size=size)
         values = [value_of(payload)]
         with self._history.operation("append", self.number, values=values) as told:
+            before = writer.last_position
             await writer.send(payload)
             place = await writer.flush()
-            assert place is not None
+            if place is None or place == before:
+                # Its answer was lost, and its number tells that it is there: the judge looks for it
+                # among what is read in the end, and so does `lost`.
+                self._history.settled += values
+                raise IndeterminateError("nobody knows where it went", remedy="Read it back")
             told["ranges"] = [
                 {
                     "ledger_id": place.ledger_id,
@@ -141,7 +153,9 @@ class RecordedClient:
                     if answer is None:
                         told |= {"resume": str(where), "runs": []}
                         return where
-                    told |= {"resume": str(answer.resume), "runs": [_run_of(answer)]}
+                    run = _run_of(answer)
+                    self._history.read.update(run["values"])
+                    told |= {"resume": str(answer.resume), "runs": [run]}
                 where = answer.resume
 
     async def bounds(self, *, final: bool = False) -> Position | Edge:

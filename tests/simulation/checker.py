@@ -16,6 +16,7 @@ Rules (protocols.md section 3, "Must hold", and section 1), by the letter in a v
        ledger nothing else changes; the last ensemble of an unclosed one, its writer changes alone
     i  manifests: see ``tests.simulation.manifests``
     j  retention: see ``tests.simulation.trimming``
+    k  conditional appends: see ``tests.simulation.once_writers``
 
 A rule that fails is noted with the time and does not disturb the run; whoever drives it looks at
 ``violations`` after each step.

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+from tests.simulation import once_mutants as once
 from tests.simulation.losses import LOSSES_SIZE
+from tests.simulation.once import ONCE_SIZE
 from tests.simulation.scenarios import run
 from tests.simulation.steps import Plan
 from tests.simulation.trace import Trace
@@ -26,10 +28,10 @@ from tierlog.ledger.placement import choose_replacement
 from tierlog.ledger.writer import LedgerWriter
 from tierlog.model.errors import IndeterminateError
 from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.offload import attempting
 from tierlog_ingest.replication.copying import Copier
 from tierlog_ingest.replication.worker import Worker
 from tierlog_ingest.storage.node import StorageNode
-from tierlog_offloader import worker
 from tierlog_offloader.worker import OffloadWorker
 from tierlog_scheduler import policy, retention, scheduler
 from tierlog_scheduler.actions import Actions
@@ -50,6 +52,8 @@ class Mutant:
     """It is about ledgers whose nodes are lost; found by ``lose_nodes``."""
     trims: bool = False
     """It is about retention; found by ``trim_many``."""
+    once: bool = False
+    """It is about conditional appends; found by ``write_once``."""
 
     def plan(self, ledgers: int) -> Plan:
         """Return what is to find it."""
@@ -57,6 +61,8 @@ class Mutant:
         if self.trims:
             # Each has a retention to wait for.
             return replace(plan, ledgers=1, scenario="trim_many")
+        if self.once:
+            return replace(plan, size=ONCE_SIZE, scenario="write_once")
         if not self.losses:
             return plan
         return replace(plan, size=LOSSES_SIZE, scenario="lose_nodes")
@@ -74,7 +80,7 @@ def _uuid_after_upload() -> contextlib.AbstractContextManager[Any]:
         location = self._offloader.location(ledger_id, uuid)
         await contexts.begin_attempt(ledger_id, uuid=uuid, location=location, worker="x")
         await contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
-        return worker._Done(outcome=worker._COMPLETED, uuid=uuid, copy=copy)
+        return attempting.Done(outcome=attempting.COMPLETED, uuid=uuid, copy=copy)
 
     return patch.object(OffloadWorker, "_attempt", attempt)
 
@@ -397,6 +403,11 @@ MUTANTS: dict[str, Mutant] = {
     "absent on one answer": Mutant(_absent_on_one_answer, "d", "die_at_ack", losses=True),
     "move what is written": Mutant(_move_what_is_written, "h", "decommission", losses=True),
     "answer repeats at once": Mutant(_answer_repeats_at_once, "adg", "repeat", 6, losses=True),
+    "tell before confirm": Mutant(once.tell_before_confirm, "k", "lose_unconfirmed", once=True),
+    "skip the rebuild": Mutant(once.skip_rebuild, "k", once=True),
+    "send before the check": Mutant(once.send_before_check, "k", once=True),
+    "flush what is sent": Mutant(once.flush_what_is_sent, "k", "strand_owner", 10, once=True),
+    "tell without asking": Mutant(once.tell_without_asking, "k", "strand_owner", once=True),
     "name before copying": Mutant(_name_before_copying, "h", "decommission", losses=True),
 }
 

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 from tests.simulation.losses import LOSSES_SIZE
+from tests.simulation.once import ONCE_SIZE
 from tests.simulation.scenarios import run
 from tests.simulation.steps import Plan
 from tests.simulation.trace import Trace
@@ -54,9 +55,24 @@ def replay_command(seed: int, plan: Plan) -> str:
         command += " --signed"
     if plan.scenario == "lose_nodes":
         command += " --losses"
+    if plan.scenario == "write_once":
+        command += " --once"
     if plan.scenario == "trim_many":
         command += " --trims"
     return command
+
+
+def _plan(chosen: argparse.Namespace) -> Plan:
+    size = QUORUM_SIZE if chosen.quorum else DEFAULT_SIZE
+    size = SIGNED_SIZE if chosen.signed else size
+    plan = Plan(ledgers=chosen.ledgers, focus=chosen.focus, size=size)
+    if chosen.losses:
+        plan = replace(plan, size=LOSSES_SIZE, scenario="lose_nodes")
+    if chosen.once:
+        plan = replace(plan, size=ONCE_SIZE, scenario="write_once")
+    if chosen.trims:
+        plan = replace(plan, scenario="trim_many")
+    return plan
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -71,16 +87,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quorum", action="store_true", help="3 nodes, each entry on all of them")
     parser.add_argument("--signed", action="store_true", help="as --quorum; ledgers have a key")
     parser.add_argument("--losses", action="store_true", help="nodes are lost, bare ledgers too")
+    parser.add_argument("--once", action="store_true", help="writers with conditional appends")
     parser.add_argument("--trims", action="store_true", help="retention takes that many away")
     parser.add_argument("--focus", default="", help="what goes wrong most: crash, stall, usurp, …")
     chosen = parser.parse_args(arguments)
-    size = QUORUM_SIZE if chosen.quorum else DEFAULT_SIZE
-    size = SIGNED_SIZE if chosen.signed else size
-    plan = Plan(ledgers=chosen.ledgers, focus=chosen.focus, size=size)
-    if chosen.losses:
-        plan = replace(plan, size=LOSSES_SIZE, scenario="lose_nodes")
-    if chosen.trims:
-        plan = replace(plan, scenario="trim_many")
+    plan = _plan(chosen)
     failed: list[int] = []
     progress = Progress(chosen.seeds)
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):

@@ -5,7 +5,8 @@ at random steps, sessions expire, clocks jump, servers go away, connections are 
 loses, repeats, delays and forgets. After each step what must hold is checked; at the end the
 world is healed and must come to rest within a bound of virtual time.
 
-``lose_nodes``: see ``losses``. ``trim_many``: the same as the first, with a retention that ends.
+``lose_nodes``: see ``losses``. ``write_once``: see ``once``. ``trim_many``: the same as the first,
+with a retention that ends.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from tests.simulation.losses import lose_nodes
+from tests.simulation.once import write_once
 from tests.simulation.services import IngestProcess, Producer
 from tests.simulation.steps import Plan, Result, Steps
 from tests.simulation.trace import Trace
@@ -165,4 +167,9 @@ async def _insist(call: Callable[[], Awaitable[object]]) -> None:
             return
 
 
-SCENARIOS = {"offload_many": offload_many, "lose_nodes": lose_nodes, "trim_many": trim_many}
+SCENARIOS = {
+    "offload_many": offload_many,
+    "lose_nodes": lose_nodes,
+    "trim_many": trim_many,
+    "write_once": write_once,
+}

@@ -18,6 +18,7 @@ from tests.simulation.processes import SimProcess, Tasks
 from tests.simulation.remote import ControlConnector, Network, WireNodeConnector
 from tests.simulation.servers import WatchedBucket, WatchedMetadata
 from tests.simulation.trace import Trace
+from tierlog.adapters.memory.attributes import MemoryAttributes
 from tierlog.adapters.memory.cache import MemoryCache
 from tierlog.adapters.memory.events import MemoryEvents, MemoryEventSource
 from tierlog.adapters.memory.files import MemoryDisk
@@ -28,8 +29,8 @@ from tierlog.format.frame import pack_entries
 from tierlog.format.run import build_run
 from tierlog.ledger.directory import NodeConnector, NodeDirectory
 from tierlog.ledger.keys import LedgerKeys
-from tierlog.ledger.reader import Tier1ReadHandle
-from tierlog.model.errors import IndeterminateError, Reason, TierlogError
+from tierlog.ledger.reader import ReadHandle, Tier1ReadHandle
+from tierlog.model.errors import IndeterminateError, Reason, RefusedError, TierlogError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.position import Edge, Position
@@ -50,13 +51,14 @@ from tierlog.runtime.settings import (
 from tierlog.runtime.worker import WorkerLimits, run_worker
 from tierlog.wire.connection import Hello, WireClient
 from tierlog.wire.messages import ROLE_PRODUCER
-from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
+from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts, Tier2
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
 from tierlog_reader.cache.layout import Layout
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.chunk import Budget
 from tierlog_reader.source import StreamSource
+from tierlog_reader.tail import TailLimits, TailMemory
 from tierlog_reader.tier1 import StorageNodeTier
 from tierlog_reader.tier2 import ObjectTier, Tier2Limits
 from tierlog_reader.views import Views
@@ -86,6 +88,7 @@ class Servers:
     queue: MemoryEvents
     network: Network
     cache: MemoryCache
+    attributes: MemoryAttributes
     checker: Checker
     stream: StreamName
 
@@ -193,6 +196,9 @@ class IngestProcess(Service):
             clock=self.clock,
             ids=self.ids,
             connect=connect,
+            tier2=lambda *_: Tier2(
+                index=self.servers.attributes.connect(self.faults), open_ledger=_not_in_tier2
+            ),
         )
         node = IngestNode(
             ports, settings=self.settings, wire=WireSettings(), front=self._front, keys=KEYS
@@ -215,6 +221,15 @@ class IngestProcess(Service):
         super().release()
         self.node = None
         self.disk.crash()
+
+
+async def _not_in_tier2(ledger_id: LedgerId) -> ReadHandle:
+    """Refuse, as for any ledger without a copy: one of a stream with attributes has none here."""
+    raise RefusedError(
+        f"ledger {ledger_id} has no copy in tier 2",
+        reason=Reason.LEDGER_NOT_FOUND,
+        remedy="The ledger is looked up again",
+    )
 
 
 class WorkerProcess(Service):
@@ -394,8 +409,9 @@ class ReaderProcess(Service):
         )
         views = Views(catalog, age_s_max=0.5, entries_max=64)
         tier1 = StorageNodeTier(views, self.nodes(catalog), keys=KEYS)
-        async with memory.run(), tier2.run():
-            yield StreamSource(views, tier1, tier2)
+        tail = TailMemory(tier1, memory.store, memory.manager, TailLimits(ledgers_max=2))
+        async with memory.run(), tier2.run(), tail.run():
+            yield StreamSource(views, tier1, tier2, tail)
 
 
 def note_frames(

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.losses import LOSSES_SIZE
+from tests.simulation.once import ONCE_SIZE
 from tests.simulation.run import replay_command
 from tests.simulation.scenarios import run
 from tests.simulation.steps import Plan, Result
@@ -94,6 +95,22 @@ def test_adds_come_late_and_twice(focus):
     results = [run_seed(seed, plan) for seed in range(1, 4)]
     assert sum(one.repeated for one in results) > 0
     assert sum(one.late for one in results) > 0 or focus == "repeat"
+
+
+@pytest.mark.covers("E02", "E03", "E04", "E07", "E08", "E09", "E19", "E25", "E59")
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_each_event_of_a_conditional_writer_is_there_once_whatever_goes_wrong(seed):
+    result = run_seed(seed, Plan(ledgers=25, size=ONCE_SIZE, scenario="write_once"))
+    assert result.appends["acknowledged"] >= 250
+
+
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("focus", ["strand_owner", "lose_unconfirmed", "lose_answers"])
+def test_conditional_writers_where_owners_are_alone_or_nobody_hears_them(focus):
+    plan = Plan(ledgers=20, size=ONCE_SIZE, scenario="write_once", focus=focus)
+    results = [run_seed(seed, plan) for seed in range(1, 4)]
+    assert sum(one.appends["repeats"] for one in results) > 0
 
 
 def test_one_crash_after_the_other():

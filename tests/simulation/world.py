@@ -15,6 +15,7 @@ import structlog
 
 from tests.simulation.bare import LedgerMinding, LedgerWriting
 from tests.simulation.checker import Checker
+from tests.simulation.once_writers import OnceModel, OnceWriter
 from tests.simulation.processes import HostClock, SimProcess, Tasks
 from tests.simulation.remote import Network
 from tests.simulation.servers import WatchedBucket, WatchedMetadata
@@ -29,6 +30,7 @@ from tests.simulation.services import (
     WorkerProcess,
 )
 from tests.simulation.trace import Trace
+from tierlog.adapters.memory.attributes import MemoryAttributes
 from tierlog.adapters.memory.cache import MemoryCache
 from tierlog.adapters.memory.events import MemoryEvents, QueueRates
 from tierlog.adapters.memory.faults import FaultRates
@@ -64,6 +66,7 @@ SHAKY = {
     "events.": FaultRates(refused=0.02, reply_lost=0.02, delay_s_max=0.05),
     "rpc.": FaultRates(refused=0.01, reply_lost=0.01, delay_s_max=0.02),
     "cache.": FaultRates(refused=0.1),
+    "attributes.": FaultRates(refused=0.05, request_lost=0.02, reply_lost=0.05, delay_s_max=0.3),
     # A disk that fails ends its process, which is one more kind of crash.
     "files.": FaultRates(delay_s_max=0.002),
 }
@@ -89,6 +92,8 @@ class Size:
     producers: int = 2
     owner: OwnerSettings = OWNER
     replication: ReplicationSettings = REPLICATION
+    once_writers: int = 0
+    """Writers of one more stream, whose appends are conditional."""
     ledger_writers: int = 0
     """Applications with bare ledgers; two more recover and read those."""
     lag_s: float = 600.0
@@ -129,6 +134,7 @@ class World:
             stream=STREAM,
             lag_s=size.lag_s,
         )
+        self.once = OnceModel(self.checker.complain)
         self.servers = Servers(
             seed=seed,
             trace=trace,
@@ -141,6 +147,7 @@ class World:
             ),
             network=Network(MemoryNetwork()),
             cache=MemoryCache(true_clock),
+            attributes=MemoryAttributes(),
             checker=self.checker,
             stream=STREAM,
         )
@@ -170,6 +177,10 @@ class World:
                 for i in range(size.producers)
             ),
         ]
+        made += (
+            OnceWriter(f"o{i + 1}", servers, model=self.once, rest_s_max=size.rest_s_max)
+            for i in range(size.once_writers)
+        )
         if size.ledger_writers:
             made += (
                 LedgerWriting(f"l{i + 1}", servers, rest_s_max=size.rest_s_max)

@@ -1,12 +1,22 @@
 """Benchmarks take their options before they start anything: what can't be measured is refused."""
 
+import asyncio
+import contextlib
+import importlib
+import itertools
+import re
 import subprocess
 import sys
+import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
 
 
 @pytest.mark.parametrize(
@@ -14,6 +24,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
     [
         ("bench_read.py", "--runs", "0"),
         ("bench_node.py", "--sizes", "1000,x"),
+        ("bench_read_many.py", "--readers", "1,0"),
+        ("bench_read_far.py", "--distances", "near"),
     ],
     ids=" ".join,
 )
@@ -29,3 +41,116 @@ def test_a_number_that_is_none_is_refused_at_once(words: tuple[str, ...]) -> Non
     assert done.returncode == 2, done.stderr
     assert f"argument {options[0]}" in done.stderr
     assert "is not a whole number above 0" in done.stderr
+
+
+def _benchmark(name: str) -> ModuleType:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.mark.covers("C49", "C50", "C51")
+def test_the_cache_is_measured_beside_the_tables_of_the_article() -> None:
+    rows = (ROOT / "docs" / "seed-checklist.tsv").read_text("utf-8").splitlines()
+    said = {row.split("\t")[0]: row.split("\t")[3] for row in rows}
+    beside = _benchmark("bench_cache").ELSEWHERE
+    for row, name in (("C49", "HashMap"), ("C50", "RocksDB"), ("C51", "Streaming Cache")):
+        numbers = re.findall(r"(?:insert|get|delete|10 KB|100 KB) ([\d,]+)", said[row])
+        table = tuple(int(number.replace(",", "")) for number in numbers)
+        assert len(table) == 5
+        assert beside[f"article, i7-6700: {name}"] == table
+
+
+@pytest.mark.covers("C46", "C47", "C48")
+@pytest.mark.parametrize("name", ["plain", "dict"])
+def test_the_work_that_is_measured_is_that_of_the_article(name: str) -> None:
+    """All in, all read, all deleted; and a mix of 60 and 40 in which each step reads."""
+    bench = _benchmark("bench_cache")
+    source = memoryview(bytes(range(256)) * 2000)
+    ticks = itertools.count()
+    with bench.opened(name, 16 * 1024 * 1024) as store:
+        counted = _Counted(store)
+        seconds = bench.sequential(counted, lambda: float(next(ticks)), source, 500, 10 * 1024)
+        assert set(seconds) == {"insert", "get", "delete"}
+        assert (counted.puts, counted.reads, counted.drops) == (500, 500, 500)
+        counted = _Counted(store)
+        bench.mixed(counted, lambda: float(next(ticks)), source, 1000, 10 * 1024)
+        assert 0.55 < counted.puts / 1000 < 0.65
+        assert counted.drops == counted.puts, "what is left is deleted behind the time"
+        assert 990 <= counted.reads <= 1000
+
+
+class _Counted:
+    """A store that counts what is asked of it, and that what comes out is what went in."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.puts = self.reads = self.drops = 0
+
+    def put(self, data: memoryview) -> object:
+        self.puts += 1
+        return self._store.put(data)
+
+    def read(self, key: object) -> None:
+        self.reads += 1
+        self._store.read(key)
+
+    def drop(self, key: object) -> None:
+        self.drops += 1
+        self._store.drop(key)
+
+
+@pytest.mark.covers("C67")
+def test_one_benchmark_is_run_for_the_change_that_it_measures() -> None:
+    chosen = subprocess.run(
+        ["make", "-n", "bench", "ONLY=cache", "BENCH=--quick"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert "benchmarks/bench_cache.py" in chosen
+    assert '"$b" --quick' in chosen
+    assert (BENCHMARKS / "bench_cache.py").exists()
+
+
+async def test_the_proxy_adds_a_round_trip_and_carries_all_of_both_directions() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with contextlib.aclosing(_pieces(reader)) as pieces:
+            async for piece in pieces:
+                writer.write(piece)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    sent = bytes(range(256)) * 5000
+    async with server, _benchmark("delay_proxy").delayed(f"127.0.0.1:{port}", 60) as address:
+        host, _, near = address.partition(":")
+        reader, writer = await asyncio.open_connection(host, int(near))
+        started_s = time.perf_counter()
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        assert time.perf_counter() - started_s >= 0.06
+        writer.write(sent)
+        writer.write_eof()
+        assert await reader.read() == sent
+        writer.close()
+
+
+async def _pieces(reader: asyncio.StreamReader) -> AsyncGenerator[bytes, None]:
+    while piece := await reader.read(65536):
+        yield piece
+
+
+def test_the_limit_of_a_far_bucket_is_what_is_in_flight_over_a_round_trip() -> None:
+    far = _benchmark("bench_read_far")
+    limits = far.limited({"near": [{"mb_per_s": 300.0}]}, [1, 20, 100])
+    rates = {name: round(of[0]["mb_per_s"]) for name, of in limits.items()}
+    assert rates == {"limit 1 ms": 300, "limit 20 ms": 300, "limit 100 ms": 84}
+
+
+def test_places_are_equally_far_from_each_other() -> None:
+    assert _benchmark("reading").places_in(7, 1000, 4) == ["7:0", "7:250", "7:500", "7:750"]

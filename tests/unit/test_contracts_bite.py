@@ -23,7 +23,7 @@ DOWN = "Inside the library, imports go down"
 BESIDE = "Services and the pipeline stand on the library and never beside each other"
 WIRING = "Only wiring chooses adapters"
 ROOMS = CONTRACTS[DOWN]["layers"]
-ADAPTERS = ("files", "kafka", "memory", "redis", "s3", "zookeeper")
+ADAPTERS = ("files", "kafka", "memory", "obstore", "otel", "redis", "s3", "tokens", "zookeeper")
 
 
 def _run(*command: str, cwd: Path, text: str | None = None) -> tuple[int, str]:
@@ -48,6 +48,9 @@ def lint(tmp_path):
         folder = tmp_path / "tierlog" / room
         folder.mkdir()
         (folder / "__init__.py").touch()
+    for module in CONTRACTS[PURE]["source_modules"]:
+        if not (path := tmp_path.joinpath(*module.split("."))).is_dir():
+            path.with_suffix(".py").touch()
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
 
     def lint(files: dict[str, str]) -> tuple[int, str]:
@@ -84,6 +87,7 @@ BREACHES = [
     (DOWN, "tierlog/attic/__init__.py", ""),
     (PURE, "tierlog/format/x.py", "import asyncio"),
     (PURE, "tierlog/model/x.py", "import random"),
+    (PURE, "tierlog/attributes/update.py", "import time"),
     (WIRING, "tierlog/client/x.py", "import tierlog.adapters.memory"),
     (WIRING, "tierlog_ingest/x.py", "from tierlog.adapters.s3 import store"),
     ("The S3 library is its adapter's alone", "tierlog/offload/x.py", "import aioboto3"),
@@ -92,6 +96,9 @@ BREACHES = [
     ("The ZooKeeper library is its adapter's alone", "tierlog/catalog/x.py", "import kazoo.client"),
     ("The ZooKeeper library is its adapter's alone", "tierlog/adapters/s3/x.py", "import kazoo"),
     ("The Redis library is its adapter's alone", "tierlog_reader/x.py", "import redis.asyncio"),
+    ("The library of tokens is its adapter's alone", "tierlog/runtime/x.py", "import jwt"),
+    ("obstore is its adapter's alone", "tierlog_reader/x.py", "import obstore"),
+    ("OpenTelemetry is its adapter's alone", "tierlog/runtime/x.py", "import opentelemetry.trace"),
 ]  # fmt: skip
 
 

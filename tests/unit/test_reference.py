@@ -11,6 +11,7 @@ import pytest
 
 from tierlog.format.versions import Format
 from tierlog.model.errors import SURFACES, Reason
+from tools import access_matrix
 from tools import generate_reference as reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,8 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "configuration.md": reference.configuration,
     "errors.md": reference.errors,
     "cli.md": reference.commands,
+    "log-events.md": reference.log_events,
+    "access.md": access_matrix.page,
     "openapi-scheduler.json": functools.partial(reference.openapi, "scheduler"),
     "openapi-reader.json": functools.partial(reference.openapi, "reader"),
 }

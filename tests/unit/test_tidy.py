@@ -206,11 +206,13 @@ CROSSING = ("services", "shared/tierlog/catalog", "shared/tierlog/ledger", "shar
 FOR_PEOPLE = frozenset(
     {
         # HTTP for clients: documents of JSON, and runs as they are; and that of a node's bytes.
+        "services/reader/tierlog_reader/documents.py",
         "shared/tierlog/adapters/rpc/admin.py",
         "shared/tierlog/adapters/rpc/reader.py",
         "shared/tierlog/adapters/rpc/rest.py",
         "shared/tierlog/wiring/client.py",
         "shared/tierlog/wiring/costs.py",
+        "shared/tierlog/wiring/reads.py",
     }
 )
 BARE_HTTP = frozenset({"http.HTTPStatus", "urllib.parse.quote", "urllib.parse.urlencode"})

@@ -29,19 +29,23 @@ type readRun struct {
 
 // record is one line; docs/reference/histories.md says what each field means.
 type record struct {
-	Type     string     `json:"type"`
-	Version  int        `json:"version"`
-	Client   int        `json:"client"`
-	CallNs   int64      `json:"call_ns"`
-	ReturnNs *int64     `json:"return_ns"`
-	Outcome  string     `json:"outcome"`
-	Values   []string   `json:"values"`
-	Ranges   []appended `json:"ranges"`
-	From     position   `json:"from"`
-	Resume   position   `json:"resume"`
-	Runs     []readRun  `json:"runs"`
-	Next     position   `json:"next"`
-	Final    bool       `json:"final"`
+	Type      string     `json:"type"`
+	Version   int        `json:"version"`
+	Of        string     `json:"of"`
+	Client    int        `json:"client"`
+	CallNs    int64      `json:"call_ns"`
+	ReturnNs  *int64     `json:"return_ns"`
+	Outcome   string     `json:"outcome"`
+	Values    []string   `json:"values"`
+	Ranges    []appended `json:"ranges"`
+	From      position   `json:"from"`
+	Resume    position   `json:"resume"`
+	Runs      []readRun  `json:"runs"`
+	Next      position   `json:"next"`
+	Final     bool       `json:"final"`
+	Updates   []change   `json:"updates"`
+	Found     *seen      `json:"found"`
+	Registers []seen     `json:"registers"`
 }
 
 // entry is a value at a position.
@@ -80,9 +84,12 @@ type boundsOp struct {
 }
 
 type history struct {
-	appends []appendOp
-	reads   []readOp
-	bounds  []boundsOp
+	ofRegisters bool
+	appends     []appendOp
+	reads       []readOp
+	bounds      []boundsOp
+	updates     []updateOp
+	gets        []getOp
 }
 
 // readHistory reads JSON lines; what it does not understand is an error, never left out.
@@ -119,6 +126,10 @@ func (h *history) add(written record) error {
 		if written.Version != schemaVersion {
 			return fmt.Errorf("version %d is not %d", written.Version, schemaVersion)
 		}
+		if written.Of != "" && written.Of != "log" && written.Of != "attributes" {
+			return fmt.Errorf("a history of %q, which is neither log nor attributes", written.Of)
+		}
+		h.ofRegisters = written.Of == "attributes"
 		return nil
 	case "event":
 		return nil
@@ -133,6 +144,9 @@ func (h *history) add(written record) error {
 	case "unknown":
 	default:
 		return fmt.Errorf("outcome %q is none of ok, failed, unknown", written.Outcome)
+	}
+	if h.ofRegisters {
+		return h.addRegisterOp(written, when)
 	}
 	switch written.Type {
 	case "append":

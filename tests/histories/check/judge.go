@@ -24,7 +24,9 @@ type judgement struct {
 	Acknowledged int      `json:"acknowledged"`
 	Landed       int      `json:"unknown_there"`
 	Vanished     int      `json:"unknown_not_there"`
+	Open         int      `json:"open"`
 	Failed       int      `json:"failed"`
+	ChecksFailed int      `json:"checks_failed"`
 	LongestGapS  float64  `json:"longest_gap_s"`
 	Seconds      float64  `json:"seconds"`
 	Findings     []string `json:"findings"`
@@ -34,10 +36,13 @@ type judgement struct {
 // explains what everybody was told.
 func judge(found *history, timeout time.Duration, picture string) judgement {
 	began := time.Now()
-	told := judgement{Reads: len(found.reads), Findings: []string{}}
-	operations := found.operations(&told)
+	told := judgement{Reads: len(found.reads) + len(found.gets), Findings: []string{}}
+	model, operations, unread := logModel, found.operations(&told), found.unread
+	if found.ofRegisters {
+		model, operations, unread = registerModel, found.registerOperations(&told), found.ungot
+	}
 	told.LongestGapS = found.longestGap().Seconds()
-	if gap := found.unread(); gap != "" {
+	if gap := unread(); gap != "" {
 		told.Verdict = incomplete
 		told.Findings = append(told.Findings, gap)
 		return told
@@ -47,7 +52,11 @@ func judge(found *history, timeout time.Duration, picture string) judgement {
 		told.Verdict = linearizable
 	case porcupine.Illegal:
 		told.Verdict = violated
-		told.Findings = found.explain()
+		if found.ofRegisters {
+			told.Findings = found.explainRegisters(operations, timeout)
+		} else {
+			told.Findings = found.explain()
+		}
 	case porcupine.Unknown:
 		told.Verdict = timedOut
 		told.Findings = append(told.Findings, fmt.Sprintf("not decided within %s", timeout))
@@ -158,6 +167,11 @@ func (h *history) unread() string {
 func (h *history) longestGap() time.Duration {
 	var returns []int64
 	for _, op := range h.appends {
+		if op.outcome == "ok" {
+			returns = append(returns, op.returns)
+		}
+	}
+	for _, op := range h.updates {
 		if op.outcome == "ok" {
 			returns = append(returns, op.returns)
 		}

@@ -81,8 +81,8 @@ func (n *node) holds(told boundsOp) bool {
 	return n.last.at.next() == told.next || told.next.entry == 0 && n.last.at.before(told.next)
 }
 
-// model is the promise: a log that grows at its end by one entry at a time.
-var model = porcupine.Model{
+// logModel is the promise: a log that grows at its end by one entry at a time.
+var logModel = porcupine.Model{
 	Init: func() interface{} { return empty },
 	Step: func(state, input, _ interface{}) (bool, interface{}) {
 		log := state.(*node)

@@ -1,6 +1,7 @@
 // Command check judges histories of appends to a log and reads of it: is there an order of the
 // operations, each between its call and its return, in which a log that only grows at its end would
-// have answered what everybody was told? The search is porcupine's.
+// have answered what everybody was told? And histories of attributes, which are to be registers,
+// likewise. The search is porcupine's.
 //
 // Each history, as docs/reference/histories.md describes it, gives one line of JSON. The exit code
 // is 0 when all are linearizable, 1 when one is not, 2 when one can't be judged, 3 when there was

@@ -1,0 +1,420 @@
+"""Exports hold each event once: run by run, batch by batch, whatever was killed in between.
+
+What counts is what commits name; rows are compared with what the client's own code makes of the
+same entries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from tests.integration.spark_kit import (
+    T0,
+    blocks_of,
+    entries_of,
+    environment_of,
+    expected,
+    made_bucket,
+    plain,
+    spoil,
+)
+from tests.integration.spark_targets import DeafTarget, OvertakenTarget
+from tierlog.format.entry import encode_entry
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError, TierlogError
+from tierlog.model.ids import LedgerId
+from tierlog_spark.jobs import session
+from tierlog_spark.jobs.export import ExportOptions, committed_files, export
+from tierlog_spark.jobs.export.job import export_to
+from tierlog_spark.jobs.export.log import NO_DATE
+from tierlog_spark.jobs.export.targets import FolderTarget, target_of
+from tierlog_spark.jobs.export.values import JsonSchema
+from tierlog_spark.jobs.frame import JobReport, JobRun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from tests.integration.spark_kit import MadeBucket
+    from tierlog.embedded.supervisor import EmbeddedServers
+    from tierlog.runtime.settings import S3Settings
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+DAY_MS = 86_400_000
+MIB = 1024 * 1024
+
+
+def options_for(bucket: MadeBucket, to: object, *streams: str, **more: Any) -> ExportOptions:
+    return ExportOptions(streams=streams, to=str(to), s3=bucket.s3, **more)
+
+
+async def exported(spark: SparkSession, options: ExportOptions, **how: Any) -> JobReport:
+    return await asyncio.to_thread(export, JobRun(spark=spark, **how), options)
+
+
+async def rows_in(options: ExportOptions, stream: str) -> list[dict[str, Any]]:
+    """What the files hold that count, in the order of positions."""
+
+    def read() -> list[dict[str, Any]]:
+        found = committed_files(options.to, stream, options.s3, verify=True)
+        target = target_of(options.to, options.s3)
+        names = [one.path.removeprefix(f"{target.place}/") for one in found]
+        rows: list[dict[str, Any]] = []
+        for body, file in zip(target.get(names), found, strict=True):
+            assert body is not None
+            some = pq.ParquetFile(io.BytesIO(body)).read().to_pylist()
+            assert len(some) == file.rows
+            rows += some
+        return sorted(
+            rows,
+            key=lambda row: tuple(
+                row[name] for name in ("stream", "ledger_id", "entry_id", "event_index")
+            ),
+        )
+
+    return await asyncio.to_thread(read)
+
+
+def unnamed(folder: Path, stream: str, s3: S3Settings) -> list[str]:
+    """Data files that lie there and do not count."""
+    named = {one.path for one in committed_files(str(folder), stream, s3)}
+    return sorted(
+        str(path) for path in (folder / stream).rglob("*.parquet") if str(path) not in named
+    )
+
+
+async def test_runs_follow_each_other_and_export_each_event_once(
+    servers: EmbeddedServers, spark: SparkSession, tmp_path: Path
+) -> None:
+    rng = random.Random(21)
+    ledgers = {
+        11: entries_of(rng, 60, at_ms=T0),
+        12: entries_of(rng, 4, at_ms=T0 + 40 * DAY_MS),
+    }
+    async with made_bucket(servers, "export") as bucket:
+        stream = bucket.stream("orders")
+        for ledger_id, entries in ledgers.items():
+            await stream.add(ledger_id, entries)
+        await stream.add(16, [b"not copied yet"], copied=False)
+        await stream.write()
+        options = options_for(bucket, tmp_path / "out", "orders")
+
+        told: list[tuple[str, int, int | None]] = []
+        dry = await exported(spark, options, dry_run=True)
+        assert not (tmp_path / "out").exists()
+        done = await exported(spark, options, progress=lambda *one: told.append(one))
+        assert [row["to"] for row in (*dry.rows, *done.rows)] == [{"orders": "13:0"}] * 2
+        assert dry.counts["entries"] == done.counts["entries"] == 64
+        assert (done.counts["events"], done.counts["commits"]) == (64 * 20, 1)
+        assert told[-1][1] == told[-1][2] == done.counts["source_bytes"] > 10**5
+        found = await rows_in(options, "orders")
+        assert [plain(row) for row in found] == expected("orders", ledgers)
+        # Two days at the least: the entries of the last ledger were published 40 days later.
+        assert len({path.name for path in (tmp_path / "out" / "orders").glob("date=*")}) >= 2
+
+        # Nothing is new: nothing is written.
+        before = FolderTarget(tmp_path).names()
+        assert (await exported(spark, options)).counts["events"] == 0
+        assert FolderTarget(tmp_path).names() == before
+
+        ledgers[16] = entries_of(rng, 5, at_ms=T0 + 41 * DAY_MS)
+        await stream.add(16, ledgers[16])
+        await stream.write()
+        again = await exported(spark, options)
+        assert (again.counts["events"], again.rows[0]["from"]) == (100, {"orders": "13:0"})
+        found = await rows_in(options, "orders")
+        assert [plain(row) for row in found] == expected("orders", ledgers)
+        # Whoever follows it asks for what is behind the commit that it knows.
+        new = committed_files(options.to, "orders", bucket.s3, since=2)
+        assert sum(one.rows for one in new) == 100
+
+
+async def test_partitions_and_raw_streams_go_into_a_bucket_in_several_commits(
+    servers: EmbeddedServers, spark: SparkSession
+) -> None:
+    rng = random.Random(22)
+    shops = {
+        f"shop-partition-{number}": {31 + number: entries_of(rng, 30, at_ms=T0 + DAY_MS * number)}
+        for number in (0, 1)
+    }
+    async with made_bucket(servers, "export-s3") as bucket:
+        await bucket.stream("shop", partitions=2).write()
+        for name, ledgers in shops.items():
+            stream = bucket.stream(name)
+            for ledger_id, entries in ledgers.items():
+                await stream.add(ledger_id, entries)
+            await stream.write()
+        raw = bucket.stream("raw", raw=True)
+        await raw.add(41, [b"one", b"two"])
+        await raw.write()
+        to = f"s3://{bucket.s3.bucket}/some/exports"
+        options = options_for(bucket, to, "shop", "raw", batch_bytes=700_000)
+        done = await exported(spark, options)
+        assert done.rows[0]["commits"] >= 2
+        assert done.rows[0]["to"] == {"shop-partition-0": "32:0", "shop-partition-1": "33:0"}
+        found = await rows_in(options, "shop")
+        assert [plain(row) for row in found] == [
+            row for name, ledgers in sorted(shops.items()) for row in expected(name, ledgers)
+        ]
+        assert [row["payload"] for row in await rows_in(options, "raw")] == [b"one", b"two"]
+        [file] = await asyncio.to_thread(committed_files, to, "raw", bucket.s3)
+        assert file.path.startswith(f"{to}/raw/date={NO_DATE}/")
+        assert (await exported(spark, options)).counts["commits"] == 0
+
+
+async def test_a_killed_worker_and_a_killed_driver_leave_each_event_once(
+    servers: EmbeddedServers, spark: SparkSession, tmp_path: Path
+) -> None:
+    rng = random.Random(23)
+    ledgers = {51 + number: entries_of(rng, 40, at_ms=T0) for number in range(3)}
+    wanted = expected("s", ledgers)
+    async with made_bucket(servers, "export-kill") as bucket:
+        stream = bucket.stream("s")
+        for ledger_id, entries in ledgers.items():
+            await stream.add(ledger_id, entries)
+        await stream.write()
+        length = sum(len(entry) for entry in ledgers[51])
+        options = options_for(
+            bucket, tmp_path / "out", "s", batch_bytes=length + 100_000, file_bytes=MIB // 4
+        )
+        given = {
+            "to": options.to,
+            "marks": str(tmp_path),
+            "s3": json.loads(bucket.s3.model_dump_json())
+            | {"secret_key": bucket.s3.secret_key and bucket.s3.secret_key.get_secret_value()},
+            "batch_bytes": options.batch_bytes,
+            "file_bytes": options.file_bytes,
+        }
+        victim = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.integration.spark_targets",
+            json.dumps(given),
+            cwd=ROOT,
+            env=_outside_spark() | {"TMPDIR": str(tmp_path)},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, said = await victim.communicate()
+        assert victim.returncode == -signal.SIGKILL, said.decode()
+        assert (tmp_path / "worker").exists()
+        # One batch counts, though a worker of it was killed; the next one was written in vain.
+        first = await rows_in(options, "s")
+        assert 0 < len(first) < len(wanted)
+        assert [plain(row) for row in first] == wanted[: len(first)]
+        lost = unnamed(tmp_path / "out", "s", bucket.s3)
+        assert {Path(one).name[:25] for one in lost} == {f"part-{n:020d}" for n in (2, 3)}
+
+        done = await exported(spark, options)
+        assert done.counts["removed"] == len(lost)
+        assert done.counts["events"] == len(wanted) - len(first)
+        assert [plain(row) for row in await rows_in(options, "s")] == wanted
+        assert unnamed(tmp_path / "out", "s", bucket.s3) == []
+
+
+def _outside_spark() -> dict[str, str]:
+    """What a process inherits that has no Spark yet."""
+    left_out = ("PYSPARK_", "SPARK_", "JAVA_HOME")
+    found = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
+    return found | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+async def test_a_run_that_is_overtaken_ends_and_nothing_is_there_twice(
+    servers: EmbeddedServers, spark: SparkSession, tmp_path: Path
+) -> None:
+    rng = random.Random(24)
+    ledgers = {61: entries_of(rng, 10, at_ms=T0)}
+    async with made_bucket(servers, "export-two") as bucket:
+        stream = bucket.stream("s")
+        await stream.add(61, ledgers[61])
+        await stream.write()
+        options = options_for(bucket, tmp_path / "out", "s")
+        target = FolderTarget(tmp_path / "out")
+
+        def other() -> None:
+            # It finds files of a run that has not ended, and makes sure that it never will.
+            assert export_to(JobRun(spark=spark), options, target).counts["removed"] == 1
+
+        slow = OvertakenTarget(target.folder, other)
+        with pytest.raises(RefusedError, match="another run took number 2") as caught:
+            await asyncio.to_thread(export_to, JobRun(spark=spark), options, slow)
+        assert caught.value.reason is Reason.FENCED
+        assert [plain(row) for row in await rows_in(options, "s")] == expected("s", ledgers)
+        assert unnamed(tmp_path / "out", "s", bucket.s3) == []
+
+        # An answer that was lost is no other run.
+        ledgers[62] = entries_of(rng, 2, at_ms=T0)
+        await stream.add(62, ledgers[62])
+        await stream.write()
+        deaf = DeafTarget(target.folder, RetryableError("no answer"))
+        await asyncio.to_thread(export_to, JobRun(spark=spark), options, deaf)
+        assert [plain(row) for row in await rows_in(options, "s")] == expected("s", ledgers)
+
+
+GOOD = [b'{"id": 1, "tags": ["a", "b"], "more": 0}', b'{"tags": null}']
+BAD = [b'{"id": "x"}', b"no json", b"", b"[1]", b"null"]
+
+
+async def test_a_schema_gives_values_and_tells_what_is_not_of_it(
+    servers: EmbeddedServers, spark: SparkSession, tmp_path: Path
+) -> None:
+    entry = encode_entry([*GOOD, *BAD], publish_time_ms=T0, writer_id=UUID(int=1), event_number=7)
+    async with made_bucket(servers, "export-json") as bucket:
+        stream = bucket.stream("s")
+        await stream.add(71, [entry])
+        await stream.write()
+        schema = JsonSchema("id BIGINT, tags ARRAY<STRING>")
+        options = options_for(bucket, tmp_path, "s", schema=schema)
+        with pytest.raises(RefusedError, match=r"s: event 2 of entry 71:0 is not a JSON object"):
+            await exported(spark, options)
+        assert committed_files(str(tmp_path), "s", bucket.s3) == []
+        kept = replace(options, keep_bad=True)
+        done = await exported(spark, kept)
+        assert (done.counts["events"], done.counts["bad"]) == (7, len(BAD))
+        rows = await rows_in(kept, "s")
+        assert [row["value"] for row in rows] == [
+            {"id": 1, "tags": ["a", "b"]},
+            {"id": None, "tags": None},
+            *[None] * len(BAD),
+        ]
+        assert [row["payload"] for row in rows] == [*GOOD, *BAD]
+        wrong = replace(options, schema=JsonSchema("id BIGGEST"))
+        with pytest.raises(RefusedError, match="'id BIGGEST' is no schema"):
+            await exported(spark, wrong)
+
+
+async def test_bad_input_is_one_error_and_no_commit(
+    servers: EmbeddedServers, spark: SparkSession, tmp_path: Path
+) -> None:
+    rng = random.Random(25)
+    async with made_bucket(servers, "export-bad") as bucket:
+        stream = bucket.stream("s")
+        before = entries_of(rng, 5, at_ms=T0)
+        await stream.add(81, before)
+        key = await stream.add(82, entries_of(rng, 5, at_ms=T0))
+        await stream.write()
+        options = options_for(bucket, tmp_path, "s")
+
+        async def fails(kind: type[TierlogError], words: str, given: ExportOptions) -> None:
+            with pytest.raises(kind, match=words):
+                await exported(spark, given)
+
+        await fails(RefusedError, "there is no stream t", replace(options, streams=("t",)))
+        no_bucket = bucket.s3.model_copy(update={"bucket": "no-such-bucket-here"})
+        await fails(RefusedError, "no-such-bucket-here", replace(options, s3=no_bucket))
+        assert FolderTarget(tmp_path).names() == []
+
+        await spoil(bucket, key)
+        await fails(CorruptError, f"{key}.*another checksum", options)
+        assert committed_files(str(tmp_path), "s", bucket.s3) == []
+
+        # What comes before it counts, when it is a batch by itself.
+        length = sum(len(entry) for entry in before)
+        await fails(CorruptError, key, replace(options, batch_bytes=length + 10))
+        assert [plain(row) for row in await rows_in(options, "s")] == expected("s", {81: before})
+
+        # Behind what was exported, retention took something.
+        stream.head = replace(stream.head, trimmed_through=LedgerId(82))
+        gone = {number for number in stream.copies if number <= 82}
+        for number in gone:
+            del stream.copies[number]
+        await stream.add(84, entries_of(rng, 3, at_ms=T0))
+        await stream.write(removed=sorted(gone))
+        await fails(RefusedError, "trimmed up to ledger 82", options)
+        done = await exported(spark, replace(options, skip_trimmed=True))
+        assert done.rows[0]["trimmed_unread"]
+        assert done.counts["events"] == 60
+
+
+def settings_of(bucket: MadeBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say in the environment where the bucket is."""
+    for name, value in environment_of(bucket.s3).items():
+        monkeypatch.setenv(name, value)
+
+
+async def test_the_how_to_runs_as_it_stands(
+    servers: EmbeddedServers,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    read, run = blocks_of(ROOT / "docs" / "how-to" / "export-with-spark.md")
+    async with made_bucket(servers, "export-howto") as bucket:
+        stream = bucket.stream("orders")
+        await stream.add(86, entries_of(random.Random(27), 3, at_ms=T0))
+        await stream.write()
+        settings_of(bucket, monkeypatch)
+        known: dict[str, Any] = {"spark": spark, "exports": str(tmp_path)}
+        await asyncio.to_thread(exec, run, known)
+        assert capsys.readouterr().out.endswith("\n60\n")
+        await asyncio.to_thread(exec, read, known)
+        assert [row["count"] for row in known["by_day"]] == [60]
+
+
+async def test_the_command_exports_and_lists_what_counts(
+    servers: EmbeddedServers,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tierlog_spark.cli.main import app
+
+    @contextlib.contextmanager
+    def here(**_: Any) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(session, "job_session", here)
+    # Logs of this process stay as they are.
+    monkeypatch.setattr("tierlog.cli.session._quiet_logs", lambda _: None)
+    monkeypatch.setenv("TIERLOG_STATE_DIR", str(tmp_path / "none"))
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(app, words)
+
+    async def answer(words: Sequence[str], code: int = 0) -> Any:
+        done = await asyncio.to_thread(run, *words)
+        assert done.exit_code == code, done.output
+        return done
+
+    async with made_bucket(servers, "export-cli") as bucket:
+        stream = bucket.stream("s")
+        await stream.add(91, entries_of(random.Random(26), 3, at_ms=T0))
+        await stream.write()
+        settings_of(bucket, monkeypatch)
+        to, prom = str(tmp_path / "out"), tmp_path / "export.prom"
+        words = ("export", "s", "--to", to, "-o", "json")
+        dry = json.loads((await answer([*words, "--dry-run"])).stdout)
+        assert (dry["dry_run"], dry["entries"], dry["events"]) == (True, 3, 0)
+        done = json.loads((await answer([*words, "--metrics", str(prom)])).stdout)
+        assert (done["events"], done["rows"][0]["to"]) == (60, {"s": "92:0"})
+        assert 'tierlog_spark_job_events{job="export"} 60.0' in prom.read_text(encoding="utf-8")
+        assert "s" in (await answer(["export", "s", "--to", to])).stdout
+        [file] = json.loads((await answer(["exported", "s", "--from", to, "-o", "json"])).stdout)
+        assert file["rows"] == 60
+        Path(file["path"]).write_bytes(b"")
+        damaged = await answer(["exported", "s", "--from", to, "--verify"], code=6)
+        assert "is not what was written" in damaged.stderr
+        for wrong, code in (
+            (["exported", "t", "--from", to], 3),
+            (["export", "s", "--to", to, "--message", "a.B"], 2),
+            (["export", "s", "--to", to, "--no-payload"], 2),
+        ):
+            assert "remedy: " in (await answer(wrong, code=code)).stderr

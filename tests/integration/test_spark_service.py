@@ -1,0 +1,151 @@
+"""`format("tierlog")` beside running services: direct, service and auto give the same rows.
+
+A read ends where the stream ended when it was planned, whatever is appended, offloaded and deleted
+locally between its plan and its tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
+
+from tests.integration.spark_kit import Read, options_of, planned, rows_read
+from tests.integration.test_reader_tiers import SMALL, append, numbered, offloaded_and_gone
+from tierlog.client import StructuredEvent, open_client
+from tierlog.model.errors import RefusedError
+from tierlog_spark.planning import ServicePart, StorePart
+
+if TYPE_CHECKING:
+    from tests.plugins.fix_cluster import ServiceCluster
+    from tierlog.client import Client
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+def given_by(cluster: ServiceCluster, **more: str) -> dict[str, str]:
+    reader = cluster.address("reader", "http")
+    return options_of(cluster.settings.s3, readerAddress=reader, **more)
+
+
+async def in_manifest(cluster: ServiceCluster, stream: str, count: int) -> None:
+    """Wait until the bucket itself knows of so many copies."""
+
+    async def known() -> bool:
+        try:
+            rows = await rows_read(given_by(cluster), table="ledgers", stream=stream)
+        except RefusedError:
+            return False
+        return sum(row["data_object"] is not None for row in rows) >= count
+
+    await cluster.until(known, what=f"{stream} in its manifest")
+
+
+def kinds(read: Read) -> list[type]:
+    return [type(part.value) for part in read.parts]
+
+
+async def rows_of(read: Read) -> list[dict[str, Any]]:
+    return await asyncio.to_thread(read.rows)
+
+
+async def as_the_client_reads(client: Client, stream: str) -> list[tuple[Any, ...]]:
+    return [
+        (
+            event.position.ledger_id,
+            event.position.entry_id,
+            event.batch_index,
+            event.key,
+            event.payload,
+        )
+        async for event in client.reader(stream).events()
+    ]
+
+
+def shown(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    names = ("ledger_id", "entry_id", "event_index", "key", "payload")
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+async def test_direct_service_and_auto_give_the_same_rows(
+    cluster: ServiceCluster, raw: bool
+) -> None:
+    name = f"spark-{'raw' if raw else 'events'}"
+    given = given_by(cluster, stream=name)
+    async with open_client(cluster.settings) as client:
+        await client.create_stream(name, raw=raw, policy=SMALL)
+        # Two ledgers that are in the bucket alone, one that is closed and isn't, one that is open.
+        await append(client, name, numbered(0, 8000), raw=raw)
+        await offloaded_and_gone(cluster, client, name)
+        copied = len((await client.stream(name))["ledgers"])
+        await in_manifest(cluster, name, copied)
+        if not raw:
+            with_keys = [StructuredEvent(payload=b"x", key=b"k")] * 5
+            await append(client, name, with_keys)
+        await append(client, name, numbered(9000, 100), raw=raw)
+        await client.seal(name)
+        await append(client, name, numbered(9500, 10), raw=raw)
+        wanted = await as_the_client_reads(client, name)
+
+        auto, service = [await planned(given, readMode=mode) for mode in ("auto", "service")]
+        assert kinds(auto)[:copied] == [StorePart] * copied
+        assert set(kinds(auto)[copied:]) == {ServicePart}
+        assert kinds(service) == [ServicePart]
+        # What comes after the plan is not of this read, and what moves meanwhile still is.
+        await append(client, name, [b"later"], raw=raw)
+        await offloaded_and_gone(cluster, client, name)
+        served = await rows_of(service)
+        assert shown(served) == wanted
+        assert await rows_of(auto) == served
+        await in_manifest(cluster, name, copied + 2)
+        again = await rows_read(given)
+        assert again[:-1] == served
+        assert again[-1]["payload"] == b"later"
+
+        middle = served[len(served) // 2]["ledger_id"]
+        bounds = {"start": f"{middle}:3", "end": f"{middle}:5"}
+        for filters in (
+            [],
+            [EqualTo(("ledger_id",), middle), GreaterThanOrEqual(("entry_id",), 4)],
+        ):
+            some = [
+                await rows_read(given, *filters, readMode=mode, **bounds)
+                for mode in ("direct", "service", "auto")
+            ]
+            ids = {3, 4} if not filters else {4}
+            assert {row["entry_id"] for row in some[0]} == ids
+            assert some[0] == some[1] == some[2]
+
+
+async def test_partitions_times_and_what_is_wrong(cluster: ServiceCluster) -> None:
+    async with open_client(cluster.settings) as client:
+        await client.create_stream("spark-parts", partitions=2, policy=SMALL)
+        async with client.writer("spark-parts") as writer:
+            for number in range(20):
+                text = str(number).encode()
+                await writer.send(StructuredEvent(payload=text, key=text))
+        await client.create_stream("spark-empty")
+        given = given_by(cluster, stream="spark-parts")
+        for mode in ("service", "auto"):
+            rows = await rows_read(given, readMode=mode)
+            assert sorted(int(row["payload"]) for row in rows) == list(range(20))
+            last = max(row["publish_time"] for row in rows)
+            few = await rows_read(
+                given, readMode=mode, startTime=last.isoformat(), columns="publish_time"
+            )
+            assert {row["publish_time"] for row in few} == {last}
+            assert await rows_read(given, readMode=mode, stream="spark-empty") == []
+
+        partition = "spark-parts-partition-0"
+        for words, more in (
+            ("there is no stream spark-none", {"stream": "spark-none"}),
+            ("it ends at", {"stream": partition, "end": "999999999:0"}),
+            ("it was trimmed", {"stream": partition, "start": "0:0"}),
+            ("is empty", {"stream": "spark-empty", "start": "1:0"}),
+            ("option readerAddress", {"readerAddress": ""}),
+        ):
+            with pytest.raises(RefusedError, match=words):
+                await planned({**given, "readMode": "auto", **more})

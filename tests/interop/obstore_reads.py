@@ -1,0 +1,91 @@
+"""Reads by obstore keep the object store's contract: run with ``make test-obstore``.
+
+What they can't do, writing, the SDK does beside them, so that the whole suite runs.
+"""
+
+import uuid
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from tests.contracts.objects_suite import ObjectsContract
+from tierlog.adapters.obstore import ObstoreReads, open_obstore
+from tierlog.adapters.s3 import open_s3
+from tierlog.adapters.system import SystemClock, SystemIds
+from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.ports.spending import CostMeter
+from tierlog.runtime.settings import S3Settings
+
+pytestmark = pytest.mark.integration
+
+
+class Both:
+    """Writes with the SDK, reads with obstore."""
+
+    def __init__(self, writes: Any, reads: ObstoreReads) -> None:
+        self._writes = writes
+        self.head, self.get, self.get_range = reads.head, reads.get, reads.get_range
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writes, name)
+
+
+def settings_of(servers, **changed) -> S3Settings:
+    where = servers.endpoints
+    return S3Settings(
+        **{
+            "endpoint_url": where.s3_endpoint_url,
+            "access_key": where.s3_access_key,
+            "secret_key": SecretStr(where.s3_secret_key),
+            "bucket": where.s3_bucket,
+            **changed,
+        }
+    )
+
+
+@pytest.fixture
+async def store(servers):
+    settings = settings_of(servers)
+    async with open_s3(settings, clock=SystemClock(), ids=SystemIds()) as writes:
+        yield Both(writes, open_obstore(settings, meter=CostMeter()))
+
+
+@pytest.fixture
+def prefix():
+    return f"contract-obstore/{uuid.uuid4()}/"
+
+
+class TestObstoreReads(ObjectsContract):
+    pass
+
+
+async def test_requests_and_bytes_are_counted(store, servers, prefix):
+    await store.put(f"{prefix}a", b"x" * 1000, metadata={})
+    meter = CostMeter()
+    reads = open_obstore(settings_of(servers), meter=meter)
+    assert await reads.get_range(f"{prefix}a", 10, 20) == b"x" * 20
+    found = await reads.get(f"{prefix}a")
+    assert found is not None
+    assert found[1] == b"x" * 1000
+    (amount,) = meter.amounts.values()
+    assert (amount.requests, amount.bytes_received) == (2, 1020)
+
+
+async def test_trouble_is_one_of_our_errors(servers):
+    nowhere = open_obstore(
+        settings_of(
+            servers,
+            endpoint_url="http://127.0.0.1:1",
+            attempts_max=2,
+            retry_wait_s_first=0.01,
+            retry_wait_s_max=0.01,
+        ),
+        meter=CostMeter(),
+    )
+    with pytest.raises(RetryableError):
+        await nowhere.get_range("a", 0, 1)
+    for changed in ({"bucket": "never-made"}, {"secret_key": SecretStr("wrong")}):
+        reads = open_obstore(settings_of(servers, **changed), meter=CostMeter())
+        with pytest.raises(RefusedError):
+            await reads.get_range("a", 0, 1)
