@@ -10,7 +10,8 @@ sink      ``beside``, into a server that drops what it gets: SeaweedFS shares th
 The offloader begins before the appends do, and they once its third block is on its way: then what
 it reads ahead is in its memory, and the throttle holds everything back. What is burnt is what the
 offload last took, the first time in a run that does not count. Each run meets a SeaweedFS that was
-just started empty.
+just started empty, and that acknowledges before its disk, which is the node's too, has the bytes;
+``--fsync``: it syncs, as ``tierlog up`` runs it.
 """
 
 import argparse
@@ -47,6 +48,7 @@ from common import (
     say,
     take_turns,
 )
+from early_s3 import acknowledge_early
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.ids import LedgerId
 from tierlog.runtime.logs import configure_logging
@@ -142,9 +144,14 @@ class Sitting:
         say(f"half load is {self._per_s:,.0f} entries a second")
         await self.beside()
 
+    async def _fresh_s3(self) -> None:
+        await self._bench.fresh_s3()
+        if not self._arguments.fsync:
+            await acknowledge_early(self._bench)
+
     async def alone(self) -> Result:
         """Append at half load."""
-        await self._bench.fresh_s3()
+        await self._fresh_s3()
         return await self._paced()
 
     async def beside(self) -> Result:
@@ -162,7 +169,7 @@ class Sitting:
         return await self._offloading({"TIERLOG_S3__ENDPOINT_URL": self._sink_url})
 
     async def _offloading(self, more: Mapping[str, str]) -> Result:
-        await self._bench.fresh_s3()
+        await self._fresh_s3()
         rate = str(self._arguments.rate * MB)
         env = {**self._bench.env, "TIERLOG_S3__BYTES_PER_S_MAX": rate, **more}
         parameters = {"ledger_id": self._ledger_id}
@@ -181,12 +188,12 @@ class Sitting:
 
     async def control(self) -> Result:
         """Append so beside what burns as much as the offloader."""
-        await self._bench.fresh_s3()
+        await self._fresh_s3()
         return await self._burning(self._offloader_share, self._paced)
 
     async def wide(self) -> Result:
         """Append so beside what burns S3's share too."""
-        await self._bench.fresh_s3()
+        await self._fresh_s3()
         both = partial(self._burning, self._s3_share, self._paced)
         return await self._burning(self._offloader_share, both)
 
@@ -239,6 +246,7 @@ def claims_of(runs: Mapping[str, list[Result]], rate: float) -> list[Claim]:
 async def main() -> None:
     """Measure and tell."""
     parser = arguments_parser("appends beside an offload", size_mb=200)
+    parser.add_argument("--fsync", action="store_true", help="S3 as `tierlog up` runs it")
     parser.add_argument("--rate", type=float, default=50.0, help="MB/s of the offload")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a run")
     arguments = parse(parser, quick_mb=50)

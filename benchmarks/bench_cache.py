@@ -1,12 +1,16 @@
 """Claim: the streaming cache keeps up with a dict of bytes, inside a bound that a dict has not.
 
-cache       the reader's streaming cache, uncompiled
+plain       the reader's streaming cache as plain Python
+compiled    the same, when ``make compiled`` was run
 dict        a dict of bytes with the same copies: in, since who sends keeps its buffer, and out
+pravega     Pravega's own cache in Java, when a JDK 17 and Maven are there
 rocksdict   RocksDB, when requirements-bench.lock is installed
 
 Sequential: entries of ``--entry-size`` are put in, read, deleted. Random: as many operations, 60 %
-put and 40 % delete, an entry read after each, lengths uniform below 10 KB and below 100 KB. Every
-read copies into one buffer. The first pass of a run is not counted, since it touches fresh memory.
+put and 40 % delete, an entry read after each, lengths uniform below 10 KB and below 100 KB. Large:
+entries of 1 MiB, as a range of an object is, half of ``--size`` in all; not in RocksDB. Every
+read copies into one buffer. The first pass of a run is not counted, since it touches fresh memory
+and Java has not compiled yet.
 
 "Elsewhere" are numbers that others measured of the same work, for a million operations: nothing
 here is divided by them.
@@ -25,8 +29,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, cast
 
+import pravega
 from common import (
     MB,
+    MIB,
     Claim,
     Result,
     arguments_parser,
@@ -40,12 +46,33 @@ from common import (
     say,
     take_turns,
 )
-from tierlog_reader.cache.store import StreamingCache
+from tierlog_reader.cache import blocks
+from tierlog_reader.cache.store import compiled_blocks
 
 TESTS: Final = ("insert", "get", "delete", "random_10", "random_100")
 RANDOM_BYTES: Final = {"random_10": 10 * 1024, "random_100": 100 * 1024}
+LARGE_TESTS: Final = ("insert_1m", "get_1m", "delete_1m")
+ALL_TESTS: Final = (*TESTS, *LARGE_TESTS)
 WARM_PASSES: Final = 3
-SOURCE_BYTES: Final = 8 * 1024 * 1024
+SLOW_WARM_PASSES: Final = 1
+"""RocksDB takes minutes for one."""
+SOURCE_BYTES: Final = 8 * MIB
+TARGET_BYTES: Final = MIB
+STORES: Final = ("plain", "compiled", "dict", "pravega", "rocksdict")
+
+# Operations a second / the other's, at least. What is not named is told without a target.
+TARGETS: Final[Mapping[tuple[str, str], Mapping[str, float]]] = {
+    ("plain", "dict"): {"insert": 1 / 1.3, "get": 1 / 1.3},
+    ("plain", "rocksdict"): dict.fromkeys(TESTS, 1.0),
+    ("plain", "pravega"): dict.fromkeys(LARGE_TESTS, 1.0),
+    ("compiled", "dict"): {"insert": 1.0, "get": 1.0, "random_10": 1.0, "random_100": 1.0},
+    ("compiled", "rocksdict"): dict.fromkeys(TESTS, 1.0),
+    ("compiled", "pravega"): {
+        "insert": 1.0, "get": 1.0, "delete": 1.0, "random_10": 1 / 1.5, "random_100": 1 / 1.1,
+        **dict.fromkeys(LARGE_TESTS, 1.0),
+    },
+    ("compiled", "plain"): {},
+}  # fmt: skip
 
 # Milliseconds for a million operations: insert, get, delete, random 10 KB, random 100 KB.
 ELSEWHERE: Final = {
@@ -65,13 +92,23 @@ class Store:
     drop: Callable[[Any], object]
 
 
+def cache_class(name: str) -> Any:  # noqa: ANN401 - the compiled one is known to nobody
+    """Return the cache in one of its two ways."""
+    if name == "plain":
+        return blocks.StreamingCache
+    module = compiled_blocks().module
+    assert module is not None, "the streaming cache is not compiled"
+    return module.StreamingCache
+
+
 @contextlib.contextmanager
 def opened(name: str, limit_bytes: int) -> Iterator[Store]:
     """Open a store by its name; the limit is the cache's alone."""
-    target = memoryview(bytearray(128 * 1024))
-    if name == "cache":
-        cache = StreamingCache(limit_bytes)
-        yield Store(cache.insert, lambda key: cache.read_into(key, target), cache.delete)
+    target = memoryview(bytearray(TARGET_BYTES))
+    if name in {"plain", "compiled"}:
+        cache = cache_class(name)(limit_bytes)
+        read_into = cache.read_into
+        yield Store(cache.insert, lambda key: read_into(key, target), cache.delete)
         assert cache.free_blocks == cache.buffers * cache.layout.data_blocks, "blocks are lost"
         cache.close()
     elif name == "dict":
@@ -166,45 +203,85 @@ def mixed(store: Store, clock: Clock, source: memoryview, count: int, size: int)
 async def measure(parameters: Mapping[str, Any]) -> Result:
     """Run all of it on one store (in a child)."""
     name, count, size = parameters["store"], parameters["count"], parameters["entry_size"]
+    large = 0 if name == "rocksdict" else parameters["large"]
     source = memoryview(random.Random(1).randbytes(SOURCE_BYTES))
     clock = time.process_time if parameters["cpu"] else time.perf_counter
-    seconds: dict[str, list[float]] = {test: [] for test in TESTS}
+    passes = []
     with opened(name, parameters["limit_bytes"]) as store:
-        for number in range(WARM_PASSES + 1):
+        for _ in range(1 + (SLOW_WARM_PASSES if name == "rocksdict" else WARM_PASSES)):
             found = sequential(store, clock, source, count, size)
             for test, longest in RANDOM_BYTES.items():
                 found[test] = mixed(store, clock, source, count, longest)
-            if number:
-                for test, taken in found.items():
-                    seconds[test].append(taken)
-    medians = {test: statistics.median(all_of) for test, all_of in seconds.items()}
-    result = {f"{test}_ms": 1e9 / count * taken for test, taken in medians.items()}
-    rates = {f"{test}_per_s": count / taken for test, taken in medians.items()}
-    return {
-        **result,
-        **rates,
-        "mb_per_s": count * size / MB / medians["insert"],
-        "rss_gib": rss_peak_bytes() / 2**30,
-    }
+            if large:
+                taken = sequential(store, clock, source, large, MIB)
+                found |= {f"{test}_1m": seconds for test, seconds in taken.items()}
+            passes.append(found)
+    return {**summary(passes, parameters), "rss_gib": rss_peak_bytes() / 2**30}
+
+
+def summary(passes: list[dict[str, float]], parameters: Mapping[str, Any]) -> Result:
+    """Return what the warm passes took: the median of each test, for a million, and a second."""
+    count, size = parameters["count"], parameters["entry_size"]
+    result: Result = {}
+    for test in passes[0]:
+        of = parameters["large"] if test in LARGE_TESTS else count
+        taken = statistics.median(one[test] for one in passes[1:])
+        result[f"{test}_ms"] = 1e9 / of * taken
+        result[f"{test}_us"] = 1e6 / of * taken
+        result[f"{test}_per_s"] = of / taken
+    return {**result, "mb_per_s": result["insert_per_s"] * size / MB}
+
+
+async def measure_pravega(parameters: Mapping[str, Any]) -> Result:
+    """Run all of it on Pravega's cache, in a JVM of its own."""
+    passes, rss_bytes = await pravega.passes(1 + WARM_PASSES, parameters)
+    return {**summary(passes, parameters), "rss_gib": rss_bytes / 2**30}
 
 
 def claims_of(runs: Mapping[str, list[Result]]) -> list[Claim]:
-    """Compare the cache with each of the others."""
+    """Compare the cache, in its two ways, with the others."""
     found = []
-    for other in [name for name in runs if name != "cache"]:
-        for test in TESTS:
-            target = 1.0 if other == "rocksdict" else 1 / 1.3 if test in {"insert", "get"} else None
-            name = f"{test}: operations a second / {other}'s"
-            found.append(
-                ratio_claim(name, runs, of="cache", to=other, key=f"{test}_per_s", target=target)
-            )
+    for (ours, other), targets in TARGETS.items():
+        if ours not in runs or other not in runs:
+            continue
+        for test in ALL_TESTS:
+            key = f"{test}_per_s"
+            if all(key in runs[name][0] for name in (ours, other)):
+                name = f"{test}: {ours} / {other}"
+                target = targets.get(test)
+                found.append(ratio_claim(name, runs, of=ours, to=other, key=key, target=target))
     for name, results in runs.items():
         found += [
             median_claim(f"{name}: {test}, a million", results, f"{test}_ms", unit="ms")
             for test in TESTS
         ]
+        found += [
+            median_claim(f"{name}: {test}, each", results, f"{test}_us", unit="µs")
+            for test in LARGE_TESTS
+            if f"{test}_us" in results[0]
+        ]
         found.append(median_claim(f"{name}: peak of memory", results, "rss_gib", unit="GiB"))
     return found
+
+
+async def stores_of(wanted: str) -> list[str]:
+    """Return which stores can be measured here, and say why others can't."""
+    names = []
+    for name in wanted.split(","):
+        reason = None
+        if name == "compiled":
+            reason = compiled_blocks().why_not or None
+        elif name == "pravega":
+            reason = pravega.missing() or await pravega.build()
+        elif name == "rocksdict" and importlib.util.find_spec("rocksdict") is None:
+            reason = "requirements-bench.lock is not installed"
+        elif name not in STORES:
+            raise SystemExit(f"no store is called {name}; there are {', '.join(STORES)}")
+        if reason is None:
+            names.append(name)
+        else:
+            say(f"without {name}: {reason}")
+    return names
 
 
 async def main() -> None:
@@ -213,25 +290,26 @@ async def main() -> None:
     parser.add_argument(
         "--cpu", action="store_true", help="seconds of the CPU, where others use it too"
     )
+    parser.add_argument("--stores", default=",".join(STORES), help="which of these to measure")
     parser.set_defaults(entry_size=10_240)
     arguments = parse(parser, quick_mb=200)
     count = arguments.size * MB // arguments.entry_size
     whole = -(-arguments.entry_size // 4096) * 4096
     # A fifth of the mix's operations is alive at its end, each of half the length and half a block.
     limit = int(1.02 * max(count * whole, (0.2 * count + 1000) * 53_500)) + 16 * MB
-    names = ["cache", "dict"]
-    if importlib.util.find_spec("rocksdict") is not None:
-        names.append("rocksdict")
-    else:
-        say("no rocksdict here: nothing is compared with RocksDB")
+    large = max(20, arguments.size * MB // 2 // MIB)
+    limit = max(limit, large * MIB + 64 * MIB)
+    names = await stores_of(arguments.stores)
     say(f"{count:,} entries of {arguments.entry_size:,} bytes; numbers are for a million")
+    parameters = {
+        "count": count, "entry_size": arguments.entry_size, "large": large,
+        "limit_bytes": limit, "cpu": arguments.cpu,
+    }  # fmt: skip
 
     async def child(name: str) -> Result:
-        parameters = {
-            "store": name, "count": count, "entry_size": arguments.entry_size,
-            "limit_bytes": limit, "cpu": arguments.cpu,
-        }  # fmt: skip
-        return await run_child(__file__, "measure", parameters, dict(os.environ))
+        if name == "pravega":
+            return await measure_pravega(parameters)
+        return await run_child(__file__, "measure", {"store": name, **parameters}, dict(os.environ))
 
     runs = await take_turns({name: partial(child, name) for name in names}, arguments.runs)
     report("cache", arguments, claims_of(runs), runs)

@@ -59,15 +59,16 @@ from common import (
 from nodes import (
     CountingFiles,
     RunMaker,
-    add_all,
     add_paced,
+    add_side_by_side,
     running_node,
     settle_memory,
 )
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.format.run import RUN_BYTES_MAX
 from tierlog.runtime.logs import configure_logging
-from tierlog.runtime.settings import LogSettings, StorageSettings
+from tierlog.runtime.sections import LogSettings
+from tierlog.runtime.settings import StorageSettings
 
 ALIGNMENT: Final = 4096
 LOG_WRITE_BYTES: Final = 32 * MIB
@@ -128,10 +129,10 @@ async def add_to_node(parameters: Mapping[str, Any]) -> Result:
         files.counts.clear()
         meter = Meter()
         async with asyncio.TaskGroup() as tasks:
-            for number, runs in enumerate(work):
-                if rate is None:
-                    tasks.create_task(add_all(node, runs, latencies))
-                    continue
+            if rate is None:
+                tasks.create_task(add_side_by_side(node, work, latencies))
+            for number, runs in enumerate(work if rate is not None else ()):
+                assert rate is not None
                 interval_s = in_a_run * producers / rate
                 begin_s = meter.started_s + interval_s * number / producers
                 paced = add_paced(node, runs, latencies, begin_s=begin_s, interval_s=interval_s)

@@ -43,7 +43,8 @@ from nodes import (
 )
 from tierlog.model.ids import LedgerId
 from tierlog.runtime.logs import configure_logging
-from tierlog.runtime.settings import LogSettings, StorageSettings
+from tierlog.runtime.sections import LogSettings
+from tierlog.runtime.settings import StorageSettings
 
 PRODUCERS: Final = 100
 OLD_LEDGERS: Final = 20

@@ -55,7 +55,8 @@ from nodes import (
     running_node,
 )
 from tierlog.runtime.logs import configure_logging
-from tierlog.runtime.settings import LogSettings, StorageSettings
+from tierlog.runtime.sections import LogSettings
+from tierlog.runtime.settings import StorageSettings
 
 MIXED: Final = (1, 2, 3, 4)
 ALONE: Final = (5, 6)

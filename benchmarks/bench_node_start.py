@@ -47,7 +47,8 @@ from common import (
 )
 from nodes import CountingFiles, RunMaker, add_all, drop_page_cache, read_entry, running_node
 from tierlog.runtime.logs import configure_logging
-from tierlog.runtime.settings import LogSettings, StorageSettings
+from tierlog.runtime.sections import LogSettings
+from tierlog.runtime.settings import StorageSettings
 
 ENTRY_SIZE: Final = 1000
 ADDERS: Final = 100

@@ -6,6 +6,10 @@ pulsar    ``BlobStoreManagedLedgerOffloader`` of Pulsar 4.0.8 in one Java proces
 
 Both take a closed ledger whose entries lie in memory, in blocks of 64 MiB, to a SeaweedFS that was
 just started empty and has got one small ledger from the same process. The runs take turns.
+
+SeaweedFS acknowledges before its disk has the bytes, as it comes, and so that the two clients are
+compared. ``--fsync``: as ``tierlog up`` runs it, where its disk sets the rate of both. ``--sink``:
+a server that drops what it gets, so that the clients set the rate and not the server beside them.
 """
 
 import argparse
@@ -19,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from bench_offload import null_s3
 from common import (
     BLOCK_BYTES,
     MB,
@@ -40,6 +45,7 @@ from common import (
     say,
     take_turns,
 )
+from early_s3 import acknowledge_early
 from tierlog.format.frame import FRAME_HEADER_LEN, pack_entries
 from tierlog.format.run import Run, cut_runs
 from tierlog.model.ids import EntryId, LedgerId, NodeId
@@ -139,22 +145,41 @@ async def offload_from_memory(parameters: Mapping[str, Any]) -> Result:
 class Peers:
     """Both of them, for servers that run."""
 
-    def __init__(self, bench: Bench, pulsar: Pulsar, pool: Path, size: int) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        pulsar: Pulsar,
+        pool: Path,
+        size: int,
+        *,
+        fsync: bool,
+        sink_url: str | None,
+    ) -> None:
         self._bench = bench
+        self._fsync = fsync
+        self._sink_url = sink_url
         self._pulsar = pulsar
         self._pool = pool
         self._size = size
         self._ledgers = 0
 
+    async def _fresh_s3(self) -> None:
+        if self._sink_url is not None:
+            return
+        await self._bench.fresh_s3()
+        if not self._fsync:
+            await acknowledge_early(self._bench)
+
     async def tierlog(self, entry_size: int) -> Result:
         """Offload with Tierlog."""
-        await self._bench.fresh_s3()
+        await self._fresh_s3()
         parameters = {"entry_size": entry_size, "bytes": self._size}
-        return await run_child(__file__, "offload", parameters, self._bench.env)
+        sink = {} if self._sink_url is None else {"TIERLOG_S3__ENDPOINT_URL": self._sink_url}
+        return await run_child(__file__, "offload", parameters, {**self._bench.env, **sink})
 
     async def pulsar(self, entry_size: int) -> Result:
         """Offload with Pulsar."""
-        await self._bench.fresh_s3()
+        await self._fresh_s3()
         await self._write(entry_size, WARM_BYTES)
         return await self._write(entry_size, self._size)
 
@@ -217,6 +242,8 @@ async def main() -> None:
     parser = arguments_parser("offload from memory against Apache Pulsar's", size_mb=1000)
     parser.add_argument("--sizes", type=int, nargs="*", default=ENTRY_SIZES)
     parser.add_argument("--warmups", type=int, default=1, help="of Java, before each size")
+    parser.add_argument("--fsync", action="store_true", help="S3 as `tierlog up` runs it")
+    parser.add_argument("--sink", action="store_true", help="a server that drops what it gets")
     arguments = parse(parser, quick_mb=200)
     try:
         built = await asyncio.to_thread(build, say)
@@ -226,16 +253,20 @@ async def main() -> None:
     with folder_of(arguments) as folder:
         pool = folder / "pool"
         pool.write_bytes(random_pool())
-        async with Bench(folder, [], {}) as bench:
+        async with Bench(folder, [], {}) as bench, null_s3() as null_url:
             where = bench.cluster.servers.endpoints
+            sink_url = null_url if arguments.sink else None
             bucket = Bucket(
-                endpoint_url=where.s3_endpoint_url,
+                endpoint_url=sink_url or where.s3_endpoint_url,
                 name=where.s3_bucket,
                 access_key=where.s3_access_key,
                 secret_key=where.s3_secret_key,
             )
             with Pulsar(built, bucket) as pulsar:
-                peers = Peers(bench, pulsar, pool, arguments.size * MB)
+                peers = Peers(
+                    bench, pulsar, pool, arguments.size * MB,
+                    fsync=arguments.fsync, sink_url=sink_url,
+                )  # fmt: skip
                 claims, runs = await measure(peers, arguments)
     report("offload_peer", arguments, claims, runs)
 

@@ -5,7 +5,8 @@ side      one entry at a random place of an offloaded ledger, index and side obj
 blocks    the same without the side object, as with objects that others wrote: from the block's
           start on, in ranges of 1 MiB, until the entry is found
 
-One read after the other, on SeaweedFS, by the code that the reader uses.
+One read after the other, on SeaweedFS, by the code that the reader uses. The targets of p50 and p99
+are a tenth of what Apache Pulsar's own reader takes for a cold entry, measured another day.
 """
 
 import asyncio
@@ -41,6 +42,8 @@ from tierlog.wiring.offload import open_offload_parts, tier2_settings
 STREAM = "bench"
 READ_BYTES = 4 * 1024 * 1024
 READS = {"side": 300, "blocks": 30}
+PULSAR_MS = {"p50_ms": 194.0, "p99_ms": 409.0}
+TIMES_BETTER = 10
 
 
 class Counted:
@@ -122,8 +125,12 @@ async def main() -> None:
             target=4.0,
             key="reads_per_s",
         ),
-        median_claim("p50", runs["side"], "p50_ms", unit="ms"),
-        median_claim("p99", runs["side"], "p99_ms", unit="ms"),
+        *(
+            median_claim(
+                key[:3], runs["side"], key, unit="ms", target=took / TIMES_BETTER, at_most=True
+            )
+            for key, took in PULSAR_MS.items()
+        ),
         median_claim("requests a read", runs["side"], "requests", target=2.0, at_most=True),
         median_claim("kB a read", runs["side"], "kb", unit="kB", target=205.0, at_most=True),
         median_claim("without: p50", runs["blocks"], "p50_ms", unit="ms"),

@@ -39,6 +39,7 @@ from tierlog.format import paths, records
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy, Tier2Location
 from tierlog.model.policy import Policy, PolicyLevels
+from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger, Stream
 from tierlog.offload.interface import UnconfiguredOffloader
 from tierlog.offload.messages import Stationery, Topics
@@ -108,6 +109,11 @@ class OpenGate:
 
     async def record_cluster(self) -> None:
         """Write nothing."""
+
+    def attributes_through(self, name: StreamName) -> Position | None:
+        """Name none."""
+        del name
+        return None
 
     def stopped(self, name: StreamName) -> str | None:
         """Stop nothing."""

@@ -1,6 +1,6 @@
-"""BookKeeper's bookies and client, from ``peers/bookie``: built by Maven when needed, run by Java.
+"""BookKeeper's bookies and client, from ``peers/bookie``: how they are asked.
 
-Owns what is needed for that and how it is asked. What the program measures, it says itself.
+What the program measures, it says itself.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from common import Result, say
+from common import Result
+from maven import Program
 
-HOME: Final = Path(__file__).with_name("peers") / "bookie"
-BUILD: Final = HOME / "build"
+PROGRAM: Final = Program(Path(__file__).with_name("peers") / "bookie", "the bookie")
 JAVA_OPTIONS: Final = (
     "-Xmx2g",
     "-XX:MaxDirectMemorySize=2g",
@@ -27,37 +27,8 @@ JAVA_OPTIONS: Final = (
 WARMUP_ENTRIES: Final = 30_000
 
 
-def missing() -> str | None:
-    """Say what is not there that a bookie needs; None: it can run."""
-    wanted = ["java"] if _built() else ["java", "mvn"]
-    gone = [name for name in wanted if shutil.which(name) is None]
-    if not gone:
-        return None
-    return f"no {' and no '.join(gone)} on the PATH: a JDK 17 and Maven are needed for the bookie"
-
-
-def _built() -> bool:
-    made = next(iter((BUILD / "classes").rglob("*.class")), None)
-    sources = (HOME / "src").rglob("*.java")
-    return made is not None and all(
-        one.stat().st_mtime <= made.stat().st_mtime for one in [HOME / "pom.xml", *sources]
-    )
-
-
-async def build() -> str | None:
-    """Compile the program and fetch what it stands on; say what went wrong, if it did."""
-    if _built():
-        return None
-    say("building the bookie's program with Maven")
-    process = await asyncio.create_subprocess_exec(
-        "mvn", "-B", "-q", "-f", str(HOME / "pom.xml"), "package",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    out, _ = await process.communicate()
-    if process.returncode == 0:
-        return None
-    shutil.rmtree(BUILD, ignore_errors=True)
-    return f"Maven could not build the bookie:\n{out.decode(errors='replace')[-1000:]}"
+missing = PROGRAM.missing
+build = PROGRAM.build
 
 
 async def bookie_adds(
@@ -70,7 +41,7 @@ async def bookie_adds(
     """
     made = Path(tempfile.mkdtemp(dir=folder))
     process = await asyncio.create_subprocess_exec(
-        "java", *JAVA_OPTIONS, "-cp", f"{BUILD / 'classes'}:{BUILD / 'lib'}/*",
+        "java", *JAVA_OPTIONS, "-cp", PROGRAM.class_path,
         "tierlog.peers.Bookie", str(made), way, str(WARMUP_ENTRIES),
         *(":".join(map(str, work)) for work in works),
         stdout=asyncio.subprocess.PIPE,

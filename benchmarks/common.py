@@ -42,7 +42,6 @@ from tierlog.format.frame import pack_entries
 from tierlog.format.run import Run, build_run
 from tierlog.model.ids import LedgerId
 from tierlog.model.policy import Policy
-from tierlog.model.quorums import STRIPE_ENTRIES
 from tierlog.runtime.settings import ClientSettings, Settings
 
 MB: Final = 10**6
@@ -281,14 +280,16 @@ def folder_of(arguments: argparse.Namespace) -> "contextlib.AbstractContextManag
     return folder()
 
 
-def shape_settings(shape: str, *, stripe_entries: int = STRIPE_ENTRIES) -> dict[str, str]:
+def shape_settings(shape: str, *, stripe_entries: int | None = None) -> dict[str, str]:
     """Return what makes streams lie on nodes like ``3/2/2``: ensemble / write / ack quorum."""
     ensemble, write, ack = shape.split("/")
+    section = "TIERLOG_INGEST__OWNER__"
+    stripe = {} if stripe_entries is None else {f"{section}STRIPE_ENTRIES": str(stripe_entries)}
     return {
-        "TIERLOG_INGEST__OWNER__ENSEMBLE_SIZE": ensemble,
-        "TIERLOG_INGEST__OWNER__WRITE_QUORUM": write,
-        "TIERLOG_INGEST__OWNER__ACK_QUORUM": ack,
-        "TIERLOG_INGEST__OWNER__STRIPE_ENTRIES": str(stripe_entries),
+        f"{section}ENSEMBLE_SIZE": ensemble,
+        f"{section}WRITE_QUORUM": write,
+        f"{section}ACK_QUORUM": ack,
+        **stripe,
     }
 
 

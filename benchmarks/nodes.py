@@ -13,7 +13,8 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ from tierlog_ingest.storage.node import StorageNode
 JOURNAL_PREFIX: Final = "journal/"
 EVERYTHING: Final = 2**62
 GROUP_MAGIC: Final = b"TLJG"
+POLITE_BYTES: Final = 8192
+"""Who adds more at once asks each time whether there is room."""
 
 
 @dataclass(slots=True)
@@ -175,11 +178,47 @@ class RunMaker:
 
 async def add_all(node: StorageNode, runs: Sequence[Run], latencies: list[float]) -> None:
     """Add one after the other, each once the one before is answered."""
-    for run in runs:
-        started_s = time.perf_counter()
-        await node.ready()
-        await node.add(run)
+    await add_side_by_side(node, [runs], latencies)
+
+
+async def add_side_by_side(
+    node: StorageNode, work: Sequence[Sequence[Run]], latencies: list[float]
+) -> None:
+    """Do so for several producers at once.
+
+    Answers are taken as the wire takes them, by a callback each: a task for each producer would
+    cost as much as the node does.
+    """
+    left, answered = [iter(runs) for runs in work], asyncio.Event()
+    idle, busy = deque(left), 0
+    trouble: list[BaseException] = []
+
+    def note(runs: Iterator[Run], started_s: float, answer: "asyncio.Future[None]") -> None:
+        nonlocal busy
+        busy -= 1
         latencies.append(time.perf_counter() - started_s)
+        error = answer.exception()
+        if error is None:
+            idle.append(runs)
+        else:
+            trouble.append(error)
+        answered.set()
+
+    while idle or busy:
+        await node.ready()
+        while idle and not trouble:
+            runs = idle.popleft()
+            run = next(runs, None)
+            if run is not None:
+                busy += 1
+                node.add(run).add_done_callback(partial(note, runs, time.perf_counter()))
+                if len(run.encoded) > POLITE_BYTES:
+                    await node.ready()
+        if trouble:
+            raise trouble[0]
+        if busy:
+            await answered.wait()
+            answered.clear()
 
 
 async def add_paced(

@@ -1,0 +1,253 @@
+"""Claim: Spark reads a stream out of the bucket nearly as fast as it reads Parquet.
+
+direct    ``format("tierlog")``, the payload alone: fetched, verified, taken apart, as Arrow batches
+parquet   the same payloads as an uncompressed binary column in local files, Spark's own reader
+tuples    the same as ``direct``, but handed over row by row
+export    the job ``tierlog spark export`` to a local folder: all columns, as Parquet with zstd
+
+Each on one core and on two, of events of 200 B and of 10 KB. The stream went the whole way:
+appended by a client, sealed, offloaded, named by the manifest. Each run is a session of its own
+that reads everything once before it is measured, into Spark's sink that goes nowhere.
+"""
+
+import asyncio
+import functools
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from common import (
+    HOUR_MS,
+    MB,
+    Bench,
+    Claim,
+    Result,
+    arguments_parser,
+    child_mode,
+    entries_of,
+    folder_of,
+    median_claim,
+    parse,
+    positives,
+    random_pool,
+    ratio_claim,
+    report,
+    run_child,
+    say,
+    take_turns,
+)
+from tierlog.client import Client
+from tierlog.model.ids import StreamName
+from tierlog.model.policy import Policy
+from tierlog.runtime.settings import S3Settings, Settings, load_settings
+from tierlog_spark import TierlogDataSource
+from tierlog_spark.bucket import opened
+from tierlog_spark.jobs.export import ExportOptions, export
+from tierlog_spark.jobs.frame import JobRun
+from tierlog_spark.local import local_session, spark_environment
+from tierlog_spark.source import EventReader
+
+FILES = 8
+SIZES = (200, 10_000)
+CORES = (1, 2)
+COMPLETE_S_MAX = 300.0
+
+
+class TuplesReader(EventReader):
+    """Hands over rows where the source has batches."""
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        for batch in super().read(partition):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+class TuplesSource(TierlogDataSource):
+    """The source as it would be without Arrow."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tierlog-tuples"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TuplesReader(self._options(), schema)
+
+
+async def read_all(parameters: Mapping[str, Any]) -> Result:
+    """Read everything, and then once more, measured (in a child)."""
+    kind, cores = parameters["kind"], parameters["cores"]
+    with tempfile.TemporaryDirectory(prefix="tierlog-bench-") as folder:
+        os.environ.update(spark_environment(Path(folder), os.environ))
+        spark = local_session(Path(folder), cores=cores, memory_mb=2048)
+        spark.dataSource.register(TuplesSource)
+        if kind == "export":
+            seconds = await export_all(spark, parameters["stream"], Path(folder))
+            spark.stop()
+            return _result(parameters, seconds)
+        if kind == "parquet":
+            frame = spark.read.parquet(parameters["parquet"])
+        else:
+            name = "tierlog" if kind == "direct" else TuplesSource.name()
+            frame = (
+                spark.read.format(name)
+                .options(stream=parameters["stream"], columns="payload", pushDownFilters="false")
+                .load()
+            )
+        frame.write.format("noop").mode("overwrite").save()
+        started_s = time.perf_counter()
+        frame.write.format("noop").mode("overwrite").save()
+        seconds = time.perf_counter() - started_s
+        count = frame.count() if parameters["counted"] else parameters["count"]
+        assert count == parameters["count"], count
+        spark.stop()
+    return _result(parameters, seconds)
+
+
+async def export_all(spark: SparkSession, stream: str, folder: Path) -> float:
+    """Export a stream, and then once more to another folder; return the seconds of that."""
+    seconds = 0.0
+    for name in ("first", "second"):
+        options = ExportOptions(streams=(stream,), to=str(folder / name), s3=load_settings().s3)
+        report = await asyncio.to_thread(export, JobRun(spark=spark), options)
+        seconds = float(report.counts["seconds"])
+    return seconds
+
+
+def _result(parameters: Mapping[str, Any], seconds: float) -> Result:
+    return {
+        "bytes": parameters["bytes"],
+        "seconds": seconds,
+        "mb_per_s": parameters["bytes"] / MB / seconds,
+        "rows_per_s": parameters["count"] / seconds,
+    }
+
+
+async def fill(client: Client, s3: S3Settings, stream: str, payloads: list[memoryview]) -> None:
+    """Append events, seal, offload, and wait until the bucket itself knows."""
+    policy = Policy(
+        ledger_bytes_max=10**12, ledger_entries_max=10**12, ledger_age_ms_max=1000 * HOUR_MS
+    )
+    await client.create_stream(stream, policy=policy)
+    async with client.writer(stream) as writer:
+        for payload in payloads:
+            await writer.send(payload)
+    await client.seal(stream)
+    await client.offload(stream)
+    deadline_s = time.monotonic() + COMPLETE_S_MAX
+    async with opened(s3, fetch_bytes=MB) as bucket:
+        while time.monotonic() < deadline_s:
+            found = [one for one in await bucket.every_stream() if one.stream == stream]
+            ledgers = [one for known in found for one in bucket.ledgers_of(known)]
+            if ledgers and all(one.copy is not None for one in ledgers):
+                return
+            await asyncio.sleep(0.5)
+    raise SystemExit(f"the ledger was not in the bucket within {COMPLETE_S_MAX:.0f} s")
+
+
+def write_parquet(folder: Path, payloads: list[memoryview]) -> None:
+    """Write the payloads as Spark would like them best."""
+    folder.mkdir()
+    step = -(-len(payloads) // FILES)
+    for number in range(FILES):
+        some = [bytes(one) for one in payloads[number * step : (number + 1) * step]]
+        table = pa.table({"payload": pa.array(some, pa.binary())})
+        pq.write_table(
+            table, folder / f"{number}.parquet", compression="none", use_dictionary=False
+        )
+
+
+def claims_of(size: int, runs: Mapping[str, list[Result]]) -> list[Claim]:
+    """Say what is promised of one size of events."""
+    ratio = functools.partial(ratio_claim, runs=runs)
+    found = [
+        ratio(f"{size} B, {n} cores: direct / parquet", of=f"direct {n}", to=f"parquet {n}",
+              target=0.7)
+        for n in CORES
+    ]  # fmt: skip
+    least = 3.0 if size == min(SIZES) else None
+    found.append(
+        ratio(f"{size} B, 1 core: direct / tuples", of="direct 1", to="tuples 1", target=least)
+    )
+    found.append(ratio(f"{size} B: direct 2 / 1 cores", of="direct 2", to="direct 1", target=1.7))
+    for name, results in runs.items():
+        found.append(median_claim(f"{size} B: {name}", results, "mb_per_s", unit="MB/s"))
+    return found
+
+
+async def measure(
+    bench: Bench, folder: Path, size: int, *, total: int, rounds: int
+) -> dict[str, list[Result]]:
+    """Measure events of one size."""
+    stream, count = f"events-{size}", total // size
+    payloads = list(entries_of(random_pool(), size, count))
+    say(f"appending {total / MB:,.0f} MB in events of {size:,} bytes")
+    async with bench.client() as client:
+        await fill(client, bench_s3(bench), StreamName(stream), payloads)
+    write_parquet(folder / f"parquet-{size}", payloads)
+
+    def child(kind: str, cores: int) -> Awaitable[Result]:
+        parameters = {
+            "kind": kind,
+            "cores": cores,
+            "stream": stream,
+            "parquet": str(folder / f"parquet-{size}"),
+            "count": count,
+            "counted": kind == "direct" and cores == max(CORES),
+            "bytes": count * size,
+        }
+        return run_child(__file__, "read", parameters, bench.env)
+
+    kinds = [(kind, cores) for kind in ("direct", "parquet") for cores in CORES] + [
+        ("tuples", 1),
+        ("export", max(CORES)),
+    ]
+    return await take_turns(
+        {f"{kind} {cores}": functools.partial(child, kind, cores) for kind, cores in kinds}, rounds
+    )
+
+
+def bench_s3(bench: Bench) -> S3Settings:
+    """Return where the bucket is, as the children are told."""
+    prefix = "TIERLOG_S3__"
+    named = {
+        name.removeprefix(prefix).lower(): value
+        for name, value in bench.env.items()
+        if name.startswith(prefix)
+    }
+    return S3Settings.model_validate({**Settings().s3.model_dump(exclude_unset=True), **named})
+
+
+async def main() -> None:
+    """Measure and tell."""
+    parser = arguments_parser("Spark out of the bucket against Parquet", size_mb=1000)
+    parser.add_argument("--sizes", type=positives, default=list(SIZES), help="bytes of an event")
+    arguments = parse(parser, quick_mb=200)
+    # What the client packs events into.
+    arguments.entry_size = Settings.model_fields["client"].default.batch_bytes
+    claims: list[Claim] = []
+    runs: dict[str, list[Result]] = {}
+    with folder_of(arguments) as folder:
+        async with Bench(
+            folder / "servers", ["ingest", "reader", "offloader", "scheduler"], {}
+        ) as bench:
+            for size in arguments.sizes:
+                found = await measure(
+                    bench, folder, size, total=arguments.size * MB, rounds=arguments.runs
+                )
+                claims += claims_of(size, found)
+                runs |= {f"{size} B: {name}": results for name, results in found.items()}
+    report("spark_read", arguments, claims, runs)
+
+
+if __name__ == "__main__":
+    load_settings()
+    if not child_mode({"read": read_all}):
+        asyncio.run(main())

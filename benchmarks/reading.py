@@ -1,0 +1,212 @@
+"""What benchmarks of reading share: many readers, the leanest plain client, what the reader says.
+
+``read_many`` and ``read_plainly`` run in children, as all that is measured does.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import itertools
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import aioboto3
+import aiohttp
+from aiobotocore.config import AioConfig
+
+from common import MIB, Bench, Meter, Result, begun
+from tierlog.runtime.settings import load_settings
+
+T = TypeVar("T")
+
+RANGE_BYTES: Final = MIB
+IN_FLIGHT: Final = 8
+"""As the reader fetches by default (``reader.range_bytes``, ``reader.ranges_in_flight_max``)."""
+COMPLETE_S_MAX: Final = 300.0
+COME_AGAIN: Final = frozenset({429, 503})
+LOOK_S: Final = 0.05
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+# In children
+
+
+class Readers:
+    """Readers over HTTP, and how many bytes they have."""
+
+    def __init__(self, session: aiohttp.ClientSession, stream: str, read_bytes: int) -> None:
+        address = load_settings().client.reader_http_address
+        self._session, self._read_bytes = session, read_bytes
+        self._url = f"http://{address}/v1/streams/{stream}/runs"
+        self.length = 0
+
+    async def read(self, where: str, byte_count: int) -> None:
+        """Read so many bytes from a place on, or to the end."""
+        enough = 0
+        while enough < byte_count:
+            query = {"from": where, "bytes_max": str(self._read_bytes)}
+            async with self._session.get(self._url, params=query) as answer:
+                if answer.status in COME_AGAIN:
+                    await asyncio.sleep(LOOK_S)
+                    continue
+                if answer.status == 204:
+                    return
+                assert answer.status == 200, answer.status
+                async for piece in answer.content.iter_any():
+                    enough += len(piece)
+                    self.length += len(piece)
+                where = answer.headers["Tierlog-Next"]
+
+    async def read_again_and_again(self, where: str, byte_count: int) -> None:
+        """Read from a place on, and from there again, until it is cancelled."""
+        while True:
+            await self.read(where, byte_count)
+
+
+@contextlib.asynccontextmanager
+async def _readers(parameters: Mapping[str, Any]) -> AsyncIterator[Readers]:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(read_bufsize=MIB, connector=connector) as session:
+        yield Readers(session, parameters["stream"], parameters["read_bytes"])
+
+
+async def read_many(parameters: Mapping[str, Any]) -> Result:
+    """Read from each of some places at once, over HTTP, so many bytes each (in a child)."""
+    async with _readers(parameters) as readers:
+        meter = Meter()
+        async with asyncio.TaskGroup() as group:
+            for place in parameters["places"]:
+                group.create_task(readers.read(place, parameters["bytes_each"]))
+        return meter.result(readers.length)
+
+
+async def read_on(parameters: Mapping[str, Any]) -> Result:
+    """Read from each of some places, again and again, until it is enough (in a child)."""
+    async with _readers(parameters) as readers, asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(readers.read_again_and_again(place, parameters["bytes_each"]))
+            for place in parameters["places"]
+        ]
+        done, meter = begun(), Meter()
+        await done.wait()
+        result = meter.result(max(1, readers.length), cpu_share=meter.cpu_share())
+        for task in tasks:
+            task.cancel()
+    return result
+
+
+async def read_plainly(_: Mapping[str, Any]) -> Result:
+    """Get the largest object by ranges, ``IN_FLIGHT`` at a time, and drop it (in a child).
+
+    A thread a connection, the standard library's client, one buffer each: no client of Python is
+    known that takes less. The addresses are signed before the clock starts.
+    """
+    settings = load_settings().s3
+    assert settings.secret_key is not None
+    session = aioboto3.Session(
+        aws_access_key_id=settings.access_key,
+        aws_secret_access_key=settings.secret_key.get_secret_value(),
+        region_name=settings.region,
+    )
+    config = AioConfig(s3={"addressing_style": "path"}, signature_version="s3v4")
+    async with session.client("s3", endpoint_url=settings.endpoint_url, config=config) as s3:
+        listed = await s3.list_objects_v2(Bucket=settings.bucket)
+        largest = max(listed["Contents"], key=lambda one: int(one["Size"]))
+        size, key = int(largest["Size"]), largest["Key"]
+        signed = await s3.generate_presigned_url(
+            "get_object", Params={"Bucket": settings.bucket, "Key": key}
+        )
+    starts = itertools.count(0, RANGE_BYTES)
+    meter = Meter()
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(asyncio.to_thread(_get_ranges, signed, size, starts))
+            for _ in range(IN_FLIGHT)
+        ]
+    length = sum(task.result() for task in tasks)
+    assert length == size, (length, size)
+    return meter.result(length)
+
+
+def _get_ranges(url: str, size: int, starts: "itertools.count[int]") -> int:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
+    buffer, length = memoryview(bytearray(RANGE_BYTES)), 0
+    while (start := next(starts)) < size:
+        stop = min(size, start + RANGE_BYTES)
+        headers = {"Range": f"bytes={start}-{stop - 1}"}
+        connection.request("GET", f"{parts.path}?{parts.query}", headers=headers)
+        response = connection.getresponse()
+        assert response.status == 206, response.status
+        at = 0
+        while at < stop - start:
+            got = response.readinto(buffer[at : stop - start])
+            assert got, "cut body"
+            at += got
+        assert not response.read(), "more than was asked"
+        length += at
+    connection.close()
+    return length
+
+
+# Around them
+
+
+async def offload(bench: Bench, stream: str) -> None:
+    """Ask for the offload of a stream, and wait until nothing is left to do."""
+    async with bench.client() as client:
+        await client.offload(stream)
+        deadline_s = time.monotonic() + COMPLETE_S_MAX
+        while time.monotonic() < deadline_s:
+            ledgers = (await client.stream(stream))["ledgers"]
+            if ledgers and all(one["complete"] for one in ledgers):
+                return
+            await asyncio.sleep(0.5)
+    raise SystemExit(f"the ledger was not offloaded within {COMPLETE_S_MAX:.0f} s")
+
+
+async def cold_reader(bench: Bench, **changed: str) -> None:
+    """Start the reader anew, which keeps nothing then; ``changed``: settings."""
+    await bench.cluster.services.restart("reader", env=changed or None)
+
+
+async def reader_says(bench: Bench, name: str) -> float:
+    """Return one of the reader's metrics."""
+    address = bench.cluster.address("reader", "http")
+    async with aiohttp.ClientSession() as session, session.get(f"http://{address}/metrics") as got:
+        found = re.search(rf"^{name} (\S+)$", await got.text(), re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def resident_bytes(pid: int) -> int:
+    """Return what a process has in memory now."""
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * PAGE_BYTES
+
+
+async def peak_of(pid: int, work: Awaitable[T]) -> tuple[T, int]:
+    """Return what some work gave, and the most that a process had in memory meanwhile."""
+    peak = resident_bytes(pid)
+
+    async def look() -> None:
+        nonlocal peak
+        while True:
+            await asyncio.sleep(LOOK_S)
+            peak = max(peak, resident_bytes(pid))
+
+    async with asyncio.TaskGroup() as group:
+        looking = group.create_task(look())
+        outcome = await work
+        looking.cancel()
+    return outcome, peak
+
+
+def places_in(ledger_id: int, entry_count: int, number: int) -> list[str]:
+    """Return so many places of a ledger, equally far from each other."""
+    return [f"{ledger_id}:{entry_count * one // number}" for one in range(number)]
