@@ -14,7 +14,8 @@ find_python = { \
   echo "remedy: install CPython 3.11 or 3.12 (Debian: apt install python3.11 python3.11-venv)," >&2; \
   echo "        or name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 
-.PHONY: help venv lint format proto proto-check test simulate soak histories demo coverage reference bench lock clean
+.PHONY: help venv lint format proto proto-check test simulate soak histories demo coverage reference bench lock clean \
+	deploy-files deploy-tools test-deploy test-compose test-kube
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -40,6 +41,8 @@ proto-check: venv ## fail when the committed generated code is not what `make pr
 
 test: venv ## all tests, on real servers that are started and stopped
 	$(BIN)/python -m tools.setup_go
+	$(BIN)/python -m tools.setup_deploy
+	$(BIN)/python -m tools.compile_cache --if-possible
 	$(BIN)/pytest -n $(or $(WORKERS),2) --dist loadfile
 
 simulate: venv ## one run of the whole system on virtual time, with its trace: make simulate SEED=7
@@ -60,10 +63,14 @@ soak: venv ## many runs, fresh seeds: make soak LEDGER_SEEDS=5000 SEEDS=200 FROM
 	$(BIN)/python -m tests.simulation.run --progress --losses --ledgers 200 \
 	  --seeds $(or $(SEEDS),50) --seed $(or $(FROM),$(shell date +%s))
 
-histories: venv ## real nodes under faults, judged by porcupine: make histories HISTORIES=6 SECONDS=60 SEED=7
+histories: venv ## real nodes under faults, logs and attributes judged by porcupine: HISTORIES=6 SECONDS=60 SEED=7
 	$(BIN)/python -m tools.setup_go
 	$(BIN)/python -m tests.histories.run --nodes $(or $(NODES),3 5) --seeds $(or $(HISTORIES),4) \
 	  --seconds $(or $(SECONDS),60) --seed $(or $(SEED),$(shell date +%s))
+
+.PHONY: exactly-once
+exactly-once: venv ## eight producers, three nodes, kills: make exactly-once RUNS=100 SEED=7 (20 s a run)
+	$(BIN)/python -m tests.exactly_once.run --runs $(or $(RUNS),100) --seed $(or $(SEED),$(shell date +%s))
 
 .PHONY: test-interop
 test-interop: venv ## both ways with Apache Pulsar's own offloader (50 MB, fetched once): SEED=7
@@ -76,6 +83,13 @@ faults: venv ## a trouble at every request of offload, delete, trim and scrub: m
 	TIERLOG_FAULTS_SHARE=1 $(BIN)/pytest -q tests/faults/test_every_call.py
 	$(BIN)/python -m tests.faults.run --lanes $(or $(LANES),4) --seed $(or $(SEED),1)
 
+test-compose: venv ## docker-compose.yml itself: build, start, append, offload, read back (needs Docker)
+	@$(BIN)/python -m tools.run_compose
+
+test-kube: deploy-tools ## install, upgrade and uninstall the chart on a real API server (needs Go; 10 min once)
+	@$(BIN)/python -m tools.setup_go
+	@$(BIN)/python -m tests.deployment.kube_api.run
+
 demo: venv ## the main job, end to end, on this machine
 	$(BIN)/tierlog demo
 
@@ -83,20 +97,38 @@ demo: venv ## the main job, end to end, on this machine
 demo-cluster: venv ## three nodes: one is lost for good, one comes back, in the end no copy lacks
 	$(BIN)/tierlog demo --nodes 3 --kill-node
 
+.PHONY: compiled
+compiled: venv ## compile the reader's streaming cache, where a C compiler is (it runs without one too)
+	@$(BIN)/python -m tools.compile_cache
+
+test-obstore: venv ## reads by obstore (the extra tierlog[obstore]), through the object store's contract
+	$(BIN)/python -m pytest tests/interop/obstore_reads.py -q
+
 spec: venv ## the model of the protocol: its whole state spaces, and every mistake it must find
 	$(BIN)/python -m tests.spec.run
 
 coverage: venv ## how many rows of the checklist are shown by tests
 	$(BIN)/python tools/coverage_map.py
 
-reference: venv ## generate docs/reference (formats, settings, errors, commands) from the code
-	$(BIN)/python tools/generate_reference.py
+deploy-files: venv ## generate the chart's schema, alerts and dashboards from the code
+	$(BIN)/python -m tools.deploy_files
 
-bench: venv ## the benchmarks, each printing its ratios (BENCH=--quick: in a minute each)
-	@for b in benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python "$$b" $(BENCH) || exit 1; done
+deploy-tools: venv ## what tests of deploy/ need: helm, hadolint, schemas of Kubernetes
+	@$(BIN)/python -m tools.setup_deploy
+
+test-deploy: deploy-tools ## Dockerfiles, compose file, chart over 60 values files, alerts, dashboards
+	$(BIN)/pytest -q tests/deployment
+
+reference: venv ## generate docs/reference (formats, settings, errors, commands) from the code
+	$(BIN)/python -m tools.generate_reference
+
+bench: venv ## the benchmarks, each printing its ratios (BENCH=--quick: in a minute each; ONLY=cache: one)
+	@$(BIN)/python -m tools.compile_cache --if-possible
+	@for b in benchmarks/bench_$(or $(ONLY),*).py; do echo "== $$b"; $(BIN)/python "$$b" $(BENCH) || exit 1; done
 
 lock: venv ## write the hashed locks anew from requirements*.in and the rooms
 	$(BIN)/python tools/lock.py
 
 clean: ## remove what the targets made
 	rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f services/reader/tierlog_reader/cache/blocks_compiled.*
