@@ -148,6 +148,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "node.registration_held": "The node's former registration still stands; it is waited for",
     "node.registration_moved": "The node registers itself again",
     "node.writable": "There is room again: this node takes adds",
+    "offload.asked_later": "The queue did not take an admin's requests: the next passes ask again",
     "offload.requested": "A ledger was asked for on the queue",
     "owner.checkpoint_missing": "An idle stream's checkpoint lacks its end: it is claimed for it",
     "owner.ended": "This node does not own a stream any more",

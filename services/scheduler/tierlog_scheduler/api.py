@@ -130,7 +130,7 @@ class AdminApi:
             # A position is in one of them.
             raise is_partitioned(stream.name, stream.partitions)
         names = _partitions_of(stream) or [stream.name]
-        done = [await self._scheduler.offload_prefix(one, before) for one in names]
+        done = await self._scheduler.offload_prefix(names, before)
         position = done[0].position if not stream.partitions else None
         return OffloadAnswer(
             stream=name,

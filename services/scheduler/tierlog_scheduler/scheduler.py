@@ -25,7 +25,12 @@ from tierlog.catalog import Catalog
 from tierlog.catalog.election import Election
 from tierlog.catalog.streams import StreamSnapshot, check_not_paused
 from tierlog.model.attribute_record import AttributesRecord
-from tierlog.model.errors import CorruptError, TierlogError
+from tierlog.model.errors import (
+    CorruptError,
+    IndeterminateError,
+    RetryableError,
+    TierlogError,
+)
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import OffloadContext, OffloadState, SchedulerProgress
 from tierlog.model.policy import Policy, threshold
@@ -63,6 +68,8 @@ Seen = TypeVar("Seen")
 OFFICE: Final = "scheduler"
 # So many copies of 32 bytes each and closed ledgers of 16: below the limit of a znode.
 CHECKPOINT_LEDGERS_MAX: Final = 20_000
+ASK_S_MAX: Final = 5.0
+"""So long an admin waits for the queue; a client waits longer for the answer."""
 STREAMS_A_TURN: Final = 100
 """So many streams are decided about before others have their turn in the loop."""
 
@@ -412,37 +419,58 @@ class Scheduler:
     def _waited(self) -> bool:
         return self._saved is not None and bool(self._saved.complete_seen)
 
-    async def offload_prefix(self, name: StreamName, before: Position | None) -> PrefixOffload:
-        """Want every sealed ledger before a position offloaded, and ask for them now.
+    async def offload_prefix(
+        self, names: Sequence[StreamName], before: Position | None = None
+    ) -> list[PrefixOffload]:
+        """Want every sealed ledger of streams before a position offloaded, and ask for them now.
 
-        The wish is kept in the stream's metadata, so that any leader goes on asking. Raises
-        NO_SUCH_ENTRY or TRIMMED for a position that the stream does not have.
+        The wishes are kept in the streams' metadata, so that any leader goes on asking. What the
+        queue does not take within ``ASK_S_MAX`` is not among ``requested``: a pass asks for it.
+        Raises NO_SUCH_ENTRY or TRIMMED for a position that a stream does not have.
         """
+        wished = [await self._want_offloaded(name, before) for name in names]
+        requested: set[LedgerId] = set()
+        now = self._time.now()
+        try:
+            async with asyncio.timeout(ASK_S_MAX):
+                for snapshot, selected in wished:
+                    for listed in selected:
+                        if await self._ask_for(snapshot.stream, listed, now):
+                            requested.add(listed.ledger_id)
+        except (RetryableError, IndeterminateError, TimeoutError) as error:
+            log.warning("offload.asked_later", streams=list(names), cause=str(error) or "timeout")
+        return [
+            PrefixOffload(
+                position=_first_behind(snapshot.ledgers, selected),
+                selected=tuple(one.ledger_id for one in selected),
+                requested=tuple(one.ledger_id for one in selected if one.ledger_id in requested),
+            )
+            for snapshot, selected in wished
+        ]
+
+    async def _want_offloaded(
+        self, name: StreamName, before: Position | None
+    ) -> tuple[StreamSnapshot, list[ListedLedger]]:
         snapshot = await self._catalog.streams.snapshot(name)
         check_not_paused(snapshot.stream)
         if before is not None:
             ends = [(one.ledger_id, _end_of(one)) for one in snapshot.ledgers]
             check_in_stream(name, ends, before)
         selected = sealed_before(snapshot.ledgers, before)
-        requested: list[LedgerId] = []
         if selected:
             await self._catalog.streams.want_offloaded(name, selected[-1].ledger_id)
-        now = self._time.now()
-        for listed in selected:
-            context = await self._catalog.contexts.get(listed.ledger_id)
-            if LedgerView(listed=listed, context=context).to_offload:
-                asked = self._memory.asked.get(listed.ledger_id)
-                count = 1 if asked is None else asked.count + 1
-                action = RequestOffload(
-                    ledger_id=listed.ledger_id, trigger=Trigger.ADMIN, count=count
-                )
-                await self._actions.request(snapshot.stream, action, now)
-                requested.append(listed.ledger_id)
-        return PrefixOffload(
-            position=_first_behind(snapshot.ledgers, selected),
-            selected=tuple(one.ledger_id for one in selected),
-            requested=tuple(requested),
-        )
+        return snapshot, selected
+
+    async def _ask_for(self, stream: Stream, listed: ListedLedger, now: Now) -> bool:
+        """Ask workers for a ledger that is not offloaded; True once the queue has the request."""
+        context = await self._catalog.contexts.get(listed.ledger_id)
+        if not LedgerView(listed=listed, context=context).to_offload:
+            return False
+        asked = self._memory.asked.get(listed.ledger_id)
+        count = 1 if asked is None else asked.count + 1
+        action = RequestOffload(ledger_id=listed.ledger_id, trigger=Trigger.ADMIN, count=count)
+        await self._actions.request(stream, action, now)
+        return True
 
 
 def _end_of(one: ListedLedger) -> EntryId | None:

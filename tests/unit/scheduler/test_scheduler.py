@@ -20,11 +20,10 @@ from tests.unit.offload.gates import OpenGate
 from tests.unit.offload.world import STREAM, TOPICS, World, bare_ledger
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format import paths
-from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
+from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import CopySeen, SchedulerProgress
 from tierlog.model.policy import Policy
-from tierlog.model.position import Position
 from tierlog.offload.messages import parse_request
 from tierlog.runtime.worker import WorkerLimits, run_worker
 from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
@@ -39,12 +38,12 @@ def faults(seed: int = 1, **rates: float) -> Faults:
 
 
 def scheduler(
-    world: World, given: Faults | None = None, *, limits=LIMITS, manifests=None
+    world: World, given: Faults | None = None, *, limits=LIMITS, manifests=None, publisher=None
 ) -> Scheduler:
     return Scheduler(
         catalog=world.catalog(given),
         offloader=world.offloader(given),
-        publisher=world.queue.publisher(given),
+        publisher=publisher or world.queue.publisher(given),
         stationery=world.stationery,
         manifests=manifests or OpenGate(),
         clock=world.clock,
@@ -467,79 +466,6 @@ def test_a_leader_that_dies_between_the_steps_of_a_deletion_is_followed_up():
     while run_virtual(main(steps)):
         steps += 1
     assert steps > 20
-
-
-class TestPrefix:
-    """asyncOffloadPrefix: everything sealed before a position, kept until it is done."""
-
-    @pytest.mark.covers("A26", "A27", "A33")
-    def test_it_is_asked_for_now_and_by_any_leader_later(self):
-        async def main():
-            world = World()
-            claimed = await world.stream()
-            ledgers = [await world.seal(claimed, ENTRIES) for _ in range(3)]
-            await world.seal(claimed, [b"open"], close=False)
-            answering = scheduler(world)
-            done = await answering.offload_prefix(STREAM, Position(ledgers[2], EntryId(3)))
-            assert done.selected == done.requested == tuple(ledgers[:2])
-            assert done.position == Position(ledgers[2], EntryId(0))
-            # The queue is lost; a leader that never heard of it asks again.
-            world.queue.wipe()
-            async with running(world):
-                await asyncio.sleep(200)
-                assert await states(world) == ["COMPLETE", "COMPLETE", "LOCAL", "LOCAL"]
-            again = await answering.offload_prefix(STREAM, Position(ledgers[1], EntryId(0)))
-            assert again.selected == (ledgers[0],)
-            assert again.requested == ()
-            assert again.position == Position(ledgers[1], EntryId(0))
-            everything = await answering.offload_prefix(STREAM, None)
-            assert everything.requested == (ledgers[2],)
-            # A smaller wish does not undo a larger one.
-            await answering.offload_prefix(STREAM, Position(ledgers[1], EntryId(0)))
-            stream = (await world.catalog().streams.snapshot(STREAM)).stream
-            assert stream.offload_through == ledgers[2]
-
-        run_virtual(main())
-
-    def test_a_position_that_the_stream_does_not_have_is_refused_and_nothing_is_wanted(self):
-        async def main():
-            world = World()
-            claimed = await world.stream()
-            await world.seal(await world.stream(StreamName("other")), ENTRIES)
-            first = await world.seal(claimed, ENTRIES)
-            await world.seal(claimed, ENTRIES)
-            last = await world.seal(claimed, [b"open"], close=False)
-            answering = scheduler(world)
-            for ledger_id, entry_id, reason in (
-                (99, 0, Reason.NO_SUCH_ENTRY),
-                (first, len(ENTRIES) + 1, Reason.NO_SUCH_ENTRY),
-                (first - 1, 0, Reason.TRIMMED),
-            ):
-                where = Position(LedgerId(ledger_id), EntryId(entry_id))
-                with pytest.raises(RefusedError, match=f"has no position {where}") as caught:
-                    await answering.offload_prefix(STREAM, where)
-                assert caught.value.reason is reason
-                assert f"tierlog ledger ls {STREAM}" in caught.value.remedy
-            stream = (await world.catalog().streams.snapshot(STREAM)).stream
-            assert not stream.offload_through
-            assert not world.queue.events(TOPICS.requested)
-            behind = Position(first, EntryId(len(ENTRIES)))
-            assert (await answering.offload_prefix(STREAM, behind)).selected == (first,)
-            grows = Position(last, EntryId(1000))
-            assert len((await answering.offload_prefix(STREAM, grows)).selected) == 2
-
-        run_virtual(main())
-
-    def test_a_stream_without_ledgers(self):
-        async def main():
-            world = World()
-            await world.stream()
-            with pytest.raises(RefusedError, match="has no position 1:0"):
-                await scheduler(world).offload_prefix(STREAM, Position(LedgerId(1), EntryId(0)))
-            done = await scheduler(world).offload_prefix(STREAM, None)
-            assert (done.position, done.selected, done.requested) == (None, (), ())
-
-        run_virtual(main())
 
 
 def test_one_stream_s_trouble_keeps_no_other_waiting():
