@@ -87,9 +87,7 @@ class Sitting:
         await services.add(replace(self._spec, module="swapped_reader", env=env))
         pid = services.pid("reader")
         before_s = process_cpu_s(pid)
-        result, followed = await run_beside(
-            __file__, "follow", {}, self._bench.env, self._append
-        )
+        result, followed = await run_beside(__file__, "follow", {}, self._bench.env, self._append)
         return result | {
             "followed_mb_per_s": followed["bytes"] / MB / followed["seconds"],
             "reader_s_per_gb": (process_cpu_s(pid) - before_s) / followed["bytes"] * 1000 * MB,
