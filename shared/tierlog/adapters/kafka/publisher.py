@@ -6,15 +6,17 @@ together, in one ``call_soon_threadsafe``.
 Invariants:
     * ``publish`` returns only after all in-sync replicas have the event (acks=all, idempotent).
     * At most ``queued_max`` events are under way; the next ``publish`` waits.
-    * After a fatal error (a broker that lost its memory) the next event goes by a new producer.
+    * After a fatal error (a broker that lost its memory) a new producer takes the place of the old
+      one, and what that did not have acknowledged goes again by it: some of it twice, as the port
+      allows. An event is sent at most ``SENDS_MAX`` times.
 """
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -35,6 +37,8 @@ from tierlog.offload.topics import TopicSpec
 POLL_S = 0.2
 CLOSE_FLUSH_S_MAX = 5.0
 LOOK_UP_S_MAX = 5.0
+SENDS_MAX: Final = 3
+"""Once more by a new producer, and once more to a topic that was made again."""
 
 
 class KafkaPublisher:
@@ -80,15 +84,22 @@ class KafkaPublisher:
         self, topic: str, *, key: bytes, value: bytes, headers: Mapping[str, bytes]
     ) -> None:
         async with self._slots:
-            error = await self._send(topic, key, value, headers)
-            if error is not None and error.code() in UNKNOWN_TOPIC and topic in self._specs:
-                log.warning("topic.lost", topic=topic)
-                async with self._ensuring:
-                    await ensure_topics(self._bootstrap, [self._specs[topic]], how=self._how)
-                    await asyncio.to_thread(self._producing.look_up, topic)
-                error = await self._send(topic, key, value, headers)
-        if error is not None:
-            raise as_error(error, f"publishing to {topic}", self._bootstrap)
+            for left in reversed(range(SENDS_MAX)):
+                producing = self._producing
+                error = await self._send(producing, topic, key, value, headers)
+                if error is None:
+                    return
+                is_lost = error.code() in UNKNOWN_TOPIC and topic in self._specs
+                if not left or not (is_lost or producing is not self._producing):
+                    raise as_error(error, f"publishing to {topic}", self._bootstrap)
+                if is_lost:
+                    await self._make_again(topic)
+
+    async def _make_again(self, topic: str) -> None:
+        log.warning("topic.lost", topic=topic)
+        async with self._ensuring:
+            await ensure_topics(self._bootstrap, [self._specs[topic]], how=self._how)
+            await asyncio.to_thread(self._producing.look_up, topic)
 
     async def close(self) -> None:
         if self._closed:
@@ -98,11 +109,15 @@ class KafkaPublisher:
             await asyncio.to_thread(producing.close)
 
     async def _send(
-        self, topic: str, key: bytes, value: bytes, headers: Mapping[str, bytes]
+        self,
+        producing: "_Producing",
+        topic: str,
+        key: bytes,
+        value: bytes,
+        headers: Mapping[str, bytes],
     ) -> KafkaError | None:
         if self._closed:
             raise RetryableError("the connection to Kafka is closed", remedy="Connect again")
-        producing = self._producing
         try:
             error = await producing.send(topic, key, value, headers)
         except BufferError as full:
@@ -114,9 +129,10 @@ class KafkaPublisher:
             ) from full
         except KafkaException as failure:
             error = failure.args[0]
-        if error is not None and _is_fatal(error) and producing is self._producing:
-            log.warning("producer.renewed", cause=error.str())
-            self._retired.append(producing)
+        spent = error is not None and (producing.is_spent or _is_fatal(error))
+        if spent and producing is self._producing:
+            log.warning("producer.renewed", cause=str(error))
+            self._retired = [one for one in self._retired if one.is_alive] + [producing]
             producing.retire()
             self._producing = _Producing(self._config, asyncio.get_running_loop())
         return error
@@ -136,8 +152,15 @@ class _Producing:
         self._reports: list[tuple[asyncio.Future[KafkaError | None], KafkaError | None]] = []
         self._stopping = threading.Event()
         self._flush_s_max = CLOSE_FLUSH_S_MAX
+        self.is_spent = False
+        """Whether it met a fatal error; what was queued is given back by delivery reports."""
         self._thread = threading.Thread(target=self._poll, name="kafka-producer", daemon=True)
         self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread still runs."""
+        return self._thread.is_alive()
 
     def send(
         self, topic: str, key: bytes, value: bytes, headers: Mapping[str, bytes]
@@ -175,14 +198,22 @@ class _Producing:
 
     def _poll(self) -> None:
         while not self._stopping.is_set():
-            self._producer.poll(POLL_S)
+            self._serve(self._producer.poll, POLL_S)
             self._hand_over()
-        left = self._producer.flush(self._flush_s_max)
-        if left:
+        self._serve(self._producer.flush, self._flush_s_max)
+        if left := len(self._producer):
             log.warning("producer.gave_up_events", count=left)
             self._producer.purge()
-            self._producer.flush(1.0)
+            self._serve(self._producer.flush, 1.0)
         self._hand_over()
+
+    def _serve(self, call: Callable[[float], int], timeout_s: float) -> None:
+        try:
+            call(timeout_s)
+        except KafkaException as failure:
+            # A fatal error is raised here, in place of a call of ``error_cb``. Reports go on.
+            self.is_spent = True
+            log.warning("producer.failed", cause=str(failure.args[0]))
 
     def _hand_over(self) -> None:
         if self._reports:

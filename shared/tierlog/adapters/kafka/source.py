@@ -34,6 +34,7 @@ from tierlog.adapters.kafka.common import (
     UNKNOWN_TOPIC,
     ClientErrors,
     How,
+    as_error,
     client_log,
     from_thread,
     log,
@@ -132,6 +133,8 @@ class KafkaEventSource:
         self._room = threading.Event()
         self._failure: Exception | None = None
         self._paused = False
+        self._has_new = False
+        """Whether partitions came that are not paused with the others."""
         self._commit_at_s = 0.0
         self._thread = threading.Thread(target=self._run, name=f"kafka-{group}", daemon=True)
         self._thread.start()
@@ -201,20 +204,30 @@ class KafkaEventSource:
     # On the thread.
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            consumer = Consumer(self._config, logger=client_log)
-            try:
-                self._consume(consumer)
-            except KafkaException as error:
-                log.warning("source.restarted", group=self._group, cause=str(error))
-            except Exception as error:  # noqa: BLE001 - a bug; who takes next gets it
-                self._failure = error
-                self._stopping.set()
-                from_thread(self._loop, self._woken.set)
-            finally:
-                consumer.close()
-                self._drop_all()
-            self._stopping.wait(RESTART_DELAY_S)
+        try:
+            while not self._stopping.is_set():
+                self._be_member()
+                self._stopping.wait(RESTART_DELAY_S)
+        except KafkaException as error:  # no member can be made of these settings
+            self._fail(as_error(error.args[0], f"joining group {self._group}", self._bootstrap))
+        except Exception as error:  # noqa: BLE001 - a bug
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End; who takes next gets the error."""
+        self._failure = error
+        self._stopping.set()
+        from_thread(self._loop, self._woken.set)
+
+    def _be_member(self) -> None:
+        consumer = Consumer(self._config, logger=client_log)
+        try:
+            self._consume(consumer)
+        except KafkaException as error:
+            log.warning("source.restarted", group=self._group, cause=str(error))
+        finally:
+            consumer.close()
+            self._drop_all()
 
     def _consume(self, consumer: Consumer) -> None:
         consumer.subscribe(
@@ -280,11 +293,11 @@ class KafkaEventSource:
         if self._is_full() and not self._paused:
             self._room.wait(ROOM_WAIT_S)
         full = self._is_full()
-        if full and not self._paused:
+        if full and (not self._paused or self._has_new):
             consumer.pause(consumer.assignment())
         elif self._paused and not full:
             consumer.resume(consumer.assignment())
-        self._paused = full
+        self._paused, self._has_new = full, False
 
     def _is_full(self) -> bool:
         with self._lock:
@@ -341,7 +354,7 @@ class KafkaEventSource:
                 self._hold(_Place(each.topic, each.partition))
         if partitions:
             self._joins_left = 0
-        self._paused = False  # so that the new ones are paused too, if need be
+        self._has_new = True
         log.info("source.assigned", group=self._group, count=len(partitions))
 
     def _on_revoke(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
