@@ -56,6 +56,7 @@ from tierlog_ingest.storage.node import StorageNode
 from tierlog_ingest.streams.appends import QueueBudget
 from tierlog_ingest.streams.attributes.keeper import AttributeParts
 from tierlog_ingest.streams.attributes.replay import OpenLedger
+from tierlog_ingest.streams.attributes.room import Room
 from tierlog_ingest.streams.owners import Owners
 from tierlog_ingest.streams.parts import OwnerParts
 from tierlog_ingest.streams.reach import Reach
@@ -429,6 +430,7 @@ class IngestNode:
             open_ledger=open_ledger,
             open_copy=tier2.open_ledger,
             settings=self._settings.owner.attributes,
+            room=Room(self._settings.owner.attributes.cached_all_max),
         )
 
     async def _info(self, wire_address: str, front: FrontAddresses) -> NodeInfo:

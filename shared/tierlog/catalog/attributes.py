@@ -13,8 +13,9 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from uuid import UUID
 
 from tierlog.catalog.change import settle
@@ -22,7 +23,7 @@ from tierlog.catalog.policies import read_levels
 from tierlog.catalog.streams import check_not_deleting, check_owner, stream_not_found
 from tierlog.format import paths, records
 from tierlog.format.attribute_records import decode_attributes, encode_attributes
-from tierlog.model.attribute_record import AttributesRecord, GivenUp, KeptRoot
+from tierlog.model.attribute_record import AttributesRecord, GivenUp, KeptRoot, KeyRange
 from tierlog.model.attributes import IndexChunk, IndexObject
 from tierlog.model.errors import Reason, RefusedError, TierlogError
 from tierlog.model.ids import StreamName
@@ -34,19 +35,35 @@ from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import Check, Create, MetadataStore, Put, Versioned
 
 
+class Anew(NamedTuple):
+    """Says that an index takes the place of a damaged one: as ``AttributesRecord.made_anew``."""
+
+    good: Position | None
+    lost: Sequence[KeyRange]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """A checkpoint that is to be published behind ``base``, with what was written for it."""
+    """A checkpoint that is to be published behind ``base``, with what was written for it.
+
+    ``anew``: it is as of the same entry, and nothing of ``base`` is in it.
+    """
 
     base: KeptRoot
     generation: int
     after: KeptRoot
-    made: IndexObject | None = None
+    made: tuple[IndexObject, ...] = ()
     chunk: IndexChunk | None = None
+    anew: Anew | None = None
 
     def of(self, record: AttributesRecord, *, keep_ends: bool) -> AttributesRecord:
         """Return what the record is then."""
-        moved = record.published(self.after, self.made, keep_ends=keep_ends)
+        record = replace(record, objects=(*record.objects, *self.made))
+        if self.anew is not None:
+            good, lost = self.anew
+            moved = record.made_anew(self.after, good=good, lost=lost)
+        else:
+            moved = record.published(self.after, None, keep_ends=keep_ends)
         return moved if self.chunk is None else moved.closed(self.chunk)
 
 

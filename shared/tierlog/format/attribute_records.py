@@ -11,7 +11,13 @@ from uuid import UUID
 from tierlog.format.checksum import Buffer
 from tierlog.format.decoding import decoded
 from tierlog.format.versions import Format, current
-from tierlog.model.attribute_record import AttributesRecord, GivenUp, KeptRoot
+from tierlog.model.attribute_record import (
+    AttributesRecord,
+    GivenUp,
+    KeptRoot,
+    KeyRange,
+    LostKeys,
+)
 from tierlog.model.attributes import (
     KEY_LEN,
     AttributeKey,
@@ -57,6 +63,16 @@ def encode_attributes(record: AttributesRecord) -> bytes:
             )
             for one in record.given_up
         ],
+        lost_keys=[
+            pb.LostKeysRecord(
+                through=pb.TrimmedEnd(
+                    ledger_id=one.through.ledger_id, entry_id=one.through.entry_id
+                ),
+                first_key=one.keys.first,
+                last_key=one.keys.last,
+            )
+            for one in record.lost_keys
+        ],
     ).SerializeToString(deterministic=True)
     if len(data) > RECORD_LEN_MAX:
         raise RefusedError(
@@ -97,6 +113,7 @@ def _record_of(record: pb.AttributesRecord) -> AttributesRecord:
         ),
         loss_accepted=record.loss_accepted,
         given_up=tuple(map(_given_up_of, record.given_up)),
+        lost_keys=tuple(map(_lost_keys_of, record.lost_keys)),
     )
 
 
@@ -104,6 +121,15 @@ def _given_up_of(record: pb.GivenUpRecord) -> GivenUp:
     assert 0 <= record.first_entry_id <= record.last_entry_id
     return GivenUp(
         LedgerId(record.ledger_id), EntryId(record.first_entry_id), EntryId(record.last_entry_id)
+    )
+
+
+def _lost_keys_of(record: pb.LostKeysRecord) -> LostKeys:
+    assert len(record.first_key) == len(record.last_key) == KEY_LEN
+    place = record.through
+    return LostKeys(
+        Position(LedgerId(place.ledger_id), EntryId(place.entry_id)),
+        KeyRange(AttributeKey(record.first_key), AttributeKey(record.last_key)),
     )
 
 

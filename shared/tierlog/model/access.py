@@ -121,6 +121,8 @@ class Subject:
     name: str
     """``token:…`` or ``certificate:…``: an issuer of tokens can't name a certificate's subject."""
     grant: Grant = field(default=NO_GRANT)
+    until_ms: int | None = None
+    """When what it has shown ends; None: a certificate, which is looked at when it is shown."""
 
 
 def _fits(pattern: str, stream: str) -> bool:

@@ -49,6 +49,23 @@ class KeptRoot:
         return bool(self.root.root_length) and start < self.root.end and self.root.start < end
 
 
+class KeyRange(NamedTuple):
+    """Keys from the first to the last, both included."""
+
+    first: AttributeKey
+    last: AttributeKey
+
+
+class LostKeys(NamedTuple):
+    """Attributes that could not be read as of an entry; those of them are what later entries say.
+
+    Entries that were in the stream when they were given up are counted in, from nothing on.
+    """
+
+    through: Position
+    keys: KeyRange
+
+
 class GivenUp(NamedTuple):
     """Entries of a ledger that no tier gives, both ends included: they are not counted in."""
 
@@ -70,6 +87,7 @@ class AttributesRecord:
     loss_accepted: str = ""
     """Who lets the owner give up what no tier gives, and when; empty: nobody."""
     given_up: tuple[GivenUp, ...] = ()
+    lost_keys: tuple[LostKeys, ...] = ()
 
     def __post_init__(self) -> None:
         order = [one.through for one in (*self.ends, self.newest) if one.through is not None]
@@ -129,6 +147,31 @@ class AttributesRecord:
         )
         return moved.trimmed()
 
+    def made_anew(
+        self,
+        after: KeptRoot,
+        *,
+        good: Position | None,
+        lost: Sequence[KeyRange],
+    ) -> Self:
+        """Return the record with another index as of the same entry: that of before is damaged.
+
+        Roots behind ``good`` may be, too. An admin's consent stays: entries may be in the way yet.
+        """
+        through = self.newest.through
+        assert through is not None
+        assert after.through == through
+        ends: tuple[KeptRoot, ...] = ()
+        if good is not None:
+            ends = tuple(one for one in self.ends if one.through and one.through <= good)
+        anew = replace(
+            self,
+            newest=after,
+            ends=ends,
+            lost_keys=(*self.lost_keys, *(LostKeys(through, keys) for keys in lost)),
+        )
+        return anew.trimmed()
+
     def without_entries(self, lost: GivenUp) -> Self:
         """Return the record with entries given up; ranges that touch become one."""
         first, last, others = lost.first, lost.last, []
@@ -182,15 +225,31 @@ class AttributesRecord:
         return self.checkpoint_of(fit[-1]) if fit else None
 
 
-def record_of(incarnation: UUID, checkpoint: Checkpoint, *, generation: int) -> AttributesRecord:
-    """Return the record of a stream that has nothing but this checkpoint."""
+def record_of(
+    incarnation: UUID,
+    checkpoint: Checkpoint,
+    *,
+    generation: int,
+    losses: AttributesRecord | None = None,
+) -> AttributesRecord:
+    """Return the record of a stream that has this checkpoint alone, and what ``losses`` tells."""
     return AttributesRecord(
         incarnation=incarnation,
         generation=generation,
         newest=kept_of(checkpoint),
         chunks=checkpoint.chunks,
         objects=checkpoint.objects,
+        given_up=losses.given_up if losses is not None else (),
+        lost_keys=losses.lost_keys if losses is not None else (),
     )
+
+
+def losses_of(named: AttributesRecord | None) -> AttributesRecord | None:
+    """Return what a record tells of what was given up, without its checkpoint; None: nothing."""
+    if named is None or not (named.given_up or named.lost_keys):
+        return None
+    generation = named.generation + 1
+    return record_of(named.incarnation, Checkpoint(), generation=generation, losses=named)
 
 
 def kept_of(checkpoint: Checkpoint) -> KeptRoot:

@@ -73,7 +73,8 @@ class ManifestHead:
     """The last entry of that ledger; -1: it was empty; None: no generation had its end."""
     ledger_id_max: LedgerId = NO_LEDGER
     attributes: AttributesRecord | None = None
-    """The newest checkpoint that a restore can go on from, and no other one."""
+    """The newest checkpoint that a restore can go on from, and no other one; and what was given up
+    of attributes, ever. One of nothing (``through`` None) is there for that alone."""
 
     @property
     def attributes_through(self) -> Position | None:
@@ -154,13 +155,20 @@ def attributes_to_name(
     """
     before = head.attributes if head is not None else None
     trimmed = head.trimmed_through if head is not None else NO_LEDGER
-    last = max(trimmed, covered(ledgers) or NO_LEDGER)
-    found = record.within(last) if record is not None else None
-    if record is None or found is None:
+    copied = covered(ledgers)
+    last = trimmed if copied is None else max(trimmed, copied)
+    if record is None:
+        return before
+    found = record.within(last)
+    if found is None and (record.given_up or record.lost_keys):
+        found = Checkpoint()
+    if found is None:
         return before
     if before is not None and not _replaces(found, before):
-        return before
-    return record_of(record.incarnation, found, generation=record.generation)
+        if (before.given_up, before.lost_keys) == (record.given_up, record.lost_keys):
+            return before
+        return replace(before, given_up=record.given_up, lost_keys=record.lost_keys)
+    return record_of(record.incarnation, found, generation=record.generation, losses=record)
 
 
 def _replaces(found: Checkpoint, before: AttributesRecord) -> bool:
@@ -168,14 +176,11 @@ def _replaces(found: Checkpoint, before: AttributesRecord) -> bool:
 
     As of the same entry it has other objects when those of before were damaged and left out.
     """
-    through, named = found.through or _NOWHERE, before.newest.through or _NOWHERE
+    through, named = found.through, before.newest.through
     if through != named:
-        return through > named
+        return named is None or (through is not None and through > named)
     lies = (found.root, found.chunks, found.objects)
     return lies != (before.newest.root, before.chunks, before.objects)
-
-
-_NOWHERE: Final = Position(LedgerId(0), EntryId(0))
 
 
 def head_calls_for_write(before: ManifestHead | None, after: ManifestHead) -> bool:

@@ -11,6 +11,8 @@ class TokenClaims(NamedTuple):
     subject: str
     grant: Grant
     """What the token itself grants; the settings may say otherwise of its subject."""
+    until_ms: int
+    """When it is believed no more."""
 
 
 class TokenVerifier(Protocol):

@@ -67,6 +67,17 @@ class ObjectReads(Protocol):
         """Return exactly ``length`` bytes from ``start`` (fewer only at the object's end)."""
         ...
 
+    async def get_range_into(
+        self, key: str, start: int, targets: Sequence[memoryview]
+    ) -> int | None:
+        """Write the bytes from ``start`` on into ``targets``, back to back; return how many.
+
+        As many as fit, fewer only at the object's end; None: there is no such object. What targets
+        hold means something once this has returned, and nothing is written into them afterwards,
+        however it ended.
+        """
+        ...
+
 
 class ObjectStore(ObjectReads, Protocol):
     """One bucket."""

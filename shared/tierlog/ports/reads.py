@@ -1,6 +1,6 @@
 """The reader service as its callers see it: frames from anywhere in a stream."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,6 +50,29 @@ class StreamReads(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedLedger:
+    """A ledger of a stream as far as it is confirmed; ``length`` of an open one is not known: 0."""
+
+    ledger_id: LedgerId
+    entry_count: int
+    length: int
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedLedgers:
+    """Ledgers of a stream in order, those without an entry left out.
+
+    ``trimmed_end``: where the newest trimmed ledger ended. ``resume``: from which ledger on there
+    are more; None: there are none.
+    """
+
+    ledgers: Sequence[ServedLedger]
+    trimmed_end: Position | None = None
+    resume: LedgerId | None = None
+
+
 class ReadDesk(Protocol):
     """What a reader tells beside the entries."""
 
@@ -62,3 +85,11 @@ class ReadDesk(Protocol):
     ) -> Mapping[str, Any]:
         """Read once, and tell which tier, which objects and requests, and how long each took."""
         ...
+
+    async def ledgers(self, stream: StreamName, first: LedgerId) -> ServedLedgers:
+        """Return a stream's ledgers from an id on, the open one to its last confirmed entry."""
+        ...
+
+
+class ReaderService(StreamReads, ReadDesk, Protocol):
+    """All that a reader does."""

@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from tests.unit.reader.cache.audit import audit
+from tierlog.ports.filling import Filling
 from tierlog_reader.cache.layout import NO_ADDRESS, Layout
 
 LAYOUTS = [Layout(16, 2), Layout(64, 8), Layout(128, 16), Layout(4096, 8)]
@@ -54,6 +55,16 @@ class AgainstADict(RuleBasedStateMachine):
         assert (address != NO_ADDRESS) == fits
         if address:
             assert address not in self.model
+            self.model[address] = data
+
+    @rule(blocks=st.integers(0, 12), more=st.integers(0, 5000))
+    def reserve(self, blocks, more):
+        data = self.data(blocks, more)
+        fits = self.cache.layout.blocks_of(len(data)) <= self.cache.free_blocks
+        address = self.cache.reserve(len(data))
+        assert (address != NO_ADDRESS) == fits
+        if address:
+            Filling(self.cache.writable(address)).add(data)
             self.model[address] = data
 
     @precondition(lambda self: self.model)
@@ -128,7 +139,13 @@ def test_compiled_and_plain_lay_every_word_alike(streaming_cache, plain_cache, s
     for _ in range(3000):
         turn = rng.random()
         data = content(rng.randrange(251), 64) * (rng.randrange(longest) // 64)
-        if turn < 0.5 or not held:
+        if turn < 0.1:
+            address, other = (cache.reserve(len(data)) for cache in caches)
+            assert address == other
+            for cache in caches:
+                Filling(cache.writable(address) if address else []).add(data if address else b"")
+            held += [address] if address else []
+        elif turn < 0.5 or not held:
             address, other = (cache.insert(data) for cache in caches)
             assert address == other
             held += [address] if address else []

@@ -13,7 +13,7 @@ from tierlog.attributes.page_cache import PAGE_COST, PageCache, PageName
 from tierlog.format.attribute_objects import parse_attribute_key
 from tierlog.format.attribute_page import LEAF_ENTRY_LEN, Page, new_page, seal
 from tierlog.format.attribute_records import encode_attributes
-from tierlog.model.attributes import EVENT_COUNT, AttributeKey, Checkpoint
+from tierlog.model.attributes import EVENT_COUNT, AttributeKey, Checkpoint, IndexObject
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
@@ -271,6 +271,28 @@ async def _free(length: int) -> None:
     del length
 
 
+async def test_a_large_flush_is_written_in_steps_and_published_at_once() -> None:
+    world = IndexWorld(page_bytes=256, step_bytes=4096)
+    stream, base = await filled(world, 1000)
+    assert len(base.objects) >= 1000 * LEAF_ENTRY_LEN // 4096
+    changes = {key_of(number): -number for number in range(0, 2000, 3)}
+    process, most = world.process(Faults(random.Random(0)), cache_bytes=0), 0
+    write = process.index._objects.write
+
+    async def written(claimed: Stream, start: int, data: bytes) -> IndexObject:
+        nonlocal most
+        most = max(most, len(data))
+        assert await all_of(world.index(), await world.index().load(stream)) == before
+        return await write(claimed, start, data)
+
+    before = {key_of(number): number for number in range(1000)}
+    process.index._objects.write = written  # type: ignore[method-assign]
+    made = await process.index.flush(stream, base, changes=changes, core={}, through=at(0, 1))
+    assert await all_of(world.index(), made) == {**before, **changes}
+    assert most < 5 * 4096
+    assert made.root.count == len({**before, **changes})
+
+
 async def test_a_sweep_between_writing_and_publishing_is_noticed() -> None:
     world = IndexWorld()
     stream, base = await filled(world, 5)
@@ -278,7 +300,8 @@ async def test_a_sweep_between_writing_and_publishing_is_noticed() -> None:
     publish, keys = process.catalog.attributes.publish, []
 
     async def after_a_sweep(claimed, publication):
-        keys.append(publication.made.key)
+        (made,) = publication.made
+        keys.append(made.key)
         if len(keys) == 1:
             world.clock.advance(2 * SAFETY_MS / 1000)
             sweeper = world.process().sweeper

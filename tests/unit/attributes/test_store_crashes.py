@@ -24,8 +24,11 @@ AFTER = BEFORE | CHANGES
 
 
 def small_world() -> IndexWorld:
-    """A world where the second flush closes a chunk, and trees have several levels."""
-    return IndexWorld(chunk_objects_max=2, page_bytes=256)
+    """A world where the second flush closes a chunk, and trees have several levels.
+
+    Flushes are of several objects.
+    """
+    return IndexWorld(chunk_objects_max=2, page_bytes=256, step_bytes=2048)
 
 
 async def prepared(world: IndexWorld) -> tuple[Stream, Checkpoint]:
@@ -87,6 +90,39 @@ def test_a_crash_at_every_step_leaves_the_last_good_root() -> None:
             done, values = await crashed(steps)
             outcomes.add(values == AFTER)
         assert steps > 30, "reads, an object, a list and a transaction are steps"
+        assert outcomes == {True, False}
+
+    run_virtual(main(), until_s=10_000)
+
+
+def test_a_crash_while_an_index_is_made_anew_leaves_the_one_or_the_other() -> None:
+    async def crashed(steps: int) -> tuple[bool, bool]:
+        world = small_world()
+        stream, base = await prepared(world)
+        faults = Faults(random.Random(steps))
+        index = world.process(faults).index
+        task = asyncio.create_task(index.make_anew(stream, base, values=AFTER, good=None))
+        faults.on_crash = task.cancel
+        faults.crash_after(steps)
+        await asyncio.wait([task])
+        claimed = await world.claim(stream)
+        found = await world.index().load(claimed)
+        values = await all_of(world.index(), found)
+        assert values in (BEFORE, AFTER)
+        assert (found.through, found.core) == (base.through, base.core)
+        made = await world.index().flush(
+            claimed, found, changes={key_of(7): 77}, core={}, through=at(0, 1)
+        )
+        assert await all_of(world.index(), made) == {**values, key_of(7): 77}
+        return not task.cancelled(), values == AFTER
+
+    async def main() -> None:
+        steps, outcomes, done = 0, set(), False
+        while not done:
+            steps += 1
+            done, is_new = await crashed(steps)
+            outcomes.add(is_new)
+        assert steps > 15
         assert outcomes == {True, False}
 
     run_virtual(main(), until_s=10_000)

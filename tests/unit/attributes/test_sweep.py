@@ -6,6 +6,7 @@ a flush and a leader do at the same time, and in whatever order.
 
 import asyncio
 import random
+from dataclasses import replace
 from uuid import uuid5
 
 import pytest
@@ -14,6 +15,7 @@ from tests.contracts.attributes_suite import all_of, at, key_of
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.attributes.test_store import OFFLOADING
 from tests.unit.attributes.world import SAFETY_MS, IndexWorld, Process
+from tests.unit.catalog.world import backup_of, put_back
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.attribute_objects import attribute_key, attribute_metadata, attributes_folder
 from tierlog.model.attribute_record import record_of
@@ -21,7 +23,7 @@ from tierlog.model.attributes import AttributeKey, Checkpoint
 from tierlog.model.errors import TierlogError
 from tierlog.model.manifest import head_of
 from tierlog.model.scrub import FindingKind
-from tierlog.model.stream import Stream
+from tierlog.model.stream import Stream, StreamLifecycle
 from tierlog.offload.attribute_sweep import Swept
 
 
@@ -165,6 +167,28 @@ async def test_what_is_needed_and_missing_or_damaged_is_told() -> None:
     del world.bucket.objects[short]
     kinds = {one.key: one.kind for one in (await sweep(world, stream)).findings}
     assert kinds[short] is FindingKind.MISSING_OBJECT
+
+
+async def test_metadata_that_do_not_know_the_stream_delete_nothing_of_it() -> None:
+    world = IndexWorld(page_bytes=256, chunk_objects_max=4)
+    process = world.process()
+    await process.catalog.streams.ensure_roots()
+    before = backup_of(world.metadata)
+    stream, made = await grown(world, 3)
+    await write_manifest(process, stream, None)
+    there, now = world.keys_in_bucket(), backup_of(world.metadata)
+    later(world)
+    put_back(world.metadata, before)
+    swept = await sweep(world, stream)
+    assert (swept.unneeded, swept.deleted) == (swept.objects, 0)
+    assert stream.name in swept.kept
+    assert world.keys_in_bucket() == there
+    put_back(world.metadata, now)
+    assert await all_of(world.index(), made[-1][0]) == made[-1][1]
+    # The last word of a manifest, which outlives its stream.
+    await write_manifest(process, replace(stream, lifecycle=StreamLifecycle.DELETING), None)
+    put_back(world.metadata, before)
+    assert (await sweep(world, stream)).deleted == swept.objects
 
 
 async def test_a_stream_that_goes_takes_its_index_with_it() -> None:

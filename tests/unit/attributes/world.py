@@ -62,11 +62,14 @@ class IndexWorld:
         chunk_bytes: int = 32 * 1024 * 1024,
         chunk_objects_max: int = 512,
         page_bytes: int = 32 * 1024,
+        step_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         self.clock = SimClock()
         self.metadata = MemoryMetadata()
         self.bucket = MemoryObjects(self.clock)
-        self.limits = IndexLimits(chunk_bytes=chunk_bytes, chunk_objects_max=chunk_objects_max)
+        self.limits = IndexLimits(
+            chunk_bytes=chunk_bytes, chunk_objects_max=chunk_objects_max, step_bytes=step_bytes
+        )
         self.shape = Shape(page_bytes=page_bytes)
         self._seed = 0
         self.cluster_id = SeededIds(random.Random(77)).uuid()

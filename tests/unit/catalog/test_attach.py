@@ -1,5 +1,6 @@
 """Staging ledgers in the metadata: made with a mark, attached all or none, or deleted."""
 
+import asyncio
 from dataclasses import replace
 from uuid import UUID
 
@@ -186,3 +187,17 @@ def test_what_a_ledger_is_for_is_read_as_it_was_written():
     assert Staging.of(one_node()) is None
     attached = replace(metadata, custom={**metadata.custom, KEY_STREAM: b"orders"})
     assert Staging.of(attached) is None
+
+
+@on_virtual_time
+async def test_what_is_there_is_told_so_though_the_stream_has_another_owner_by_then():
+    world = World()
+    process, claimed = await world.owner()
+    ledger_id = await staged(process, claimed)
+    process.faults.next("metadata.transact", Outcome.REPLY_LOST)
+    attach = asyncio.create_task(process.catalog.ledgers.attach(claimed, [ledger_id]))
+    other = world.process().catalog
+    while await other.bare.list_staging():
+        await asyncio.sleep(0)
+    await other.streams.claim(ORDERS, NodeId("node-2"))
+    assert (await attach).listed(ledger_id) is not None

@@ -13,11 +13,15 @@ from tierlog.model.attribute_record import (
     AttributesRecord,
     GivenUp,
     KeptRoot,
+    KeyRange,
+    LostKeys,
     covered,
     holds_back,
+    losses_of,
+    record_of,
     thinned,
 )
-from tierlog.model.attributes import IndexChunk, IndexObject, IndexRoot
+from tierlog.model.attributes import AttributeKey, IndexChunk, IndexObject, IndexRoot
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.manifest import ManifestHead, attributes_to_name
 from tierlog.model.position import Position
@@ -152,6 +156,38 @@ def test_a_manifest_names_what_was_rebuilt_as_of_the_same_entry() -> None:
     assert attributes_to_name(same_root, ledgers, head) == same_root
     older = EMPTY.published(root_at(0, end=7), object_at("anew", 0, 7), keep_ends=True)
     assert attributes_to_name(older, ledgers, head) is damaged
+
+
+def test_a_manifest_tells_what_was_given_up_with_or_without_a_checkpoint() -> None:
+    head = ManifestHead(stream=STREAM, incarnation=UUID(int=1), created_ms=0)
+    lost = EMPTY.without_entries(GivenUp(LedgerId(1), EntryId(2), EntryId(3)))
+    named = attributes_to_name(lost, [], head)
+    assert named is not None
+    assert (named.newest, named.given_up) == (KeptRoot(), lost.given_up)
+    assert attributes_to_name(lost, [], replace(head, attributes=named)) is named
+    ledgers = [(LedgerId(1), True)]
+    record = lost.published(root_at(1), None, keep_ends=True)
+    named = attributes_to_name(record, ledgers, replace(head, attributes=named))
+    assert named is not None
+    assert (named.newest.through, named.given_up) == (at(1), lost.given_up)
+    # Also one of the very first entry there can be, and of the ledger with the number 0.
+    first = lost.published(KeptRoot(through=at(0, 0)), None, keep_ends=True)
+    bare = attributes_to_name(lost, [], head)
+    at_once = attributes_to_name(first, [(LedgerId(0), True)], replace(head, attributes=bare))
+    assert at_once is not None
+    assert at_once.newest.through == at(0, 0)
+    # The same checkpoint, and more that was given up since.
+    more = record.without_entries(GivenUp(LedgerId(2), EntryId(0), EntryId(0)))
+    keys = LostKeys(at(1), KeyRange(AttributeKey(bytes(16)), AttributeKey(b"\xff" * 16)))
+    more = replace(more, lost_keys=(keys,))
+    named = attributes_to_name(more, ledgers, replace(head, attributes=named))
+    assert named is not None
+    assert (named.newest.through, named.given_up) == (at(1), more.given_up)
+    assert named.lost_keys == (keys,)
+    assert losses_of(named) == AttributesRecord(
+        incarnation=named.incarnation, generation=1, given_up=more.given_up, lost_keys=(keys,)
+    )
+    assert losses_of(record_of(named.incarnation, record.checkpoint, generation=1)) is None
 
 
 def test_why_a_ledger_stays() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tierlog.model.attributes import AttributeKey, Checkpoint, IndexRoot
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.position import Position
+from tierlog_ingest.streams.attributes.room import Room
 from tierlog_ingest.streams.attributes.state import AttributeState
 
 ONE, TWO, THREE = (AttributeKey(bytes([number]) * 16) for number in (1, 2, 3))
@@ -51,6 +52,39 @@ def test_a_fetch_that_was_overtaken_changes_nothing(state, stage):
     state.absorb([unknown], {ONE: 3})
     state.unpin([unknown])
     assert state.value(ONE) == 7
+
+
+@pytest.mark.covers("E14", "E23")
+def test_all_streams_share_room_and_the_one_used_longest_ago_makes_it():
+    room = Room(6)
+    states = [AttributeState(checkpoint(0), created_ms=0, capacity=5, room=room) for _ in range(3)]
+    keys = [AttributeKey(bytes([number]) * 16) for number in range(1, 6)]
+
+    def fetch(state: AttributeState, some: list[AttributeKey]) -> None:
+        state.pin(some)
+        state.absorb(some, dict.fromkeys(some, 1))
+        state.unpin(some)
+
+    def cached() -> list[int]:
+        return [state.statistics()["attributes_cached"] for state in states]
+
+    fetch(states[0], keys[:4])
+    fetch(states[1], keys[:2])
+    assert (cached(), room.used) == ([4, 2, 0], 6)
+    # What is pinned, or waits for a flush, stays whoever wants room.
+    states[0].pin(keys[:1])
+    append(states[0], 1, keys[4], 7)
+    states[0].confirm(at(1))
+    fetch(states[2], keys)
+    assert (cached(), room.used) == ([1, 0, 5], 6)
+    assert states[0].unknown(keys) == keys[1:4]
+    assert states[0].value(keys[4]) == 7
+    # The last one to take in has its own to give.
+    fetch(states[1], keys)
+    assert (cached(), room.used) == ([1, 5, 0], 6)
+    # One that is dropped gives back what it had.
+    del states[1]
+    assert room.used == 1
 
 
 @pytest.mark.covers("E26")

@@ -4,6 +4,9 @@
 # mypy: disable-error-code="index,arg-type,union-attr,var-annotated,assignment,no-untyped-call"
 
 import asyncio
+import contextlib
+import itertools
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -13,12 +16,18 @@ from tests.unit.client.test_ledgers import using
 from tests.unit.ledger.small_cluster import STREAM, draft
 from tests.unit.streams.attribute_world import W1, AttributeCluster, entry, key_of, plus, send
 from tests.unit.streams.test_owners import ONE, read_stream, running, spans
-from tierlog.adapters.memory.faults import Faults, Outcome
+from tierlog.adapters.memory.faults import Faults, Outcome, no_faults
 from tierlog.client.staging import COPIES_MAX, StagingDesk, number_update
 from tierlog.format.entry import encode_entry
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.attributes import EVENT_COUNT
-from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
+from tierlog.model.errors import (
+    IndeterminateError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
 from tierlog.model.ids import StreamName
 from tierlog.model.position import Position
 from tierlog.ports.streams import Attachment, AttachOutcome
@@ -53,6 +62,16 @@ class OwnersDesk:
 def desk_of(ledgers, owners):
     desk = OwnersDesk(owners)
     return desk, StagingDesk(ledgers, desk, retry_s_max=30.0)
+
+
+@contextlib.asynccontextmanager
+async def attaching(make=AttributeCluster.owners):
+    """Give a cluster, owners made over it, a desk over those, and what stages."""
+    cluster = AttributeCluster()
+    await cluster.start()
+    owners = make(cluster)
+    async with running(owners), using(cluster) as ledgers:
+        yield cluster, owners, *desk_of(ledgers, owners)
 
 
 def events(name, *, updates=(), writer=None):
@@ -94,11 +113,8 @@ async def values(owners):
 
 def test_what_was_staged_comes_behind_what_is_there_and_before_what_follows():
     async def main():
-        cluster = AttributeCluster()
-        catalog = await cluster.start()
-        owners = cluster.owners()
-        async with running(owners), using(cluster) as ledgers:
-            desk, staging = desk_of(ledgers, owners)
+        async with attaching() as (cluster, owners, desk, staging):
+            catalog = cluster.catalog()
             await send(owners, STREAM, W1, 1)
             tasks = [await stage(staging, b"a", b"b"), await stage(staging, b"c")]
             assert await values(owners) == (None, 1, 1), "nothing of it is there yet"
@@ -158,11 +174,7 @@ def test_a_batch_that_is_committed_again_changes_nothing_and_leaves_nothing():
 
 def test_two_that_commit_the_same_batch_at_once_bring_it_in_once():
     async def main():
-        cluster = AttributeCluster()
-        await cluster.start()
-        owners = cluster.owners()
-        async with running(owners), using(cluster) as ledgers:
-            desk, staging = desk_of(ledgers, owners)
+        async with attaching() as (cluster, owners, desk, staging):
             asked = [
                 Attachment(ledger_ids=(await stage(staging, b"a"),), writer_id=JOB, number=1)
                 for _ in range(4)
@@ -182,11 +194,7 @@ def test_two_that_commit_the_same_batch_at_once_bring_it_in_once():
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_an_answer_that_is_lost_is_asked_for_again(where):
     async def main():
-        cluster = AttributeCluster()
-        await cluster.start()
-        owners = cluster.owners()
-        async with running(owners), using(cluster) as ledgers:
-            desk, staging = desk_of(ledgers, owners)
+        async with attaching() as (cluster, owners, desk, staging):
             lost = IndeterminateError("lost", remedy="Ask again")
             away = RetryableError("away", remedy="Ask again")
             desk.fail = [(lost, None), (None, lost)] if where == "behind" else [(away, None)]
@@ -210,12 +218,13 @@ def test_an_answer_that_is_lost_is_asked_for_again(where):
 )
 def test_the_change_settles_whatever_answer_of_the_metadata_is_lost(outcome):
     async def main():
-        cluster = AttributeCluster()
-        await cluster.start()
-        faults = Faults(cluster.rng)
-        owners = cluster.owners(catalog=cluster.catalog(faults))
-        async with running(owners), using(cluster) as ledgers:
-            _, staging = desk_of(ledgers, owners)
+        faults = no_faults()
+        async with attaching(lambda one: one.owners(catalog=one.catalog(faults))) as (
+            cluster,
+            owners,
+            _,
+            staging,
+        ):
             await attached(staging, await stage(staging, b"a"))
             faults.next("metadata.transact", outcome)
             await attached(staging, await stage(staging, b"b", number=2), number=2)
@@ -227,11 +236,8 @@ def test_the_change_settles_whatever_answer_of_the_metadata_is_lost(outcome):
 
 def test_ledgers_that_the_stream_went_past_are_copied_behind_it():
     async def main():
-        cluster = AttributeCluster()
-        catalog = await cluster.start()
-        owners = cluster.owners()
-        async with running(owners), using(cluster) as ledgers:
-            desk, staging = desk_of(ledgers, owners)
+        async with attaching() as (cluster, owners, desk, staging):
+            catalog = cluster.catalog()
             tasks = [await stage(staging, b"a", b"b"), await stage(staging, b"c")]
             (here,) = spans(await send(owners, STREAM, W1, 1))
             assert here[0] > tasks[-1]
@@ -267,11 +273,8 @@ def test_ledgers_that_the_stream_went_past_are_copied_behind_it():
 
 def test_what_others_left_goes_with_the_commit_and_the_rest_stays():
     async def main():
-        cluster = AttributeCluster()
-        catalog = await cluster.start()
-        owners = cluster.owners()
-        async with running(owners), using(cluster) as ledgers:
-            _, staging = desk_of(ledgers, owners)
+        async with attaching() as (cluster, _, _, staging):
+            catalog = cluster.catalog()
             good = await stage(staging, b"a")
             # A task that failed, one that was slower than its like; and what is not of this batch.
             failed = await staging.stage(STREAM, writer_id=JOB, number=1)
@@ -293,12 +296,8 @@ def test_what_others_left_goes_with_the_commit_and_the_rest_stays():
 
 def test_what_would_spoil_the_stream_is_refused_and_the_stream_goes_on():
     async def main():
-        cluster = AttributeCluster()
-        catalog = await cluster.start()
-        await catalog.streams.create(StreamName("raw"), raw=True)
-        owners = cluster.owners()
-        async with running(owners), using(cluster) as ledgers:
-            _, staging = desk_of(ledgers, owners)
+        async with attaching() as (cluster, owners, _, staging):
+            await cluster.catalog().streams.create(StreamName("raw"), raw=True)
             own = number_update(JOB, 1)
             made = {
                 "its first entry": await stage(staging, entries=[events(b"a")]),
@@ -331,11 +330,8 @@ def test_what_would_spoil_the_stream_is_refused_and_the_stream_goes_on():
 
 def test_appends_do_not_wait_long_for_an_index_that_is_away():
     async def main():
-        cluster = AttributeCluster()
-        catalog = await cluster.start()
-        owners = cluster.owners()
-        async with running(owners), using(cluster) as ledgers:
-            desk, staging = desk_of(ledgers, owners)
+        async with attaching() as (cluster, owners, desk, staging):
+            catalog = cluster.catalog()
             await send(owners, STREAM, W1, 1)
             ledger_id = await stage(staging, b"a")
             keeper = await owners._owners[STREAM].attributes()
@@ -366,11 +362,9 @@ def test_appends_do_not_wait_long_for_an_index_that_is_away():
 
 def test_an_owner_that_signs_takes_no_ledger_without_a_key():
     async def main():
-        cluster = AttributeCluster()
-        await cluster.start()
-        owners = cluster.owners(settings=ONE.model_copy(update={"ledger_key_id": "k1"}))
-        async with running(owners), using(cluster) as ledgers:
-            _, staging = desk_of(ledgers, owners)
+        signing = ONE.model_copy(update={"ledger_key_id": "k1"})
+        make = partial(AttributeCluster.owners, settings=signing)
+        async with attaching(make) as (_, _, _, staging):
             with pytest.raises(RefusedError, match="is not signed"):
                 await attached(staging, await stage(staging, b"a"))
 
@@ -413,6 +407,54 @@ def test_a_deposed_owner_attaches_nothing():
         assert await payloads(cluster) == [b"0.1", b"a.1"]
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("waits_for", ["the number", "the change"])
+def test_whoever_waits_hears_of_it_when_the_owner_is_cut_off(waits_for):
+    async def main():
+        async with attaching() as (_, owners, desk, staging):
+            await send(owners, STREAM, W1, 1)
+            ids = [await stage(staging, name, number=at) for at, name in enumerate([b"a", b"b"], 1)]
+            owner, begun = owners._owners[STREAM], asyncio.Event()
+
+            async def never(*args, **named):
+                begun.set()
+                await asyncio.Event().wait()
+
+            if waits_for == "the change":
+                owner._parts.catalog.ledgers.attach = never
+            else:
+                get, calls = owner._keeper.get, itertools.count()
+
+                async def in_turn_never(keys):
+                    return await (get(keys) if next(calls) < len(ids) else never())
+
+                owner._keeper.get = in_turn_never
+            asked = [
+                Attachment(ledger_ids=(one,), writer_id=JOB, number=at)
+                for at, one in enumerate(ids, 1)
+            ]
+            async with asyncio.timeout(60):
+                async with asyncio.TaskGroup() as tasks:
+                    told = [
+                        tasks.create_task(error_of(desk.attach(STREAM, one, deadline_s=5)))
+                        for one in asked
+                    ]
+                    await begun.wait()
+                    await owners._cut_off(owner)
+            in_turn, behind = (one.result() for one in told)
+            in_doubt = waits_for == "the change"
+            assert isinstance(in_turn, IndeterminateError if in_doubt else RetryableError)
+            assert isinstance(behind, RetryableError), "its turn did not come"
+
+    run_virtual(main())
+
+
+async def error_of(work):
+    try:
+        await work
+    except TierlogError as error:
+        return error
 
 
 def test_a_reader_of_attributes_sees_no_half_of_it_after_a_crash_in_the_middle():

@@ -25,6 +25,7 @@ from tests.unit.streams.test_owner_attributes import failed, number_of
 from tests.unit.streams.test_owners import spans
 from tierlog.format.entry import Verb
 from tierlog.model.errors import Reason, RefusedError
+from tierlog_ingest.streams.attributes.gate import AttributeGate
 
 
 def plain(owners, *entries):
@@ -110,3 +111,37 @@ async def test_an_append_of_several_writers_is_in_the_order_of_each():
         assert sorted(places[2:]) == places[2:]
         assert places[0] < places[2]
         assert places[1] < places[4]
+
+
+@pytest.mark.covers("E08")
+@on_virtual_time
+async def test_updates_that_wait_for_one_value_go_in_the_order_in_which_they_came():
+    async with many_writers() as (owners, writers, _):
+        key = writers[0]
+        sent = [
+            plain(owners, entry(None, 0, updates=(step,)))
+            for step in (
+                update(Verb.REPLACE_IF_EQUALS, 7, key=key, expected=1),
+                update(Verb.REPLACE_IF_EQUALS, 8, key=key, expected=7),
+                update(Verb.REPLACE_IF_EQUALS, 9, key=key, expected=8),
+            )
+        ]
+        for one in sent:
+            await one
+        assert await number_of(owners, key) == 9
+
+
+@on_virtual_time
+async def test_many_that_wait_are_not_looked_through_for_each_of_them(monkeypatch):
+    looks, wanted = [], AttributeGate.wanted
+
+    def counted(gate, count_max):
+        looks.append(count_max)
+        return wanted(gate, count_max)
+
+    monkeypatch.setattr(AttributeGate, "wanted", counted)
+    async with many_writers() as (owners, writers, _):
+        del looks[:]
+        for one in [send(owners, STREAM, writer, 2) for writer in writers[:15]]:
+            await one
+        assert len(looks) < 10

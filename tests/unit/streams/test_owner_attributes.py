@@ -327,6 +327,19 @@ def test_without_room_for_more_attributes_only_new_ones_wait():
     run_virtual(main())
 
 
+def test_new_attributes_do_not_wait_for_the_next_checkpoints_time():
+    async def main():
+        cluster = AttributeCluster(cached_max=3)
+        await cluster.start()
+        owners = cluster.owners()
+        async with running(owners, drain=False):
+            for number in range(10):
+                await send(owners, STREAM, KEY.__class__(int=(number + 1) << 100), 1)
+                await asyncio.sleep(0.1)
+
+    run_virtual(main())
+
+
 @pytest.mark.covers("E18", "E14")
 def test_a_rebuild_adds_to_sums_that_memory_has_no_room_for():
     async def main():

@@ -27,7 +27,13 @@ from tierlog.catalog import Catalog
 from tierlog.catalog.ledgers import LedgersBehindError, checked_staging, context_not_found
 from tierlog.format.attribute_changes import attribute_key, change_of
 from tierlog.format.entry import Verb
-from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
+from tierlog.model.errors import (
+    IndeterminateError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import DigestType, LedgerMetadata
 from tierlog.model.position import Position
@@ -169,6 +175,9 @@ async def attach_next(
     except LedgersBehindError:
         one.tell(AttachOutcome.IDS_TOO_LOW)
         return
+    except asyncio.CancelledError:
+        one.fail(_in_doubt(one.wanted))
+        raise
     except TierlogError as error:
         one.fail(error)
         if isinstance(error, RefusedError) and error.reason is not Reason.FENCED:
@@ -179,6 +188,14 @@ async def attach_next(
         state.replay(made, ledger.events, end=ledger.end, size=ledger.size)
     keeper.confirmed()
     one.tell(AttachOutcome.ATTACHED)
+
+
+def _in_doubt(wanted: Attachment) -> IndeterminateError:
+    return IndeterminateError(
+        f"whether number {wanted.number} of writer {wanted.writer_id} was attached is not known: "
+        "the owner was cut off",
+        remedy="Ask again, by the same number: that settles it",
+    )
 
 
 def _no_number(wanted: Attachment) -> RetryableError:

@@ -508,7 +508,9 @@ class StreamOwner:
             finally:
                 self._queue.trouble = ""
 
-        await attach_next(self._attaches.popleft(), keeper=keeper, state=state, put=put)
+        # It stays among them until it has its answer: whoever cuts the owner off answers the rest.
+        await attach_next(self._attaches[0], keeper=keeper, state=state, put=put)
+        self._attaches.popleft()
 
     def _answer_seals(self, ledger_id: LedgerId | None) -> None:
         asked, self._seals = self._seals, []

@@ -901,6 +901,7 @@ class AttributesRecord(_message.Message):
     OBJECTS_FIELD_NUMBER: _builtins.int
     LOSS_ACCEPTED_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
+    LOST_KEYS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     incarnation: _builtins.bytes
     generation: _builtins.int
@@ -923,6 +924,10 @@ class AttributesRecord(_message.Message):
     def given_up(self) -> _containers.RepeatedCompositeFieldContainer[Global___GivenUpRecord]:
         """Entries that were given up so, ascending; no rebuild counts them in, even if they come back."""
 
+    @_builtins.property
+    def lost_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostKeysRecord]:
+        """Attributes that were given up so, since the index did not give them."""
+
     def __init__(
         self,
         *,
@@ -935,14 +940,43 @@ class AttributesRecord(_message.Message):
         objects: _abc.Iterable[Global___IndexObjectRecord] | None = ...,
         loss_accepted: _builtins.str = ...,
         given_up: _abc.Iterable[Global___GivenUpRecord] | None = ...,
+        lost_keys: _abc.Iterable[Global___LostKeysRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "ends", b"ends", "generation", b"generation", "given_up", b"given_up", "incarnation", b"incarnation", "loss_accepted", b"loss_accepted", "newest", b"newest", "objects", b"objects", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "ends", b"ends", "generation", b"generation", "given_up", b"given_up", "incarnation", b"incarnation", "loss_accepted", b"loss_accepted", "lost_keys", b"lost_keys", "newest", b"newest", "objects", b"objects", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttributesRecord: _TypeAlias = AttributesRecord  # noqa: Y015
+
+@_typing.final
+class LostKeysRecord(_message.Message):
+    """Attributes that could not be read as of an entry, both keys included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THROUGH_FIELD_NUMBER: _builtins.int
+    FIRST_KEY_FIELD_NUMBER: _builtins.int
+    LAST_KEY_FIELD_NUMBER: _builtins.int
+    first_key: _builtins.bytes
+    last_key: _builtins.bytes
+    @_builtins.property
+    def through(self) -> Global___TrimmedEnd: ...
+    def __init__(
+        self,
+        *,
+        through: Global___TrimmedEnd | None = ...,
+        first_key: _builtins.bytes = ...,
+        last_key: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["through", b"through"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_key", b"first_key", "last_key", b"last_key", "through", b"through"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LostKeysRecord: _TypeAlias = LostKeysRecord  # noqa: Y015
 
 @_typing.final
 class GivenUpRecord(_message.Message):

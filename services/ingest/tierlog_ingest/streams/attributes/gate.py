@@ -305,13 +305,14 @@ class AttributeGate:
         return list(keys)
 
     def look_again(self) -> None:
-        """Give those back to the queue whose values are known now."""
+        """Give those back to the queue whose values are known now, in their order."""
         state = self.state
         assert state is not None
-        for lane in list(self._lanes):
-            if not state.unknown(lane.keys):
-                self._drop(lane)
-                self._give_back(lane.appends)
+        ready = [lane for lane in self._lanes if not state.unknown(lane.keys)]
+        for lane in ready:
+            self._drop(lane)
+        if ready:
+            self._give_back([one for lane in ready for one in lane.appends])
 
     def fail_waiting(self, error: TierlogError) -> None:
         """Answer those who wait beside the queue: nothing of them was sent."""

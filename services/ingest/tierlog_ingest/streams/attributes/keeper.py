@@ -12,13 +12,14 @@ Invariants:
     * What is told of attributes was true while this process was the stream's owner.
     * Entries are left out only where that is on record, which takes an admin's consent and a
       while in which no tier gave them.
+    * An index of which a page can't be read is made anew (``mending``) before the next flush.
 
 Retries: fetches and flushes are tried again with back-off for as long as somebody wants them.
 Crash, Cancellation: what was not flushed is rebuilt from the entries.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -41,19 +42,22 @@ from tierlog.model.errors import (
 )
 from tierlog.model.ids import EntryId
 from tierlog.model.position import Position
-from tierlog.model.stream import Stream
+from tierlog.model.stream import ListedLedger, Stream
 from tierlog.ports.attributes import AttributeIndex
 from tierlog.ports.ids import Ids
 from tierlog.ports.streams import ATTRIBUTES_MAX, AttributeValues
 from tierlog.runtime.sections import AttributeSettings
 from tierlog_ingest.streams.attributes.gate import AttributeGate
+from tierlog_ingest.streams.attributes.mending import IndexCare, not_rebuilt
 from tierlog_ingest.streams.attributes.replay import (
+    Entries,
     Lost,
     OpenLedger,
     entries_after,
     next_readable,
     pieces_after,
 )
+from tierlog_ingest.streams.attributes.room import Room
 from tierlog_ingest.streams.attributes.state import AttributeState
 
 log = structlog.get_logger()
@@ -79,6 +83,8 @@ class AttributeParts:
     settings: AttributeSettings
     open_copy: OpenLedger | None = None
     """Opens what tier 2 has of a ledger, for where its nodes don't give it."""
+    room: Room | None = None
+    """For what all keepers have in memory that can be fetched again; None: each has its own."""
 
 
 class AttributeKeeper:
@@ -100,7 +106,7 @@ class AttributeKeeper:
         self._gate = gate
         self._index = parts.index
         self._open_ledger, self._open_copy = parts.open_ledger, parts.open_copy
-        self._settings = parts.settings
+        self._settings, self._room = parts.settings, parts.room
         self._catalog = catalog
         self._ids = ids
         self._deposed = deposed
@@ -111,6 +117,7 @@ class AttributeKeeper:
         self._rebuilt: AttributeState | None = None
         self._missed: tuple[Position, float] | None = None
         """Where a rebuild stands still that may give entries up, and since when."""
+        self._care = IndexCare(claimed, self._entries, index=parts.index, catalog=catalog, ids=ids)
 
     def __repr__(self) -> str:
         return f"<AttributeKeeper {self._claimed.name} {sorted(self._running)}>"
@@ -131,6 +138,7 @@ class AttributeKeeper:
                 base,
                 created_ms=snapshot.stream.created_ms,
                 capacity=self._settings.cached_max,
+                room=self._room,
             )
         record = await self._catalog.attributes.peek(snapshot.stream.name)
         if record is not None and record.incarnation != snapshot.stream.incarnation:
@@ -143,7 +151,7 @@ class AttributeKeeper:
             if record is not None and record.loss_accepted:
                 told = await self._without_what_is_lost(state, snapshot, lost, error)
             else:
-                told = _not_rebuilt(snapshot.stream, error)
+                told = not_rebuilt(snapshot.stream, error)
             if told is error:
                 raise
             raise told from error
@@ -157,10 +165,15 @@ class AttributeKeeper:
         )
         return state
 
+    def _entries(
+        self, ledgers: Sequence[ListedLedger], after: Position | None, lost: Lost
+    ) -> Entries:
+        return entries_after(ledgers, after, self._open_ledger, self._open_copy, lost)
+
     async def _replay_all(self, state: AttributeState, snapshot: StreamSnapshot, lost: Lost) -> int:
         """Count in all entries that are not lost; return how many."""
         counted, ledgers = 0, snapshot.ledgers
-        read = entries_after(ledgers, state.through, self._open_ledger, self._open_copy, lost)
+        read = self._entries(ledgers, state.through, lost)
         async with aclosing(read):
             async for place, entries in read:
                 await self._replay(state, place, entries)
@@ -213,7 +226,7 @@ class AttributeKeeper:
         try:
             unknown = state.unknown(pinned)
             if unknown:
-                state.absorb(unknown, await self._index.get(state.base, unknown))
+                state.absorb(unknown, await self._found_or_mended(state, unknown))
             for offset, (change, entry) in enumerate(zip(changes, entries, strict=True)):
                 end = Position(place.ledger_id, EntryId(place.entry_id + offset))
                 made = replayed(change, state.value) if change is not None else {}
@@ -221,6 +234,15 @@ class AttributeKeeper:
                 state.replay(made, events, end=end, size=len(entry))
         finally:
             state.unpin(pinned)
+
+    async def _found_or_mended(
+        self, state: AttributeState, keys: Sequence[AttributeKey]
+    ) -> Mapping[AttributeKey, int]:
+        try:
+            return await self._index.get(state.base, keys)
+        except CorruptError:
+            state.base = await self._care.mended(state.base)
+        return await self._index.get(state.base, keys)
 
     # What runs beside the appends
 
@@ -232,18 +254,19 @@ class AttributeKeeper:
 
     def look(self) -> None:
         """Start what is due and does not run."""
-        if self._gate.wanted(1):
+        if "fetch" not in self._running and self._gate.wanted(1):
             self._start("fetch", self._fetch)
         if self._gate.failed:
             self._start("tell", self._tell)
 
     def confirmed(self) -> None:
-        """Flush if so much changed; otherwise after some time."""
+        """Flush if so much changed, or no more may; otherwise after some time."""
         state, settings = self._gate.state, self._settings
         if state is None:
             return
         if (
-            state.changes_since >= settings.checkpoint_updates
+            state.is_full
+            or state.changes_since >= settings.checkpoint_updates
             or state.bytes_since >= settings.checkpoint_bytes
         ):
             self.flush_soon()
@@ -324,8 +347,8 @@ class AttributeKeeper:
             except TierlogError as error:
                 log.warning("attributes.not_fetched", stream=self._claimed.name, cause=str(error))
                 if isinstance(error, CorruptError):
-                    # Swept, maybe, since another checkpoint was published: a flush finds that out.
-                    self.flush_soon()
+                    self._look_into_index()
+                    await self._absorb_each(state, keys)
                 await self._back_off(failures)
                 failures += 1
             finally:
@@ -333,19 +356,32 @@ class AttributeKeeper:
             if state is self._gate.state:
                 self._gate.look_again()
 
+    async def _absorb_each(self, state: AttributeState, keys: Sequence[AttributeKey]) -> None:
+        """Take in what can be read, though not all can."""
+        for key in keys:
+            with suppress(TierlogError):
+                state.absorb([key], await self._index.get(state.base, [key]))
+
     async def _flush(self) -> None:
         """Publish a checkpoint; what was confirmed meanwhile is for another one."""
         self._cancel_timer()
-        await self._flush_until_done()
+        while await self._flush_until_done() and self._care.is_suspect:
+            pass
         self._flush_later()
 
-    async def _flush_until_done(self) -> None:
-        """Publish a checkpoint of all that is confirmed; tried until it is done."""
+    async def _flush_until_done(self) -> bool:
+        """Publish a checkpoint of all that is confirmed, until it is done. False: it can't be."""
         failures = 0
         while (state := self._gate.state) is not None:
+            if self._care.is_suspect:
+                base = await self._care.sound(state.base)
+                if base is None:
+                    return False
+                # As of what it was, or of a flush of this owner's own: what changed since is known.
+                state.base = base
             flush = state.begin_flush()
             if flush is None:
-                return
+                return True
             try:
                 made = await self._index.flush(
                     self._claimed,
@@ -356,8 +392,9 @@ class AttributeKeeper:
                 )
             except TierlogError as error:
                 log.warning("attributes.not_flushed", stream=self._claimed.name, cause=str(error))
+                self._care.is_suspect |= isinstance(error, CorruptError)
                 if not await self._after_failed_flush(state, error):
-                    return
+                    return False
             else:
                 state.finish_flush(made)
                 log.info(
@@ -366,9 +403,18 @@ class AttributeKeeper:
                     through=str(flush.through),
                     changed=len(flush.changes),
                 )
-                return
+                return True
             await self._back_off(failures)
             failures += 1
+        return False
+
+    def _look_into_index(self) -> None:
+        """Have it looked at why a page of the index is damaged or gone, before the next flush.
+
+        It was swept, maybe, since another checkpoint was published.
+        """
+        self._care.is_suspect = True
+        self.flush_soon()
 
     async def _after_failed_flush(self, state: AttributeState, error: TierlogError) -> bool:
         """Take back what was to be flushed; tell whether to try again.
@@ -386,7 +432,7 @@ class AttributeKeeper:
             error = trouble
         finally:
             state.fail_flush(base)
-        return base is not None or isinstance(error, RetryableError | IndeterminateError)
+        return base is not None or not isinstance(error, RefusedError)
 
     async def _tell(self) -> None:
         """Tell whose checks failed, once it is sure that this still is the owner."""
@@ -437,7 +483,8 @@ class AttributeKeeper:
                 values[key] = value
         if unknown:
             # Nothing that is not in memory changed since the base.
-            values |= await self._index.get(base, unknown)
+            with self._care.telling(self._look_into_index):
+                values |= await self._index.get(base, unknown)
         return await self._owned({key: values[key] for key in sorted(values)}, through)
 
     async def listed(self, first: AttributeKey, last: AttributeKey, limit: int) -> AttributeValues:
@@ -448,11 +495,12 @@ class AttributeKeeper:
         over = state.unflushed(first, last)
         under: dict[AttributeKey, int] = {}
         if base.root.count:
-            async with _closing(self._index.iterate(base, first, last)) as runs:
-                async for found in runs:
-                    under.update(found)
-                    if len(under) >= limit:
-                        break
+            with self._care.telling(self._look_into_index):
+                async with _closing(self._index.iterate(base, first, last)) as runs:
+                    async for found in runs:
+                        under.update(found)
+                        if len(under) >= limit:
+                            break
         if len(under) >= limit:
             # Behind the last one that was read there may be others, so that nothing is passed over.
             end = max(under)
@@ -477,18 +525,6 @@ async def _closing(iteration: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T
     finally:
         if isinstance(iteration, AsyncGenerator):
             await iteration.aclose()
-
-
-def _not_rebuilt(stream: Stream, error: TierlogError) -> TierlogError:
-    """Say of damage what can be done about it."""
-    if not isinstance(error, CorruptError):
-        return error
-    return CorruptError(
-        f"the attributes of stream {stream.name} can't be rebuilt: {error.message}",
-        remedy=f"{error.remedy}. If it is lost for good: "
-        f"tierlog attributes rebuild {stream.name} --accept-loss",
-        details=error.details,
-    )
 
 
 def _last_entry(snapshot: StreamSnapshot) -> Position | None:

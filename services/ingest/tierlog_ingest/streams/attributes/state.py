@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from tierlog.format.attribute_changes import Change
 from tierlog.model.attributes import CREATION_TIME, EVENT_COUNT, AttributeKey, Checkpoint, is_core
 from tierlog.model.position import Position
+from tierlog_ingest.streams.attributes.room import Room
 
 _MISSING: Final = object()
 
@@ -50,7 +51,9 @@ class Flush(NamedTuple):
 class AttributeState:
     """The state from one rebuild to the next."""
 
-    def __init__(self, base: Checkpoint, *, created_ms: int, capacity: int) -> None:
+    def __init__(
+        self, base: Checkpoint, *, created_ms: int, capacity: int, room: Room | None = None
+    ) -> None:
         assert capacity > 0
         self.base = base
         self.through = base.through
@@ -62,6 +65,9 @@ class AttributeState:
         """Changes that the base checkpoint lacks; more than attributes where some change often."""
         self.bytes_since = 0
         self._capacity = capacity
+        self._room = room or Room(capacity)
+        self._noted = 0
+        """So many clean ones the room knows of."""
         self._piece = Sent()
         self._pieces: deque[Sent] = deque()
         self._sent: dict[AttributeKey, tuple[int, Sent]] = {}
@@ -271,12 +277,24 @@ class AttributeState:
     def _evict(self) -> None:
         hot = len(self._sent) + len(self._dirty) + len(self._flushing)
         room = max(0, self._capacity - hot)
-        if len(self._clean) <= room:
-            return
-        count = len(self._clean) - room
+        if len(self._clean) > room:
+            self._drop(len(self._clean) - room)
+        if len(self._clean) != self._noted:
+            self._noted = len(self._clean)
+            self._room.note(self, self._noted)
+
+    def drop(self, count: int) -> int:
+        """Drop up to so many values that can be fetched again; return how many went."""
+        dropped = self._drop(count)
+        self._noted -= dropped
+        return dropped
+
+    def _drop(self, count: int) -> int:
         loose = (key for key in self._clean if key not in self._pins)
-        for key in list(islice(loose, count)):
+        dropped = list(islice(loose, count))
+        for key in dropped:
             del self._clean[key]
+        return len(dropped)
 
 
 def events_of(changes: Sequence[Change | None]) -> int:

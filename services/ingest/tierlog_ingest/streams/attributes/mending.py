@@ -1,0 +1,262 @@
+"""An attribute index of which pages are damaged or gone: another one that tells the same.
+
+Attributes as of an entry are a function of the entries up to it. So nothing is lost where all of
+them are there still, from the stream's first one on or from a former checkpoint on whose index is
+whole. Elsewhere the index is made of what can be read of it, and of what those entries that are
+there say of the rest, once an admin accepts that.
+
+Owns which of these is taken, and when it is tried again. Does not own reading entries (``replay``),
+nor writing the index.
+
+Invariants:
+    * What is made is as of the same entry, so that whoever knows values goes on knowing them.
+    * Events are counted anew: where another number comes out, not all entries are there.
+    * Nothing is lost without an admin's consent, and what is, is on record.
+
+Memory: all attributes of one stream.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from tierlog.catalog import Catalog
+from tierlog.catalog.streams import StreamSnapshot, check_owner
+from tierlog.format.attribute_changes import change_in_stream, replayed
+from tierlog.model.attribute_record import AttributesRecord, KeyRange, kept_of
+from tierlog.model.attributes import EVENT_COUNT, AttributeKey, Checkpoint
+from tierlog.model.errors import (
+    CorruptError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
+from tierlog.model.position import Position
+from tierlog.model.stream import ListedLedger, Stream
+from tierlog.ports.attributes import AttributeIndex
+from tierlog.ports.ids import Ids
+from tierlog_ingest.streams.attributes.replay import Entries, Lost
+
+log = structlog.get_logger()
+
+AGAIN_S: Final = 60.0
+"""So long a damaged index is left, unless an admin accepts a loss; its objects may come back."""
+BACKOFF_S: Final = 1.0
+
+EntriesOf = Callable[[Sequence[ListedLedger], Position | None, Lost], Entries]
+"""Gives the entries of ledgers that lie behind a position, but for those that are lost."""
+
+
+class IndexCare:
+    """Looks into what could not be read of one stream's index."""
+
+    def __init__(
+        self,
+        claimed: Stream,
+        entries_of: EntriesOf,
+        *,
+        index: AttributeIndex,
+        catalog: Catalog,
+        ids: Ids,
+    ) -> None:
+        self.is_suspect = False
+        """Whether a page could not be read, and nobody has looked into it yet."""
+        self._damage: TierlogError | None = None
+        """Why the index can't be mended; None: it can, or need not."""
+        self._claimed = claimed
+        self._entries_of = entries_of
+        self._index = index
+        self._catalog = catalog
+        self._ids = ids
+
+    def __repr__(self) -> str:
+        return f"<IndexCare {self._claimed.name} is_suspect={self.is_suspect} {self._damage!r}>"
+
+    @contextmanager
+    def telling(self, look: Callable[[], None]) -> Iterator[None]:
+        """Have damage looked into, and tell whoever met it what there is to do."""
+        try:
+            yield
+        except CorruptError as error:
+            look()
+            if self._damage is not None:
+                raise self._damage from error
+            raise RetryableError(
+                f"the attribute index is being looked into: {error.message}",
+                remedy="Ask again",
+                retry_after_s=1.0,
+            ) from error
+
+    async def sound(self, base: Checkpoint) -> Checkpoint | None:
+        """Return the newest checkpoint once its index can be read, however long that takes.
+
+        None: never, as of now; this is not the owner any more.
+        """
+        name = self._claimed.name
+        while True:
+            try:
+                check_owner(await self._catalog.streams.get(name), self._claimed)
+                newest = await self._index.load(self._claimed)
+                if kept_of(newest).is_at(kept_of(base)):
+                    newest = await self.mended(newest)
+            except RefusedError as error:
+                log.warning("attributes.not_mended", stream=name, cause=str(error))
+                return None
+            except TierlogError as error:
+                told = not_rebuilt(self._claimed, error)
+                log.warning("attributes.not_mended", stream=name, cause=str(told))
+                self._damage = told if isinstance(told, CorruptError) else None
+                if self._damage is not None:
+                    await self._loss_accepted()
+                await asyncio.sleep(self._ids.uniform(0.5, 1.0) * BACKOFF_S)
+            else:
+                self.is_suspect, self._damage = False, None
+                return newest
+
+    async def _loss_accepted(self) -> None:
+        """Wait until an admin accepts a loss, for a while."""
+        with suppress(TierlogError, TimeoutError):
+            async with asyncio.timeout(AGAIN_S):
+                record, changed = await self._catalog.attributes.watch(self._claimed.name)
+                while record is not None and not record.loss_accepted:
+                    await changed.wait()
+                    record, changed = await self._catalog.attributes.watch(self._claimed.name)
+
+    async def mended(self, base: Checkpoint) -> Checkpoint:
+        """Return the newest checkpoint, ``base``, with an index of which all pages can be read.
+
+        ``CorruptError``: only if an admin accepts that something is lost.
+        """
+        name, found = self._claimed.name, await self._index.salvage(base)
+        if not found.lost:
+            return base
+        assert base.through is not None, "an index is as of an entry"
+        log.warning("attributes.index_damaged", stream=name, ranges=len(found.lost))
+        record = await self._catalog.attributes.get(name)
+        snapshot = await self._catalog.streams.snapshot(name)
+        check_owner(snapshot.stream, self._claimed)
+        ledgers = list(_up_to(snapshot.ledgers, base.through))
+        lost = _given_up(record, ledgers)
+        made = await self._from_entries(base, snapshot, ledgers, lost)
+        if made is not None:
+            return made
+        if record is None or not record.loss_accepted:
+            raise CorruptError(
+                f"{len(found.lost)} parts of the attribute index can't be read, and not all "
+                "entries are there of which it was made",
+                remedy="Bring its objects back from another copy of the bucket (tierlog scrub "
+                "names them)",
+            )
+        rest: dict[AttributeKey, int] = {}
+        try:
+            await _replay(rest, self._entries_of(ledgers, None, lost))
+        except CorruptError as error:
+            log.info("attributes.entries_damaged", stream=name, cause=str(error))
+            rest.clear()
+        values = rest | dict(found.values)
+        made = await self._made_anew(base, values, good=None, lost=found.lost)
+        ranges = [f"{one.first.hex()}-{one.last.hex()}" for one in found.lost]
+        log.error("attributes.keys_given_up", stream=name, keys=ranges)
+        return made
+
+    async def _from_entries(
+        self,
+        base: Checkpoint,
+        snapshot: StreamSnapshot,
+        ledgers: Sequence[ListedLedger],
+        lost: Lost,
+    ) -> Checkpoint | None:
+        """Make the index of entries, behind a former checkpoint or all; None: some are gone."""
+        for former in (*await self._index.former(self._claimed), Checkpoint()):
+            if not _has_all_behind(former.through, snapshot.stream.trimmed_end):
+                continue
+            whole = await self._index.salvage(former)
+            if whole.lost:
+                continue
+            values = dict(whole.values)
+            try:
+                events = await _replay(values, self._entries_of(ledgers, former.through, lost))
+            except CorruptError as error:
+                name = self._claimed.name
+                log.info("attributes.entries_damaged", stream=name, cause=str(error))
+                continue
+            if _events(former.core) + events == _events(base.core):
+                return await self._made_anew(base, values, good=former.through)
+        return None
+
+    async def _made_anew(
+        self,
+        base: Checkpoint,
+        values: Mapping[AttributeKey, int],
+        *,
+        good: Position | None,
+        lost: Sequence[KeyRange] = (),
+    ) -> Checkpoint:
+        make = self._index.make_anew
+        try:
+            made = await make(self._claimed, base, values=values, good=good, lost=lost)
+        except RefusedError as error:
+            if error.reason is not Reason.FENCED:
+                raise
+            raise RetryableError(error.message, remedy="It is looked at again") from error
+        name = self._claimed.name
+        log.info("attributes.index_mended", stream=name, through=str(made.through))
+        return made
+
+
+def not_rebuilt(stream: Stream, error: TierlogError) -> TierlogError:
+    """Say of damage what can be done about it."""
+    if not isinstance(error, CorruptError):
+        return error
+    return CorruptError(
+        f"the attributes of stream {stream.name} can't be rebuilt: {error.message}",
+        remedy=f"{error.remedy}. If it is lost for good: "
+        f"tierlog attributes rebuild {stream.name} --accept-loss",
+        details=error.details,
+    )
+
+
+def _up_to(ledgers: Sequence[ListedLedger], through: Position) -> Iterator[ListedLedger]:
+    """Give the ledgers that a checkpoint covers, the last one as far as it does, open or not."""
+    for one in ledgers:
+        if one.ledger_id < through.ledger_id:
+            yield one
+        elif one.ledger_id == through.ledger_id:
+            yield replace(one, closed=True, last_entry_id=through.entry_id)
+
+
+def _given_up(record: AttributesRecord | None, ledgers: Sequence[ListedLedger]) -> Lost:
+    if record is None:
+        return {}
+    return {one.ledger_id: record.given_up_of(one.ledger_id) for one in ledgers}
+
+
+def _has_all_behind(after: Position | None, trimmed_end: Position | None) -> bool:
+    """Tell whether no entry behind a position was trimmed."""
+    if trimmed_end is None:
+        return True
+    if after is None:
+        return False
+    begin = after.ledger_id, after.entry_id + 1
+    return begin >= (trimmed_end.ledger_id, trimmed_end.entry_id)
+
+
+async def _replay(values: dict[AttributeKey, int], entries: Entries) -> int:
+    """Make the changes of entries; return how many events these have."""
+    events = 0
+    async with aclosing(entries):
+        async for _, some in entries:
+            for change in map(change_in_stream, some):
+                if change is not None:
+                    values |= replayed(change, values.get)
+                    events += change.event_count
+    return events
+
+
+def _events(core: Mapping[AttributeKey, int]) -> int:
+    return core.get(EVENT_COUNT, 0)
