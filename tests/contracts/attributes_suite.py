@@ -130,6 +130,33 @@ class AttributesContract:
         assert await site.index().load(claimed) == made
         assert await all_of(other, made) == {key_of(1): 1, key_of(2): 2}
 
+    async def test_another_index_takes_the_place_of_one_as_of_the_same_entry(self, site: Site):
+        stream, index = await site.stream(), site.index()
+        base = await index.flush(
+            stream,
+            await index.load(stream),
+            changes={key_of(number): number for number in range(100)},
+            core={EVENT_COUNT: 100},
+            through=at(0, 4),
+        )
+        found = await index.salvage(base)
+        assert (len(found.values), found.lost) == (100, ())
+        assert list(await index.former(stream)) == []
+        values = {key_of(number): -number for number in range(50, 130)}
+        made = await index.make_anew(stream, base, values=values, good=None)
+        assert (made.through, made.core) == (base.through, base.core)
+        assert await all_of(site.index(), made) == values
+        # A lost answer: the same again changes nothing, and it goes on from there.
+        assert await index.make_anew(stream, base, values=values, good=None) == made
+        after = await index.flush(stream, made, changes={key_of(1): 1}, core={}, through=at(0, 5))
+        assert await all_of(site.index(), after) == {key_of(1): 1, **values}
+        claimed = await site.claim(stream)
+        await site.index().load(claimed)
+        for owned, one in ((stream, after), (claimed, made)):
+            with pytest.raises(RefusedError) as refused:
+                await index.make_anew(owned, one, values=values, good=None)
+            assert refused.value.reason is Reason.FENCED
+
     async def test_a_base_that_is_not_the_newest_is_refused(self, site: Site):
         stream, index = await site.stream(), site.index()
         base = await index.load(stream)

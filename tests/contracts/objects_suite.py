@@ -4,6 +4,8 @@ A module that runs the suite subclasses ``ObjectsContract`` and gives a fixture 
 fixture ``prefix``, below which keys are its own.
 """
 
+import asyncio
+
 import crc32c
 import pytest
 
@@ -65,6 +67,40 @@ class ObjectsContract:
         assert await store.get_range(key, end - 10, 100) == body[-10:]
         assert await store.get_range(key, end, 1) == b""
         assert await store.get_range(key, end + 100, 1) == b""
+
+    async def test_a_range_is_written_into_buffers_back_to_back(
+        self, store: ObjectStore, prefix: str
+    ):
+        key, body = f"{prefix}a", bytes(range(256)) * 4096
+        room = bytearray(b"?" * 1000)
+        targets = [memoryview(room)[10:20], memoryview(room)[500:500], memoryview(room)[900:990]]
+        assert await store.get_range_into(key, 0, targets) is None
+        assert room == b"?" * 1000
+        await store.put(key, body, metadata={})
+        assert await store.get_range_into(key, 5, targets) == 100
+        assert room[10:20] + room[900:990] == body[5:105]
+        assert room[:10] + room[20:900] + room[990:] == b"?" * 900
+        assert await store.get_range_into(key, len(body) - 30, targets) == 30
+        assert room[10:20] + room[900:920] == body[-30:]
+        assert await store.get_range_into(key, len(body), targets) == 0
+        large = memoryview(bytearray(len(body)))
+        assert await store.get_range_into(key, 0, [large[:700_000], large[700_000:]]) == len(body)
+        assert large == body
+
+    async def test_what_is_given_up_is_not_written_any_more(self, store: ObjectStore, prefix: str):
+        key, body = f"{prefix}a", bytes(range(1, 256)) * 20_000
+        await store.put(key, body, metadata={})
+        room = memoryview(bytearray(len(body)))
+        for pause_s in (0.0, 0.001, 0.003, 0.01):
+            read = asyncio.ensure_future(store.get_range_into(key, 0, [room]))
+            await asyncio.sleep(pause_s)
+            read.cancel()
+            await asyncio.wait({read})
+            room[:] = bytes(len(body))
+            await asyncio.sleep(0.02)
+            assert room == bytes(len(body)), "somebody still writes"
+        assert await store.get_range_into(key, 0, [room]) == len(body)
+        assert room == body
 
     async def test_listing_is_in_the_order_of_keys(self, store: ObjectStore, prefix: str):
         names = [f"{prefix}{kind}/{number:04d}" for kind in "ba" for number in range(3)]

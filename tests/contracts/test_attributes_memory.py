@@ -46,6 +46,14 @@ class TestTier2AttributeIndex(AttributesContract):
         return IndexWorld()
 
 
+class TestTier2AttributeIndexInSmallSteps(AttributesContract):
+    """A flush is many objects."""
+
+    @pytest.fixture
+    def site(self):
+        return IndexWorld(chunk_objects_max=5, page_bytes=256, step_bytes=600)
+
+
 class TestTier2AttributeIndexInSmallChunks(AttributesContract):
     """Every few flushes a chunk is closed, and pages split early."""
 

@@ -15,6 +15,7 @@ HTTP_RULES: Final[Rules] = {
     **COSTS_RULES,
     "GET /v1/streams/{stream}/runs": _READ,
     "GET /v1/streams/{stream}/bounds": _READ,
+    "GET /v1/streams/{stream}/ledgers": _READ,
     "GET /v1/streams/{stream}/position": _READ,
     "GET /v1/streams/{stream}/explain": _READ,
     "GET /v1/streams/{stream}/entries": _READ,

@@ -42,9 +42,10 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         self, request: pb.ReadRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ReadResponse:
         """Return entries from a position on."""
+        bytes_max = _bounded("bytes_max", request.bytes_max, INT64_MAX) or BYTES_DEFAULT
         budget = self._limits.budget(
             entries_max=_bounded("entries_max", request.entries_max, ENTRIES_MAX) or ENTRIES_MAX,
-            bytes_max=_bounded("bytes_max", request.bytes_max, INT64_MAX) or BYTES_DEFAULT,
+            bytes_max=min(bytes_max, BYTES_MAX),
             wait_ms=_bounded("wait_ms", request.wait_ms, WAIT_MS_MAX),
         )
         stream = stream_name(request.stream)

@@ -1,4 +1,4 @@
-"""HTTP of the reader: runs of frames, the bounds of a stream, where a time begins, explanations.
+"""HTTP of the reader: runs of frames, bounds and ledgers of a stream, times, explanations.
 
 ``GET /v1/streams/{stream}/runs`` answers 200 with frames of one ledger back to back, or 204 when
 there is nothing yet; headers say which, and where to go on:
@@ -22,7 +22,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from tierlog.format.checksum import crc32c
-from tierlog.model.ids import stream_name
+from tierlog.model.ids import INT64_MAX, LedgerId, stream_name
 from tierlog_reader import metrics
 from tierlog_reader.chunk import Answer
 from tierlog_reader.explain import Explained, explain
@@ -32,6 +32,7 @@ from tierlog_reader.sending import HeldResponse
 from tierlog_reader.served import HeldRoom, ServedReads
 
 FRAMES_TYPE: Final = "application/vnd.tierlog.frames"
+LEDGERS_MAX: Final = 10_000
 
 
 class Bounds(BaseModel):
@@ -47,6 +48,27 @@ class Place(BaseModel):
 
     stream: str
     position: str
+
+
+class LedgerRow(BaseModel):
+    """A ledger that has entries; the bytes of an open one are not known: 0."""
+
+    ledger_id: int
+    entries: int
+    bytes: int
+    closed: bool
+
+
+class Ledgers(BaseModel):
+    """A stream's ledgers in order, the open one to its last confirmed entry.
+
+    `next`: the ledger to go on with; null: there are no more.
+    """
+
+    stream: str
+    ledgers: list[LedgerRow]
+    trimmed_end: str | None
+    next: int | None
 
 
 def add_routes(app: FastAPI, reads: ServedReads, seek: TimeSeek, limits: ReadLimits) -> None:
@@ -70,6 +92,25 @@ def add_routes(app: FastAPI, reads: ServedReads, seek: TimeSeek, limits: ReadLim
         first, behind = await reads.source.bounds(stream_name(stream))
         return Bounds(stream=stream, first=str(first), next=str(behind))
 
+    async def ledgers(
+        stream: str,
+        first: Annotated[int, Query(alias="from", ge=0, le=INT64_MAX)] = 0,
+        limit: Annotated[int, Query(ge=1, le=LEDGERS_MAX)] = LEDGERS_MAX,
+    ) -> Ledgers:
+        name = stream_name(stream)
+        found = await reads.source.ledgers(name, LedgerId(first), count_max=limit)
+        rows = [
+            LedgerRow(
+                ledger_id=one.ledger_id,
+                entries=one.entry_count,
+                bytes=one.length,
+                closed=one.closed,
+            )
+            for one in found.ledgers
+        ]
+        trimmed = None if found.trimmed_end is None else str(found.trimmed_end)
+        return Ledgers(stream=stream, ledgers=rows, trimmed_end=trimmed, next=found.resume)
+
     async def position(stream: str, time: Annotated[str, Query()]) -> Place:
         name = stream_name(stream)
         found = await seek.start(name, parse_start(f"time:{time}"))
@@ -89,6 +130,7 @@ def add_routes(app: FastAPI, reads: ServedReads, seek: TimeSeek, limits: ReadLim
 
     app.add_api_route("/v1/streams/{stream}/runs", runs, response_class=Response)
     app.add_api_route("/v1/streams/{stream}/bounds", bounds)
+    app.add_api_route("/v1/streams/{stream}/ledgers", ledgers)
     app.add_api_route("/v1/streams/{stream}/position", position)
     app.add_api_route("/v1/streams/{stream}/explain", explained)
 

@@ -16,21 +16,23 @@ with server-sent events:
 
 Invariants:
     * An answer is bounded by the settings, whatever is asked, and holds room until it was sent.
-    * What is followed holds room for one page at a time: a client that is slow is waited for.
+    * What is followed holds room for one page at a time: a client that is slow is waited for, and
+      one that takes nothing is left.
 """
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
-from fastapi import FastAPI, Header, Query, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi import FastAPI, Header, Path, Query, Request
+from fastapi.responses import Response
 
 from tierlog.model.errors import Reason, RefusedError, TierlogError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, StreamName, stream_name
 from tierlog.model.position import Edge, Position
 from tierlog.runtime.errors import problem_of
+from tierlog.runtime.http_access import still_admitted
 from tierlog_reader.chunk import Budget
 from tierlog_reader.documents import (
     ARROW,
@@ -47,8 +49,8 @@ from tierlog_reader.limits import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits, client_o
 from tierlog_reader.pages import Page, read_page
 from tierlog_reader.places import no_such_entry
 from tierlog_reader.seek import TimeSeek, parse_start
-from tierlog_reader.sending import HeldResponse
-from tierlog_reader.served import HeldRoom, ServedReads
+from tierlog_reader.sending import HeldResponse, HeldStream
+from tierlog_reader.served import ROOM_BYTES_MIN, HeldRoom, ServedReads
 
 LIMIT: Final = 1000
 PAGE_BYTES: Final = 1024 * 1024
@@ -68,6 +70,8 @@ class _Wish:
     where: Position | Edge
     until: Position | None
     budget: Budget
+    still: Callable[[], None]
+    """Raises once whoever asks may ask no more."""
 
 
 class EntryPages:
@@ -80,19 +84,28 @@ class EntryPages:
 
     async def page(self, wish: _Wish, kind: str) -> tuple[Page, HeldRoom]:
         """Return a page and its room, which the caller gives back."""
-        room = self._reads.room(wish.client, COPIES[kind] * wish.budget.bytes_max)
-        try:
-            page = await read_page(
-                self._reads.source,
-                wish.stream,
-                wish.where,
-                replace(wish.budget, room=room),
-                until=wish.until,
-            )
-        except BaseException:
+        where, budget = wish.where, wish.budget
+        while True:
+            bytes_max = max(ROOM_BYTES_MIN, budget.bytes_max)
+            room = self._reads.room(wish.client, COPIES[kind] * bytes_max)
+            try:
+                page = await read_page(
+                    self._reads.source,
+                    wish.stream,
+                    where,
+                    replace(budget, room=room),
+                    until=wish.until,
+                )
+            except BaseException:
+                room.leave()
+                raise
+            if page.frames_len <= bytes_max:
+                return page, room
+            # An entry alone may be longer than was asked for: see ``ServedReads.read``.
             room.leave()
-            raise
-        return page, room
+            where = page.entries[0].position
+            budget = replace(budget, bytes_max=page.frames_len)
+            del page
 
     async def start(self, stream: StreamName, text: str) -> Position | Edge:
         """Return where a text says to begin."""
@@ -113,23 +126,26 @@ class EntryPages:
             raise no_such_entry(stream, where, last=listed[0].last_entry_id)
         return listed[0].entry_count
 
-    async def follow(self, wish: _Wish) -> AsyncIterator[bytes]:
+    async def follow(self, wish: _Wish) -> AsyncGenerator[bytes, None]:
         """Give server-sent events until ``until``, or until the client goes."""
         left = wish.budget.entries_max
         yield b"retry: 1000\n\n"
         while left > 0 and not (wish.until is not None and _is_at(wish.where, wish.until)):
             budget = replace(wish.budget, entries_max=min(left, ENTRIES_MAX))
             try:
+                wish.still()
                 page, room = await self.page(replace(wish, budget=budget), EVENTS)
             except TierlogError as error:
-                problem = problem_of(error).model_dump_json(exclude_none=True)
-                yield f"event: error\ndata: {problem}\n\n".encode()
+                yield _problem(error)
                 return
             try:
                 if not page.entries:
                     yield b": nothing yet\n\n"
                 for message in _messages(page):
                     yield message
+            except TierlogError as error:
+                yield _problem(error)
+                return
             finally:
                 room.leave()
             left -= len(page.entries)
@@ -163,13 +179,12 @@ def add_entry_routes(app: FastAPI, pages: EntryPages) -> None:
             wait_ms=max(wait_ms, FOLLOW_WAIT_MS) if following else wait_ms,
         )
         where = await pages.start(name, start)
-        wish = _Wish(client_of(request, stream), name, where, until, budget)
+        still = still_admitted(request)
+        wish = _Wish(client_of(request, stream), name, where, until, budget, still)
         if following:
             if limit is None:
                 wish = replace(wish, budget=replace(budget, entries_max=INT64_MAX))
-            return StreamingResponse(
-                pages.follow(wish), media_type=EVENTS, headers={"Cache-Control": "no-store"}
-            )
+            return HeldStream(pages.follow(wish), send_s_max=limits.send_s_max, media_type=EVENTS)
         page, room = await pages.page(wish, kind)
         return _held(page, room, lambda: body_of(kind, page.entries), kind, limits)
 
@@ -182,7 +197,7 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
     async def ledger(
         request: Request,
         stream: str,
-        ledger_id: int,
+        ledger_id: Annotated[int, Path(ge=0, lt=INT64_MAX)],
         wanted: Annotated[str | None, Header(alias="Range")] = None,
     ) -> Response:
         first, last = _asked_range(wanted)
@@ -200,9 +215,9 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
             bytes_max=pages.limits.response_bytes_max // COPIES[OCTETS],
             wait_ms=0,
         )
-        page, room = await pages.page(
-            _Wish(client_of(request, stream), name, where, end, budget), OCTETS
-        )
+        still = still_admitted(request)
+        wish = _Wish(client_of(request, stream), name, where, end, budget, still)
+        page, room = await pages.page(wish, OCTETS)
         answer = _held(
             page, room, lambda: b"".join(one.data for one in page.entries), OCTETS, pages.limits
         )
@@ -236,6 +251,12 @@ def _held(
         room.leave()
         raise
     return HeldResponse(body, room, send_s_max=limits.send_s_max, headers=headers, media_type=kind)
+
+
+def _problem(error: TierlogError) -> bytes:
+    """Return an error as the last server-sent event."""
+    problem = problem_of(error).model_dump_json(exclude_none=True)
+    return f"event: error\ndata: {problem}\n\n".encode()
 
 
 def _messages(page: Page) -> list[bytes]:

@@ -71,8 +71,9 @@ async def serve(
         metrics.watch(ranges, memory)
         metrics.watch_memory(budget, ranges, memory, tier2)
         metrics.watch_clients(shares, tail)
-        async with memory.run(), tier2.run(), tail.run():
-            served, seek = ServedReads(source, shares), TimeSeek(source)
+        async with memory.run(), ranges.run(), tier2.run(), tail.run():
+            served = ServedReads(source, shares)
+            seek = TimeSeek(served)
             reads = ReadLimits(
                 response_bytes_max=limits.response_bytes_max,
                 wait_ms_max=limits.wait_ms_max,

@@ -2,7 +2,8 @@
 
     part        bounded by                                  held
     cache       ``cache_bytes_max``                         ranges, tails, and where they are
-    in flight   2 x ``ranges_in_flight_max`` ranges         bodies on their way, and their copies
+    in flight   2 x ``ranges_in_flight_max`` ranges         what libraries have of bodies, and those
+                                                            that the cache has no room for
     indexes     ``index_bytes_max``                         indexes and headers of open copies
     pages       ``side_reader.PAGES_BYTES_MAX``             pages of side objects
     offsets     ``offsets.BYTES_MAX``                       offsets learned where there is no side

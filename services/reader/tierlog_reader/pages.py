@@ -10,6 +10,7 @@ Invariants:
 
 from dataclasses import dataclass, replace
 
+from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.position import Edge, Position
 from tierlog_reader import metrics
@@ -27,6 +28,11 @@ class Page:
     raw: bool
     at_end: bool
     """Nothing more is there for now, or before ``until``."""
+
+    @property
+    def frames_len(self) -> int:
+        """Bytes of the entries' frames."""
+        return sum(FRAME_HEADER_LEN + len(one.data) for one in self.entries)
 
 
 async def read_page(

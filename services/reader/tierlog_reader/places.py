@@ -13,7 +13,7 @@ Invariants:
       leaves the list when it is closed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -66,6 +66,9 @@ class AtEnd:
 
 
 Place = Spot | BehindLast | AtEnd
+
+Following = Callable[[LedgerId], Awaitable[tuple[ListedLedger, OffloadContext] | None]]
+"""Finds the ledger behind one, if it is to be read from tier 2."""
 
 
 def locate(

@@ -139,6 +139,16 @@ class ReadIndex:
                         taken += upto - at
         return taken
 
+    def adopt(self, start: int, address: int, length: int, who: Asks) -> None:
+        """Take an entry whose bytes were written in the cache already; only what is missing."""
+        if self.missing(start, start + length) == [(start, start + length)]:
+            self._enter(start, length, address, who)
+            return
+        for view in self._store.get(address):
+            self.fill(start, view, who)
+            start += len(view)
+        self._store.delete(address)
+
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the gaps of a range, in order."""
         gaps = []
@@ -161,6 +171,10 @@ class ReadIndex:
         address = self._store.insert(data)
         if address == NO_ADDRESS:
             return False
+        self._enter(start, size, address, who)
+        return True
+
+    def _enter(self, start: int, size: int, address: int, who: Asks) -> None:
         line = Line.AHEAD if who is Asks.AHEAD else Line.READ
         entry = Entry(self, start, size, address, line, self._manager.generation)
         if entry.end > self.stored_end:
@@ -168,7 +182,6 @@ class ReadIndex:
             self._unstored.append(entry)
         self._entries[start] = entry
         self._manager.add(entry)
-        return True
 
     # Bytes are read
 

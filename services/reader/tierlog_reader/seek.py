@@ -11,7 +11,8 @@ Invariants:
     * What is returned is an entry published at that time or later, or the stream's end; in its
       ledger nothing before it is, as far as times grow from entry to entry.
     * A ledger of which no times are known (another program wrote it) counts from its first entry.
-    * A search reads a number of small pieces that grows with the logarithm of a ledger's length.
+    * A search reads a number of small pieces that grows with the logarithm of a ledger's length,
+      each within its room, as a client of its own for each stream.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from tierlog.model.ids import INT64_MAX, EntryId, StreamName
 from tierlog.model.position import Edge, Position, parse_position
 from tierlog.model.stream import ListedLedger
 from tierlog_reader.chunk import Budget, Chunk
-from tierlog_reader.source import StreamSource
+from tierlog_reader.served import ServedReads
 
 SKEW_MS: Final = 60_000
 TIME_PREFIX: Final = "time:"
@@ -50,7 +51,8 @@ def parse_start(text: str) -> Position | Edge | Time:
             error.remedy += ", or time: with a time as 2026-01-31T12:00:00Z"
             raise
     given = text.removeprefix(TIME_PREFIX)
-    if given.isascii() and given.isdecimal() and int(given) <= INT64_MAX:
+    digits = given.isascii() and given.isdecimal() and len(given) <= len(str(INT64_MAX))
+    if digits and int(given) <= INT64_MAX:
         return Time(int(given))
     try:
         when = datetime.fromisoformat(given)
@@ -65,10 +67,11 @@ def parse_start(text: str) -> Position | Edge | Time:
 
 
 class TimeSeek:
-    """The search for a time, over the reader's source."""
+    """The search for a time, over the reader's reads."""
 
-    def __init__(self, source: StreamSource) -> None:
-        self._source = source
+    def __init__(self, reads: ServedReads) -> None:
+        self._reads = reads
+        self._source = reads.source
 
     async def start(self, stream: StreamName, where: Position | Edge | Time) -> Position | Edge:
         """Return a position as it is, and a time's position."""
@@ -103,14 +106,17 @@ class TimeSeek:
             if ledger.closed and where.entry_id > ledger.last_entry_id:
                 return None
             try:
-                answer = await self._source.read(stream, where, budget)
+                answer, room = await self._reads.read(("time", stream), stream, where, budget)
             except RetryableError as error:
                 if error.reason is Reason.NOT_YET:
                     return None
                 raise
-            if answer.chunk is None or answer.chunk.ledger_id != ledger.ledger_id:
-                return None
-            found = _first_at(answer.chunk, publish_ms)
+            try:
+                if answer.chunk is None or answer.chunk.ledger_id != ledger.ledger_id:
+                    return None
+                found = _first_at(answer.chunk, publish_ms)
+            finally:
+                room.leave()
             if found is not None:
                 return found
             where = answer.chunk.end

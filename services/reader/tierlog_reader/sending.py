@@ -7,11 +7,12 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
 from typing import Final
 
 import structlog
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tierlog_reader.served import HeldRoom
@@ -58,3 +59,30 @@ class HeldResponse(Response):
             log.info("client.left", cause="it takes nothing", sent_bytes=at, bytes=len(body))
         finally:
             self._room.leave()
+
+
+class HeldStream(StreamingResponse):
+    """A body without an end, made piece by piece; what makes it is closed however that ends."""
+
+    def __init__(
+        self, pieces: AsyncGenerator[bytes, None], *, send_s_max: float, media_type: str
+    ) -> None:
+        super().__init__(pieces, headers={"Cache-Control": "no-store"}, media_type=media_type)
+        self._pieces = pieces
+        self._send_s_max = send_s_max
+
+    async def stream_response(self, send: Send) -> None:
+        """Send it."""
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        sent = 0
+        try:
+            async with contextlib.aclosing(self._pieces):
+                async for piece in self._pieces:
+                    async with asyncio.timeout(self._send_s_max):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    sent += len(piece)
+        except TimeoutError:
+            log.info("client.left", cause="it takes nothing", sent_bytes=sent)
+            return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

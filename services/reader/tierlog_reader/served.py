@@ -4,18 +4,24 @@ Owns taking room before a read and giving it back. Does not own who gets room (`
 reading (``source``).
 
 Invariants:
-    * Nothing is read for a client before it has room for it, and the room lasts until ``release``.
+    * Nothing is read for a client before it has room for it, and the room lasts until ``leave``.
+    * An entry alone may be longer than was asked for. It is kept only once there is room for that.
     * Who waits at the tail holds none: it is taken once there is something to read.
 """
 
 from dataclasses import replace
+from typing import Final
 
+from tierlog.format.run import RUN_BYTES_MAX
 from tierlog.model.ids import StreamName
 from tierlog.model.position import Edge, Position
 from tierlog_reader.chunk import Answer, Budget
 from tierlog_reader.memory import COPIES_OF_AN_ANSWER
 from tierlog_reader.shares import Client, Room, Shares
 from tierlog_reader.source import StreamSource
+
+# Whoever asks for less may get as much: runs come whole.
+ROOM_BYTES_MIN: Final = RUN_BYTES_MAX
 
 
 class HeldRoom:
@@ -41,6 +47,11 @@ class HeldRoom:
         if room is not None:
             self._shares.give_back(self._client, room)
 
+    def holds(self, size: int) -> bool:
+        """Say whether it is room for so many bytes, or all that one answer can have."""
+        held = self._room.size if self._room is not None else 0
+        return held >= min(size, self._shares.bytes_max)
+
     def shrink(self, size: int) -> None:
         """Keep only so much."""
         if self._room is not None:
@@ -61,17 +72,24 @@ class ServedReads:
         self, client: Client, stream: StreamName, where: Position | Edge, budget: Budget
     ) -> tuple[Answer, HeldRoom]:
         """Return what follows ``where``, and its room, which the caller gives back."""
-        room = self.room(client, budget.bytes_max)
-        try:
-            answer = await self.source.read(stream, where, replace(budget, room=room))
-            if answer.chunk is None:
+        while True:
+            room = self.room(client, max(ROOM_BYTES_MIN, budget.bytes_max))
+            try:
+                answer = await self.source.read(stream, where, replace(budget, room=room))
+            except BaseException:
                 room.leave()
-            else:
-                room.shrink(COPIES_OF_AN_ANSWER * answer.chunk.frames_len)
-        except BaseException:
+                raise
+            chunk = answer.chunk
+            if chunk is None:
+                room.leave()
+                return answer, room
+            if room.holds(COPIES_OF_AN_ANSWER * chunk.frames_len):
+                room.shrink(COPIES_OF_AN_ANSWER * chunk.frames_len)
+                return answer, room
             room.leave()
-            raise
-        return answer, room
+            where = Position(chunk.ledger_id, chunk.first_entry_id)
+            budget = replace(budget, bytes_max=chunk.frames_len)
+            del answer, chunk  # whoever waits for room holds nothing
 
     def room(self, client: Client, bytes_max: int) -> HeldRoom:
         """Return room for an answer, to be entered."""

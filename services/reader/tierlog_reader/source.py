@@ -25,11 +25,13 @@ from tierlog.model.offload import OffloadContext
 from tierlog.model.partitions import is_partitioned
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
+from tierlog.ports.reads import ServedLedger, ServedLedgers
 from tierlog.ports.spending import Cause, spending
 from tierlog_reader.chunk import Answer, Budget, Chunk
 from tierlog_reader.places import (
     AtEnd,
     BehindLast,
+    Following,
     Place,
     Spot,
     Tier,
@@ -90,8 +92,9 @@ class Tier2(Protocol):
         context: OffloadContext,
         first_entry_id: EntryId,
         budget: Budget,
+        following: Following | None = None,
     ) -> Chunk:
-        """Return frames of the ledger's complete copy."""
+        """Return frames of the ledger's complete copy; ``following``: what will be read then."""
         ...
 
     async def entry_at_time(
@@ -231,6 +234,39 @@ class StreamSource:
         can't be told: too few nodes answer, or they have more than they know to be confirmed
         and its owner is gone.
         """
+        snapshot, place = await self._end(stream)
+        if not snapshot.ledgers or place.resume in {Edge.EARLIEST, snapshot.stream.trimmed_end}:
+            return place.resume, place.resume
+        return Position(snapshot.ledgers[0].ledger_id, EntryId(0)), place.resume
+
+    async def ledgers(
+        self, stream: StreamName, first: LedgerId, *, count_max: int
+    ) -> ServedLedgers:
+        """Return the ledgers from an id on that have entries; of the end what ``bounds`` says."""
+        snapshot, place = await self._end(stream)
+        found = []
+        for one in snapshot.ledgers:
+            count = one.entry_count
+            if not one.closed:
+                assert isinstance(place, Spot)
+                count = int(place.entry_id)
+            if one.ledger_id >= first and count:
+                found.append(
+                    ServedLedger(
+                        ledger_id=one.ledger_id,
+                        entry_count=count,
+                        length=one.length,
+                        closed=one.closed,
+                    )
+                )
+        return ServedLedgers(
+            ledgers=tuple(found[:count_max]),
+            trimmed_end=snapshot.stream.trimmed_end,
+            resume=found[count_max].ledger_id if count_max < len(found) else None,
+        )
+
+    async def _end(self, stream: StreamName) -> tuple[StreamSnapshot, Spot | AtEnd]:
+        """Look where a stream ends, and return what was known of it at that look."""
         loop = asyncio.get_running_loop()
         deadline_s, pause_s = loop.time() + END_S_MAX, END_PAUSE_S_FIRST
         written: tuple[LedgerId, EntryId] | None = None
@@ -240,7 +276,8 @@ class StreamSource:
             trimmed_end = snapshot.stream.trimmed_end
             place = locate(stream, snapshot.ledgers, Edge.LATEST, trimmed_end=trimmed_end)
             if not isinstance(place, BehindLast):
-                break
+                assert isinstance(place, AtEnd)
+                return snapshot, place
             ledger_id = place.ledger.ledger_id
             known = await _unless_gone(self._tier1.end(ledger_id))
             if known is not None:
@@ -248,17 +285,13 @@ class StreamSource:
                 if written is None and known.covered:
                     written = ledger_id, known.last_entry_id
                 if written is not None and (written[0] != ledger_id or last >= written[1]):
-                    place = _spot(place, last)
-                    break
+                    return snapshot, _spot(place, last)
                 if written is not None and last > nearest:
                     nearest, deadline_s = last, loop.time() + END_S_MAX
             if loop.time() + pause_s > deadline_s:
                 raise _no_end(stream, ledger_id)
             await asyncio.sleep(pause_s)
             pause_s = min(TAIL_SLICE_S, 2 * pause_s)
-        if not snapshot.ledgers or place.resume in {Edge.EARLIEST, trimmed_end}:
-            return place.resume, place.resume
-        return Position(snapshot.ledgers[0].ledger_id, EntryId(0)), place.resume
 
     async def _read_spot(
         self,
@@ -285,7 +318,7 @@ class StreamSource:
             return Answer(chunk=held, resume=held.end)
         if ledger.closed:
             priority = snapshot.policy.offloaded_read_priority or Tier.TIER2.value
-            return await self._read_closed(stream, spot, budget, state, priority)
+            return await self._read_closed(spot, budget, state, snapshot, priority)
         return await self._read_open(stream, spot, budget, state)
 
     def _is_awaited(self, spot: Spot) -> bool:
@@ -317,9 +350,9 @@ class StreamSource:
         return None
 
     async def _read_closed(
-        self, stream: StreamName, spot: Spot, budget: Budget, state: _Try, priority: str
+        self, spot: Spot, budget: Budget, state: _Try, snapshot: StreamSnapshot, priority: str
     ) -> Answer | None:
-        ledger = spot.ledger
+        ledger, stream = spot.ledger, snapshot.stream.name
         failures = state.gone(ledger.ledger_id)
         context = await self._views.context(ledger.ledger_id, fresh=bool(failures))
         try:
@@ -334,7 +367,9 @@ class StreamSource:
             else:
                 assert context is not None
                 with spending(Cause.READ, stream), step("tier2", f"ledger {ledger.ledger_id}"):
-                    chunk = await self._tier2.read(ledger, context, spot.entry_id, budget)
+                    chunk = await self._tier2.read(
+                        ledger, context, spot.entry_id, budget, self._following(snapshot, priority)
+                    )
         except (RefusedError, RetryableError, CorruptError) as error:
             _reraise_unless_gone(error)
             log.info(
@@ -343,6 +378,20 @@ class StreamSource:
             state.failed(ledger.ledger_id, tier, error)
             return None
         return Answer(chunk=chunk, resume=chunk.end)
+
+    def _following(self, snapshot: StreamSnapshot, priority: str) -> Following:
+        """Return what finds the ledger behind one where it is to be read from tier 2, too."""
+
+        async def following(ledger_id: LedgerId) -> tuple[ListedLedger, OffloadContext] | None:
+            later = (one for one in snapshot.ledgers if one.ledger_id > ledger_id)
+            ledger = next(later, None)
+            if ledger is None or not ledger.closed:
+                return None
+            context = await self._views.context(ledger.ledger_id)
+            tier = choose_tier(ledger, context, priority=priority)
+            return (ledger, context) if context is not None and tier is Tier.TIER2 else None
+
+        return following
 
     async def _read_open(
         self, stream: StreamName, spot: Spot, budget: Budget, state: _Try

@@ -6,8 +6,9 @@ is found in an object (``tierlog.offload.tier2_reader``), nor the memory of rang
 Invariants:
     * At most ``handles_max`` indexes are kept, of ``index_bytes_max`` together; one that turned out
       damaged or gone is not.
-    * Only who went on where an earlier read ended is read ahead for, one fetch a ledger at a
-      time; a failed one is forgotten, for whoever needs the range asks again.
+    * Only who went on where an earlier read ended is read ahead for, over the border of the ledger
+      too, one fetch a ledger at a time; a failed one is forgotten, for whoever needs the range asks
+      again.
     * When ``run`` has ended, nothing is being fetched ahead.
 """
 
@@ -15,9 +16,10 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -38,11 +40,13 @@ from tierlog.offload.tier2_reader import ObjectHandle, Tier2Handle
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads
 from tierlog_reader.chunk import Budget, Chunk
-from tierlog_reader.places import Tier
+from tierlog_reader.places import Following, Tier
 
 log = structlog.get_logger()
 
 ENDS_MAX: Final = 4096
+# Ledgers that are opened ahead for one reader; more would send away what others have open.
+LEDGERS_AHEAD_MAX: Final = 2
 # A handle with its metadata; a block of an index, and a page in a side object's header.
 HANDLE_BYTES: Final = 4096
 BLOCK_BYTES: Final = 200
@@ -72,6 +76,15 @@ class _Open:
     aside: bool = False
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Opening:
+    """Turns at opening a copy. Who waited while another one failed has its error, not a turn."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failures: int = 0
+    error: TierlogError | None = None
+
+
 class ObjectTier:
     """Tier 2 as ``source`` wants it."""
 
@@ -96,7 +109,7 @@ class ObjectTier:
         self._here = (endpoint_name, bucket)
         self._open_other = open_other
         self._handles: OrderedDict[UUID, _Open] = OrderedDict()
-        self._opening: dict[UUID, asyncio.Lock] = {}
+        self._opening: WeakValueDictionary[UUID, _Opening] = WeakValueDictionary()
         self._ends: OrderedDict[tuple[UUID, int], None] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
         self._ahead: dict[UUID, asyncio.Task[None]] = {}
@@ -126,8 +139,12 @@ class ObjectTier:
         context: OffloadContext,
         first_entry_id: EntryId,
         budget: Budget,
+        following: Following | None = None,
     ) -> Chunk:
-        """Return what follows ``first_entry_id`` in its block, within the budget."""
+        """Return what follows ``first_entry_id`` in its block, within the budget.
+
+        ``following``: into which ledger to read ahead behind the end of this one.
+        """
         assert context.uuid is not None
         opened = await self._open(ledger, context)
         async with self._using(opened) as handle:
@@ -144,7 +161,7 @@ class ObjectTier:
             frames = frames[: int(read.offsets[count])]
         after = EntryId(first_entry_id + count)
         if first_entry_id == 0 or self._went_on(context.uuid, first_entry_id):
-            self._read_ahead(context.uuid, opened, after)
+            self._read_ahead(context.uuid, opened, after, following)
         self._note_end(context.uuid, after)
         return Chunk(
             ledger_id=ledger.ledger_id,
@@ -177,21 +194,34 @@ class ObjectTier:
     def _went_on(self, uuid: UUID, entry_id: EntryId) -> bool:
         return (uuid, entry_id) in self._ends
 
-    def _read_ahead(self, uuid: UUID, opened: _Open, entry_id: EntryId) -> None:
+    def _read_ahead(
+        self, uuid: UUID, opened: _Open, entry_id: EntryId, following: Following | None
+    ) -> None:
         if self._group is None or uuid in self._ahead:
             return
-        task = self._group.create_task(self._fetch_ahead(opened, entry_id))
+        task = self._group.create_task(self._fetch_ahead(opened, entry_id, following))
         self._ahead[uuid] = task
         task.add_done_callback(lambda _: self._ahead.pop(uuid, None))
 
-    async def _fetch_ahead(self, opened: _Open, entry_id: EntryId) -> None:
-        if opened.aside:
-            return
-        async with self._using(opened) as handle:
-            try:
-                await handle.prefetch(entry_id, self._limits.ahead_bytes)
-            except TierlogError as error:
-                log.debug("read_ahead.failed", ledger_id=handle.ledger_id, cause=str(error))
+    async def _fetch_ahead(
+        self, opened: _Open, entry_id: EntryId, following: Following | None
+    ) -> None:
+        left, ledger_id = self._limits.ahead_bytes, opened.handle.ledger_id
+        try:
+            for others_left in reversed(range(LEDGERS_AHEAD_MAX + 1)):
+                if opened.aside:
+                    return
+                async with self._using(opened) as handle:
+                    left -= await handle.prefetch(entry_id, left)
+                if left <= 0 or following is None or not others_left:
+                    return
+                found = await following(ledger_id)
+                if found is None:
+                    return
+                ledger_id, entry_id = found[0].ledger_id, EntryId(0)
+                opened = await self._open(*found)
+        except TierlogError as error:
+            log.debug("read_ahead.failed", ledger_id=ledger_id, cause=str(error))
 
     @contextlib.asynccontextmanager
     async def _using(self, opened: _Open) -> AsyncIterator[FrameHandle]:
@@ -222,24 +252,28 @@ class ObjectTier:
         uuid, location = context.uuid, context.location
         assert uuid is not None
         assert location is not None
-        lock = self._opening.setdefault(uuid, asyncio.Lock())
-        try:
-            async with lock:
-                kept = self._handles.get(uuid)
-                if kept is not None:
-                    self._handles.move_to_end(uuid)
-                    return kept
+        # It lasts for as long as anybody wants it: with two a copy would be opened twice.
+        opening = self._opening.setdefault(uuid, _Opening())
+        failures = opening.failures
+        async with opening.lock:
+            kept = self._handles.get(uuid)
+            if kept is not None:
+                self._handles.move_to_end(uuid)
+                return kept
+            if opening.error is not None and opening.failures > failures:
+                raise opening.error
+            try:
                 handle = await self._opened(ledger, context, location)
-                opened = _Open(handle, _index_bytes_of(handle))
-                while self._is_full(opened.index_bytes):
-                    await self._put_aside(next(iter(self._handles)))
-                # Nothing is awaited from here on until it is used, or it might be closed again.
-                self._handles[uuid] = opened
-                self.index_bytes += opened.index_bytes
-                return opened
-        finally:
-            if not lock.locked():
-                self._opening.pop(uuid, None)
+            except TierlogError as error:
+                opening.error, opening.failures = error, opening.failures + 1
+                raise
+            opened = _Open(handle, _index_bytes_of(handle))
+            while self._is_full(opened.index_bytes):
+                await self._put_aside(next(iter(self._handles)))
+            # Nothing is awaited from here on until it is used, or it might be closed again.
+            self._handles[uuid] = opened
+            self.index_bytes += opened.index_bytes
+            return opened
 
     def _is_full(self, index_bytes: int) -> bool:
         """Say whether another handle must go for one of that size; one alone may be larger."""

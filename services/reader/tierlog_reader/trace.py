@@ -8,12 +8,13 @@ Invariant: at most ``STEPS_MAX`` steps are kept; how many more there were is cou
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
-from tierlog.offload.range_memory import Extent, RangeMemory
+from tierlog.offload.range_memory import Blank, RangeMemory
+from tierlog.ports.filling import length_of
 from tierlog.ports.objects import ObjectInfo, ObjectReads
 
 STEPS_MAX: Final = 1000
@@ -115,6 +116,16 @@ class TracedReads:
             noted.outcome = "not there" if body is None else f"{noted.received} bytes"
             return body
 
+    async def get_range_into(
+        self, key: str, start: int, targets: Sequence[memoryview]
+    ) -> int | None:
+        """See ``ObjectReads``."""
+        with step("GET range", key, start=start, length=length_of(targets)) as noted:
+            received = await self._objects.get_range_into(key, start, targets)
+            noted.received = received or 0
+            noted.outcome = "not there" if received is None else f"{received} bytes"
+            return received
+
 
 class TracedMemory:
     """A memory of ranges that notes what it had."""
@@ -140,17 +151,9 @@ class TracedMemory:
         """See ``RangeMemory``."""
         return self._memory.known(key, at)
 
-    def promise(self, size: int, *, ahead: bool) -> bool:
+    def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
         """See ``RangeMemory``."""
-        return self._memory.promise(size, ahead=ahead)
-
-    def settle(self, size: int) -> None:
-        """See ``RangeMemory``."""
-        self._memory.settle(size)
-
-    def put(self, extent: Extent, *, ahead: bool) -> None:
-        """See ``RangeMemory``."""
-        self._memory.put(extent, ahead=ahead)
+        return self._memory.blank(key, start, size, ahead=ahead)
 
     def forget(self, key: str) -> None:
         """See ``RangeMemory``."""

@@ -11,7 +11,8 @@ Invariants:
     * Nothing is deleted in the generation in which it could still be published: a flush that began
       before the sweep writes its object again under another name.
     * What a record or a manifest names and can't be read stops every deletion of the stream:
-      unknown is not empty.
+      unknown is not empty. So does a record that is not there while the manifest lets the stream
+      live.
     * Nothing is told to be missing before record and object were looked at again.
     * Only objects of this cluster go, and none that is younger than the safety age.
 
@@ -155,11 +156,13 @@ class AttributeSweeper:
         """Return what a record needs, and the newest manifest, which is read after it."""
         await pay(0)
         known = await self._manifests.newest(name, incarnation)
-        head, named = known.head, None
+        head, named, unread = known.head, None, ""
         if head is not None and head.lifecycle is not StreamLifecycle.DELETING:
             named = head.attributes
+            if record is None:
+                # They came back from a backup: newer ones may name what the manifest does not.
+                unread = f"the metadata know no attributes of {name}, and its manifest lets it live"
         found: dict[str, tuple[int, bytes]] = {}
-        unread = ""
         for one in (record, named):
             if one is None:
                 continue

@@ -25,6 +25,9 @@ UNSEEN: Final = Counter(
     "Times that open multipart uploads could not be looked for: some may be left",
     ["during"],
 )
+# From the start: of what appears with its first increase nobody sees an increase.
+for _during in ("upload", "sweep", "scrub"):
+    UNSEEN.labels(_during)
 LET_LIST: Final = (
     "Allow s3:ListBucketMultipartUploads and s3:AbortMultipartUpload; see the reference "
     "s3-permissions"

@@ -26,7 +26,7 @@ class FrameHandle(Protocol):
     async def read_frames(
         self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
     ) -> FramesRead: ...
-    async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> None: ...
+    async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> int: ...
     async def close(self) -> None: ...
 
 
@@ -47,8 +47,9 @@ class FramesOfRuns:
     def ledger_metadata(self) -> LedgerMetadata:
         return self._handle.ledger_metadata
 
-    async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> None:
-        """Fetch nothing: what a driver keeps is its own."""
+    async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> int:
+        """Fetch nothing: what a driver keeps is its own, and how long its entries are."""
+        return bytes_max
 
     async def close(self) -> None:
         """Give back what the handle holds."""

@@ -354,6 +354,11 @@ class _Arriving(ObjectReads):
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
         return await self._objects.get_range(key, start, length)
 
+    async def get_range_into(
+        self, key: str, start: int, targets: Sequence[memoryview]
+    ) -> int | None:
+        return await self._objects.get_range_into(key, start, targets)
+
 
 def pieces(length: int) -> list[Span]:
     """Cut an object that may be cut anywhere."""

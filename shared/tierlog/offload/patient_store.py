@@ -77,6 +77,11 @@ class PatientStore:
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
         return await self._patiently(partial(self._store.get_range, key, start, length))
 
+    async def get_range_into(
+        self, key: str, start: int, targets: Sequence[memoryview]
+    ) -> int | None:
+        return await self._patiently(partial(self._store.get_range_into, key, start, targets))
+
     async def delete(self, key: str) -> None:
         await self._patiently(partial(self._store.delete, key))
 

@@ -3,15 +3,20 @@
 Owns which bytes are kept and for how long. Does not own fetching (``ranges``). The reader has a
 larger memory of its own, with a hard bound, behind the same port.
 
+What is fetched is written where it will lie: into a ``Blank``, which is found by nobody before all
+of it is there and was checked.
+
 Invariants of every memory:
     * What is given out stays what it is, whatever is dropped or put in afterwards.
     * Having no room is no failure: what does not fit is not kept.
+    * A blank is kept or given up, once; until then its room is taken.
 
 Invariant of ``LastRanges``: at most ``bytes_max`` are kept, or what came last.
 """
 
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
@@ -23,12 +28,36 @@ class Extent:
 
     key: str
     start: int
-    body: bytes
+    body: memoryview
 
     @property
     def end(self) -> int:
         """Right behind its last byte."""
         return self.start + len(self.body)
+
+
+class Blank(Protocol):
+    """Room for bytes of an object that are on their way."""
+
+    @property
+    def targets(self) -> Sequence[memoryview]:
+        """What they are written into, back to back; not once it was kept or given up."""
+        ...
+
+    def part(self, start: int, end: int) -> memoryview:
+        """Return bytes ``start`` to ``end`` of the object, all of which were written by now.
+
+        They stay what they are. Few of them by themselves: who is slow holds no more than that.
+        """
+        ...
+
+    def keep(self, *, ahead: bool) -> None:
+        """Let the bytes be found. ``ahead``: nobody waited for them."""
+        ...
+
+    def give_up(self) -> None:
+        """Give the room back."""
+        ...
 
 
 class RangeMemory(Protocol):
@@ -45,24 +74,43 @@ class RangeMemory(Protocol):
         """Say whether this byte is kept."""
         ...
 
-    def promise(self, size: int, *, ahead: bool) -> bool:
-        """Keep room for what is about to be fetched, until it is settled; or say there is none.
+    def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
+        """Return room for what is about to be fetched; None: there is none.
 
         ``ahead``: nobody waits for it yet.
         """
         ...
 
-    def settle(self, size: int) -> None:
-        """End a promise, right before the bytes are put in or when they won't be."""
-        ...
-
-    def put(self, extent: Extent, *, ahead: bool) -> None:
-        """Keep these bytes, as far as there is room."""
-        ...
-
     def forget(self, key: str) -> None:
         """Drop all of an object."""
         ...
+
+
+class LooseBlank:
+    """A blank on Python's heap, of which ``keep`` tells whoever is to have it."""
+
+    def __init__(
+        self, start: int, size: int, kept: Callable[[memoryview], None] | None = None
+    ) -> None:
+        body = memoryview(bytearray(size))
+        self.targets = [body]
+        self._start = start
+        self._body = body.toreadonly()
+        self._kept = kept
+
+    def __repr__(self) -> str:
+        return f"<LooseBlank of {len(self._body)} bytes>"
+
+    def part(self, start: int, end: int) -> memoryview:
+        part = self._body[start - self._start : end - self._start]
+        return part if 2 * len(part) >= len(self._body) else memoryview(bytes(part))
+
+    def keep(self, *, ahead: bool) -> None:
+        if self._kept is not None:
+            self._kept(self._body)
+
+    def give_up(self) -> None:
+        """Nobody has it."""
 
 
 class LastRanges:
@@ -87,27 +135,24 @@ class LastRanges:
         if extent is None:
             return None
         self._order.move_to_end(extent)
-        return memoryview(extent.body)[start - extent.start : end - extent.start]
+        return extent.body[start - extent.start : end - extent.start]
 
     def known(self, key: str, at: int) -> bool:
         return self._at(key, at) is not None
 
-    def promise(self, size: int, *, ahead: bool) -> bool:
-        return True
+    def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
+        return LooseBlank(start, size, lambda body: self._put(Extent(key, start, body)))
 
-    def settle(self, size: int) -> None:
-        """Nothing was kept free."""
+    def forget(self, key: str) -> None:
+        for extent in list(self._by_key.get(key, ())):
+            self._drop(extent)
 
-    def put(self, extent: Extent, *, ahead: bool) -> None:
+    def _put(self, extent: Extent) -> None:
         insort(self._by_key.setdefault(extent.key, []), extent, key=attrgetter("start"))
         self._order[extent] = None
         self.kept_bytes += len(extent.body)
         while self.kept_bytes > self._bytes_max and len(self._order) > 1:
             self._drop(next(iter(self._order)))
-
-    def forget(self, key: str) -> None:
-        for extent in list(self._by_key.get(key, ())):
-            self._drop(extent)
 
     def _at(self, key: str, at: int) -> Extent | None:
         extents = self._by_key.get(key, [])

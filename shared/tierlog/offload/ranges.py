@@ -9,27 +9,34 @@ read that begins anywhere fetches only its own; one that goes on from what is ke
 longer than a range, fetches its last range to the end.
 
 Invariants:
-    * A unit is fetched once at a time, however many want it, and all who waited for it get it:
-      also when there was no room to keep it.
+    * A unit is fetched once at a time, however many want it, and all who waited for it get it, or
+      the error: also when there was no room to keep it.
     * At most ``in_flight_max`` fetches run, over all objects.
-    * What nobody waits for is only fetched where the memory promises room for it.
+    * What nobody waits for is only fetched where the memory has room for it.
+    * What comes is written where it is kept, and nowhere else.
     * A range has exactly the length that the object's size says, or the read fails.
     * What has grains is checked against them before anything is made of it, or kept. What differs
       is fetched once more, since most damage happens on the way.
 
-Cancellation: who is cancelled gives up its own fetch; those that waited for it fetch anew.
+Cancellation: within ``run`` a fetch that has begun goes on when whoever asked for it goes, and is
+kept. One that waits for its turn, and each without ``run``, is given up by who is cancelled; those
+that waited for it fetch anew.
 """
 
 import asyncio
-from dataclasses import dataclass
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from tierlog.format.checksum import Buffer
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.groups import plain_errors
-from tierlog.offload.range_memory import Extent, LastRanges, RangeMemory
+from tierlog.offload.range_memory import Blank, LastRanges, LooseBlank, RangeMemory
+from tierlog.ports.filling import length_of
 from tierlog.ports.objects import ObjectReads
 
 log = structlog.get_logger()
@@ -57,7 +64,7 @@ class GrainChecks(Protocol):
         """How long each is, but the last."""
         ...
 
-    async def check(self, start: int, body: bytes) -> None:
+    async def check(self, start: int, body: Sequence[Buffer]) -> None:
         """Raise ``CorruptError`` unless ``body`` belongs at ``start``, where a grain begins."""
         ...
 
@@ -75,13 +82,56 @@ class _UnitId(NamedTuple):
     start: int
 
 
+class _Span(NamedTuple):
+    """A request: whole units, from byte ``start`` to ``end``."""
+
+    units: list[_UnitId]
+    start: int
+    end: int
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """Who waits for bytes from ``at`` on; None comes when whoever fetched them gave up."""
+
+    at: int
+    end: int
+    landed: asyncio.Future[memoryview | None]
+
+
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A request on its way; it lands with None when whoever made it gave up or failed."""
+    """A request on its way, and all who ever waited for it."""
 
-    landed: asyncio.Future[Extent | None]
-    ahead: bool
-    """Nobody waits for it yet."""
+    for_nobody: bool = False
+    """It was begun ahead of all who read."""
+    waiters: list[_Waiter] = field(default_factory=list)
+
+    @property
+    def ahead(self) -> bool:
+        """Nobody waits for it yet."""
+        return not self.waiters
+
+    def land(self, blank: Blank, end: int) -> None:
+        """Give each its part of what is there up to ``end``."""
+        for one in self.waiters:
+            if not one.landed.done():
+                one.landed.set_result(blank.part(one.at, min(one.end, end)))
+
+    def fail(self, error: BaseException) -> None:
+        """Tell those who wait, unless they may try by themselves.
+
+        That somebody gave up is nobody else's error; nor is what fetching ahead met.
+        """
+        told = isinstance(error, Exception) and not self.for_nobody
+        for one in self.waiters:
+            if one.landed.done():
+                continue
+            if told:
+                one.landed.set_exception(error)
+                one.landed.exception()  # whoever waits may be going just now
+            else:
+                one.landed.set_result(None)
 
 
 class Ranges:
@@ -95,6 +145,8 @@ class Ranges:
         self._memory = memory if memory is not None else LastRanges(limits.kept_bytes_max)
         self._slots = asyncio.Semaphore(limits.in_flight_max)
         self._flying: dict[_UnitId, _Flight] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self.in_flight = 0
         """Requests that are being answered."""
         self.fetches = 0
@@ -105,6 +157,18 @@ class Ranges:
 
     def __repr__(self) -> str:
         return f"<Ranges fetches={self.fetches} flying={len(self._flying)} {self._memory}>"
+
+    @contextlib.asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        """Let what has begun go on, within the context, when whoever asked for it goes."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                yield
+            finally:
+                self._group = None
+                for task in self._tasks:
+                    task.cancel()
 
     async def read(
         self, source: Source, start: int, end: int, *, exact: bool = False
@@ -201,22 +265,26 @@ class Ranges:
             at += sum(map(len, kept))
             if at >= end:
                 return pieces
-            extent = await self._landed(source, at // self._unit_of(source), stop)
-            if extent is not None and extent.start <= at < extent.end:
-                piece = _part_of(extent, at, end)
+            piece = await self._landed(source, at, end, stop)
+            if piece is not None:
                 self.bytes_waited_for += len(piece)
                 pieces.append(piece)
                 at += len(piece)
 
-    async def _landed(self, source: Source, number: int, stop: int) -> Extent | None:
-        """Return what brings a unit that is not kept; None: who fetched it gave up."""
-        flight = self._flying.get(_UnitId(source.key, number * self._unit_of(source)))
-        if flight is None:
+    async def _landed(self, source: Source, at: int, end: int, stop: int) -> memoryview | None:
+        """Return what comes of bytes ``at`` to ``end``; None: who fetched it gave up."""
+        unit = self._unit_of(source)
+        number = at // unit
+        waiter = _Waiter(at, end, asyncio.get_running_loop().create_future())
+        flight = self._flying.get(_UnitId(source.key, number * unit))
+        if flight is not None:
+            flight.waiters.append(waiter)
+        else:
             stop = self._unknown_stop(source, number, stop)
-            return await self._fetch(source, number, stop, ahead=False)
-        flight.ahead = False
-        await asyncio.wait({flight.landed})
-        return flight.landed.result()
+            span = self._span(source, number, stop)
+            with contextlib.suppress(Exception):  # who waits is told
+                await self._fetch(source, span, _Flight(waiters=[waiter]))
+        return await waiter.landed
 
     async def _warm(self, source: Source, number: int, stop: int) -> None:
         """Fetch what is missing of some units, until there is no room for it."""
@@ -225,70 +293,100 @@ class Ranges:
                 number += 1
                 continue
             upto = self._unknown_stop(source, number, stop)
-            if await self._fetch(source, number, upto, ahead=True) is None:
+            span = self._span(source, number, upto)
+            if not await self._fetch(source, span, _Flight(for_nobody=True)):
                 return
             number = upto
 
-    async def _fetch(self, source: Source, first: int, stop: int, *, ahead: bool) -> Extent | None:
-        """Fetch units and keep them if there is room; None: there is none, and nobody waits."""
+    def _span(self, source: Source, first: int, stop: int) -> _Span:
         unit = self._unit_of(source)
-        start, size = first * unit, min(stop * unit, source.size) - first * unit
-        flight = _Flight(asyncio.get_running_loop().create_future(), ahead)
-        unit_ids = [_UnitId(source.key, number * unit) for number in range(first, stop)]
-        self._flying.update(dict.fromkeys(unit_ids, flight))
-        extent, promised = None, False
-        try:
-            # Room is promised to what is on its way, not to what waits for its turn.
-            async with self._slots:
-                promised = self._memory.promise(size, ahead=flight.ahead)
-                if promised or not flight.ahead:
-                    extent = Extent(source.key, start, await self._get_checked(source, start, size))
-        finally:
-            for unit_id in unit_ids:
-                del self._flying[unit_id]
-            flight.landed.set_result(extent)
-            if promised:
-                self._memory.settle(size)
-        if promised and extent is not None:
-            self._memory.put(extent, ahead=flight.ahead)
-        return extent
+        units = [_UnitId(source.key, number * unit) for number in range(first, stop)]
+        return _Span(units, first * unit, min(stop * unit, source.size))
 
-    async def _get_checked(self, source: Source, start: int, size: int) -> bytes:
-        body = await self._get(source, start, size)
-        if source.grains is None:
-            return body
+    async def _fetch(self, source: Source, span: _Span, flight: _Flight) -> bool:
+        """Fetch a span for those who wait for it, and keep it if there is room.
+
+        False: there is none, and nobody waits. Within ``run`` it may return before it landed.
+        """
+        self._flying.update(dict.fromkeys(span.units, flight))
         try:
-            await source.grains.check(start, body)
+            await self._slots.acquire()
+        except BaseException as error:
+            self._end(span, flight, error)
+            raise
+        # Nothing is awaited between having the slot and who gives it back.
+        if self._group is None or flight.ahead:
+            return await self._bring(source, span, flight)
+        task = self._group.create_task(self._bring_for_all(source, span, flight))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def _bring_for_all(self, source: Source, span: _Span, flight: _Flight) -> None:
+        # Those who wait have been told.
+        with contextlib.suppress(Exception):
+            await self._bring(source, span, flight)
+
+    async def _bring(self, source: Source, span: _Span, flight: _Flight) -> bool:
+        """Fetch a span, whose slot is taken; see ``_fetch``."""
+        size = span.end - span.start
+        error: BaseException = asyncio.CancelledError()
+        blank: Blank | None = None
+        try:
+            # Room is taken by what is on its way, not by what waits for its turn.
+            blank = self._memory.blank(source.key, span.start, size, ahead=flight.ahead)
+            if blank is None and flight.ahead:
+                return False
+            blank = blank if blank is not None else LooseBlank(span.start, size)
+            await self._get_checked(source, span.start, blank.targets)
+            flight.land(blank, span.end)
+        except BaseException as caught:
+            error = caught
+            if blank is not None:
+                blank.give_up()
+            raise
+        else:
+            blank.keep(ahead=flight.ahead)
+            return True
+        finally:
+            self._slots.release()
+            self._end(span, flight, error)
+
+    def _end(self, span: _Span, flight: _Flight, error: BaseException) -> None:
+        """Take a flight out; who has nothing of it yet is told why."""
+        for unit_id in span.units:
+            del self._flying[unit_id]
+        flight.fail(error)
+
+    async def _get_checked(self, source: Source, start: int, targets: Sequence[memoryview]) -> None:
+        await self._get(source, start, targets)
+        if source.grains is None:
+            return
+        try:
+            await source.grains.check(start, targets)
         except CorruptError as error:
             self.mismatches += 1
             log.warning("range.differs", key=source.key, offset=start, cause=str(error))
-            body = await self._get(source, start, size)
-            await source.grains.check(start, body)
-        return body
+            await self._get(source, start, targets)
+            await source.grains.check(start, targets)
 
-    async def _get(self, source: Source, start: int, size: int) -> bytes:
+    async def _get(self, source: Source, start: int, targets: Sequence[memoryview]) -> None:
+        size = length_of(targets)
         self.in_flight += 1
         try:
-            body = await self._objects.get_range(source.key, start, size)
+            found = await self._objects.get_range_into(source.key, start, targets)
         finally:
             self.in_flight -= 1
-        if body is None:
+        if found is None:
             raise object_gone(source.key)
-        if len(body) != size:
+        if found != size:
             raise CorruptError(
-                f"object {source.key} ends at byte {start + len(body)} of {source.size}",
+                f"object {source.key} ends at byte {start + found} of {source.size}",
                 remedy=REPAIR_COPY,
-                details={"object": source.key, "offset": str(start + len(body))},
+                details={"object": source.key, "offset": str(start + found)},
             )
         self.fetches += 1
         self.bytes_fetched += size
-        return body
-
-
-def _part_of(extent: Extent, start: int, end: int) -> memoryview:
-    """Return bytes of an extent; few of them by themselves: who is slow holds no more than that."""
-    part = memoryview(extent.body)[start - extent.start : end - extent.start]
-    return part if 2 * len(part) >= len(extent.body) else memoryview(bytes(part))
 
 
 def object_gone(key: str) -> RefusedError:

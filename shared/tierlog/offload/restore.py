@@ -30,7 +30,7 @@ from tierlog.catalog.restore import RestoredStream
 from tierlog.format.attribute_objects import attributes_folder
 from tierlog.format.keys import key_prefix, object_keys, parse_key
 from tierlog.format.manifest import unkeep
-from tierlog.model.attribute_record import AttributesRecord
+from tierlog.model.attribute_record import AttributesRecord, losses_of
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, StreamName
 from tierlog.model.manifest import NO_LEDGER, ManifestCopy, ManifestHead, ManifestLedger
@@ -298,14 +298,14 @@ class Restorer:
         """Return the checkpoint that comes back, and why writers' state is unknown if it is."""
         cause, named = attributes_cause(head, ledgers), head.attributes
         if named is None or cause is not None:
-            return None, cause
+            return losses_of(named), cause
         folder = attributes_folder(self._prefix, head.stream, head.incarnation)
         try:
             return await checked_attributes(self._objects, folder, named, self._checks), None
         except CorruptError as error:
             damage = Finding(verdict=Verdict.DAMAGED, stream=head.stream, cause=error.message)
             findings.append(damage)
-            return None, attributes_cause(replace(head, attributes=None), ledgers)
+            return losses_of(named), attributes_cause(replace(head, attributes=None), ledgers)
 
     async def _check_all(self, ledgers: Sequence[ManifestLedger]) -> list[str | None]:
         async def one(ledger: ManifestLedger) -> str | None:

@@ -7,7 +7,8 @@ begins. Does not own the layout (``tierlog.format.side``), nor the data object's
 Invariants:
     * A header is of the ledger, the attempt and the index that it is used with, and has the
       digest that the ledger's context names, wherever it came from. Pages were made for it.
-    * ``size_bytes <= bytes_max`` after every call; a page is fetched once at a time.
+    * ``size_bytes <= bytes_max`` after every call; a page is fetched once at a time, and all who
+      waited for it get it, or the error.
     * Damage is ``CorruptError`` with the object and the byte, and is never remembered.
 
 Without a digest of what is wanted the shared cache is not used.
@@ -16,12 +17,13 @@ Without a digest of what is wanted the shared cache is not used.
 import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import structlog
 
-from tierlog.format.checksum import crc32c
+from tierlog.format.checksum import Buffer, crc32c_of
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.format.grains import GrainColumns
 from tierlog.format.index import ObjectIndex
@@ -32,13 +34,14 @@ from tierlog.format.side import (
     SideHeader,
     last_at_or_before,
 )
-from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.offsets import Note
 from tierlog.offload.ranges import object_gone
 from tierlog.ports.cache import SharedCache
+from tierlog.ports.filling import cut, length_of
 from tierlog.ports.objects import ObjectReads
 
 log = structlog.get_logger()
@@ -93,6 +96,9 @@ class SidePages:
             if flying is None:
                 return await self._fetch(key, header, number)
             await asyncio.wait({flying})
+            error = flying.exception()
+            if error is not None:
+                raise error
 
     def put(self, key: str, number: int, rows: GrainColumns) -> None:
         """Keep a page."""
@@ -122,11 +128,17 @@ class SidePages:
             pages = await self._get(key, header, number, stop)
             for page_id, rows in zip(page_ids, pages, strict=True):
                 self.put(key, page_id.number, rows)
+            landed.set_result(None)
             return pages[0]
+        except TierlogError as error:
+            landed.set_exception(error)
+            landed.exception()  # perhaps nobody else waits
+            raise
         finally:
             for page_id in page_ids:
                 del self._flying[page_id]
-            landed.set_result(None)
+            if not landed.done():  # whoever fetched them gave up
+                landed.set_result(None)
 
     async def _get(self, key: str, header: SideHeader, first: int, stop: int) -> list[GrainColumns]:
         start, end = header.page_place(first)[0], header.page_place(stop - 1)[1]
@@ -207,14 +219,14 @@ class SideReader:
         known = high > 0
         return (int(low[known].min()), int(high.max())) if bool(known.any()) else (0, 0)
 
-    async def check(self, start: int, body: bytes) -> None:
+    async def check(self, start: int, body: Sequence[Buffer]) -> None:
         """Raise ``CorruptError`` unless the grains of ``body`` are as they were written."""
         size = self.grain_len
         assert start % size == 0
-        view, first = memoryview(body), start // size
-        sums = await self._column("crcs", first, first + -(-len(body) // size))
+        first = start // size
+        sums = await self._column("crcs", first, first + -(-length_of(body) // size))
         for number, expected in enumerate(sums.tolist()):
-            if crc32c(view[number * size : (number + 1) * size]) != expected:
+            if crc32c_of(cut(body, number * size, (number + 1) * size)) != expected:
                 self._damaged(first + number)
 
     def forget(self) -> None:

@@ -20,9 +20,10 @@ from tierlog.attributes.objects import IndexObjects
 from tierlog.attributes.page_cache import PageCache
 from tierlog.attributes.store import IndexLimits, Tier2AttributeIndex
 from tierlog.attributes.update import Shape
+from tierlog.catalog import Catalog
 from tierlog.format import paths
 from tierlog.format.attribute_records import encode_attributes
-from tierlog.model.attribute_record import AttributesRecord, KeptRoot
+from tierlog.model.attribute_record import AttributesRecord, GivenUp, KeptRoot
 from tierlog.model.attributes import EVENT_COUNT, AttributeKey, Checkpoint
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, NodeId
@@ -48,6 +49,10 @@ def index_of(site: Site, *, prefix: str = "") -> Tier2AttributeIndex:
         limits=IndexLimits(chunk_objects_max=2),
         shape=Shape(page_bytes=256),
     )
+
+
+def catalog_of(life: "Life") -> Catalog:
+    return life.site.world.catalog()
 
 
 class Life:
@@ -193,6 +198,49 @@ def test_a_damaged_checkpoint_is_named_and_left_out_once_that_is_accepted(what: 
         plan, claimed = await life.restored()
         assert plan.findings == ()
         assert await all_of(index, await index.load(claimed)) == life.values
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("checkpoint", ["named", "damaged", "none"])
+def test_what_was_given_up_is_known_after_a_restore(checkpoint: str) -> None:
+    """Else a rebuild would count entries that everybody was told are not counted."""
+
+    async def main() -> None:
+        life = Life()
+        await life.start()
+        if checkpoint == "none":
+            ledger_id = await life.site.copied(life.claimed, entries(0))
+        else:
+            ledger_id = await life.ledger(0)
+        catalog = life.site.world.catalog()
+        lost = GivenUp(ledger_id, EntryId(1), EntryId(2))
+        await catalog.attributes.accept_loss(life.claimed, by="admin")
+        await catalog.attributes.give_up(life.claimed, lost)
+        await life.site.write_manifests()
+        if checkpoint == "damaged":
+            for key in [one for one in life.site.world.bucket.objects if "/attributes/" in one]:
+                life.site.world.bucket.damage(key, 5)
+        life.site.lose_metadata()
+        restorer = life.site.restorer()
+        plan = await restorer.plan()
+        plan.check(accept_loss=False, accept_damage=checkpoint == "damaged")
+        await restorer.apply(plan, life.site.world.catalog())
+        record = await life.site.world.catalog().attributes.get(STREAM)
+        assert record is not None
+        assert record.given_up == (lost,)
+        through = Position(ledger_id, EntryId(len(entries(0)) - 1))
+        assert record.newest.through == (through if checkpoint == "named" else None)
+        # And the manifest after that has it still.
+        claimed = await catalog_of(life).streams.claim(STREAM, NodeId("n9"))
+        index = index_of(life.site)
+        base = await index.load(claimed)
+        await index.flush(claimed, base, changes={}, core={}, through=through)
+        await life.site.write_manifests()
+        known = await life.site.store().newest(STREAM, life.claimed.incarnation)
+        assert known.head is not None
+        assert known.head.attributes is not None
+        assert known.head.attributes.given_up == (lost,)
 
     run_virtual(main(), until_s=1000)
 

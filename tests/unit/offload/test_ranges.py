@@ -3,17 +3,20 @@
 import asyncio
 import itertools
 import random
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import World
 from tierlog.adapters.memory.faults import FaultRates, Faults
-from tierlog.format.checksum import crc32c
+from tierlog.format.checksum import Buffer, crc32c
 from tierlog.model.errors import CorruptError, RetryableError
-from tierlog.offload.range_memory import Extent, LastRanges
+from tierlog.offload.range_memory import LastRanges
 from tierlog.offload.ranges import RangeLimits, Ranges, Source
+from tierlog.ports.filling import Filling
 
 SIZE = 5000
 BODY = random.Random(1).randbytes(SIZE)
@@ -27,11 +30,12 @@ class Sums:
     def __init__(self) -> None:
         self.sums = [crc32c(BODY[at : at + 64]) for at in range(0, SIZE, 64)]
 
-    async def check(self, start: int, body: bytes) -> None:
+    async def check(self, start: int, body: Sequence[Buffer]) -> None:
         await asyncio.sleep(0)
         assert start % 64 == 0
-        for at in range(0, len(body), 64):
-            if crc32c(body[at : at + 64]) != self.sums[(start + at) // 64]:
+        whole = b"".join(body)
+        for at in range(0, len(whole), 64):
+            if crc32c(whole[at : at + 64]) != self.sums[(start + at) // 64]:
                 raise CorruptError("differs", remedy="", details={"offset": str(start + at)})
 
 
@@ -44,20 +48,20 @@ class Watched:
         self.flying: list[range] = []
         self.peak = 0
 
-    async def get_range(self, key: str, start: int, length: int) -> bytes:
-        span = range(start, start + length)
+    async def get_range_into(self, key: str, start: int, targets: Sequence[memoryview]) -> int:
+        span = range(start, start + sum(map(len, targets)))
         assert not any(span.start < one.stop and one.start < span.stop for one in self.flying)
         self.flying.append(span)
         self.peak = max(self.peak, len(self.flying))
         try:
-            body: bytes = await self._objects.get_range(key, start, length)
+            found: int = await self._objects.get_range_into(key, start, targets)
         finally:
             self.flying.remove(span)
         # The first try of every other range is damaged on its way.
         if self._damages and start // 64 % 2 and random.Random(start).random() < 0.5:
             self._damages = False
-            return b"\0" + body[1:]
-        return body
+            targets[0][0] ^= 1
+        return found
 
 
 reads = st.lists(
@@ -119,11 +123,8 @@ def test_many_readers_get_their_bytes_and_fetch_none_twice_at_once(
 class NoRoom(LastRanges):
     """A memory that is full, and stays so."""
 
-    def promise(self, size: int, *, ahead: bool) -> bool:
-        return False
-
-    def put(self, extent: Extent, *, ahead: bool) -> None:
-        raise AssertionError("nobody promised it room")
+    def blank(self, key: str, start: int, size: int, *, ahead: bool) -> None:
+        return None
 
 
 def test_all_who_waited_for_a_range_get_it_though_it_is_not_kept():
@@ -157,3 +158,121 @@ def test_what_nobody_waits_for_is_not_fetched_where_there_is_no_room():
         assert await ranges.read(Source("k", SIZE), 0, 10) == BODY[:10]
 
     run_virtual(main(), until_s=1000)
+
+
+class Slow:
+    """An object store whose answers come when they are told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.answers = asyncio.Event()
+        self.fails = 0
+
+    async def get_range_into(self, key: str, start: int, targets: Sequence[memoryview]) -> int:
+        self.asked.append(start)
+        await self.answers.wait()
+        if self.fails:
+            self.fails -= 1
+            raise RetryableError("away", remedy="wait")
+        Filling(targets).add(BODY[start : start + sum(map(len, targets))])
+        return sum(map(len, targets))
+
+
+def slow_ranges(in_flight_max: int = 1) -> tuple[Slow, Ranges]:
+    objects = Slow()
+    limits = RangeLimits(range_bytes=1000, in_flight_max=in_flight_max)
+    return objects, Ranges(objects, limits)  # type: ignore[arg-type]
+
+
+def test_what_has_begun_is_kept_though_whoever_asked_for_it_went():
+    async def main():
+        objects, ranges = slow_ranges()
+        async with ranges.run():
+            gone = asyncio.create_task(ranges.read(Source("k", SIZE), 0, 100))
+            await asyncio.sleep(1)
+            joined = asyncio.create_task(ranges.read(Source("k", SIZE), 50, 150))
+            await asyncio.sleep(1)
+            gone.cancel()
+            await asyncio.sleep(1)
+            joined.cancel()
+            await asyncio.sleep(1)
+            objects.answers.set()
+            assert await ranges.read(Source("k", SIZE), 100, 200) == BODY[100:200]
+            assert objects.asked == [0]
+            assert not ranges._flying
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_what_waits_for_its_turn_is_given_up_with_the_last_who_wants_it():
+    async def main():
+        objects, ranges = slow_ranges()
+        async with ranges.run():
+            first = asyncio.create_task(ranges.read(Source("k", SIZE), 0, 100))
+            await asyncio.sleep(1)
+            many = [
+                asyncio.create_task(ranges.read(Source("k", SIZE), start, start + 1))
+                for start in range(1000, SIZE, 1000)
+            ]
+            await asyncio.sleep(1)
+            for one in many:
+                one.cancel()
+            await asyncio.sleep(1)
+            assert len(ranges._flying) == 1
+            objects.answers.set()
+            assert await first == BODY[:100]
+            assert objects.asked == [0]
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_an_error_is_told_to_all_who_waited_and_asked_for_once():
+    async def main():
+        objects, ranges = slow_ranges()
+        objects.fails = 1
+        async with ranges.run():
+            tasks = [
+                asyncio.create_task(ranges.read(Source("k", SIZE), at, at + 1)) for at in range(20)
+            ]
+            await asyncio.sleep(1)
+            objects.answers.set()
+            await asyncio.wait(tasks)
+        assert all(isinstance(one.exception(), RetryableError) for one in tasks)
+        assert objects.asked == [0]
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_what_fetching_ahead_meets_is_no_readers_error():
+    async def main():
+        objects, ranges = slow_ranges()
+        objects.fails = 1
+        async with ranges.run():
+            ahead = asyncio.create_task(ranges.warm(Source("k", SIZE), 0, 10))
+            await asyncio.sleep(1)
+            read = asyncio.create_task(ranges.read(Source("k", SIZE), 0, 10))
+            await asyncio.sleep(1)
+            objects.answers.set()
+            with pytest.raises(RetryableError):
+                await ahead
+            assert await read == BODY[:10]
+            assert objects.asked == [0, 0]
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_damage_that_stays_is_told_and_takes_no_room():
+    async def main():
+        world = World()
+        await world.bucket.connect().put("k", BODY, metadata={})
+        world.bucket.damage("k", 70)
+        memory = LastRanges(10**6)
+        ranges = Ranges(world.bucket.connect(), RangeLimits(range_bytes=256), memory)
+        async with ranges.run():
+            with pytest.raises(CorruptError):
+                await ranges.read(Source("k", SIZE, Sums()), 0, 10**3)
+        assert ranges.mismatches == 1
+        assert not memory.known("k", 70)
+        assert not ranges._flying
+
+    run_virtual(main())

@@ -26,7 +26,7 @@ class AsgiClient:
 
     def __init__(self, app, *, piece_s: float = 0.0, host: str = "client") -> None:
         self.app = app
-        self._piece_s = piece_s
+        self.piece_s = piece_s
         self._host = host
 
     async def get(self, path, *, params=None, headers=None) -> Answer:
@@ -60,7 +60,7 @@ class AsgiClient:
             if message["type"] == "http.response.start":
                 started.append(message)
                 return
-            await asyncio.sleep(self._piece_s)
+            await asyncio.sleep(self.piece_s)
             pieces.append(message.get("body", b""))
 
         await self.app(scope, receive, send)

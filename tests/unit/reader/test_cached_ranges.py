@@ -1,8 +1,10 @@
 """Ranges in the streaming cache: the same bytes as without it, within its bound, read once."""
 
 import asyncio
+import contextlib
 import random
 import tracemalloc
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +15,10 @@ from tests.unit.offload.world import World
 from tests.unit.reader.cache.audit import audit
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.adapters.memory.faults import FaultRates, Faults
-from tierlog.format.checksum import crc32c
+from tierlog.format.checksum import Buffer, crc32c
 from tierlog.model.errors import CorruptError, RetryableError
-from tierlog.offload.range_memory import Extent
 from tierlog.offload.ranges import RangeLimits, Ranges, Source
+from tierlog.ports.filling import Filling
 from tierlog_reader.cache.layout import Layout
 from tierlog_reader.cache.manager import Line, Thresholds
 from tierlog_reader.cache.store import StreamingCache
@@ -32,6 +34,14 @@ def memory_of(size: int = 2 * MIB, **named) -> CachedRanges:
     return CachedRanges(StreamingCache(size), **{"objects_max": 100, **named})
 
 
+def put(memory: CachedRanges, key: str, start: int, body: bytes, *, ahead: bool = False) -> None:
+    """Keep bytes as a fetch does, if there is room."""
+    blank = memory.blank(key, start, len(body), ahead=ahead)
+    if blank is not None:
+        Filling(blank.targets).add(body)
+        blank.keep(ahead=ahead)
+
+
 class Sums:
     """Checks of grains, as a side object does them."""
 
@@ -42,10 +52,11 @@ class Sums:
         starts = range(0, len(body), GRAIN)
         self.sums = [crc32c(body[start : start + GRAIN]) for start in starts]
 
-    async def check(self, start: int, body: bytes) -> None:
+    async def check(self, start: int, body: Sequence[Buffer]) -> None:
         await asyncio.sleep(0)
-        for skip in range(0, len(body), GRAIN):
-            if crc32c(body[skip : skip + GRAIN]) != self.sums[(start + skip) // GRAIN]:
+        whole = b"".join(body)
+        for skip in range(0, len(whole), GRAIN):
+            if crc32c(whole[skip : skip + GRAIN]) != self.sums[(start + skip) // GRAIN]:
                 raise CorruptError("differs", remedy="", details={"offset": str(start + skip)})
 
 
@@ -69,9 +80,11 @@ def check_bounds(memory: CachedRanges) -> None:
     entries = [entry for index in memory._indexes.values() for entry in index._entries.values()]
     assert all(entry.pins == 0 for entry in entries)
     assert manager.owners_bytes == INDEX_OBJECT_BYTES * len(memory._indexes)
-    beside = ENTRY_OBJECT_BYTES * len(entries) + manager.owners_bytes
+    addresses = [entry.address for entry in entries]
+    addresses += [address for blank in memory.blanks for address in blank.addresses]
+    beside = ENTRY_OBJECT_BYTES * len(addresses) + manager.owners_bytes
     assert manager.used_bytes == store.used_bytes + beside
-    audit(store, [entry.address for entry in entries])
+    audit(store, addresses)
 
 
 steps = st.tuples(
@@ -119,11 +132,14 @@ def test_many_readers_get_their_bytes_out_of_two_mebibytes(wanted, range_bytes, 
                 check_bounds(memory)
 
         async with memory.run():
-            async with asyncio.TaskGroup() as group:
-                for one in wanted:
-                    group.create_task(take(*one))
+            async with ranges.run():
+                async with asyncio.TaskGroup() as group:
+                    for one in wanted:
+                        group.create_task(take(*one))
+                check_bounds(memory)
             check_bounds(memory)
             assert memory.manager.promised_bytes == 0
+            assert not memory.blanks
             assert not ranges._flying
             assert len(memory._indexes) <= 3
         # Compared at the end: by then the cache has used the same blocks for other bytes.
@@ -221,7 +237,7 @@ def test_small_objects_fill_the_budget_with_what_they_take_beside_the_pool(size)
         before = tracemalloc.get_traced_memory()[0]
         for number in range(1000):
             for start in (0, MIB):
-                memory.put(Extent(f"{number}", start, body), ahead=False)
+                put(memory, f"{number}", start, body)
             assert memory.manager.used_bytes <= memory.store.bytes_max
         heap = tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -235,13 +251,13 @@ def test_small_objects_fill_the_budget_with_what_they_take_beside_the_pool(size)
 
 def test_what_was_given_out_stays_when_its_blocks_are_used_again():
     memory = memory_of()
-    memory.put(Extent("a", 0, b"a" * 1000), ahead=False)
+    put(memory, "a", 0, b"a" * 1000)
     found = memory.get("a", 10, 500)
     assert memory.get("a", 1000, 1001) is None
     memory.forget("a")
     assert memory.get("a", 10, 500) is None
     assert not memory.known("a", 10)
-    memory.put(Extent("b", 0, b"b" * MIB), ahead=False)
+    put(memory, "b", 0, b"b" * MIB)
     assert found is not None
     assert found == b"a" * 490
     assert found.readonly
@@ -250,9 +266,9 @@ def test_what_was_given_out_stays_when_its_blocks_are_used_again():
 def test_the_object_used_longest_ago_goes_when_there_are_too_many():
     memory = memory_of(objects_max=2)
     for key in "ab":
-        memory.put(Extent(key, 0, b"x"), ahead=False)
+        put(memory, key, 0, b"x")
     assert memory.get("a", 0, 1) is not None
-    memory.put(Extent("c", 0, b"x"), ahead=False)
+    put(memory, "c", 0, b"x")
     assert [memory.known(key, 0) for key in "abc"] == [True, False, True]
     assert memory.store.entries == 2
 
@@ -262,7 +278,7 @@ async def test_what_nobody_uses_is_given_back_and_the_ticks_end_with_the_run():
     memory = memory_of(8 * MIB, thresholds=Thresholds(idle=10, patience=5))
     async with memory.run():
         for key in "abcdef":
-            memory.put(Extent(key, 0, bytes(MIB)), ahead=key == "f")
+            put(memory, key, 0, bytes(MIB), ahead=key == "f")
         touched = memory.store.state().touched
         assert touched >= 6 * MIB
         await asyncio.sleep(8)
@@ -281,6 +297,126 @@ async def test_what_nobody_uses_is_given_back_and_the_ticks_end_with_the_run():
     assert memory.manager.generation == generation >= 60, "one each second"
     with pytest.raises(ValueError, match="released"):
         memory.store.insert(b"x")
+
+
+class Torn:
+    """A store whose answers stop in the middle, until they are told to go on."""
+
+    def __init__(self, *, flips: int = 0) -> None:
+        self.goes_on = asyncio.Event()
+        self.halves = 0
+        self.flips = flips
+
+    async def get_range_into(self, key: str, start: int, targets: Sequence[memoryview]) -> int:
+        body = BODIES[key][start : start + sum(map(len, targets))]
+        half, whole = Filling(targets), Filling(targets)
+        half.add(body[: len(body) // 2])
+        self.halves += 1
+        await self.goes_on.wait()
+        whole.add(body)
+        if self.flips:
+            self.flips -= 1
+            targets[0][10] ^= 1
+        return len(body)
+
+
+def torn_ranges(objects: Torn, memory: CachedRanges) -> Ranges:
+    return Ranges(objects, RangeLimits(), memory)  # type: ignore[arg-type]
+
+
+def test_what_comes_lies_in_the_cache_and_is_found_once_all_of_it_is_there():
+    async def main():
+        memory, objects = memory_of(4 * MIB), Torn()
+        ranges = torn_ranges(objects, memory)
+        async with ranges.run():
+            gone = asyncio.create_task(ranges.read(source_of("a"), 0, 1000))
+            await asyncio.sleep(1)
+            (blank,) = memory.blanks
+            assert bytes(b"".join(blank.targets))[:1000] == BODIES["a"][:1000]
+            assert memory.get("a", 0, 10) is None
+            assert not memory.known("a", 0)
+            check_bounds(memory)
+            gone.cancel()
+            await asyncio.sleep(1)
+            objects.goes_on.set()
+            await asyncio.sleep(1)
+            assert bytes(memory.get("a", 0, 1000) or b"") == BODIES["a"][:1000]
+            assert not memory.blanks
+            assert objects.halves == 1
+            check_bounds(memory)
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_body_that_is_given_up_in_its_middle_leaves_no_block_taken(running):
+    async def main():
+        memory, objects = memory_of(4 * MIB), Torn()
+        ranges = torn_ranges(objects, memory)
+        async with ranges.run() if running else contextlib.nullcontext():
+            read = asyncio.create_task(ranges.read(source_of("a"), 0, 1000))
+            await asyncio.sleep(1)
+            assert memory.store.entries == 1
+            read.cancel()
+            await asyncio.sleep(1)
+        assert memory.store.entries == 0
+        assert not memory.blanks
+        assert not ranges._flying
+        check_bounds(memory)
+        objects.goes_on.set()
+        assert await ranges.read(source_of("a"), 0, 1000) == BODIES["a"][:1000]
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize(("flips", "right"), [(1, True), (2, False)])
+def test_bytes_that_differ_are_fetched_into_the_same_blocks_once_more(flips, right):
+    async def main():
+        memory, objects = memory_of(4 * MIB), Torn(flips=flips)
+        ranges = torn_ranges(objects, memory)
+        objects.goes_on.set()
+        async with ranges.run():
+            if right:
+                assert await ranges.read(source_of("a"), 0, 1000) == BODIES["a"][:1000]
+            else:
+                with pytest.raises(CorruptError):
+                    await ranges.read(source_of("a"), 0, 1000)
+        assert (ranges.mismatches, objects.halves) == (1, 2)
+        assert memory.known("a", 0) == right
+        assert memory.store.entries == right
+        check_bounds(memory)
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_what_was_forgotten_while_it_was_on_its_way_is_not_kept():
+    memory = memory_of()
+    blank = memory.blank("a", 0, 1000, ahead=False)
+    assert blank is not None
+    memory.forget("a")
+    Filling(blank.targets).add(b"x" * 1000)
+    assert blank.part(10, 20) == b"x" * 10
+    blank.keep(ahead=False)
+    assert not memory.known("a", 0)
+    check_bounds(memory)
+
+
+def test_what_is_there_already_is_not_replaced_and_gaps_are_filled():
+    memory = memory_of()
+    put(memory, "a", 1000, b"a" * 1000)
+    put(memory, "a", 0, b"b" * 3000)
+    found = [memory.get("a", at, 3000) for at in (0, 1000, 2000)]
+    assert [bytes(one or b"")[:1] for one in found] == [b"b", b"a", b"b"]
+    check_bounds(memory)
+
+
+def test_a_range_longer_than_an_entry_lies_in_several():
+    memory = memory_of(8 * MIB)
+    body = random.Random(7).randbytes(2 * MIB + 5)
+    put(memory, "a", 0, body)
+    assert memory.store.entries == 3
+    assert bytes(memory.get("a", 0, len(body)) or b"") == body
+    check_bounds(memory)
 
 
 def small_memory(buffers: int) -> CachedRanges:

@@ -12,12 +12,18 @@ from tests.unit.reader.asgi import AsgiClient
 from tests.unit.reader.test_source import numbered
 from tests.unit.reader.test_tail import closed, tails_of
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
+from tierlog.adapters.memory.clock import SimClock
 from tierlog.cli.read import document_of as cli_document_of
 from tierlog.client.reading import ReadEntry, events_of
 from tierlog.format.entry import StructuredEvent, encode_entry
+from tierlog.model.access import Grant, Role
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.position import Edge
+from tierlog.ports.access import TokenClaims
+from tierlog.runtime.access import Gate
 from tierlog.runtime.http import build_http_app
+from tierlog.runtime.http_access import guard_http
+from tierlog_reader.access import HTTP_RULES
 from tierlog_reader.app import add_all_routes
 from tierlog_reader.documents import (
     ARROW,
@@ -47,13 +53,15 @@ def stamped(number: int, publish_ms: int, **named) -> bytes:
 
 
 @asynccontextmanager
-async def served(world, *, tails=None, room_bytes=64 * MIB, send_s_max=30.0):
+async def served(world, *, tails=None, room_bytes=64 * MIB, send_s_max=30.0, gate=None):
     """Give an HTTP client of the reader's own routes, without a socket, and its shares."""
     shares = Shares(room_bytes, wait_s_max=5)
     limits = ReadLimits(response_bytes_max=MIB, wait_ms_max=30_000, send_s_max=send_s_max)
     async with world.reader(tails=tails or tails_of()) as source:
         app = build_http_app("reader", checks={})
-        add_all_routes(app, ServedReads(source, shares), TimeSeek(source), limits)
+        reads = ServedReads(source, shares)
+        add_all_routes(app, reads, TimeSeek(reads), limits)
+        guard_http(app, HTTP_RULES, gate)
         yield AsgiClient(app), shares
 
 
@@ -207,6 +215,34 @@ async def test_a_problem_ends_what_is_followed_and_is_told():
         assert shares.used_bytes == 0
 
 
+class OneToken:
+    """Believes every token until a time."""
+
+    def __init__(self, until_ms: int) -> None:
+        self._until_ms = until_ms
+
+    def verify(self, token: str) -> TokenClaims:
+        grant = Grant(roles=frozenset({Role.CONSUMER}), streams=("*",))
+        return TokenClaims("alice", grant, self._until_ms)
+
+
+@on_virtual_time
+async def test_what_is_followed_ends_with_the_token_that_was_shown():
+    world, *_ = await two_tiers(ENTRIES)
+    clock = SimClock()
+    began_ms = clock.wall_ms()
+    verifier = OneToken(began_ms + 60_000)
+    gate = Gate(grants={}, verifier=verifier, clock=clock, actions_per_s=1)
+    async with served(world, gate=gate) as (client, shares), asyncio.timeout(300):
+        headers = {"Accept": "text/event-stream", "Authorization": "Bearer x"}
+        answer = await client.get(f"{URL}/entries", headers=headers)
+        assert 60_000 <= clock.wall_ms() - began_ms <= 75_000
+        assert answer.text.count("\ndata: ") == len(ENTRIES) + 1
+        assert "event: error" in answer.text
+        assert '"reason":"UNAUTHENTICATED"' in answer.text
+        assert shares.used_bytes == 0
+
+
 @on_virtual_time
 async def test_ranges_of_a_raw_ledger():
     world, first, second = await two_tiers(RAW, raw=True)
@@ -278,7 +314,8 @@ async def test_a_time_is_found_in_either_tier_with_few_reads():
     await world.offloaded(ledgers[0])
     await world.gone_locally(ledgers[0])
     async with world.reader(tails=tails_of()) as source:
-        seek = TimeSeek(source)
+        shares = Shares(64 * MIB, wait_s_max=5)
+        seek = TimeSeek(ServedReads(source, shares))
         for number, ledger in enumerate(ledgers):
             base = 1_000_000 * (number + 1)
             for entry in (0, 1, 7, 8, 100, 199):
@@ -292,6 +329,8 @@ async def test_a_time_is_found_in_either_tier_with_few_reads():
             assert len(asked) <= 12
         assert await seek.position_at(STREAM, 0) == at(ledgers[0], 0)
         assert await seek.position_at(STREAM, 9_000_000) == at(ledgers[2], 200)
+        assert shares.used_bytes == 0
+        assert shares.most_used_bytes > 0, "a search has room for what it reads"
 
 
 @on_virtual_time
@@ -371,3 +410,119 @@ async def test_a_page_holds_its_room_until_it_is_given_back():
         page = await read_page(source, STREAM, at(second, 0), budget(room=room))
         assert (len(page.entries), page.at_end, shares.used_bytes) == (15, True, 200_000)
         room.leave()
+
+
+@on_virtual_time
+async def test_who_follows_and_takes_nothing_is_left_and_holds_nothing():
+    world, *_ = await two_tiers(ENTRIES)
+    headers = {"Accept": "text/event-stream"}
+    async with served(world, send_s_max=10) as (quick, shares), asyncio.TaskGroup() as group:
+        stuck = AsgiClient(quick.app, piece_s=1.0, host="stuck")
+        following = group.create_task(stuck.get(f"{URL}/entries", headers=headers))
+        await asyncio.sleep(1.5)
+        stuck.piece_s = 10.0**6
+        await asyncio.sleep(5)
+        assert shares.used_bytes > 0
+        answer = await following
+        assert shares.used_bytes == 0
+        assert answer.text.count("data: ") == 1
+        slow = AsgiClient(quick.app, piece_s=9.0, host="slow")
+        answer = await slow.get(f"{URL}/entries", params={"limit": 5}, headers=headers)
+        assert answer.text.count("data: ") == 5
+        assert shares.used_bytes == 0
+
+
+@pytest.mark.parametrize("kind", ["runs", "entries", "followed"])
+@pytest.mark.parametrize("tier", ["tier1", "tier2"])
+def test_an_entry_longer_than_was_asked_for_has_room_of_its_length(kind, tier):
+    @on_virtual_time
+    async def main():
+        world = ReaderWorld(block_size=MIB)
+        await world.start(raw=True)
+        entries = [bytes([65 + number]) * 270_000 for number in range(6)]
+        ledger = await world.sealed(entries)
+        if tier == "tier2":
+            await world.offloaded(ledger)
+            await world.gone_locally(ledger)
+        url = f"{URL}/runs" if kind == "runs" else f"{URL}/entries"
+        headers = {"Accept": "text/event-stream" if kind == "followed" else OCTETS}
+        async with (
+            served(world, room_bytes=20_000_000) as (quick, shares),
+            asyncio.TaskGroup() as group,
+        ):
+            tasks = []
+            for number in range(6):
+                client = AsgiClient(quick.app, piece_s=3.0, host=f"client {number}")
+                params = {"from": f"{ledger}:{number}", "bytes_max": 1, "to": f"{ledger}:99"}
+                if kind != "runs":
+                    params["limit"] = 1
+                tasks.append(group.create_task(client.get(url, params=params, headers=headers)))
+            await asyncio.sleep(5)
+            assert shares.used_bytes >= 6 * 2 * 270_000
+            answers = [await one for one in tasks]
+        assert all(one.status_code == 200 and len(one.content) > 270_000 for one in answers)
+        assert shares.used_bytes == 0
+
+    main()
+
+
+@on_virtual_time
+async def test_an_entry_that_can_not_be_decoded_ends_what_is_followed_with_a_problem():
+    world, *_ = await two_tiers([*ENTRIES[:3], b"x" * 40, *ENTRIES[4:6]])
+    async with served(world) as (client, shares):
+        headers = {"Accept": "text/event-stream"}
+        answer = await client.get(f"{URL}/entries", params={"limit": 6}, headers=headers)
+        assert "event: error" in answer.text
+        assert '"reason":"CORRUPT"' in answer.text
+        assert shares.used_bytes == 0
+
+
+HOSTILE = [
+    ("ledgers/-1", {}, {}),
+    (f"ledgers/{2**63 - 1}", {}, {}),
+    (f"ledgers/{2**63}", {}, {}),
+    ("ledgers/" + "9" * 5000, {}, {}),
+    (f"ledgers/{2**63 - 2}", {}, {}),
+    ("ledgers/x", {}, {}),
+    ("ledgers/0", {}, {"Range": "entries=" + "9" * 400 + "-"}),
+    ("ledgers/0", {}, {"Range": f"entries=0-{'9' * 18}"}),
+    ("ledgers/0", {}, {"Range": "entries=0-1,3-4"}),
+    ("entries", {"limit": "0"}, {}),
+    ("entries", {"limit": "-1"}, {}),
+    ("entries", {"limit": str(2**70)}, {}),
+    ("entries", {"bytes_max": "0"}, {}),
+    ("entries", {"wait_ms": "nan"}, {}),
+    ("entries", {"from": f"{2**63}:0"}, {}),
+    ("entries", {"from": f"{2**63 - 1}:{2**63 - 1}"}, {}),
+    ("entries", {"from": "0:\u0661"}, {}),
+    ("entries", {"from": "time:0001-01-01T00:00:00+23:59"}, {}),
+    ("entries", {"from": "time:9999-12-31T23:59:59-23:59"}, {}),
+    ("entries", {"from": "time:" + "9" * 5000}, {}),
+    ("entries", {"from": f"time:{2**63 - 1}"}, {}),
+    ("entries", {"to": "latest"}, {}),
+    ("entries", {"to": f"{2**63 - 1}:{2**63 - 1}"}, {}),
+    ("entries", {}, {"Accept": "text/html;q=nan,;;;,=,"}),
+    ("entries", {}, {"Accept": "*/*;q=" + "9" * 4000}),
+    ("entries", {}, {"Accept": "text/event-stream", "Last-Event-ID": "'; drop"}),
+    ("runs", {"bytes_max": str(2**80), "from": "earliest"}, {}),
+    ("runs", {"from": f"{2**63 - 1}:{2**63 - 1}", "entries_max": "1000000"}, {}),
+    ("runs", {"entries_max": "1000001"}, {}),
+    ("explain", {"from": "time:"}, {}),
+    ("position", {"time": "-1"}, {}),
+    ("position", {"time": f"{2**63}"}, {}),
+]
+
+
+@pytest.mark.parametrize(("path", "params", "headers"), HOSTILE)
+def test_hostile_requests_are_answered_or_refused_and_are_no_bug(path, params, headers):
+    @on_virtual_time
+    async def main():
+        world, *_ = await two_tiers(ENTRIES[:4], raw=path.startswith("ledgers"))
+        async with served(world) as (client, shares):
+            answer = await client.get(f"{URL}/{path}", params=params, headers=headers)
+            assert answer.status_code < 500
+            if answer.status_code >= 400:
+                assert answer.json()["reason"]
+            assert shares.used_bytes == 0
+
+    main()

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.adapters.memory.faults import Faults
 from tierlog.model.errors import Reason, RefusedError, RetryableError
-from tierlog.model.ids import EntryId, StreamName
+from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog_reader.places import Tier
@@ -165,6 +165,28 @@ async def test_who_is_caught_up_goes_on_when_the_ledger_is_trimmed_and_who_misse
         assert await source.bounds(STREAM) == (caught_up, caught_up)
         await world.write(third, C)
         assert payloads(await source.read(STREAM, caught_up, budget())) == C
+
+
+@on_virtual_time
+async def test_ledgers_are_listed_page_by_page_the_open_one_as_far_as_it_is_confirmed():
+    world, first, second, third = await three_ledgers()
+    async with world.reader() as source:
+        page = await source.ledgers(STREAM, LedgerId(0), count_max=2)
+        assert [(one.ledger_id, one.entry_count, one.closed) for one in page.ledgers] == [
+            (first, len(A), True),
+            (second, len(B), True),
+        ]
+        assert [one.length for one in page.ledgers] == [sum(map(len, one)) for one in (A, B)]
+        assert (page.resume, page.trimmed_end) == (third, None)
+        rest = await source.ledgers(STREAM, third, count_max=2)
+        assert [(one.ledger_id, one.entry_count, one.closed) for one in rest.ledgers] == [
+            (third, len(C), False)
+        ]
+        assert rest.resume is None
+        await trim(world, first)
+        page = await source.ledgers(STREAM, first, count_max=9)
+        assert [one.ledger_id for one in page.ledgers] == [second, third]
+        assert page.trimmed_end == at(first, len(A))
 
 
 @on_virtual_time

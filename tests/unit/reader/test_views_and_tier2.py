@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
-from tierlog.adapters.memory.faults import Faults
+from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import RefusedError, RetryableError
 from tierlog_reader.views import AgedCache
 
@@ -79,12 +79,12 @@ async def test_no_more_names_are_kept_than_allowed():
     assert await cache.get("a") == "a5"
 
 
-async def offloaded_world(count=1):
+async def offloaded_world(count=1, entries=ENTRIES):
     world = ReaderWorld()
     await world.start()
     ledgers = []
     for _ in range(count):
-        ledgers.append(await world.sealed(ENTRIES))
+        ledgers.append(await world.sealed(entries))
         await world.offloaded(ledgers[-1])
     return world, ledgers
 
@@ -100,6 +100,37 @@ async def test_who_goes_on_finds_the_next_ranges_fetched():
         assert payloads(first) + payloads(second) == ENTRIES[:2]
         assert fetches >= 3
         assert source._tier2._ranges.fetches - fetches <= 4, "those are read ahead for the third"
+
+
+@on_virtual_time
+async def test_who_comes_to_a_ledgers_end_finds_the_next_one_opened_and_fetched():
+    world, ledgers = await offloaded_world(count=3, entries=ENTRIES[:10])
+    faults = Faults(world.rng)
+    async with world.reader(objects_faults=faults) as source:
+        first = await source.read(STREAM, at(ledgers[0], 0), budget(size=100))
+        assert payloads(first) == ENTRIES[:1]
+        await asyncio.sleep(1)
+        faults.calls = []
+        second = await source.read(STREAM, at(ledgers[1], 0), budget(size=100))
+        assert payloads(second) == ENTRIES[:1]
+        assert faults.calls == [], "no request was to be waited for"
+        await asyncio.sleep(1)
+        faults.calls.clear()
+        assert payloads(await source.read(STREAM, at(ledgers[2], 0), budget(size=100)))
+        assert faults.calls == []
+
+
+@on_virtual_time
+async def test_a_ledger_that_is_read_from_tier_1_is_not_fetched_ahead():
+    world = ReaderWorld()
+    await world.start()
+    ledgers = [await world.sealed(ENTRIES[:10]) for _ in range(3)]
+    await world.offloaded(ledgers[0])
+    await world.offloaded(ledgers[2])
+    async with world.reader() as source:
+        await source.read(STREAM, at(ledgers[0], 0), budget(size=100))
+        await asyncio.sleep(1)
+        assert len(source._tier2._handles) == 1
 
 
 @on_virtual_time
@@ -152,3 +183,47 @@ async def test_a_copy_that_is_gone_is_taken_from_what_readers_share():
         with pytest.raises((RefusedError, RetryableError)):
             await source.read(STREAM, at(ledger, 0), budget(entries=1))
     assert world.cache.values == {}
+
+
+@pytest.mark.parametrize("ticks", range(5))
+@on_virtual_time
+async def test_a_copy_is_opened_once_though_whoever_opened_it_gave_up(ticks):
+    world, (ledger,) = await offloaded_world()
+    faults = Faults(world.rng, rates=FaultRates(delay_s_max=1.0))
+    async with world.reader(objects_faults=faults) as source:
+        tier2, context = source._tier2, await world.context(ledger)
+        (listed,) = (await source._views.stream(STREAM)).ledgers
+        tasks = [asyncio.create_task(tier2._open(listed, context)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        tasks.pop(0).cancel()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(tier2._open(listed, context)))
+        assert {await one for one in tasks} == set(tier2._handles.values())
+        assert tier2.index_bytes == sum(one.index_bytes for one in tier2._handles.values())
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@on_virtual_time
+async def test_a_store_that_is_away_is_asked_once_for_all_who_wait(opened):
+    """Who waits for what fails does not take turns at failing: the last would wait for hours."""
+    world, (ledger,) = await offloaded_world()
+    await world.gone_locally(ledger)
+    faults = Faults(world.rng)
+    async with world.reader(objects_faults=faults) as source:
+        if opened:
+            await source.read(STREAM, at(ledger, 0), budget(entries=1))
+            await asyncio.sleep(1)
+            source._tier2.side_pages.forget(next(iter(source._tier2.side_pages._kept)).key)
+        faults.outages.add("objects")
+        faults.rates = FaultRates(delay_s_max=10.0)
+        faults.calls = []
+        begun_s = asyncio.get_running_loop().time()
+        reads = [
+            asyncio.create_task(source.read(STREAM, at(ledger, 40), budget(entries=1)))
+            for _ in range(20)
+        ]
+        await asyncio.wait(reads)
+        assert all(isinstance(one.exception(), RetryableError) for one in reads)
+        assert asyncio.get_running_loop().time() - begun_s < 30
+        assert len(faults.calls) <= 2

@@ -145,7 +145,7 @@ class ReaderWorld(World):
             **{"bucket": "b", **place},
         )
         tier1 = StorageNodeTier(views, nodes)
-        async with tier2.run():
+        async with ranges.run(), tier2.run():
             if tails is None:
                 yield StreamSource(views, tier1, tier2)
                 return

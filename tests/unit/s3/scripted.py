@@ -24,12 +24,16 @@ class Request:
 
 @dataclass
 class Answer:
-    """What is sent back. ``cut_body``: so many bytes of it, then the connection goes."""
+    """What is sent back. ``cut_body``: so many bytes of it, then the connection goes.
+
+    ``stops_at``: so many, and the rest once the server is told to go on.
+    """
 
     status: int = 200
     headers: dict[str, str] | None = None
     body: bytes = b""
     cut_body: int | None = None
+    stops_at: int | None = None
 
 
 @dataclass
@@ -53,6 +57,7 @@ class ScriptedS3:
         self.script = deque(script)
         self.requests: list[Request] = []
         self.url = ""
+        self.goes_on = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**20)
@@ -92,6 +97,11 @@ class ScriptedS3:
         lines += [f"{name}: {value}" for name, value in (answer.headers or {}).items()]
         body = b"" if method == "HEAD" else answer.body
         cut = answer.cut_body
-        writer.write("\r\n".join([*lines, "", ""]).encode() + body[:cut])
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        if answer.stops_at is not None:
+            writer.write(body[: answer.stops_at])
+            await self.goes_on.wait()
+            body = body[answer.stops_at :]
+        writer.write(body[:cut])
         await writer.drain()
         return cut is None

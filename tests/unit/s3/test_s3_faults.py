@@ -15,6 +15,7 @@ import aioboto3
 import pytest
 from pydantic import SecretStr
 
+from tests.contracts.bodies_suite import BodiesContract
 from tests.unit.s3.scripted import Answer, CutRequest, Request, ScriptedS3, Step, error
 from tierlog.adapters.memory.ids import SeededIds
 from tierlog.adapters.s3.body import CHUNK_BYTES, BuffersBody, chunks
@@ -447,3 +448,8 @@ def test_the_body_is_a_file_too():
     assert body.read() == WHOLE[-4:]
     assert body.seek(0) == 0
     assert body.read(10**9) == WHOLE
+
+
+class TestBodies(BodiesContract):
+    def opened(self, server: ScriptedS3) -> AbstractAsyncContextManager[S3ObjectStore]:
+        return opened(server)

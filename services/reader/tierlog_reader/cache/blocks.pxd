@@ -136,6 +136,15 @@ cdef class StreamingCache:
     )
     cpdef long long insert(self, object data)
 
+    @cython.locals(need=cython.longlong, address=cython.longlong)
+    cpdef long long reserve(self, long long length)
+
+    @cython.locals(
+        shift=cython.longlong, views=list, last=cython.longlong, end=cython.longlong,
+        first=cython.longlong, count=cython.longlong, start=cython.longlong, stop=cython.longlong,
+    )
+    cpdef list writable(self, long long address)
+
     @cython.locals(
         place=cython.longlong, word=cython.longlong, length=cython.longlong, size=cython.longlong,
         room=cython.longlong, need=cython.longlong, here=cython.longlong, start=cython.longlong,

@@ -145,6 +145,29 @@ class StreamingCache:
         self.entries += 1
         return address + need - 1
 
+    def reserve(self, length: int) -> int:
+        """Put an entry in whose bytes are still to be written (``writable``); see ``insert``."""
+        if cython.compiled:
+            self._check(1)
+        need = self.layout.blocks_of(length)
+        if need > self.free_blocks:
+            return NO_ADDRESS
+        address = self._chain(NO_ADDRESS, None, 0, length, need)
+        self.stored_bytes += length
+        self.entries += 1
+        return address
+
+    def writable(self, address: int) -> list[memoryview]:
+        """Return where an entry's bytes lie, in order, to write them: one view for each run."""
+        shift, views = self._block_shift, []
+        last = self._words[self._word_of(address)] >> LENGTH_SHIFT & LENGTH_MASK
+        end = (address << shift) + last
+        for first, count in self.runs(address):
+            start = first << shift
+            stop = end if first + count == address + 1 else first + count << shift
+            views.append(self._pool.writable[start:stop])
+        return views
+
     def append(self, address: int, data: Buffer) -> int:
         """Put bytes at an entry's end and return its new address, or ``NO_ADDRESS``: no room.
 
@@ -353,10 +376,10 @@ class StreamingCache:
             address += count
         return self._chain(address, source, at, length, need)
 
-    def _chain(self, prev: int, source: memoryview, at: int, length: int, need: int) -> int:
+    def _chain(self, prev: int, source: memoryview | None, at: int, length: int, need: int) -> int:
         """Put ``source``, from ``at`` to ``length``, into ``need`` blocks behind ``prev``.
 
-        Returns the address of the last.
+        None: only the room for it. Returns the address of the last.
         """
         while need:
             buffer = self._queue[0]
@@ -373,13 +396,14 @@ class StreamingCache:
         return prev
 
     def _fill(
-        self, address: int, count: int, source: memoryview, at: int, size: int, number: int
+        self, address: int, count: int, source: memoryview | None, at: int, size: int, number: int
     ) -> None:
         """Write words and bytes of a run; it goes on behind ``number`` blocks of the same one."""
         place = self._word_of(address)
         copy_words(self._words, place, self._used_words, number + 1, count)
         self._words[place + count - 1] -= (count << self._block_shift) - size << LENGTH_SHIFT
-        copy_in(self._target, address << self._block_shift, source, at, size)
+        if source is not None:
+            copy_in(self._target, address << self._block_shift, source, at, size)
 
     def _fitting(self, buffer: int, need: int) -> tuple[int, int]:
         """Choose where the next ``need`` blocks come from: the first free run that holds them.

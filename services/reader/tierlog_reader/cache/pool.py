@@ -21,9 +21,9 @@ class Pool:
         if hasattr(mmap, "MADV_HUGEPAGE"):  # a buffer is as long as a huge page
             with contextlib.suppress(OSError):  # a kernel without them
                 self.map.madvise(mmap.MADV_HUGEPAGE)
-        self._writable = memoryview(self.map)
-        self.words = self._writable.cast("Q")
-        self.view = self._writable.toreadonly()
+        self.writable = memoryview(self.map)
+        self.words = self.writable.cast("Q")
+        self.view = self.writable.toreadonly()
 
     def __repr__(self) -> str:
         return f"<Pool of {len(self.map)} bytes>"
@@ -39,7 +39,7 @@ class Pool:
         """Give it all back; whoever still holds a view of it keeps it alive."""
         self.words.release()
         self.view.release()
-        self._writable.release()
+        self.writable.release()
         try:
             self.map.close()
         except BufferError:  # a response that is still being sent: its last view closes the map

@@ -11,10 +11,12 @@ from typing import Final
 from uuid import UUID
 
 from tierlog.adapters.memory.faults import Faults, no_faults
+from tierlog.model.attribute_record import KeyRange
 from tierlog.model.attributes import AttributeKey, Checkpoint, IndexRoot, is_core
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.position import Position
 from tierlog.model.stream import Stream
+from tierlog.ports.attributes import Salvage
 
 ITERATED_MAX: Final = 100
 """Attributes in one run of ``iterate``."""
@@ -68,8 +70,31 @@ class MemoryAttributes:
                 return newest  # this very flush, whose answer was lost
             raise _fenced(f"the index of stream {claimed.name} moved on to {newest.through}")
         assert base.through is None or base.through <= through
+        values = self.attributes(base) | dict(changes)
+        return self._published(claimed, base, values, core=core, through=through)
+
+    def make_anew(
+        self, claimed: Stream, base: Checkpoint, values: Mapping[AttributeKey, int]
+    ) -> Checkpoint:
+        """Publish another index as of the entry of ``base``, once."""
+        self._enter(claimed)
+        newest = self.newest.get(claimed.incarnation, Checkpoint())
+        if newest != base:
+            if newest.through == base.through:
+                return newest
+            raise _fenced(f"the index of stream {claimed.name} moved on to {newest.through}")
+        return self._published(claimed, base, dict(values), core=base.core, through=base.through)
+
+    def _published(
+        self,
+        claimed: Stream,
+        base: Checkpoint,
+        version: Attributes,
+        *,
+        core: Mapping[AttributeKey, int],
+        through: Position | None,
+    ) -> Checkpoint:
         self.flushes += 1
-        version = self.attributes(base) | dict(changes)
         self._versions[self.flushes] = version
         made = Checkpoint(
             through=through,
@@ -147,6 +172,31 @@ class MemoryAttributeIndex:
             raise RetryableError(
                 f"the flush of stream {claimed.name} got lost", remedy="Flush again"
             ) from None
+
+    async def former(self, claimed: Stream) -> Sequence[Checkpoint]:
+        return await self.faults.call("attributes.former", list, changes=False)
+
+    async def salvage(self, checkpoint: Checkpoint) -> Salvage:
+        return await self.faults.call(
+            "attributes.salvage",
+            lambda: Salvage(self._shared.attributes(checkpoint), ()),
+            changes=False,
+        )
+
+    async def make_anew(
+        self,
+        claimed: Stream,
+        base: Checkpoint,
+        *,
+        values: Mapping[AttributeKey, int],
+        good: Position | None,
+        lost: Sequence[KeyRange] = (),
+    ) -> Checkpoint:
+        return await self.faults.call(
+            "attributes.make_anew",
+            lambda: self._shared.make_anew(claimed, base, values),
+            changes=True,
+        )
 
 
 def _fenced(why: str) -> RefusedError:

@@ -20,6 +20,7 @@ from tierlog.adapters.memory.faults import Faults, no_faults
 from tierlog.model.errors import CorruptError, IndeterminateError, RefusedError, RetryableError
 from tierlog.ports.clock import Clock
 from tierlog.ports.files import Buffer
+from tierlog.ports.filling import Filling
 from tierlog.ports.objects import (
     NoSuchUploadError,
     ObjectExistsError,
@@ -196,6 +197,19 @@ class MemoryObjectsClient:
         assert length > 0, length
         found = await self._read("get_range", lambda: self._bucket.objects.get(key))
         return None if found is None else found[1][start : start + length]
+
+    async def get_range_into(
+        self, key: str, start: int, targets: Sequence[memoryview]
+    ) -> int | None:
+        # Half of it is there when it fails, or is given up.
+        torn, found = Filling(targets), self._bucket.objects.get(key)
+        if found is not None:
+            torn.add(found[1][start : start + torn.length // 2])
+        body = await self.get_range(key, start, torn.length)
+        if body is None:
+            return None
+        Filling(targets).add(body)
+        return len(body)
 
     async def delete(self, key: str) -> None:
         await self._change("delete", lambda: self._bucket.objects.pop(key, None))

@@ -4,7 +4,7 @@ Owns how answers map to the port. Does not own when a request is sent again: the
 within the settings' bounds.
 
 Invariants:
-    * ``get_range`` gives exactly what was asked for, or what is left before the object's end.
+    * Ranges are exactly what was asked for, or what is left before the object's end.
     * "There is no such object" is said only of a bucket that is there.
     * A request is given up when it takes longer than the settings allow for its length.
 
@@ -13,7 +13,7 @@ tries that the library repeats count as one request.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -26,6 +26,7 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
+from tierlog.ports.filling import Filling
 from tierlog.ports.objects import ObjectInfo
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import S3Settings
@@ -37,6 +38,8 @@ NOT_FOUND: Final = (NotFoundError, FileNotFoundError)
 DENIED: Final = (PermissionDeniedError, PermissionError)
 TROUBLE: Final = (BaseError, OSError)
 OPERATION: Final = "get_object"
+# Of a body so much at least is waited for before it is copied.
+PIECE_BYTES_MIN: Final = 128 * 1024
 # The library tells of these by their text alone.
 _NO_BUCKET: Final = "NoSuchBucket"
 _BEYOND_END: Final = ("416", "InvalidRange", "Range Not Satisfiable", "starts at")
@@ -132,6 +135,51 @@ class ObstoreReads:
             raise self._mapped(error, key) from error
         self._meter.count(OPERATION, requests=0, received=len(body))
         return body
+
+    async def get_range_into(
+        self, key: str, start: int, targets: Sequence[memoryview]
+    ) -> int | None:
+        """See ``ObjectReads``."""
+        filling = Filling(targets)
+        assert start >= 0, start
+        assert filling.length > 0, filling
+        asked = self._store.get_async(key, options={"range": (start, start + filling.length)})
+        try:
+            answer = await self._sent(asked, filling.length)
+            expected = min(filling.length, int(answer.meta["size"]) - start)
+            body = self._fill(filling, answer, expected, key)
+            await self._sent(body, filling.length, requests=0)
+        except NOT_FOUND as error:
+            self._check_bucket(error, key)
+            return None
+        except TROUBLE as error:
+            if any(told in str(error) for told in _BEYOND_END):
+                return 0
+            raise self._mapped(error, key) from error
+        finally:
+            self._meter.count(OPERATION, requests=0, received=filling.filled)
+        return filling.filled
+
+    async def _fill(
+        self,
+        filling: Filling,
+        answer: Any,  # noqa: ANN401 - the library's own
+        expected: int,
+        key: str,
+    ) -> None:
+        """Take a body piece by piece, which are copied: the library never sees the targets."""
+        came = 0
+        async for piece in answer.stream(min_chunk_size=PIECE_BYTES_MIN):
+            came += len(piece)
+            if came > expected:
+                break
+            filling.add(memoryview(piece))
+        if came != expected:
+            raise RetryableError(
+                f"get {self._settings.bucket}/{key}: {came} bytes arrived of {expected}",
+                remedy="Check that the object store is reachable and healthy; it is tried again",
+                details={"bucket": self._settings.bucket, "object": key},
+            )
 
     async def _sent(
         self, asked: Awaitable[T], length: int, *, requests: int = 1, operation: str = OPERATION

@@ -5,14 +5,16 @@ nor how a request is sent (``requests``).
 
 Invariants:
     * What is sent carries a CRC32C that the store checks; payloads are not hashed for signing.
-    * ``get_range`` gives exactly what was asked for, or what is left before the object's end.
+    * Ranges are exactly what was asked for, or what is left before the object's end: a body that
+      is shorter or longer is asked for again, and never more of it held than was wanted.
     * A completed upload that is completed again, its first answer lost, is a success.
     * "There is no such object" is said only of a bucket that is there.
 """
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, Final
@@ -38,12 +40,16 @@ from tierlog.format import checksum
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError
 from tierlog.ports.clock import Clock
 from tierlog.ports.files import Buffer
+from tierlog.ports.filling import Filling, length_of
 from tierlog.ports.ids import Ids
 from tierlog.ports.objects import NoSuchUploadError, ObjectInfo, OpenUpload, Part
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import S3Settings
 
 READ_CHUNK_BYTES: Final = 256 * 1024
+
+_TakePiece = Callable[[bytes], None]
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-.*/(\d+)", re.ASCII)
 
 
 def client_config(settings: S3Settings) -> AioConfig:
@@ -202,7 +208,9 @@ class S3ObjectStore:
 
     async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
         async def take(answer: Any) -> tuple[ObjectInfo, bytes]:  # noqa: ANN401
-            body = await self._body(key, answer, length=int(answer["ContentLength"]))
+            pieces: list[bytes] = []
+            await self._receive(key, answer, int(answer["ContentLength"]), pieces.append)
+            body = b"".join(pieces)
             return _info(key, len(body), answer), body
 
         try:
@@ -216,16 +224,38 @@ class S3ObjectStore:
         return found
 
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
+        pieces: list[bytes] = []
+
+        def begin() -> _TakePiece:
+            pieces.clear()
+            return pieces.append
+
+        found = await self._ranged(key, start, length, begin)
+        return None if found is None else b"".join(pieces)
+
+    async def get_range_into(
+        self, key: str, start: int, targets: Sequence[memoryview]
+    ) -> int | None:
+        # Each try begins with the first byte: what one before it wrote is overwritten.
+        return await self._ranged(key, start, length_of(targets), lambda: Filling(targets).add)
+
+    async def _ranged(
+        self, key: str, start: int, length: int, begin: Callable[[], _TakePiece]
+    ) -> int | None:
+        """Give the pieces of a range to what ``begin`` returns for each try; return their length.
+
+        None: there is no such object.
+        """
         assert start >= 0, start
         assert length > 0, length
 
-        async def take(answer: Any) -> bytes:  # noqa: ANN401 - the library has no types
-            expected = min(length, _total(answer, key) - start)
-            return await self._body(key, answer, length=expected)
+        async def take(answer: Any) -> int:  # noqa: ANN401 - the library has no types
+            expected = min(length, _total(answer, key, start) - start)
+            return await self._receive(key, answer, expected, begin())
 
         asked = f"bytes={start}-{start + length - 1}"
         try:
-            found: bytes = await self._requests.send(
+            found: int = await self._requests.send(
                 "get_object", expects=length, take=take, Bucket=self.bucket, Key=key, Range=asked
             )
         except TROUBLE as error:
@@ -233,27 +263,36 @@ class S3ObjectStore:
             if code in MISSING_OBJECT:
                 return None
             if code in BEYOND_END:
-                return b""
+                return 0
             raise self._mapped(error, "get", key) from error
         return found
 
-    async def _body(self, key: str, answer: Any, *, length: int) -> bytes:  # noqa: ANN401
-        """Read a body to its end; ``CutBodyError`` unless it has exactly ``length`` bytes."""
-        stream = answer["Body"]
+    async def _receive(
+        self,
+        key: str,
+        answer: Any,  # noqa: ANN401 - the library has no types
+        length: int,
+        take_piece: _TakePiece,
+    ) -> int:
+        """Take a body piece by piece; ``CutBodyError`` unless it has exactly ``length`` bytes.
+
+        Of one that is longer no more than that is taken, or waited for.
+        """
+        stream, came = answer["Body"], 0
         cause: Exception | None = None
-        taken: list[bytes] = []
         try:
             async with stream:
-                while chunk := await stream.read(READ_CHUNK_BYTES):
-                    taken.append(chunk)
+                while came <= length and (piece := await stream.read(READ_CHUNK_BYTES)):
+                    came += len(piece)
+                    if came <= length:
+                        take_piece(piece)
         except TROUBLE as error:
             cause = error
-        body = taken[0] if len(taken) == 1 else b"".join(taken)
-        self._requests.received("get_object", len(body))
-        if cause is None and len(body) == length:
-            return body
+        self._requests.received("get_object", came)
+        if cause is None and came == length:
+            return came
         raise CutBodyError(
-            f"get {self.bucket}/{key}: {len(body)} bytes arrived of {length}",
+            f"get {self.bucket}/{key}: {came} bytes arrived of {length}",
             remedy="Check that the object store is reachable and healthy; it is tried again",
             details={
                 "bucket": self.bucket,
@@ -428,17 +467,18 @@ def composite_checksum(parts: Sequence[Part]) -> str:
     return f"{checksum.to_base64(checksum.crc32c(joined))}-{len(parts)}"
 
 
-def _total(answer: Mapping[str, Any], key: str) -> int:
-    """Return the object's whole size from an answer to a ranged GET."""
+def _total(answer: Mapping[str, Any], key: str, start: int) -> int:
+    """Return the object's whole size from an answer to a ranged GET, which is of what was asked."""
     shown = str(answer.get("ContentRange", ""))
-    _, slash, total = shown.rpartition("/")
-    if not slash or not total.isdigit():
+    match = _CONTENT_RANGE.fullmatch(shown)
+    if match is None or int(match[1]) != start:
         raise RefusedError(
-            f"the object store answered a range of {key} without saying which",
+            f"the object store answered bytes {start} on of {key} without saying which they are, "
+            f"or with others: {shown[:60]!r}",
             remedy="Check what stands between Tierlog and the object store",
             details={"object": key},
         )
-    return int(total)
+    return int(match[2])
 
 
 def _info(key: str, size: int, answer: Mapping[str, Any]) -> ObjectInfo:

@@ -1,0 +1,87 @@
+"""What reads of ranges must make of bodies that are not what was asked for (ports/objects.py).
+
+A module that runs the suite subclasses ``BodiesContract`` and says how a bucket ``b`` of a server
+is read, each request tried up to three times; and whether a body that breaks is asked for again.
+"""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from tests.unit.s3.scripted import Answer, Request, ScriptedS3
+from tierlog.model.errors import RefusedError, RetryableError, TierlogError
+from tierlog.ports.objects import ObjectReads
+
+BODY = bytes(range(1, 251)) * 2000  # no byte of it is zero
+TOTAL = 2 * len(BODY)
+STAMP = {"Last-Modified": "Sat, 21 Nov 2026 10:00:00 GMT", "ETag": '"e"'}
+
+
+def answer(body: bytes = BODY, *, start: int = 0, **more: int) -> Answer:
+    """Answer a range with a body that may be another than it says."""
+    span = f"bytes {start}-{start + len(BODY) - 1}/{TOTAL}"
+    return Answer(206, {**STAMP, "Content-Range": span}, body, **more)
+
+
+class BodiesContract:
+    asks_again = True
+
+    def opened(self, server: ScriptedS3) -> AbstractAsyncContextManager[ObjectReads]:
+        raise NotImplementedError
+
+    async def read(self, *script) -> tuple[int | None, bytes]:
+        """Read into buffers that have more room behind them, which must stay as it is."""
+        room = memoryview(bytearray(len(BODY) + 100))
+        targets = [room[:70_001], room[70_001 : len(BODY)]]
+        try:
+            async with ScriptedS3(*script) as server, self.opened(server) as reads:
+                found = await reads.get_range_into("k", 0, targets)
+        finally:
+            assert room[len(BODY) :] == bytes(100), "behind the buffers is somebody else's"
+        return found, bytes(room[: len(BODY)])
+
+    async def test_a_whole_body(self):
+        assert await self.read(answer()) == (len(BODY), BODY)
+
+    @pytest.mark.parametrize("cut", [1, 100_000, len(BODY) - 1])
+    async def test_a_body_that_breaks(self, cut):
+        if self.asks_again:
+            assert await self.read(answer(cut_body=cut), answer()) == (len(BODY), BODY)
+        with pytest.raises(RetryableError):
+            await self.read(*[answer(cut_body=cut)] * 3)
+
+    async def test_a_body_that_is_shorter_than_it_says(self):
+        with pytest.raises(RetryableError):
+            await self.read(*[answer(BODY[:-1])] * 3)
+
+    @pytest.mark.parametrize("more", [1, 300_000])
+    async def test_a_body_that_is_longer_than_it_says(self, more):
+        with pytest.raises(RetryableError):
+            await self.read(*[answer(BODY + b"x" * more)] * 3)
+
+    async def test_another_range_than_was_asked_for(self):
+        with pytest.raises(TierlogError) as raised:
+            await self.read(*[answer(start=7)] * 3)
+        assert isinstance(raised.value, RefusedError | RetryableError)
+
+    async def test_one_that_is_given_up_in_the_middle_of_its_body(self):
+        halfway, room = asyncio.Event(), memoryview(bytearray(len(BODY)))
+
+        async def stuck(_request: Request) -> Answer:
+            halfway.set()
+            return answer(stops_at=len(BODY) // 2)
+
+        async with ScriptedS3(stuck, answer()) as server, self.opened(server) as reads:
+            read = asyncio.ensure_future(reads.get_range_into("k", 0, [room]))
+            await halfway.wait()
+            await asyncio.sleep(0.1)
+            read.cancel()
+            await asyncio.wait({read})
+            assert read.cancelled()
+            room[:] = bytes(len(BODY))
+            server.goes_on.set()
+            await asyncio.sleep(0.1)
+            assert room == bytes(len(BODY))
+            assert await reads.get_range_into("k", 0, [room]) == len(BODY)
+        assert room == BODY
