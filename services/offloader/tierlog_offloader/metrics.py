@@ -4,12 +4,26 @@ from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from tierlog.model.errors import Reason
+from tierlog.proto.v1 import events_pb2 as pb
+
+OUTCOMES: Final = {
+    value: name.removeprefix("OUTCOME_").lower()
+    for name, value in pb.OffloadResult.Outcome.items()
+    if value
+}
+
 REQUESTS: Final = Counter(
     "tierlog_offloader_requests_total", "Requests that ended, by how", ["outcome"]
 )
 DEAD_LETTERS: Final = Counter(
     "tierlog_offloader_dead_letters_total", "Events that were put aside, by reason", ["reason"]
 )
+# From the start: of what appears with its first increase nobody sees an increase.
+for _outcome in OUTCOMES.values():
+    REQUESTS.labels(_outcome)
+for _reason in Reason:
+    DEAD_LETTERS.labels(_reason.value)
 IN_HAND: Final = Gauge("tierlog_offloader_requests_in_hand", "Requests that are being handled")
 SECONDS: Final = Histogram(
     "tierlog_offloader_request_seconds",

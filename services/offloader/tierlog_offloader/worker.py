@@ -170,8 +170,7 @@ class OffloadWorker(OffloadAttempts):
             worker=self._settings.name,
         )
         await self._publish(self._stationery.result(result, cause=event))
-        name = pb.OffloadResult.Outcome.Name(done.outcome).removeprefix("OUTCOME_").lower()
-        metrics.REQUESTS.labels(name).inc()
+        metrics.REQUESTS.labels(metrics.OUTCOMES[done.outcome]).inc()
         if done.outcome == COMPLETED:
             metrics.SECONDS.observe(took_s)
 

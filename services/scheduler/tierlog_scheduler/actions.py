@@ -11,7 +11,8 @@ Invariants:
       only if the bucket's own manifest names it, and policy and pause are as they were decided by.
       One that fails for what the objects are puts the copy in doubt; none is deleted for such one.
     * Of a trimmed ledger nothing is deleted before a manifest is there without it.
-    * What goes wrong with one action is told, and decided anew at the next pass.
+    * What goes wrong with one action is told, and decided anew at the next pass. A queue that does
+      not take one request is asked for no other one in that pass: each may wait as long.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from uuid import UUID
 import structlog
 
 from tierlog.catalog import Catalog
-from tierlog.model.errors import CorruptError, RefusedError, TierlogError
+from tierlog.model.errors import CorruptError, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import CopySeen, OffloadContext, OffloadState
 from tierlog.model.stream import Stream
@@ -128,6 +129,11 @@ class Actions:
         self._manifests = manifests
         self._memory = memory
         self._sweeper = sweeper
+        self._queue_is_away = False
+
+    def begin_pass(self) -> None:
+        """Ask the queue again, whatever it was like before."""
+        self._queue_is_away = False
 
     async def do(self, stream: Stream, action: Action | Trimming, now: Now) -> None:
         """Do one thing. Nothing that goes wrong with it is raised."""
@@ -147,7 +153,7 @@ class Actions:
     async def _do(self, stream: Stream, action: Action | Trimming, now: Now) -> None:
         match action:
             case RequestOffload():
-                await self.request(stream, action, now)
+                await self._request_in_pass(stream, action, now)
             case DeleteTier1():
                 life = LedgerLife(stream.incarnation, action.context.ledger_id)
                 with self._tracer.span("tier1.delete", parent=life, stream=stream.name):
@@ -191,6 +197,16 @@ class Actions:
         if swept.kept or swept.findings:
             first = swept.findings[0].cause if swept.findings else swept.kept
             log.warning("attributes.kept", stream=stream.name, cause=first)
+
+    async def _request_in_pass(self, stream: Stream, action: RequestOffload, now: Now) -> None:
+        """Ask, unless the queue took nothing in this pass: deletions and others do not wait."""
+        if self._queue_is_away:
+            return
+        try:
+            await self.request(stream, action, now)
+        except RetryableError:
+            self._queue_is_away = True
+            raise
 
     async def request(self, stream: Stream, action: RequestOffload, now: Now) -> None:
         """Ask workers for a ledger; raises when the queue does not take it."""

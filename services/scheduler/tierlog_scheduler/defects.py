@@ -8,12 +8,14 @@ Owns how they are told. Invariants:
       is not done.
 """
 
-from typing import Final
+from typing import Final, Literal, get_args
 
 import structlog
 from prometheus_client import Counter
 
 log = structlog.get_logger()
+
+Work = Literal["act", "decide", "pass", "read stream", "scrub", "scrub schedule", "staging"]
 
 DEFECTS: Final = Counter(
     "tierlog_scheduler_unexpected_errors_total",
@@ -22,7 +24,12 @@ DEFECTS: Final = Counter(
 )
 
 
-def note_defect(work: str, error: Exception, **where: str) -> str:
+# From the start: of what appears with its first increase nobody sees an increase.
+for _work in get_args(Work):
+    DEFECTS.labels(_work)
+
+
+def note_defect(work: Work, error: Exception, **where: str) -> str:
     """Count and log an unexpected error; return its class and message for a status."""
     said = describe(error)
     DEFECTS.labels(work).inc()

@@ -107,7 +107,7 @@ def _staging(parts: OffloadParts, settings: Settings, scheduler: Scheduler) -> S
     return StagingSweeper(
         parts.catalog.bare,
         leading=lambda: scheduler.leading,
-        stopped=scheduler.deletions_stopped,
+        stopped=scheduler.kept_beside_passes,
         clock=system_clock(),
         age_s=settings.scheduler.staging_s,
         again_s=settings.scheduler.sweep_again_s,

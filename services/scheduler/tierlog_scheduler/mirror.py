@@ -108,6 +108,13 @@ class Mirror:
             known.trouble for known in self.streams.values()
         )
 
+    def is_unread(self, name: StreamName) -> bool:
+        """Tell whether there may be a stream of that name, not all of which was read."""
+        known = self.streams.get(name)
+        if known is not None:
+            return known.trouble
+        return self._names_changed is None or name in self._names
+
     def listed(self) -> set[LedgerId]:
         """Return all ledgers that stand in a stream's list."""
         return {one.ledger_id for known in self.streams.values() for one in known.snapshot.ledgers}

@@ -163,7 +163,7 @@ class Scheduler:
         self._manifests.begin_term()
         self._saved: SchedulerProgress | None = None
         self._saved_s = self._passed_s = self._clock.monotonic_s()
-        self._waits = False
+        self._waits = self._noted = False
         self._defects: dict[StreamName, str] = {}
         self.oldest_byte_age_ms = {}
 
@@ -200,13 +200,14 @@ class Scheduler:
                     if not self.leading:
                         await self.begin()
                         self.leading = True
-                    await self.run_pass()
+                    # It may wait for long; cut off, it leaves what a crash leaves.
+                    await unless_stopped(self.run_pass(), stop)
                 except TierlogError as error:
                     log.warning("pass.failed", cause=str(error))
                 except Exception as error:  # noqa: BLE001 - told: metric, log; no pass is counted
                     note_defect("pass", error)
                 await self._pause(lost, stop)
-            if self.leading and not lost.is_set():
+            if self.leading and self._noted and not lost.is_set():
                 await self._retire()
         finally:
             self.leading = False
@@ -242,11 +243,15 @@ class Scheduler:
     async def run_pass(self) -> None:
         """Learn what changed, decide about every stream once, and do what is to be done."""
         begun_s = self._clock.monotonic_s()
+        self._actions.begin_pass()
         await self._manifests.record_cluster()
         await self.mirror.refresh(begun_s - self._passed_s)
         self._time.note_newest(self.mirror.newest_id())
         now = self._time.now()
+        # Of what a pass that is cut off has noted nothing is kept: it may lack what was before.
+        self._noted = False
         await self._act(now)
+        self._noted = True
         await self._checkpoint(now)
         self.passes += 1
         self._passed_s = self._clock.monotonic_s()
@@ -350,6 +355,15 @@ class Scheduler:
     def deletions_stopped(self, name: StreamName) -> str | None:
         """Return why nothing of a stream is deleted now, as far as this process knows."""
         return self._manifests.stopped(name) if self.leading else None
+
+    def kept_beside_passes(self, name: StreamName) -> str | None:
+        """Return why nothing of a stream may be deleted outside of a pass; None: nothing stops it.
+
+        Whether its metadata are older than its manifest is known once this leader has read both.
+        """
+        if not self.leading or self.mirror.is_unread(name):
+            return "this process does not lead, or has not read the stream in its term"
+        return self._manifests.stopped(name)
 
     def defect(self, name: StreamName) -> str | None:
         """Return what stopped a stream's last pass and nobody foresaw; None: nothing known."""

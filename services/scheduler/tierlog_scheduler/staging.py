@@ -8,10 +8,10 @@ Invariants:
     * Only what bears the mark of a staging ledger is deleted, and only when the clock of whoever
       made it says that it is older than the age. A clock that is wrong costs a job its work, and
       never a stream its entries.
-    * Nothing is deleted while deletions of its stream are stopped: metadata from a backup may
-      call staging what has become the stream's since. What is deleted was old enough at the last
-      look of the same leader too, so that it has passed over all streams in between.
-    * One ledger that can't be deleted keeps no other one from it.
+    * Nothing is deleted while deletions of its stream are stopped, nor before this leader has read
+      the stream and its manifest: metadata from a backup may call staging what has become the
+      stream's since. What is deleted was old enough at the last look too.
+    * One ledger that can't be read or deleted keeps no other one from it.
 
 Crash: the next leader looks again.
 """
@@ -22,7 +22,7 @@ from collections.abc import Callable
 import structlog
 
 from tierlog.catalog import BareLedgerCatalog
-from tierlog.model.errors import TierlogError
+from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.staging import Staging
 from tierlog.ports.clock import Clock
@@ -103,8 +103,14 @@ class StagingSweeper:
         before_ms = self._clock.wall_ms() - round(self._age_s * 1000)
         due: list[LedgerId] = []
         for ledger_id, metadata in sorted((await self._bare.list_staging()).items()):
-            staging = Staging.of(metadata)
-            if staging is None or metadata.ctime_ms is None or metadata.ctime_ms >= before_ms:
+            if metadata.ctime_ms is None or metadata.ctime_ms >= before_ms:
+                continue
+            try:
+                staging = Staging.of(metadata)
+            except CorruptError as error:
+                log.warning("staging.kept", ledger_id=ledger_id, cause=str(error))
+                continue
+            if staging is None:
                 continue
             cause = self._stopped(staging.stream)
             if cause is None:

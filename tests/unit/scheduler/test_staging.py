@@ -7,8 +7,12 @@ import pytest
 
 from tests.unit.catalog.test_attach import staged, staged_metadata, staging_of
 from tests.unit.catalog.world import ORDERS, World, on_virtual_time, one_node
+from tests.unit.offload import world as offloading
+from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.adapters.memory.faults import Outcome
+from tierlog.format import paths
 from tierlog.model.errors import RetryableError
+from tierlog.model.ledger import KEY_STAGED_NUMBER
 from tierlog_scheduler.staging import StagingSweeper
 
 AGE_S = 3600.0
@@ -97,3 +101,51 @@ async def test_it_runs_while_it_leads_until_it_is_to_stop(leads):
         stop.set()
     left = list(await process.catalog.bare.list_staging())
     assert left == ([young] if leads else [*old, young])
+
+
+@on_virtual_time
+async def test_nothing_goes_before_the_leader_has_read_the_stream_and_its_manifest():
+    world = offloading.World()
+    claimed = await world.stream()
+    catalog = world.catalog()
+    ledger_id = await catalog.bare.create(staged_metadata(staging_of(claimed)))
+    leader = scheduler(world)
+    sweeper = StagingSweeper(
+        catalog.bare,
+        leading=lambda: True,
+        stopped=leader.kept_beside_passes,
+        clock=world.clock,
+        age_s=AGE_S,
+        again_s=60.0,
+    )
+
+    async def swept():
+        return await sweeper.sweep() + await sweeper.sweep()
+
+    assert await swept() == [], "it does not lead"
+    leader.leading = True
+    path = paths.stream_path(claimed.name)
+    found = await catalog.store.get(path)
+    assert found is not None
+    for broken in (False, True):
+        # Each time a term begins: what was known before counts for nothing.
+        await leader.begin()
+        assert await swept() == [], "it has read nothing"
+        if broken:
+            await catalog.store.set(path, b"\xff", version=-1)
+            await leader.run_pass()
+            assert await swept() == [], "it could not read the stream"
+    await catalog.store.set(path, found.data, version=-1)
+    await leader.run_pass()
+    assert await swept() == [ledger_id]
+
+
+@on_virtual_time
+async def test_one_whose_metadata_can_not_be_read_keeps_no_other_one():
+    process, claimed, old, _, _ = await made(World())
+    custom = {**staging_of(claimed).custom(), KEY_STAGED_NUMBER: b"none"}
+    odd = await process.catalog.bare.create(replace(one_node(), custom=custom, ctime_ms=7))
+    sweeper = sweeper_of(process)
+    await sweeper.sweep()
+    assert await sweeper.sweep() == old
+    assert odd in await process.catalog.bare.list_staging()
