@@ -13,9 +13,15 @@ from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
+from tierlog.attributes.objects import IndexObjects
+from tierlog.attributes.page_cache import PageCache
+from tierlog.attributes.pages import IndexPages
+from tierlog.attributes.tree import Scan, drive_async, scan
+from tierlog.format.attribute_objects import attributes_folder, moved_key
 from tierlog.format.index import BlockRange
 from tierlog.format.keys import key_prefix, object_keys, require_key
 from tierlog.format.manifest import unkeep
+from tierlog.model.attributes import AttributeKey, Checkpoint
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import StreamName
 from tierlog.model.ledger import KEY_STREAM
@@ -44,6 +50,7 @@ FETCH_BYTES: Final = 4 * 1024 * 1024
 FETCHES_IN_FLIGHT: Final = 4
 KEPT_FETCHES: Final = 8
 INDEXES_IN_FLIGHT: Final = 16
+PAGES_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Bucket:
@@ -70,6 +77,10 @@ class Bucket:
                 ),
             )
         )
+        indexes = IndexObjects(
+            objects, cluster_id=_NO_CLUSTER, ids=system_ids(), key_prefix=s3.key_prefix
+        )
+        self._pages = IndexPages(indexes, PageCache(limit_bytes=PAGES_BYTES_MAX))
         self.manifests = ManifestStore(
             objects,
             cluster_id=_NO_CLUSTER,
@@ -169,6 +180,24 @@ class Bucket:
             )
             for _, kept in sorted(known.ledgers.items())
         ]
+
+    def attributes_of(self, known: KnownManifest) -> Checkpoint | None:
+        """Return the attributes that a manifest names, their objects where the bucket is now."""
+        assert known.head is not None
+        named = known.head.attributes
+        if named is None:
+            return None
+        folder = attributes_folder(self._s3.key_prefix, known.stream, known.head.incarnation)
+        found = named.checkpoint
+        return replace(
+            found,
+            chunks=tuple(replace(one, key=moved_key(folder, one.key)) for one in found.chunks),
+            objects=tuple(replace(one, key=moved_key(folder, one.key)) for one in found.objects),
+        )
+
+    async def scan(self, checkpoint: Checkpoint, first: AttributeKey, last: AttributeKey) -> Scan:
+        """Return the next attributes of a checkpoint from ``first`` on."""
+        return await drive_async(scan(checkpoint.root, first, last), self._pages.of(checkpoint))
 
     async def by_keys(self, keys: Iterable[str]) -> list[tuple[StoredLedger, list[BlockRange]]]:
         """Return ledgers by the keys of their data objects, and their blocks."""

@@ -15,6 +15,7 @@ class Table(StrEnum):
     STREAMS = "streams"
     LEDGERS = "ledgers"
     ATTEMPTS = "attempts"
+    ATTRIBUTES = "attributes"
 
 
 PAYLOAD: Final = "payload"
@@ -71,5 +72,16 @@ TYPES: Final[Mapping[Table, Mapping[str, str]]] = {
         "bytes": "bigint",
         "modified": "timestamp",
     },
+    Table.ATTRIBUTES: {
+        "stream": "string",
+        "key": "string",
+        "name": "string",
+        "value": "bigint",
+        "as_of_ledger_id": "bigint",
+        "as_of_entry_id": "bigint",
+    },
 }
-"""Types as Spark's DDL has them. ``verified``: a side object has checksums of all its bytes."""
+"""Types as Spark's DDL has them. ``verified``: a side object has checksums of all its bytes.
+
+``key`` of an attribute is a writer's id, or another UUID; ``name`` is that of a core attribute.
+"""

@@ -123,7 +123,7 @@ async def _plan_served(options: ReadOptions, bounds: Bounds) -> list[Part]:
         if fixed is None or not bounds.wants_stream(stream.name):
             continue
         if options.mode is ReadMode.SERVICE:
-            found += _service_parts(stream.name, fixed, bounds, options)
+            found += service_parts(stream.name, fixed, bounds, options)
         else:
             found += await _plan_auto(stream.name, fixed, bounds, options)
     return found
@@ -138,9 +138,9 @@ async def _plan_auto(
     lies behind its last one is the rest, whatever was offloaded since.
     """
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
-        known = await _manifest_of(bucket, stream)
+        known = await manifest_of(bucket, stream)
         if known is None:
-            return _service_parts(stream, fixed, bounds, options)
+            return service_parts(stream, fixed, bounds, options)
         if not has_wanted_rows(known, bounds, options):
             return []
         ledgers, found = bucket.ledgers_of(known), list[Part]()
@@ -151,11 +151,12 @@ async def _plan_auto(
             ledger_id = one.ledger.listed.ledger_id
             start = Position(ledger_id, EntryId(one.first))
             until = Position(ledger_id, EntryId(one.last + 1))
-            found += _service_parts(stream, Range(start=start, end=until), bounds, options)
-    return found + _service_parts(stream, behind(ledgers, fixed), bounds, options)
+            found += service_parts(stream, Range(start=start, end=until), bounds, options)
+    return found + service_parts(stream, behind(ledgers, fixed), bounds, options)
 
 
-async def _manifest_of(bucket: Bucket, stream: StreamName) -> KnownManifest | None:
+async def manifest_of(bucket: Bucket, stream: StreamName) -> KnownManifest | None:
+    """Return what the bucket knows of a stream; None: nothing."""
     try:
         found = await bucket.streams([stream])
     except RefusedError as error:
@@ -165,9 +166,10 @@ async def _manifest_of(bucket: Bucket, stream: StreamName) -> KnownManifest | No
     return found[0] if found else None
 
 
-def _service_parts(
+def service_parts(
     stream: StreamName, within: Range, bounds: Bounds, options: ReadOptions
 ) -> list[Part]:
+    """Return what reads a range through the readers, if anything of it is wanted."""
     assert within.start is not None
     assert within.end is not None
     if within.start >= within.end or bounds.ms_min > bounds.ms_max:

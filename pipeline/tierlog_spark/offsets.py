@@ -2,9 +2,10 @@
 
     {"orders": "12:345", "payments": "9:0"}     for each stream the next position to read
 
-A position right behind the last entry of a ledger is written as the first one of the next id,
-``13:0``, whether or not that ledger is of the stream: so an offset lies in a trimmed ledger only
-if entries were trimmed that nobody had read. ``0:0`` is before everything.
+A position right behind the last entry of a closed ledger is written as the first one of the next
+id, ``13:0``, whether or not that ledger is of the stream: so an offset lies in a trimmed ledger
+only if entries were trimmed that nobody had read, or if the ledger was open when it was made.
+``0:0`` is before everything.
 
 Invariants:
     * Offsets only grow, and never pass what is readable when they are made.
@@ -30,6 +31,8 @@ class ReadableLedger:
     ledger_id: LedgerId
     entry_count: int
     length: int
+    closed: bool = True
+    """More comes into one that is not; it is the last."""
 
 
 @dataclass(slots=True)
@@ -60,8 +63,8 @@ class Budget:
 
 
 def normal(ledger: ReadableLedger, entry_id: int) -> Position:
-    """Return a position of a ledger; behind its last entry it is the next id's first."""
-    if entry_id >= ledger.entry_count:
+    """Return a position of a ledger; behind the last entry of a closed one the next id's first."""
+    if entry_id >= ledger.entry_count and ledger.closed:
         return Position(LedgerId(ledger.ledger_id + 1), EntryId(0))
     return Position(ledger.ledger_id, EntryId(entry_id))
 
@@ -74,6 +77,7 @@ def advanced(start: Position, ledgers: Iterable[ReadableLedger], budget: Budget)
             continue
         first = where.entry_id if one.ledger_id == where.ledger_id else 0
         if first >= one.entry_count:
+            where = normal(one, first)
             continue
         count = budget.take(one, first)
         if count == 0:

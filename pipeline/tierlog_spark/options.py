@@ -37,7 +37,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "stream": "one stream's name; of a partitioned stream all partitions are read",
     "streams": "names of several, with commas between them",
     "keys": "keys of data objects, with commas between them, instead of streams",
-    "table": "events (default), streams, ledgers or attempts",
+    "table": "events (default), streams, ledgers, attempts or attributes",
     "readMode": "direct (default), service or auto",
     "bucket": "the bucket; else s3.bucket of the settings",
     "prefix": "what its keys begin with; else s3.key_prefix of the settings",

@@ -1,29 +1,35 @@
 """Streams through the reader service: what it has, and a range of it.
 
-Owns asking for the bounds of a read once, and reading between them. Does not own the cutting
-into parts (``driving``), nor the client's own rules of reading (``tierlog.client.reading``).
+Owns asking for the bounds of a read, or for a stream's ledgers, and reading between them. Does not
+own the cutting into parts (``driving``), nor the client's own rules of reading
+(``tierlog.client.reading``).
 
 Invariant: what is read ends at a position that was fixed when the read was planned.
 """
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tierlog.client.reading import StreamReader
 from tierlog.format.frame import Offsets, check_frames, walk_frames
-from tierlog.model.errors import CorruptError, Reason, RefusedError
-from tierlog.model.ids import StreamName
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
+from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.partitions import count_told, partition_names
 from tierlog.model.position import Position
-from tierlog.ports.reads import FramesAnswer, StreamReads
+from tierlog.ports.reads import FramesAnswer, ReaderService, ServedLedger
 from tierlog.runtime.security import SecuritySettings
 from tierlog.runtime.settings import ClientSettings
 from tierlog.wiring.reads import open_reads
 from tierlog.wiring.security import calling_of
 from tierlog_spark.batches import record_batches
+from tierlog_spark.offsets import ReadableLedger
 from tierlog_spark.planning import Range, ServicePart
 from tierlog_spark.reading import wanted_events
+
+RETRY_PAUSE_S: Final = 0.5
+_T = TypeVar("_T")
 
 
 class ServedStream(NamedTuple):
@@ -34,10 +40,18 @@ class ServedStream(NamedTuple):
     end: Position | None
 
 
+class ListedStream(NamedTuple):
+    """The ledgers of a stream that can be read; ``trimmed_end``: behind what was trimmed."""
+
+    name: StreamName
+    ledgers: Sequence[ReadableLedger]
+    trimmed_end: Position | None = None
+
+
 @contextlib.asynccontextmanager
 async def reads_of(
     client: ClientSettings, security: SecuritySettings
-) -> AsyncIterator[StreamReads]:
+) -> AsyncIterator[ReaderService]:
     """Give the reader service that the options name."""
     if not client.reader_http_address:
         raise RefusedError(
@@ -48,18 +62,68 @@ async def reads_of(
         yield reads
 
 
-async def served(reads: StreamReads, name: StreamName) -> list[ServedStream]:
+async def served(reads: ReaderService, name: StreamName) -> list[ServedStream]:
     """Return what there is of a stream now, or of each of its partitions."""
+    return await _each(name, lambda one: _served(reads, one))
+
+
+async def listed(reads: ReaderService, name: StreamName, *, retry_s: float) -> list[ListedStream]:
+    """Return the ledgers of a stream now, or of each of its partitions."""
+    return await _each(name, lambda one: _patiently(lambda: _listed(reads, one), retry_s))
+
+
+async def _each(name: StreamName, ask: Callable[[StreamName], Awaitable[_T]]) -> list[_T]:
     try:
-        return [await _served(reads, name)]
+        return [await ask(name)]
     except RefusedError as error:
         count = count_told(error)
         if count is None:
             raise
-    return [await _served(reads, one) for one in partition_names(name, count)]
+    return [await ask(one) for one in partition_names(name, count)]
 
 
-async def _served(reads: StreamReads, name: StreamName) -> ServedStream:
+async def _patiently(ask: Callable[[], Awaitable[_T]], retry_s: float) -> _T:
+    """Ask again while the reader can't be asked, or does not know yet where a stream ends."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + retry_s
+    while True:
+        try:
+            return await ask()
+        except RetryableError:
+            if loop.time() + RETRY_PAUSE_S > deadline_s:
+                raise
+        await asyncio.sleep(RETRY_PAUSE_S)
+
+
+async def _listed(reads: ReaderService, name: StreamName) -> ListedStream:
+    found, first = list[ServedLedger](), LedgerId(0)
+    while True:
+        page = await reads.ledgers(name, first)
+        found += page.ledgers
+        if page.resume is None:
+            return ListedStream(name, readable_of_served(found), page.trimmed_end)
+        first = page.resume
+
+
+def readable_of_served(ledgers: Sequence[ServedLedger]) -> list[ReadableLedger]:
+    """Return ledgers as offsets take them; entries of an open one are as long as those before."""
+    found: list[ReadableLedger] = []
+    for one in ledgers:
+        length = one.length
+        if not one.closed and found:
+            length = found[-1].length * one.entry_count // found[-1].entry_count
+        found.append(
+            ReadableLedger(
+                ledger_id=one.ledger_id,
+                entry_count=one.entry_count,
+                length=length,
+                closed=one.closed,
+            )
+        )
+    return found
+
+
+async def _served(reads: ReaderService, name: StreamName) -> ServedStream:
     first, end = await reads.bounds(name)
     if not isinstance(first, Position) or not isinstance(end, Position):
         return ServedStream(name, None, None)

@@ -40,9 +40,10 @@ from tierlog_spark.filters import push
 from tierlog_spark.options import ReadOptions, parse_options
 from tierlog_spark.parts import arrow_schema, read_part
 from tierlog_spark.planning import ALL
+from tierlog_spark.reading import in_steps
 from tierlog_spark.sink import EventStreamWriter, EventWriter, checked_schema
 from tierlog_spark.streaming import EventStreamReader
-from tierlog_spark.tables import table_batch
+from tierlog_spark.tables import table_batches
 from tierlog_spark.write_options import WriteOptions, parse_write_options
 
 FORMAT = "tierlog"
@@ -152,7 +153,7 @@ class TableReader(DataSourceReader):
         return [InputPartition(self.options.table)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return iter([asyncio.run(table_batch(self.options, arrow_schema(self.schema)))])
+        return in_steps(table_batches(self.options, arrow_schema(self.schema)))
 
 
 def check_schema(schema: StructType, table: Table) -> None:

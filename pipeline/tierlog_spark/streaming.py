@@ -1,13 +1,13 @@
-"""Streaming reads: each batch is what became complete in the bucket since the one before.
+"""Streaming reads: each batch is what became readable since the one before.
 
-Owns asking the bucket how far a batch may go, and planning it between two offsets. Does not own
-offsets (``offsets``), nor the parts' cutting (``driving``).
+Owns asking the bucket, or the readers, how far a batch may go, and planning it between two
+offsets. Does not own offsets (``offsets``), nor the parts' cutting (``driving``).
 
 Invariant: what lies between two offsets is the same rows whenever it is planned, or an error.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -22,13 +22,19 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tierlog.model.errors import Reason, RefusedError
-from tierlog.model.ids import StreamName
-from tierlog.model.manifest import ManifestLedger
+from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.manifest import ManifestHead, ManifestLedger
 from tierlog.model.position import Position
-from tierlog.offload.manifests import KnownManifest
 from tierlog_spark.bucket import opened
 from tierlog_spark.columns import Table
-from tierlog_spark.driving import Part, has_wanted_rows, store_parts_of, with_times
+from tierlog_spark.driving import (
+    Part,
+    has_wanted_rows,
+    manifest_of,
+    service_parts,
+    store_parts_of,
+    with_times,
+)
 from tierlog_spark.offsets import (
     BEGINNING,
     Budget,
@@ -36,14 +42,24 @@ from tierlog_spark.offsets import (
     advanced_all,
     capped,
     from_json,
+    normal,
     to_json,
 )
 from tierlog_spark.options import ReadMode, ReadOptions
 from tierlog_spark.parts import read_part
-from tierlog_spark.planning import ALL, Range, check_single, copied_alone, wanted_of
+from tierlog_spark.planning import (
+    ALL,
+    Bounds,
+    Range,
+    check_single,
+    copied_alone,
+    intersection,
+    wanted_of,
+)
+from tierlog_spark.service import ListedStream, listed, reads_of
 
 log = structlog.get_logger()
-Readable = dict[StreamName, list[ReadableLedger]]
+Readable = dict[StreamName, Sequence[ReadableLedger]]
 
 
 class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -97,8 +113,6 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _check(options: ReadOptions) -> None:
     if options.table is not Table.EVENTS or not options.streams:
         what = "only events of streams are read as a stream"
-    elif options.mode is not ReadMode.DIRECT:
-        what = f"readMode={options.mode} is for reads that end: a streaming read is direct"
     elif options.end is not None:
         what = "a streaming read has no end: stop the query, or trigger it with availableNow"
     else:
@@ -118,23 +132,41 @@ def _budget(options: ReadOptions, limit: ReadLimit) -> Budget:
 
 
 async def _initial(options: ReadOptions) -> dict[StreamName, Position]:
-    readable = await _readable(options)
+    found = await _found(options)
     if options.start is not None:
-        check_single(options.streams[0], len(readable), Range(start=options.start))
+        check_single(options.streams[0], len(found), Range(start=options.start))
         return {options.streams[0]: options.start}
     return {
-        name: Position(ledgers[0].ledger_id, BEGINNING.entry_id) if ledgers else BEGINNING
-        for name, ledgers in readable.items()
+        one.name: Position(one.ledgers[0].ledger_id, BEGINNING.entry_id)
+        if one.ledgers
+        else one.trimmed_end or BEGINNING
+        for one in found
     }
 
 
 async def _readable(options: ReadOptions) -> Readable:
     """Return the ledgers of each stream that can be read now, in order."""
+    return {one.name: one.ledgers for one in await _found(options)}
+
+
+async def _found(options: ReadOptions) -> list[ListedStream]:
+    if options.mode is not ReadMode.DIRECT:
+        return await _served(options)
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
-        return {
-            known.stream: readable_of(bucket.ledgers_of(known))
-            for known in await bucket.streams(options.streams)
-        }
+        found = []
+        for known in await bucket.streams(options.streams):
+            assert known.head is not None
+            ledgers = readable_of(bucket.ledgers_of(known))
+            found.append(ListedStream(known.stream, ledgers, _trimmed_end(known.head)))
+        return found
+
+
+async def _served(options: ReadOptions) -> list[ListedStream]:
+    retry_s = options.client.timeout_s
+    async with reads_of(options.client, options.security) as reads:
+        return [
+            one for name in options.streams for one in await listed(reads, name, retry_s=retry_s)
+        ]
 
 
 def readable_of(ledgers: Sequence[ManifestLedger]) -> list[ReadableLedger]:
@@ -156,35 +188,125 @@ async def _plan(
     options: ReadOptions, start: Mapping[str, str], end: Mapping[str, str]
 ) -> list[Part]:
     first, behind = from_json(start), from_json(end)
-    bounds, found = with_times(ALL, options), list[Part]()
-    async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
-        for known in await bucket.streams(options.streams):
-            stop = behind.get(known.stream, BEGINNING)
-            within = Range(start=first.get(known.stream, BEGINNING), end=stop)
-            if within.start == stop:
-                continue
-            _check_loss(known, within, options)
-            if has_wanted_rows(known, bounds, options):
-                wanted = copied_alone(wanted_of(bucket.ledgers_of(known), within, bounds), within)
-                found += await store_parts_of(bucket, known, wanted, bounds, options)
+    bounds = with_times(ALL, options)
+
+    def within(stream: StreamName) -> Range | None:
+        """Return what the batch takes of a stream; None: nothing."""
+        stop = behind.get(stream, BEGINNING)
+        found = Range(start=first.get(stream, BEGINNING), end=stop)
+        return None if found.start == stop else found
+
+    if options.mode is ReadMode.DIRECT:
+        return await _plan_direct(options, bounds, within)
+    found = list[Part]()
+    for one in await _served(options):
+        wanted = within(one.name)
+        if wanted is not None:
+            check_served(one, wanted, fail_on_data_loss=options.fail_on_data_loss)
+            found += await _parts_of(one, wanted, bounds, options)
     return found
 
 
-def _check_loss(known: KnownManifest, within: Range, options: ReadOptions) -> None:
-    """Refuse to go on where entries were trimmed that nobody has read; or say so and go on."""
-    assert known.head is not None
-    assert within.start is not None
-    trimmed = known.head.trimmed_through
-    if within.start == BEGINNING or within.start.ledger_id > trimmed:
-        return
-    if options.fail_on_data_loss:
+async def _plan_direct(
+    options: ReadOptions, bounds: Bounds, within: Callable[[StreamName], Range | None]
+) -> list[Part]:
+    found = list[Part]()
+    async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
+        for known in await bucket.streams(options.streams):
+            wanted = within(known.stream)
+            if wanted is None:
+                continue
+            assert known.head is not None
+            trimmed = _trimmed_end(known.head)
+            _check_loss(known.stream, wanted, trimmed, fail=options.fail_on_data_loss)
+            if has_wanted_rows(known, bounds, options):
+                some = copied_alone(wanted_of(bucket.ledgers_of(known), wanted, bounds), wanted)
+                found += await store_parts_of(bucket, known, some, bounds, options)
+    return found
+
+
+async def _parts_of(
+    stream: ListedStream, within: Range, bounds: Bounds, options: ReadOptions
+) -> list[Part]:
+    """Cut a batch: with ``auto`` what has a copy comes from the bucket, all else from a reader."""
+    if options.mode is ReadMode.SERVICE:
+        return _parts_served(stream, within, bounds, options)
+    async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
+        known = await manifest_of(bucket, stream.name)
+        if known is None:
+            return _parts_served(stream, within, bounds, options)
+        if not has_wanted_rows(known, bounds, options):
+            return []
+        copied = {
+            one.listed.ledger_id: one for one in bucket.ledgers_of(known) if one.copy is not None
+        }
+        found = list[Part]()
+        for one in stream.ledgers:
+            ledger = copied.get(one.ledger_id)
+            if ledger is None:
+                alone = stream._replace(ledgers=[one])
+                found += _parts_served(alone, within, bounds, options)
+            else:
+                wanted = wanted_of([ledger], within, bounds)
+                found += await store_parts_of(bucket, known, wanted, bounds, options)
+        return found
+
+
+def _parts_served(
+    stream: ListedStream, within: Range, bounds: Bounds, options: ReadOptions
+) -> list[Part]:
+    """Return a part for each ledger: a range between two of them may name one that is gone."""
+    found = list[Part]()
+    for one in stream.ledgers:
+        last = one.entry_count - 1
+        wanted = intersection(
+            within.within(one.ledger_id, last), bounds.entries_of(one.ledger_id, last)
+        )
+        if wanted is not None:
+            start = Position(one.ledger_id, EntryId(wanted[0]))
+            end = Position(one.ledger_id, EntryId(wanted[1] + 1))
+            found += service_parts(stream.name, Range(start=start, end=end), bounds, options)
+    return found
+
+
+def check_served(stream: ListedStream, within: Range, *, fail_on_data_loss: bool) -> None:
+    """Refuse a range of which entries were trimmed unread, or of which the readers lack the end."""
+    assert within.end is not None
+    trimmed = stream.trimmed_end
+    _check_loss(stream.name, within, trimmed, fail=fail_on_data_loss)
+    ends = [normal(one, one.entry_count) for one in stream.ledgers[-1:]]
+    if trimmed is not None:
+        ends.append(Position(LedgerId(trimmed.ledger_id + 1), EntryId(0)))
+    end = max(ends, default=BEGINNING)
+    if end < within.end:
         raise RefusedError(
-            f"stream {known.stream} was trimmed up to ledger {trimmed}, and the query had read "
-            f"up to {within.start}",
+            f"stream {stream.name} ends at {end}, and the query knows it up to {within.end}",
+            reason=Reason.NO_SUCH_ENTRY,
+            remedy="Ask the readers of the cluster that the query began with",
+            details={"stream": stream.name},
+        )
+
+
+def _trimmed_end(head: ManifestHead) -> Position | None:
+    """Return where the newest trimmed ledger ended, or the next id's first; None: none was."""
+    if head.trimmed_through < 0:
+        return None
+    if head.trimmed_last is None:
+        return Position(LedgerId(head.trimmed_through + 1), EntryId(0))
+    return Position(head.trimmed_through, EntryId(head.trimmed_last + 1))
+
+
+def _check_loss(stream: StreamName, within: Range, trimmed: Position | None, *, fail: bool) -> None:
+    """Refuse to go on where entries were trimmed that nobody has read; or say so and go on."""
+    start = within.start
+    assert start is not None
+    if trimmed is None or start >= trimmed:
+        return
+    if fail:
+        raise RefusedError(
+            f"stream {stream} was trimmed up to {trimmed}, and the query had read up to {start}",
             reason=Reason.TRIMMED,
             remedy="Go on without what was trimmed: failOnDataLoss=false",
-            details={"stream": known.stream},
+            details={"stream": stream},
         )
-    log.warning(
-        "spark.entries_lost", stream=known.stream, position=str(within.start), trimmed=trimmed
-    )
+    log.warning("spark.entries_lost", stream=stream, position=str(start), trimmed=str(trimmed))

@@ -1,15 +1,17 @@
-"""Tables about streams, out of the bucket alone: streams, ledgers, attempts.
+"""Tables about streams, out of the bucket alone: streams, ledgers, attempts, attributes.
 
 Owns their rows. Does not own their columns' types (``columns``).
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
 
 from tierlog.format.keys import ParsedKey, key_prefix, parse_key
+from tierlog.model.attributes import CREATION_TIME, EVENT_COUNT, KEY_LEN, AttributeKey
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import ManifestLedger
 from tierlog.offload.manifests import KnownManifest
@@ -21,19 +23,38 @@ from tierlog_spark.options import ReadOptions
 Row = dict[str, object]
 Listed = tuple[ParsedKey, ObjectInfo]
 _US_A_MS: Final = 1000
+_CORE_NAMES: Final[Mapping[AttributeKey, str]] = {
+    EVENT_COUNT: "event-count",
+    CREATION_TIME: "creation-time",
+}
+_FIRST_KEY: Final = AttributeKey(bytes(KEY_LEN))
+_LAST_KEY: Final = AttributeKey(b"\xff" * KEY_LEN)
 
 
-async def table_batch(options: ReadOptions, schema: Any) -> Any:  # noqa: ANN401 - no types
-    """Return a table as one batch."""
+async def table_batches(
+    options: ReadOptions,
+    schema: Any,  # noqa: ANN401 - pyarrow ships no types
+) -> AsyncGenerator[Any, None]:
+    """Iterate over a table: one batch, of attributes many."""
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
         known = await (
             bucket.streams(options.streams) if options.streams else bucket.every_stream()
         )
+        if options.table is Table.ATTRIBUTES:
+            for one in known:
+                async with contextlib.aclosing(_attribute_rows(bucket, one)) as runs:
+                    async for rows in runs:
+                        yield _batch(rows, schema)
+            return
         if options.table is Table.ATTEMPTS:
             rows = _attempt_rows(bucket, known, await _objects(bucket, options), options)
         else:
             make = _ROWS[options.table]
             rows = [row for one in known for row in make(one, bucket.ledgers_of(one))]
+        yield _batch(rows, schema)
+
+
+def _batch(rows: Sequence[Row], schema: Any) -> Any:  # noqa: ANN401
     arrays = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -119,6 +140,31 @@ def _attempt_rows(
         }
         for (ledger_id, uuid), infos in sorted(attempts.items())
     ]
+
+
+async def _attribute_rows(bucket: Bucket, known: KnownManifest) -> AsyncGenerator[list[Row], None]:
+    """Iterate over a stream's attributes in the order of their keys: core ones are first."""
+    checkpoint = bucket.attributes_of(known)
+    if checkpoint is None or checkpoint.through is None:
+        return
+    through = checkpoint.through
+
+    def row(key: AttributeKey, value: int) -> Row:
+        return {
+            "stream": known.stream,
+            "key": str(UUID(bytes=bytes(key))),
+            "name": _CORE_NAMES.get(key),
+            "value": value,
+            "as_of_ledger_id": through.ledger_id,
+            "as_of_entry_id": through.entry_id,
+        }
+
+    yield [row(*one) for one in sorted(checkpoint.core.items())]
+    key: AttributeKey | None = _FIRST_KEY
+    while key is not None:
+        found = await bucket.scan(checkpoint, key, _LAST_KEY)
+        yield [row(*one) for one in found.items]
+        key = found.next_key
 
 
 def _time(ms: int) -> int | None:

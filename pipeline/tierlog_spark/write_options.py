@@ -9,13 +9,14 @@ Invariant: an option that is not known, or makes no sense, is ``RefusedError`` w
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 from uuid import UUID, uuid5
 
 from tierlog.model.attributes import VALUE_MAX, is_core
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import StreamName, stream_name
 from tierlog.runtime.settings import Settings
+from tierlog_spark.shipping import shipped
 
 MIB: Final = 1024 * 1024
 ENTRY_BYTES_MAX: Final = 4 * MIB
@@ -93,15 +94,15 @@ def number_of(batch_id: int) -> int:
 
 
 def _settings(said: Mapping[str, str], settings: Settings) -> Settings:
-    # Of the plain class, whatever read them: they go to the tasks.
-    sections = {name: getattr(settings, name) for name in Settings.model_fields}
+    changes: dict[str, Any] = {}
     if "ingestaddress" in said:
         client = {"ingest_address": said["ingestaddress"]}
-        sections["client"] = settings.client.model_copy(update=client)
+        changes["client"] = settings.client.model_copy(update=client)
     if "zookeeperhosts" in said:
         hosts = {"hosts": said["zookeeperhosts"]}
-        sections["zookeeper"] = settings.zookeeper.model_copy(update=hosts)
-    return Settings.model_construct(**sections)
+        changes["zookeeper"] = settings.zookeeper.model_copy(update=hosts)
+    used = shipped(settings, "zookeeper", "security", "keys", "wire")
+    return used.model_copy(update=changes)
 
 
 def _number(said: Mapping[str, str]) -> int | None:

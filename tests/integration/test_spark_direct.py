@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,9 +28,19 @@ from tests.integration.spark_kit import (
     rows_read,
     spoil,
 )
-from tierlog.model.errors import RefusedError, TierlogError
-from tierlog.model.ids import LedgerId
+from tierlog.attributes.objects import IndexObjects
+from tierlog.attributes.page_cache import PageCache
+from tierlog.attributes.pages import IndexPages
+from tierlog.attributes.tree import drive_async
+from tierlog.attributes.update import Shape, update
+from tierlog.model.attribute_record import AttributesRecord, KeptRoot
+from tierlog.model.attributes import EVENT_COUNT, AttributeKey
+from tierlog.model.errors import CorruptError, RefusedError, TierlogError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.position import Position
+from tierlog.model.stream import Stream
 from tierlog.offload.single_driver import SingleObjectOffloader
+from tierlog.wiring.build import system_ids
 
 if TYPE_CHECKING:
     from tierlog.embedded.supervisor import EmbeddedServers
@@ -181,6 +192,55 @@ async def test_tables_say_what_is_in_the_bucket(servers: EmbeddedServers) -> Non
             (99, None, False),
         ]
         assert attempts[1]["objects"] == [key, f"{key}-index", f"{key}-side"]
+
+
+async def test_attributes_are_a_table_as_of_the_checkpoint_that_the_manifest_names(
+    servers: EmbeddedServers,
+) -> None:
+    numbers = {AttributeKey(uuid.UUID(int=(1 << 64) + one).bytes): one for one in range(1000)}
+    async with made_bucket(servers, "attributes") as bucket:
+        await bucket.stream("none").write()
+        stream = bucket.stream("s")
+        indexes = IndexObjects(
+            bucket.objects,
+            cluster_id=uuid.UUID(int=7),
+            ids=system_ids(),
+            key_prefix=bucket.s3.key_prefix,
+        )
+        pages = IndexPages(indexes, PageCache(limit_bytes=1 << 20))
+        claimed = Stream(name=stream.name, incarnation=stream.head.incarnation, created_ms=3)
+        record = AttributesRecord(incarnation=claimed.incarnation)
+        for number, (low, high) in enumerate(((0, 700), (600, 1000))):
+            some = {key: one + number for key, one in numbers.items() if low <= one < high}
+            base = record.checkpoint
+            done = await drive_async(
+                update(base.root, some, Shape(page_bytes=1024)), pages.of(base)
+            )
+            made = await indexes.write(claimed, base.root.end, b"".join(done.pages))
+            through = Position(LedgerId(41), EntryId(number))
+            newest = KeptRoot(through=through, core={EVENT_COUNT: 5 + number}, root=done.root)
+            record = record.published(newest, made, keep_ends=False)
+            if number == 0:
+                record = record.closed(await indexes.write_list(claimed, record.objects))
+        assert record.chunks
+        # As in a copy of a bucket: the manifest says where the objects lay.
+        elsewhere = [replace(one, key=f"old/{one.key}") for one in record.objects]
+        record = replace(record, objects=tuple(elsewhere))
+        stream.head = replace(stream.head, attributes=record)
+        await stream.write()
+        given = options_of(bucket.s3, table="attributes")
+        rows = await rows_read(given)
+        assert [tuple(row.values()) for row in rows] == [
+            ("s", "00000000-0000-0000-0000-000000000001", "event-count", 6, 41, 1),
+            *(
+                ("s", str(uuid.UUID(bytes=key)), None, one + (one >= 600), 41, 1)
+                for key, one in numbers.items()
+            ),
+        ]
+        assert await rows_read(given, stream="none") == []
+        await spoil(bucket, record.objects[-1].key.removeprefix("old/"))
+        with pytest.raises(CorruptError):
+            await rows_read(given, stream="s")
 
 
 async def test_what_is_wrong_is_said_once_with_its_name_and_remedy(

@@ -10,19 +10,22 @@ import asyncio
 import contextlib
 import io
 import json
-import os
 import random
 import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import pyarrow.parquet as pq
 import pytest
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
+from tests.contracts.s3_proxy import Asked, Fault, S3Proxy
+from tests.integration.spark_hosts import outside_spark, two_hosts
 from tests.integration.spark_kit import (
     T0,
     blocks_of,
@@ -197,8 +200,7 @@ async def test_a_killed_worker_and_a_killed_driver_leave_each_event_once(
         given = {
             "to": options.to,
             "marks": str(tmp_path),
-            "s3": json.loads(bucket.s3.model_dump_json())
-            | {"secret_key": bucket.s3.secret_key and bucket.s3.secret_key.get_secret_value()},
+            "s3": _plainly(bucket.s3),
             "batch_bytes": options.batch_bytes,
             "file_bytes": options.file_bytes,
         }
@@ -208,7 +210,7 @@ async def test_a_killed_worker_and_a_killed_driver_leave_each_event_once(
             "tests.integration.spark_targets",
             json.dumps(given),
             cwd=ROOT,
-            env=_outside_spark() | {"TMPDIR": str(tmp_path)},
+            env=outside_spark() | {"TMPDIR": str(tmp_path)},
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -229,11 +231,54 @@ async def test_a_killed_worker_and_a_killed_driver_leave_each_event_once(
         assert unnamed(tmp_path / "out", "s", bucket.s3) == []
 
 
-def _outside_spark() -> dict[str, str]:
-    """What a process inherits that has no Spark yet."""
-    left_out = ("PYSPARK_", "SPARK_", "JAVA_HOME")
-    found = {key: value for key, value in os.environ.items() if not key.startswith(left_out)}
-    return found | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+async def test_a_task_that_spark_runs_twice_on_two_machines_counts_once(
+    servers: EmbeddedServers, spark: SparkSession, tmp_path: Path, free_port: int
+) -> None:
+    rng = random.Random(26)
+    ledgers = {61 + number: entries_of(rng, 10, at_ms=T0) for number in range(2)}
+    async with (
+        made_bucket(servers, "export-twice") as bucket,
+        two_hosts(tmp_path, outside_spark(), free_port) as master,
+    ):
+        stream = bucket.stream("s")
+        for ledger_id, entries in ledgers.items():
+            await stream.add(ledger_id, entries)
+        await stream.write()
+        options = options_for(bucket, tmp_path / "out", "s")
+        given = {
+            "master": master,
+            "folder": str(tmp_path),
+            "to": options.to,
+            "marks": str(tmp_path),
+            "s3": _plainly(bucket.s3),
+        }
+        driver = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.integration.spark_hosts",
+            json.dumps(given),
+            cwd=ROOT,
+            env=outside_spark(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        said, errors = await driver.communicate()
+        assert driver.returncode == 0, errors.decode()[-4000:]
+        assert json.loads(said.splitlines()[-1])["events"] == len(expected("s", ledgers))
+        assert [plain(row) for row in await rows_in(options, "s")] == expected("s", ledgers)
+        # What the stuck one wrote is of the same events, and does not count.
+        [twice] = unnamed(tmp_path / "out", "s", bucket.s3)
+        assert pq.ParquetFile(twice).metadata.num_rows == 200
+        done = await exported(spark, options)
+        assert (done.counts["removed"], done.counts["events"]) == (1, 0)
+        assert unnamed(tmp_path / "out", "s", bucket.s3) == []
+
+
+def _plainly(s3: S3Settings) -> dict[str, Any]:
+    """The settings as another process takes them."""
+    assert s3.secret_key is not None
+    found: dict[str, Any] = json.loads(s3.model_dump_json())
+    return found | {"secret_key": s3.secret_key.get_secret_value()}
 
 
 async def test_a_run_that_is_overtaken_ends_and_nothing_is_there_twice(
@@ -341,6 +386,51 @@ async def test_bad_input_is_one_error_and_no_commit(
         done = await exported(spark, replace(options, skip_trimmed=True))
         assert done.rows[0]["trimmed_unread"]
         assert done.counts["events"] == 60
+
+
+async def test_an_export_that_may_not_write_says_so_and_no_commit_names_anything(
+    servers: EmbeddedServers, spark: SparkSession
+) -> None:
+    rng = random.Random(27)
+    url = servers.endpoints.s3_endpoint_url
+    async with (
+        made_bucket(servers, "export-denied") as bucket,
+        S3Proxy(urlsplit(url).netloc) as proxy,
+    ):
+        stream = bucket.stream("s")
+        entries = entries_of(rng, 3, at_ms=T0)
+        await stream.add(81, entries)
+        await stream.write()
+        s3 = bucket.s3.model_copy(update={"endpoint_url": proxy.url})
+        options = options_for(bucket, f"s3://{bucket.s3.bucket}/exports", "s")
+        options = replace(options, s3=s3)
+
+        async def written() -> list[str]:
+            return [info.key async for info in bucket.objects.list("exports/")]
+
+        # Who may read the bucket may not write there; the keys of nobody open nothing.
+        proxy.rule = lambda asked: Fault.DENIED if asked.operation == "put_object" else None
+        wrong = s3.model_copy(update={"secret_key": SecretStr("wrong")})
+        for given, words in (
+            (options, "AccessDenied"),
+            (replace(options, s3=wrong), "s3.endpoint_url, s3.bucket and the keys"),
+        ):
+            with pytest.raises(RefusedError) as caught:
+                await exported(spark, given)
+            assert words in f"{caught.value} {caught.value.remedy}"
+            assert await written() == []
+
+        # The driver may, and the executors may not.
+        def no_data(asked: Asked) -> Fault | None:
+            return Fault.DENIED if asked.key.endswith(".parquet") else None
+
+        proxy.rule = no_data
+        with pytest.raises(RefusedError, match="AccessDenied"):
+            await exported(spark, options)
+        assert await asyncio.to_thread(committed_files, options.to, "s", s3) == []
+        proxy.rule = lambda _: None
+        await exported(spark, options)
+        assert [plain(row) for row in await rows_in(options, "s")] == expected("s", {81: entries})
 
 
 def settings_of(bucket: MadeBucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.integration.spark_kit import Read, options_of, planned, rows_read
 from tests.integration.test_reader_tiers import SMALL, append, numbered, offloaded_and_gone
+from tests.integration.test_spark_stream import stream_reader
 from tierlog.client import StructuredEvent, open_client
 from tierlog.model.errors import RefusedError
 from tierlog_spark.planning import ServicePart, StorePart
@@ -149,3 +151,74 @@ async def test_partitions_times_and_what_is_wrong(cluster: ServiceCluster) -> No
         ):
             with pytest.raises(RefusedError, match=words):
                 await planned({**given, "readMode": "auto", **more})
+
+
+Batch = tuple[Any, Any, list[dict[str, Any]]]
+
+
+def batch_of(reader: Any, start: Any, end: Any) -> list[dict[str, Any]]:
+    return [
+        row
+        for part in reader.partitions(start, end)
+        for batch in reader.read(part)
+        for row in batch.to_pylist()
+    ]
+
+
+def batches_from(reader: Any, start: Any) -> list[Batch]:
+    """Take batches of a few entries until there is nothing more."""
+    found: list[Batch] = []
+    while (end := reader.latestOffset(start, ReadMaxRows(5))) != start:
+        found.append((start, end, batch_of(reader, start, end)))
+        start = end
+    return found
+
+
+@pytest.mark.parametrize("mode", ["service", "auto"])
+async def test_a_query_has_each_event_once_while_the_stream_is_written_offloaded_and_deleted(
+    cluster: ServiceCluster, mode: str
+) -> None:
+    name = f"spark-live-{mode}"
+    given = given_by(cluster, stream=name)
+    async with open_client(cluster.settings) as client:
+        await client.create_stream(name, policy=SMALL)
+        reader = stream_reader({**given, "readMode": mode})
+        start = await asyncio.to_thread(reader.initialOffset)
+        assert start == {name: "0:0"}
+        batches: list[Batch] = []
+
+        async def take() -> None:
+            where = batches[-1][1] if batches else start
+            batches.extend(await asyncio.to_thread(batches_from, reader, where))
+            rows = [row for _, _, some in batches for row in some]
+            assert shown(rows) == await as_the_client_reads(client, name)
+
+        await take()
+        await append(client, name, numbered(0, 8000))
+        await append(client, name, numbered(8000, 5))
+        await take()
+        assert len(batches) > 2
+        # The ledger was open where the query stands, and more comes into it.
+        await append(client, name, numbered(8005, 5))
+        await take()
+        await offloaded_and_gone(cluster, client, name)
+        await in_manifest(cluster, name, len((await client.stream(name))["ledgers"]))
+        await append(client, name, numbered(9000, 100))
+        await take()
+        for first, last, rows in batches:
+            assert await asyncio.to_thread(batch_of, reader, first, last) == rows
+        if mode == "auto":
+            first, last, _ = batches[0]
+            parts = await asyncio.to_thread(reader.partitions, first, last)
+            assert {type(one.value) for one in parts} == {StorePart}
+
+        # The checkpoint goes on with another mode.
+        await offloaded_and_gone(cluster, client, name)
+        await in_manifest(cluster, name, len((await client.stream(name))["ledgers"]))
+        await append(client, name, [b"last"])
+        await client.seal(name)
+        await offloaded_and_gone(cluster, client, name)
+        await in_manifest(cluster, name, len((await client.stream(name))["ledgers"]))
+        reader = stream_reader(given)
+        await take()
+        assert batches[-1][2][-1]["payload"] == b"last"

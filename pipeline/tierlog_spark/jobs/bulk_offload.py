@@ -66,6 +66,7 @@ from tierlog_spark.jobs.offload_plan import (
     wanting,
 )
 from tierlog_spark.jobs.site import open_site
+from tierlog_spark.shipping import shipped
 
 JOB: Final = "bulk-offload"
 CONTEXTS_AT_ONCE: Final = 64
@@ -111,7 +112,8 @@ def bulk_offload(
     slots, began_s = slots_of(run), run.clock.monotonic_s()
     number = task_count(int(counts["bytes"]), len(items), slots, weight_max=wish.task_bytes)
     tasks = spread(items, lambda one: one.length, number) if items else []
-    slowed = throttled(settings, wish.bytes_per_s, slots_of_executor(run))
+    used = shipped(settings, "s3", "zookeeper", "security", "keys", "wire")
+    slowed = throttled(used, wish.bytes_per_s, slots_of_executor(run))
     requests = Requests()
     found = best(
         requests.rest(run_tasks(run, "ledgers", tasks, partial(_offload_some, slowed, drivers)))

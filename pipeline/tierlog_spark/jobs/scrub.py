@@ -50,6 +50,7 @@ from tierlog_spark.jobs.scrub_plan import (
 )
 from tierlog_spark.jobs.site import Site, open_site
 from tierlog_spark.jobs.usage_plan import shard_weight, shards
+from tierlog_spark.shipping import shipped
 
 JOB: Final = "scrub"
 TASK_BYTES: Final = 1024**3
@@ -104,7 +105,7 @@ class SparkCrew:
 
     def __init__(self, run: JobRun, settings: Settings, catalog: Catalog, pace: Pace) -> None:
         self._run = run
-        self._settings = settings
+        self._settings = shipped(settings, "s3", "zookeeper", "security", "keys", "wire")
         self._catalog = catalog
         self._pace = pace
         self.requests = Requests()

@@ -9,12 +9,15 @@ from tierlog_spark.jobs.export.log import (
     ExportedFile,
     Kind,
     Record,
-    check_whole,
+    checkpoint_name,
+    decode_checkpoint,
     decode_record,
+    encode_checkpoint,
     encode_record,
     file_name,
     file_number,
     left_behind,
+    live_numbers,
     record_name,
     record_numbers,
 )
@@ -81,11 +84,30 @@ def test_names_say_what_is_a_record_and_what_is_data():
 
 
 def test_records_that_are_gone_are_an_error():
-    check_whole([], "here")
-    check_whole([1, 2, 3], "here")
-    for numbers in ([2, 3], [1, 3]):
+    assert live([]) == (0, [])
+    assert live([1, 2, 3]) == (0, [1, 2, 3])
+    assert live([1, 4, 5, 6], checkpoints=[2, 4]) == (4, [5, 6])
+    for numbers, checkpoints in (([2, 3], []), ([1, 3], []), ([6], [4]), ([3], [4])):
         with pytest.raises(CorruptError, match=r"here/_tierlog_commits/0.*the record is gone"):
-            check_whole(numbers, "here")
+            live(numbers, checkpoints=checkpoints)
+
+
+def live(numbers, checkpoints=()):
+    names = [*map(record_name, numbers), *map(checkpoint_name, checkpoints)]
+    return live_numbers(names, "here")
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "no checkpoint"),
+        (encode_checkpoint(8, []), "says that it is checkpoint 8"),
+        (encode_checkpoint(7, []).replace(b"[]", b'[{"name":"x"}]'), "no checkpoint"),
+    ],
+)
+def test_what_is_no_checkpoint_is_told_with_its_place(raw, words):
+    with pytest.raises(CorruptError, match=f"^here: .*{words}"):
+        decode_checkpoint(raw, number=7, place="here")
 
 
 def test_what_no_commit_names_is_left_behind():

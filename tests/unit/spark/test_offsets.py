@@ -1,6 +1,7 @@
 """Batches of a streaming read follow each other without gap or repeat, within their limits."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from tierlog_spark.offsets import (
     advanced_all,
     capped,
     from_json,
+    normal,
     to_json,
 )
 from tierlog_spark.planning import Range
@@ -62,6 +64,31 @@ def test_batches_hold_each_entry_once_while_the_stream_grows(seed):
         if end == where and known == len(everything):
             break
         where, known = end, min(len(everything), known + rng.randrange(2))
+    assert found == [
+        (one.ledger_id, entry) for one in everything for entry in range(one.entry_count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_open_ledger_is_read_as_it_grows_and_goes_on_behind_it_once_it_is_closed(seed):
+    rng = random.Random(seed)
+    everything = ledgers(*[rng.randrange(1, 6) for _ in range(rng.randrange(1, 6))])
+    known, held, where, found = 0, 0, BEGINNING, []
+    for _ in range(500):
+        seen = everything[:known]
+        if held:
+            seen = [*seen, replace(everything[known], entry_count=held, closed=False)]
+        end = advanced(where, seen, Budget(entries=rng.choice([None, 1, 3])))
+        assert end >= where
+        found += entries_between(everything, where, end)
+        where = end
+        if known == len(everything):
+            if seen and where == normal(seen[-1], seen[-1].entry_count):
+                break
+        elif held < everything[known].entry_count:
+            held += rng.randrange(2)
+        elif rng.randrange(2):
+            known, held = known + 1, 0
     assert found == [
         (one.ledger_id, entry) for one in everything for entry in range(one.entry_count)
     ]

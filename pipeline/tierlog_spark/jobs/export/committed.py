@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import stream_name
 from tierlog.runtime.settings import S3Settings
-from tierlog_spark.jobs.export.job import read_records
-from tierlog_spark.jobs.export.log import ExportedFile, check_whole, record_numbers
+from tierlog_spark.jobs.export.log import CommittedFile, record_numbers
+from tierlog_spark.jobs.export.records import files_that_count
 from tierlog_spark.jobs.export.targets import Target, target_of
 
 
@@ -37,29 +37,26 @@ def committed_files(
 
 def files_of(target: Target, *, since: int = 0, verify: bool = False) -> list[Committed]:
     """Return the files of an exported stream's place."""
-    numbers = record_numbers(target.names())
-    check_whole(numbers, target.place)
-    if not numbers:
+    names = target.names()
+    counting = files_that_count(target, names, since=since)
+    if not record_numbers(names):
         raise RefusedError(
             f"there is no export at {target.place}",
             reason=Reason.NO_SUCH_ENTRY,
             remedy="Name the place that was exported to, and the stream",
         )
-    found = [
-        (file.name, _committed(target, record.number, file))
-        for record in read_records(target, [one for one in numbers if one > since])
-        for file in record.files
-    ]
+    found = [(one.file.name, _committed(target, one)) for one in counting]
     if verify:
         for name, one in found:
             _verify(target.get([name])[0], one)
     return [one for _, one in found]
 
 
-def _committed(target: Target, number: int, file: ExportedFile) -> Committed:
+def _committed(target: Target, found: CommittedFile) -> Committed:
+    file = found.file
     return Committed(
         path=f"{target.place}/{file.name}",
-        commit=number,
+        commit=found.commit,
         rows=file.rows,
         bytes=file.bytes,
         sha256=file.sha256,

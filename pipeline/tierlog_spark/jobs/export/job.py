@@ -23,14 +23,13 @@ from tierlog_spark.jobs.export.log import (
     ExportedFile,
     Kind,
     Record,
-    check_whole,
-    decode_record,
     encode_record,
     left_behind,
+    live_numbers,
     record_name,
-    record_numbers,
 )
 from tierlog_spark.jobs.export.options import ExportOptions
+from tierlog_spark.jobs.export.records import read_records, shorten
 from tierlog_spark.jobs.export.steps import (
     Piece,
     Source,
@@ -161,6 +160,7 @@ class _Stream:
         self._append(self._record(Kind.CLAIM, start, start, incarnations, known.cleaned_below))
         # Whoever wrote these can't name them any more: the number for that is taken.
         self.target.delete(left)
+        shorten(self.target, known.files, cleaned_below=known.cleaned_below)
         for step, files, bad in self._batches(wanted):
             record = self._record(Kind.COMMIT, step.start, step.to, incarnations, claimed)
             self._append(replace(record, files=tuple(files), bad=bad))
@@ -225,8 +225,7 @@ class _Stream:
 
     def _known(self) -> _Known:
         names = self.target.names()
-        numbers = record_numbers(names)
-        check_whole(numbers, self.target.place)
+        _, numbers = live_numbers(names, self.target.place)
         if not numbers:
             return _Known(None, (), names)
         [newest] = read_records(self.target, numbers[-1:])
@@ -269,16 +268,6 @@ class _Stream:
                 remedy="Let one run at a time export a stream to a place",
             )
         self.newest = record
-
-
-def read_records(target: Target, numbers: Sequence[int]) -> list[Record]:
-    """Return records of a stream's log by their numbers."""
-    names = [record_name(number) for number in numbers]
-    found = []
-    for number, name, raw in zip(numbers, names, target.get(names), strict=True):
-        place = f"{target.place}/{name}"
-        found.append(decode_record(raw or b"", number=number, place=place))
-    return found
 
 
 async def _sources(options: ExportOptions, name: StreamName) -> list[Source]:

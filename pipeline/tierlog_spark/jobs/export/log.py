@@ -14,6 +14,13 @@
     rows, bad      events in the files; those whose payload is not of the schema
     files          name (below <stream>/), rows, bytes, sha256
 
+    <stream>/_tierlog_commits/checkpoint-00000000000000000100.json
+
+has version, number, and files: those of all records up to that number, each with its commit. It
+stands for these records from then on; they are deleted once the next checkpoint is there, so that
+who listed the log before it finds what it listed. A record that comes under such a number later,
+from a run that was overtaken long ago, does not count.
+
 A run claims a number before it writes, and its batches take the numbers behind that. Whoever wants
 to write a record under a number that is taken has been overtaken by another run, and ends. So a
 file whose number is below that of a claim, and which no commit names, never will be named.
@@ -21,13 +28,14 @@ file whose number is below that of a claim, and which no commit names, never wil
 Invariants:
     * A record is written once, as a whole, under the number behind the newest.
     * ``from`` of a record is ``to`` of the one before it: no event is in two commits or in none.
+    * There is a record behind each checkpoint.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import orjson
@@ -40,6 +48,7 @@ from tierlog_spark.offsets import Offsets, from_json, to_json
 FOLDER: Final = "_tierlog_commits"
 _NUMBER_LEN: Final = 20
 _RECORD: Final = re.compile(rf"{FOLDER}/(\d{{{_NUMBER_LEN}}})\.json", re.ASCII)
+_CHECKPOINT: Final = re.compile(rf"{FOLDER}/checkpoint-(\d{{{_NUMBER_LEN}}})\.json", re.ASCII)
 _FILE: Final = re.compile(
     rf"date=[^/]+/part-(\d{{{_NUMBER_LEN}}})-[0-9a-f]{{32}}-\d+-\d+\.parquet", re.ASCII
 )
@@ -62,6 +71,13 @@ class ExportedFile:
     rows: int
     bytes: int
     sha256: str
+
+
+class CommittedFile(NamedTuple):
+    """A file, and the number of the commit that names it."""
+
+    commit: int
+    file: ExportedFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +103,21 @@ def record_name(number: int) -> str:
 
 def record_numbers(names: Iterable[str]) -> list[int]:
     """Return the numbers of the records among names, in order."""
-    matches = (_RECORD.fullmatch(name) for name in names)
+    return _numbers(_RECORD, names)
+
+
+def checkpoint_name(number: int) -> str:
+    """Return the name of a checkpoint, below its stream's folder."""
+    return f"{FOLDER}/checkpoint-{number:0{_NUMBER_LEN}}.json"
+
+
+def checkpoint_numbers(names: Iterable[str]) -> list[int]:
+    """Return the numbers of the checkpoints among names, in order."""
+    return _numbers(_CHECKPOINT, names)
+
+
+def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> list[int]:
+    matches = (pattern.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in matches if match)
 
 
@@ -133,10 +163,7 @@ def encode_record(record: Record) -> bytes:
         "written_ms": record.written_ms,
         "rows": sum(one.rows for one in record.files),
         "bad": record.bad,
-        "files": [
-            {"name": one.name, "rows": one.rows, "bytes": one.bytes, "sha256": one.sha256}
-            for one in record.files
-        ],
+        "files": [_document(one) for one in record.files],
     }
     return orjson.dumps(document) + b"\n"
 
@@ -190,8 +217,50 @@ def _damaged(place: str, what: str) -> CorruptError:
     )
 
 
-def check_whole(numbers: Sequence[int], place: str) -> None:
-    """Refuse a log from which records are gone: what they name is not known."""
-    if numbers and numbers != list(range(1, len(numbers) + 1)):
-        missing = next(want for want, got in enumerate(numbers, 1) if want != got)
+def _document(file: ExportedFile) -> dict[str, Any]:
+    return {"name": file.name, "rows": file.rows, "bytes": file.bytes, "sha256": file.sha256}
+
+
+def encode_checkpoint(number: int, files: Iterable[CommittedFile]) -> bytes:
+    """Return a checkpoint as it is kept; whoever makes it makes the same bytes."""
+    document = {
+        "version": current(Format.EXPORT_LOG),
+        "number": number,
+        "files": [{"commit": one.commit, **_document(one.file)} for one in files],
+    }
+    return orjson.dumps(document) + b"\n"
+
+
+def decode_checkpoint(raw: bytes, *, number: int, place: str) -> list[CommittedFile]:
+    """Read a checkpoint, or raise an error that names the place."""
+    try:
+        found: dict[str, Any] = orjson.loads(raw)
+        check_version(Format.EXPORT_LOG, int(found["version"]))
+        commits = [int(one["commit"]) for one in found["files"]]
+        files = [CommittedFile(*one) for one in zip(commits, _files(found["files"]), strict=True)]
+        named = int(found["number"])
+    except TierlogError as error:
+        raise type(error)(
+            f"{place}: {error.message}", reason=error.reason, remedy=error.remedy
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _damaged(place, f"it is no checkpoint of an export: {error!r}") from error
+    if named != number:
+        raise _damaged(place, f"it says that it is checkpoint {named}")
+    return files
+
+
+def live_numbers(names: Sequence[str], place: str) -> tuple[int, list[int]]:
+    """Return the newest checkpoint's number, 0 for none, and those of the records behind it.
+
+    Refuses a log from which records are gone: what they name is not known.
+    """
+    checkpoint = max(checkpoint_numbers(names), default=0)
+    numbers = [one for one in record_numbers(names) if one > checkpoint]
+    # There is one behind each checkpoint.
+    end = checkpoint + max(len(numbers), 1 if checkpoint else 0)
+    known, wanted = set(numbers), range(checkpoint + 1, end + 1)
+    missing = next((one for one in wanted if one not in known), None)
+    if missing is not None:
         raise _damaged(f"{place}/{record_name(missing)}", "the record is gone")
+    return checkpoint, numbers
