@@ -160,6 +160,7 @@ def _component(name: str) -> Schema:
             lagThreshold=ATLEAST1,
             prometheusAddress=TEXT,
             oldestByteSeconds=ATLEAST1,
+            kafkaAuthentication=TEXT,
         )
     return closed(**properties)
 
@@ -180,6 +181,7 @@ def _spark() -> Schema:
             "propertyNames": {"pattern": "^[a-z0-9]([a-z0-9-]{0,9}[a-z0-9])?$"},
             "additionalProperties": job,
         },
+        token=_with(closed(existingSecret=TEXT), key=TEXT),
         cores=ATLEAST1,
         memory=TEXT,
         activeDeadlineSeconds=ATLEAST1,
@@ -240,6 +242,7 @@ def _monitoring() -> Schema:
             labels=TEXTS,
             serverName=TEXT,
             token=_with(closed(existingSecret=TEXT), key=TEXT),
+            certificate=_with(closed(existingSecret=TEXT), certificateKey=TEXT, keyKey=TEXT),
         ),
         prometheusRule=closed(enabled=FLAG, labels=TEXTS, runbookBaseUrl=TEXT),
         dashboards=closed(enabled=FLAG, labels=TEXTS, annotations=TEXTS),

@@ -36,13 +36,17 @@ def service_monitor(one: Object) -> None:
         _fields(
             endpoint, needs="port", may="path interval relabelings scheme tlsConfig authorization"
         )
-    if "tlsConfig" in endpoint:
-        _fields(endpoint["tlsConfig"], needs="ca serverName", may="")
-        _fields(endpoint["tlsConfig"]["ca"], needs="secret", may="")
-        _fields(endpoint["tlsConfig"]["ca"]["secret"], needs="name key", may="")
-    if "authorization" in endpoint:
-        _fields(endpoint["authorization"], needs="credentials", may="")
-        _fields(endpoint["authorization"]["credentials"], needs="name key", may="")
+        if "tlsConfig" in endpoint:
+            tls = endpoint["tlsConfig"]
+            _fields(tls, needs="ca serverName", may="cert keySecret")
+            assert ("cert" in tls) == ("keySecret" in tls)
+            for kind in {"ca", "cert"} & set(tls):
+                _fields(tls[kind], needs="secret")
+                _fields(tls[kind]["secret"], needs="name key")
+            _fields(tls.get("keySecret", {"name": "", "key": ""}), needs="name key")
+        if "authorization" in endpoint:
+            _fields(endpoint["authorization"], needs="credentials")
+            _fields(endpoint["authorization"]["credentials"], needs="name key")
         for rule in endpoint.get("relabelings", []):
             _fields(rule, needs="sourceLabels targetLabel")
 
@@ -68,13 +72,14 @@ def scaled_object(one: Object) -> None:
         may="pollingInterval cooldownPeriod",
     )
     for trigger in spec["triggers"]:
-        _fields(trigger, needs="type metadata")
+        _fields(trigger, needs="type metadata", may="authenticationRef")
+        _fields(trigger.get("authenticationRef", {"name": ""}), needs="name")
         assert all(isinstance(value, str) for value in trigger["metadata"].values())
         if trigger["type"] == "kafka":
             _fields(
                 trigger["metadata"],
                 needs="bootstrapServers consumerGroup topic lagThreshold",
-                may="activationLagThreshold limitToPartitionsWithLag excludePersistentLag",
+                may="activationLagThreshold limitToPartitionsWithLag excludePersistentLag tls sasl",
             )
         else:
             assert trigger["type"] == "prometheus"

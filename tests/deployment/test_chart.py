@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -25,12 +26,14 @@ from tests.deployment.rendering import (
 )
 from tests.deployment.values_matrix import MATRIX, SWITCHES
 from tierlog.model.errors import RefusedError
+from tierlog.model.node import NodeInfo
 from tierlog.runtime.settings import OffloaderSettings, OwnerSettings, load_settings
 from tierlog_spark.cli.main import app as spark_app
 from tools import chart_schema, deploy_files
 from tools.lock import project
 
 COMMAND = ["tierlog", "spark"]
+OF = "app.kubernetes.io/component"
 
 
 def test_what_is_generated_is_what_the_code_gives():
@@ -85,6 +88,18 @@ REFUSED = {
     "ZooKeeper in plain text": (
         {"settings": {"zookeeper": {"tls": {"enabled": False}}}},
         "zookeeper would be reached in plain text",
+    ),
+    "Redis in plain text": (
+        {"settings": {"redis": {"url": "redis://redis:6379/0"}}},
+        "redis would be reached in plain text",
+    ),
+    "a secret that services would refuse": (
+        {"wire": {"existingSecret": "wire"}},
+        "a secret of the open mode",
+    ),
+    "a production that is open": (
+        {"settings": {"profile": "production", "security": {"mode": "open"}}},
+        "security.mode is open, and settings.profile is production",
     ),
     "a token of the services": ({"settings": {"security": {"token": "x"}}}, "token"),
     "a file that the chart mounts": (
@@ -204,6 +219,13 @@ def test_open_is_open(chart: Chart):
     assert environment(objects, "reader")["TIERLOG_SECURITY__MODE"] == "open"
 
 
+def test_who_tests_an_open_release_shows_its_secret(chart: Chart):
+    """Its appends go to owners by the wire, as those of other clients do."""
+    pod = kinds(chart(SWITCHES["open"]), "Pod")[f"{NAME}-smoke"]["spec"]
+    shown = {one["name"]: one.get("valueFrom") for one in pod["containers"][0]["env"]}
+    assert shown["TIERLOG_WIRE__TOKEN"] == {"secretKeyRef": {"name": "wire", "key": "token"}}
+
+
 def test_service_links_would_stop_every_process(monkeypatch: pytest.MonkeyPatch):
     """So the chart has them off: this is what Kubernetes sets for a service `tierlog-reader`."""
     monkeypatch.setenv("TIERLOG_READER_PORT", "tcp://10.0.0.1:8080")
@@ -212,7 +234,7 @@ def test_service_links_would_stop_every_process(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_secrets_come_by_reference(chart: Chart):
-    switches = ("s3-keys", "redis-password", "wire-token", "ledger-keys", "settings-file")
+    switches = ("s3-keys", "redis-password", "open", "ledger-keys", "settings-file")
     values = {key: value for name in switches for key, value in SWITCHES[name].items()}
     for component in COMPONENTS:
         container = pod_of(chart(values), component)[1]["spec"]["containers"][0]
@@ -258,6 +280,28 @@ def test_offloaders_scale_by_the_queue_and_by_what_is_late(chart: Chart):
     assert scaled["minReplicaCount"] >= 1
 
 
+def test_the_queue_is_looked_at_as_offloaders_look_at_it(chart: Chart):
+    def trigger(values: Object) -> Object:
+        scaled = kinds(chart(values), "ScaledObject")[f"{NAME}-offloader"]["spec"]
+        found: Object = scaled["triggers"][0]
+        return found
+
+    encrypted = trigger(SWITCHES["keda"])
+    assert encrypted["metadata"]["tls"] == "enable"
+    assert not {"sasl", "authenticationRef"} & {*encrypted, *encrypted["metadata"]}
+    named = trigger(SWITCHES["keda-sasl"])
+    assert named["metadata"]["sasl"] == "scram_sha512"
+    assert named["authenticationRef"] == {"name": "kafka"}
+    meshed = {
+        **SWITCHES["keda"],
+        "settings": {
+            "kafka": {"tls": {"enabled": False}},
+            "security": {"plain_text_to": ["kafka"]},
+        },
+    }
+    assert "tls" not in trigger(meshed)["metadata"]
+
+
 def test_each_component_may_talk_to_what_its_room_names_and_to_nothing_else(chart: Chart):
     objects = chart({})
     policies = kinds(objects, "NetworkPolicy")
@@ -273,8 +317,24 @@ def test_each_component_may_talk_to_what_its_room_names_and_to_nothing_else(char
             for rule in policies[f"{NAME}-{component}"]["spec"]["egress"]
             for one in rule["ports"]
         }
-        beside = {53, "wire", "grpc"} | ({"http"} if component == "scheduler" else set())
+        beside: set[object] = {53, "wire", "grpc", "http"}
         assert opened == {ports[one] for one in extras} | beside, component
+
+
+def test_a_storage_node_is_reached_at_each_of_its_addresses(chart: Chart):
+    """Who writes, asks and reads ledgers does each in another way: by wire, gRPC and HTTP."""
+    names = {one.name for one in dataclasses.fields(NodeInfo) if one.name.endswith("_address")}
+    ways = {name.removesuffix("_address") for name in names}
+    assert ways == {"wire", "grpc", "http"}
+    policies = kinds(chart(SWITCHES["spark-jobs"]), "NetworkPolicy")
+    for component in (*COMPONENTS, "spark", "smoke"):
+        opened = [
+            {one["port"] for one in rule["ports"]}
+            for rule in policies[f"{NAME}-{component}"]["spec"]["egress"]
+            for peer in rule.get("to", [])
+            if peer["podSelector"]["matchLabels"].get(OF, "ingest") == "ingest"
+        ]
+        assert any(ways <= ports for ports in opened), component
 
 
 def test_the_network_opens_to_a_collector_when_there_are_traces(chart: Chart):
@@ -366,7 +426,24 @@ def test_jobs_on_spark_are_commands_that_there_are(chart: Chart, monkeypatch: py
     for name, value in environment(objects, "export").items():
         if name.startswith("TIERLOG_"):
             monkeypatch.setenv(name, value)
-    assert load_settings().s3.bucket == "tierlog"
+    settings = load_settings()
+    assert settings.s3.bucket == "tierlog"
+    assert settings.security.calls_with_tls
+
+
+@pytest.mark.parametrize(("token", "secret"), [("", "service"), ("jobs", "jobs")])
+def test_jobs_on_spark_show_who_they_are(chart: Chart, token: str, secret: str):
+    spark = {**SWITCHES["spark-jobs"]["spark"], "token": {"existingSecret": token}}
+    objects = chart({**SWITCHES["tokens"], "spark": spark})
+    pod = pod_of(objects, "export")[1]["spec"]
+    secrets = {
+        one["name"]: one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one
+    }
+    assert secrets == {"tls": "tls", "jwks": "issuer", "token": secret}
+    mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    found = environment(objects, "export")
+    assert found["TIERLOG_SECURITY__TLS__CA_FILE"] == f"{mounts['tls']}/ca.crt"
+    assert found["TIERLOG_SECURITY__TOKEN_FILE"].startswith(f"{mounts['token']}/")
 
 
 def test_jobs_on_spark_reach_what_they_read_and_nobody_reaches_them(chart: Chart):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -103,3 +105,26 @@ def test_panels_do_not_lie_over_each_other(name: str):
         assert max(x for x, _ in cells) < 24
         assert not cells & taken
         taken |= cells
+
+
+SHOW = (
+    "import sys, prometheus_client, tools.monitoring.metric_names as names;"
+    "names.metric_names(); sys.stdout.buffer.write(prometheus_client.generate_latest())"
+)
+GROWS = re.compile(r"(?:rate|increase)\((tierlog_\w+_total)(?:\{(\w+)=~?\"([^\"]*)\"\})?\[")
+
+
+def test_what_alerts_see_grow_is_there_before_it_does():
+    """Of a counter that appears with its first increase Prometheus sees none."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    asked = {found for alert in ALERTS for found in GROWS.findall(alert.expr)}
+    assert len(asked) >= 5
+    for name, label, values in asked:
+        if f"# TYPE {name} counter" not in done.stdout:
+            continue  # a collector's: it has no labels
+        for value in values.split("|") if label else [""]:
+            of = rf'\{{{label}="{value}"\}}' if label else r"(\{.*\})?"
+            wanted = rf"^{name}{of} 0\.0$"
+            assert re.search(wanted, done.stdout, re.MULTILINE), (name, value)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,15 +17,19 @@ import pytest
 from tests.deployment import pod_security
 from tests.deployment.custom_resources import SCHEMAS
 from tests.deployment.rendering import (
+    CHART,
     COMPONENTS,
+    ROOT,
     Chart,
     Object,
     environment,
     kinds,
+    missing_tool,
     pod_of,
     pods,
 )
 from tests.deployment.values_matrix import MATRIX
+from tierlog.runtime.security_check import check_security
 from tierlog.runtime.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -83,10 +89,13 @@ def test_each_pod_is_restricted(chart: Chart, values: Object):
 def test_services_read_their_settings(
     chart: Chart, values: Object, monkeypatch: pytest.MonkeyPatch
 ):
-    """What a rendering sets, each process has; nothing of it is passed over."""
+    """What a rendering sets, each process has and starts with; nothing of it is passed over."""
     objects = chart(values)
     for component in COMPONENTS:
         settings = read(environment(objects, component), monkeypatch)
+        # A file of settings may say the rest; nothing else is said later.
+        if "config" not in values:
+            check_security(settings, component)
         listen = getattr(settings, component).listen
         pod = pod_of(objects, component)[1]["spec"]
         ports = {one["name"]: one["containerPort"] for one in pod["containers"][0]["ports"]}
@@ -153,3 +162,30 @@ def test_ends_have_time(chart: Chart, values: Object, monkeypatch: pytest.Monkey
             assert left_s >= own.drain_s_max + own.give_up_s_max + 10
         else:
             assert left_s >= {"ingest": 45, "reader": 15, "scheduler": 15}[component]
+
+
+def examples() -> list[Any]:
+    """Return the values that pages for people show, each with where it stands."""
+    if missing_tool():
+        return []
+    import yaml
+
+    known = set(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")))
+    found = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        blocks = re.findall(r"(?:^    .*\n(?:\n(?=    ))?)+", page.read_text("utf-8"), re.MULTILINE)
+        for number, block in enumerate(blocks):
+            try:
+                values = yaml.safe_load(textwrap.dedent(block))
+            except yaml.YAMLError:
+                continue
+            if isinstance(values, dict) and values.keys() & known:
+                found.append(pytest.param(values, id=f"{page.stem}-{number}"))
+    return found
+
+
+@pytest.mark.parametrize("values", examples())
+def test_values_that_are_shown_are_values_that_start(
+    chart: Chart, values: Object, monkeypatch: pytest.MonkeyPatch
+):
+    test_services_read_their_settings(chart, values, monkeypatch)

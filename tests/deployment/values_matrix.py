@@ -34,7 +34,6 @@ SWITCHES: Final[dict[str, Values]] = {
     "settings-file": {"config": {"existingSecret": "tierlog-settings", "key": "own.toml"}},
     "s3-keys": {"s3": {"existingSecret": "s3", "accessKeyKey": "id", "secretKeyKey": "key"}},
     "redis-password": {"redis": {"existingSecret": "redis"}},
-    "wire-token": {"wire": {"existingSecret": "wire"}},
     "ledger-keys": {
         "ledgerKeys": {"existingSecret": "keys"},
     },
@@ -60,6 +59,10 @@ SWITCHES: Final[dict[str, Values]] = {
         }
     },
     "dashboards": {"monitoring": {"dashboards": {"enabled": True, "annotations": {"f": "g"}}}},
+    "keda-sasl": {
+        "offloader": {"keda": {"enabled": True, "kafkaAuthentication": "kafka"}},
+        "settings": {"kafka": {"sasl": {"mechanism": "SCRAM-SHA-512", "username": "tierlog"}}},
+    },
     "hpa": {"reader": {"autoscaling": {"enabled": True, "maxReplicas": 20}}},
     "keda": {"offloader": {"keda": {"enabled": True}}},
     "keda-ages": {
@@ -138,6 +141,7 @@ SWITCHES: Final[dict[str, Values]] = {
             },
             "cores": 4,
             "memory": "2G",
+            "token": {"existingSecret": "jobs"},
             "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::2"}},
             "extraVolumes": [{"name": "out", "persistentVolumeClaim": {"claimName": "out"}}],
             "extraVolumeMounts": [{"name": "out", "mountPath": "/out"}],
@@ -145,6 +149,9 @@ SWITCHES: Final[dict[str, Values]] = {
     },
     "certificates-of-services": {
         "security": {"jwks": {"existingSecret": ""}},
+        "monitoring": {
+            "serviceMonitor": {"enabled": True, "certificate": {"existingSecret": "prometheus"}}
+        },
         "settings": {
             "security": {
                 "tls": {"client_certificates": "required"},
@@ -169,7 +176,7 @@ SWITCHES: Final[dict[str, Values]] = {
     },
     "no-smoke": {"test": {"enabled": False}},
     "no-pause": _each({"preStopSeconds": 0, "terminationGracePeriodSeconds": 45}),
-    "open": {"settings": {"security": {"mode": "open"}}},
+    "open": {"settings": {"security": {"mode": "open"}}, "wire": {"existingSecret": "wire"}},
 }
 
 EXCLUSIVE: Final = (

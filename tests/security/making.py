@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from tierlog.adapters.memory.clock import SimClock
-from tierlog.adapters.system import SystemIds
 from tierlog.adapters.tokens import JwksVerifier
 from tierlog.model.access import Grant, Role
+from tierlog.ports.clock import Clock
 from tierlog.runtime.access import Gate
 from tierlog.runtime.security import TlsFiles
 
@@ -205,13 +205,13 @@ def gate_of(
     grants: dict[str, Grant] | None = None,
     *,
     actions_per_s: float = 1000.0,
+    clock: Clock | None = None,
 ) -> Gate:
     """Return a gate."""
     return Gate(
         grants=grants or {},
         verifier=issuer.verifier() if issuer is not None else None,
-        clock=SimClock(),
-        ids=SystemIds(),
+        clock=clock or SimClock(),
         actions_per_s=actions_per_s,
     )
 

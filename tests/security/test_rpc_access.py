@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.security.making import Issuer, gate_of
+from tierlog.adapters.memory.clock import SimClock
 from tierlog.model.access import Rule
 from tierlog.proto.v1 import ingest_pb2, ingest_pb2_grpc, reader_pb2, reader_pb2_grpc
 from tierlog.runtime.rpc import MESSAGE_BYTES_MAX, open_channel, serve_grpc
@@ -56,11 +57,11 @@ def issuer(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def serving(gate, rules=RULES):
+async def serving(gate, rules=RULES, reader=Reader):
     called: list[str] = []
 
     def register(server):
-        reader_pb2_grpc.add_ReaderServicer_to_server(Reader(called), server)  # type: ignore[abstract]
+        reader_pb2_grpc.add_ReaderServicer_to_server(reader(called), server)
         ingest_pb2_grpc.add_IngestServicer_to_server(Ingest(called), server)  # type: ignore[abstract]
 
     access = AccessInterceptor(rules, gate) if gate is not None else None
@@ -119,6 +120,28 @@ async def test_answers_that_go_on_are_guarded_too(issuer):
                 ):
                     pass
         assert called == ["orders"]
+
+
+async def test_answers_that_go_on_end_with_the_token(issuer):
+    clock = SimClock()
+
+    class LongReader(Reader):
+        async def Follow(self, request, context):  # noqa: N802
+            try:
+                while True:
+                    yield reader_pb2.ReadResponse(tier="tier1")
+                    clock.jump_wall(400 * 86_400)
+            finally:
+                self.called.append("left")
+
+    token = shown(issuer.token("c", roles=("consumer",), streams=("a",)))
+    async with serving(gate_of(issuer, clock=clock), reader=LongReader) as (channel, called):
+        reader = reader_pb2_grpc.ReaderStub(channel)
+        call = reader.Follow(reader_pb2.FollowRequest(stream="a"), metadata=token, timeout=30)
+        assert (await call.read()).tier == "tier1"
+        assert await code_of(call.read()) is grpc.StatusCode.UNAUTHENTICATED
+        assert "expired" in str(await call.details())
+        assert called == ["left"]
 
 
 async def test_health_is_public_and_reflection_is_not(issuer):
@@ -200,6 +223,7 @@ async def test_what_changes_something_is_written_down(issuer):
         ("token:op", "/tierlog.v1.Ingest/Seal", "b", "PERMISSION_DENIED"),
     ]
     assert found[0]["request_id"] == "r-7"
+    assert all(one["request_id"] for one in found)
 
 
 async def test_a_kind_of_call_that_there_is_none_of_is_refused(issuer):

@@ -13,7 +13,8 @@ from tierlog.adapters.redis.cache import connection_of as redis_connection
 from tierlog.adapters.redis.cache import digest_key, url_of
 from tierlog.adapters.zookeeper.metadata import connection_of as zookeeper_connection
 from tierlog.model.errors import RefusedError
-from tierlog.runtime.security import SecuritySettings, TlsSettings
+from tierlog.runtime.redaction import MASK, process_redactor
+from tierlog.runtime.security import SecuritySettings, TlsSettings, secret_text
 from tierlog.runtime.security_check import check_endpoint, check_security
 from tierlog.runtime.settings import (
     KafkaSettings,
@@ -95,6 +96,26 @@ def test_outer_systems_are_not_reached_in_plain_text_unless_that_is_said(whole, 
     check_security(settings_of(whole, security=security, **{system: plain}), service)
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_what_a_collector_is_shown_goes_over_tls(whole, service):
+    def tracing(url, **more):
+        return {"enabled": True, "endpoint_url": url, "headers": "authorization=Bearer x", **more}
+
+    far = "http://collector:4318/v1/traces"
+    with pytest.raises(RefusedError, match=r"tracing.headers would be sent in plain text"):
+        check_security(settings_of(whole, tracing=tracing(far)), service)
+    for fine in (
+        tracing("https://collector:4318/v1/traces"),
+        tracing("http://127.0.0.1:4318/v1/traces"),
+        tracing("http://localhost:4318/v1/traces"),
+        tracing(far, headers=None),
+        tracing(far, enabled=False),
+    ):
+        check_security(settings_of(whole, tracing=fine), service)
+    meshed = {**whole["security"], "plain_text_to": ["collector"]}
+    check_security(settings_of(whole, tracing=tracing(far), security=meshed), service)
+
+
 def test_who_asks_must_be_knowable(whole):
     tls = {**whole["security"]["tls"], "client_certificates": "none"}
     with pytest.raises(RefusedError, match="nobody could say who it is"):
@@ -141,18 +162,30 @@ def test_a_client_uses_tls_where_something_of_it_is_set(whole, tmp_path):
 
 def test_a_token_comes_from_a_file_that_is_read_again(whole, tmp_path):
     file = tmp_path / "token"
-    file.write_text("first\n", encoding="utf-8")
+    file.write_text("t0ken-one\n", encoding="utf-8")
     settings = settings_of({"security": {"token_file": str(file)}})
     calling = calling_of(settings.security)
-    assert calling.headers() == {"Authorization": "Bearer first"}
+    assert calling.headers() == {"Authorization": "Bearer t0ken-one"}
     show = wire_credentials(settings, calling)
-    assert (show().method, show().data) == ("jwt", b"first")
-    file.write_text("second, which is longer\n", encoding="utf-8")
-    assert show().data == b"second, which is longer"
+    assert (show().method, show().data) == ("jwt", b"t0ken-one")
+    file.write_text("t0ken-two, which is longer\n", encoding="utf-8")
+    assert show().data == b"t0ken-two, which is longer"
     file.unlink()
-    assert show().data == b"second, which is longer"
+    assert show().data == b"t0ken-two, which is longer"
     with pytest.raises(RefusedError, match="the token can't be read"):
         calling_of(settings.security)
+
+
+def test_a_secret_of_a_file_is_known_as_a_secret_once_it_was_read(tmp_path):
+    file = tmp_path / "secret"
+    for text in ("pl4nted-in-a-file", "pl4nted-in-its-next-version"):
+        assert process_redactor().text(f"x {text}") == f"x {text}"
+        file.write_text(f"{text}\n", encoding="utf-8")
+        assert secret_text(None, file, name="redis.secret") == text
+        assert process_redactor().text(f"x {text}") == f"x {MASK}"
+    file.write_text("pl4nted-token", encoding="utf-8")
+    calling_of(settings_of({"security": {"token_file": str(file)}}).security).headers()
+    assert process_redactor().text("pl4nted-token") == MASK
 
 
 def test_the_clusters_secret_is_for_the_open_mode():
@@ -292,6 +325,11 @@ def test_a_secret_has_one_place(name, tmp_path):
         "http://[::]:8333",
         "http://224.0.0.1",
         "http://100.100.100.200",
+        "http://2852039166/latest/meta-data",
+        "http://0xa9fea9fe",
+        "http://0251.0376.0251.0376",
+        "http://169.254.43518:80",
+        "http://0:8333",
     ],
 )
 def test_an_endpoint_is_no_place_where_a_machine_tells_its_secrets(url, whole):
@@ -302,7 +340,9 @@ def test_an_endpoint_is_no_place_where_a_machine_tells_its_secrets(url, whole):
         check_security(settings_of(whole, s3={"endpoint_url": url}), "reader")
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8333", "http://[::1]:1", "http://localhost:1"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8333", "http://[::1]:1", "http://localhost:1", "http://127.1:8333"]
+)
 def test_the_machine_itself_is_one_outside_production_only(url):
     check_endpoint(url, production=False)
     with pytest.raises(RefusedError):

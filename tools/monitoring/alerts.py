@@ -99,7 +99,8 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
         ),
         _alert(
             "OffloadsFailing", WARNING, "15m",
-            'sum by (namespace) (rate(tierlog_offloader_requests_total{outcome="failed"}[15m]))'
+            'sum by (namespace) (rate(tierlog_offloader_requests_total'
+            '{outcome=~"failed|refused"}[15m]))'
             " > sum by (namespace) (rate(tierlog_offloader_requests_total"
             '{outcome="completed"}[15m]))',
             "more offloads fail than succeed",

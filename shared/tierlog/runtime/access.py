@@ -10,7 +10,6 @@ Invariants:
     * Whatever needs an audited permission leaves one record, also when it is refused.
 """
 
-import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -30,7 +29,7 @@ from tierlog.model.access import (
 from tierlog.model.errors import Reason, RetryableError, TierlogError
 from tierlog.ports.access import TokenVerifier
 from tierlog.ports.clock import Clock
-from tierlog.ports.ids import Ids
+from tierlog.runtime.requests import bound_request_id
 
 _OBSERVE: Final = Rule(permission=Permission.OBSERVE)
 _PUBLIC: Final = Rule(permission=None)
@@ -55,7 +54,6 @@ COMMON_RPC_RULES: Final[Rules] = {
 TOKEN_LEN_MAX: Final = 8 * 1024
 BEARER: Final = "bearer "
 SUBJECTS_MAX: Final = 1024
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 # Not filtered by log.level: what administrators did is written down whatever else is not.
 _AUDIT: Final = structlog.wrap_logger(
@@ -72,13 +70,12 @@ class Gate:
         grants: Mapping[str, Grant],
         verifier: TokenVerifier | None,
         clock: Clock,
-        ids: Ids,
         actions_per_s: float,
     ) -> None:
         self._grants = dict(grants)
         self._verifier = verifier
+        self._clock = clock
         self._rates = _Rates(clock, per_s=actions_per_s)
-        self._ids = ids
 
     def __repr__(self) -> str:
         tokens = "no tokens" if self._verifier is None else "tokens"
@@ -96,7 +93,8 @@ class Gate:
                 raise unauthenticated(f"a token has at most {TOKEN_LEN_MAX} characters")
             claims = self._verifier.verify(token)
             name = f"token:{claims.subject}"
-            return Subject(name=name, grant=self._grants.get(name, claims.grant))
+            grant = self._grants.get(name, claims.grant)
+            return Subject(name=name, grant=grant, until_ms=claims.until_ms)
         subjects = [f"certificate:{name}" for name in names]
         for name in subjects:
             if name in self._grants:
@@ -111,11 +109,10 @@ class Gate:
         if subject is not None and is_audited(rule):
             self._rates.take(subject.name)
 
-    def request_id(self, given: str | None) -> str:
-        """Return the id that a request came with, or a new one."""
-        if given is not None and _REQUEST_ID.fullmatch(given):
-            return given
-        return self._ids.uuid().hex
+    def check_still(self, subject: Subject) -> None:
+        """Return if what ``subject`` showed holds still, or raise UNAUTHENTICATED."""
+        if subject.until_ms is not None and self._clock.wall_ms() >= subject.until_ms:
+            raise unauthenticated("its token has expired")
 
 
 def is_audited(rule: Rule | None) -> bool:
@@ -138,7 +135,6 @@ def audit(
     action: str,
     target: str,
     outcome: str,
-    request_id: str,
     peer: str,
 ) -> None:
     """Write down what was done, or refused. ``outcome`` is ``done``, or a reason."""
@@ -148,7 +144,7 @@ def audit(
         action=action,
         target=target,
         outcome=outcome,
-        request_id=request_id,
+        request_id=bound_request_id(),
         peer=peer,
     )
 

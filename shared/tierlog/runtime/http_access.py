@@ -9,9 +9,11 @@ Invariants:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,14 +22,31 @@ from tierlog.model.errors import Reason, TierlogError
 from tierlog.runtime.access import Gate, audit, bearer_token, is_audited, outcome_of
 from tierlog.runtime.http import CERTIFICATE_NAMES, problem_response
 
-REQUEST_ID: Final = b"x-request-id"
 _NO_SUBJECT: Final = Rule(permission=None)
+_STILL: Final = "tierlog.still"
 
 
 def guard_http(app: FastAPI, rules: Rules, gate: Gate | None) -> None:
     """Let nobody do anything in ``app`` but what ``rules`` allow; no gate: everybody may all."""
     if gate is not None:
-        app.add_middleware(HttpAccess, routes=lambda: app.router.routes, rules=rules, gate=gate)
+        assert app.middleware_stack is None, "it would not be asked any more"
+        # Behind what names the request: the audit log has the name that all other lines have.
+        app.user_middleware.append(
+            Middleware(HttpAccess, routes=lambda: app.router.routes, rules=rules, gate=gate)
+        )
+
+
+def still_admitted(request: Request) -> Callable[[], None]:
+    """Return what raises UNAUTHENTICATED once the token that was shown has ended.
+
+    For answers that go on and on: of others nobody asks twice.
+    """
+    still: Callable[[], None] = request.scope.get(_STILL, _nothing)
+    return still
+
+
+def _nothing() -> None:
+    """Of what was open from the start nothing ends."""
 
 
 class HttpAccess:
@@ -58,12 +77,10 @@ class HttpAccess:
         rule = self._rules.get(operation) if operation is not None else _NO_SUBJECT
         subject: Subject | None = None
         headers = dict(scope["headers"])
-        request_id = self._gate.request_id(_text(headers.get(REQUEST_ID)))
         stream = str(params.get(rule.stream, "")) if rule is not None and rule.stream else ""
         told = {
             "action": operation or "",
             "target": _target(params, stream),
-            "request_id": request_id,
             "peer": _peer(scope),
         }
         try:
@@ -74,6 +91,8 @@ class HttpAccess:
                 audit(subject, outcome=outcome_of(error), **told)
             await _refuse(error, scope, receive, send)
             return
+        if subject is not None:
+            scope[_STILL] = partial(self._gate.check_still, subject)
         if not is_audited(rule):
             await self._app(scope, receive, send)
             return

@@ -20,6 +20,7 @@ from tierlog.ports.tracing import CALLER
 REQUEST_ID: Final = "x-request-id"
 TRACEPARENT: Final = "traceparent"
 
+_BOUND: Final = "request_id"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 _TRACEPARENT_LEN_MAX: Final = 64
 
@@ -45,11 +46,16 @@ class RequestIds:
 
 def bind_request(request_id: str, trace: Traceparent | None) -> None:
     """Have both in every line that this task logs from now on, and in those that it starts."""
-    bound = {"request_id": request_id}
+    bound = {_BOUND: request_id}
     if trace is not None:
         bound["trace_id"] = trace.trace_id.hex()
     structlog.contextvars.bind_contextvars(**bound)
     CALLER.set(trace)
+
+
+def bound_request_id() -> str:
+    """Return the id of the request that this task works on; empty: of none."""
+    return str(structlog.contextvars.get_contextvars().get(_BOUND, ""))
 
 
 def trace_in(text: str | None) -> Traceparent | None:

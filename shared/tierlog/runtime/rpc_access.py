@@ -2,10 +2,12 @@
 
 Invariants:
     * Who asks is known before the request is parsed; what it asks for is checked before the call.
+    * Answers that go on end with the token that was shown.
     * A method without a rule is refused, those of health and reflection too.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -89,11 +91,13 @@ class _Call:
 
         return guarded
 
-    def streaming(self, inner: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
+    def streaming(self, inner: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., Any]:
         async def guarded(data: bytes, context: Context) -> AsyncIterator[Any]:
-            _, request, _ = await self._admitted(data, context)
-            async for answer in inner(request, context):
-                yield answer
+            subject, request, _ = await self._admitted(data, context)
+            async with aclosing(inner(request, context)) as answers:
+                async for answer in answers:
+                    await _or_abort(context, lambda: self._gate.check_still(subject))
+                    yield answer
 
         return guarded
 
@@ -102,6 +106,7 @@ class _Call:
             subject = await _or_abort(context, lambda: self._who(context))
             await _or_abort(context, lambda: self._admit(subject, ""))
             async for answer in inner(requests, context):
+                await _or_abort(context, lambda: self._gate.check_still(subject))
                 yield answer
 
         return guarded
@@ -120,7 +125,6 @@ class _Call:
         told = {
             "action": self._method,
             "target": stream[:140],
-            "request_id": self._gate.request_id(_metadata(context, "x-request-id")),
             "peer": context.peer(),
         }
         try:

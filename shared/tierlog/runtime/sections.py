@@ -23,12 +23,14 @@ class AttributeSettings(Section):
     """Attributes of the streams that this process owns, and the checkpoints of them.
 
     Of a stream's attributes so many are kept in memory at most; no more may wait for a checkpoint.
-    A checkpoint is made at the end of each ledger, and in between once so many bytes or updates
-    came since the last one, or so much time passed. A node that drains waits so long for its last
-    one; without it the next owner reads the entries behind the one before.
+    A checkpoint is made at the end of each ledger, and in between once so many wait, so many bytes
+    or updates came since the last one, or so much time passed. A node that drains waits so long
+    for its last one; without it the next owner reads the entries behind the one before.
     """
 
     cached_max: int = Field(default=100_000, gt=0)
+    cached_all_max: int = Field(default=1_000_000, gt=0)
+    """Of all streams together so many at most that can be fetched again; about 250 bytes each."""
     page_cache_bytes_max: PositiveBytes = 64 * MIB
     """Pages of the indexes in memory, of all streams together."""
     checkpoint_bytes: PositiveBytes = 256 * MIB

@@ -4,6 +4,7 @@ Invariant: what is refused is said with the setting's name, before anything list
 """
 
 import ipaddress
+import socket
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
@@ -39,6 +40,7 @@ def check_security(settings: Settings, service: str) -> None:
     _check_own(settings)
     for system in OUTER_SYSTEMS.get(service, ()):
         _check_outer(settings, system)
+    _check_collector(settings)
     check_endpoint(settings.s3.endpoint_url, production=settings.profile == "production")
 
 
@@ -79,6 +81,23 @@ def _check_outer(settings: Settings, system: str) -> None:
         )
 
 
+def _check_collector(settings: Settings) -> None:
+    """Refuse to send what a collector alone may see past everybody on the way."""
+    tracing = settings.tracing
+    if not tracing.enabled or tracing.headers is None:
+        return
+    url = urlsplit(tracing.endpoint_url)
+    address = _address_of(url.hostname or "")
+    is_here = url.hostname == "localhost" or (address is not None and address.is_loopback)
+    if url.scheme == "https" or is_here or "collector" in settings.security.plain_text_to:
+        return
+    raise RefusedError(
+        "security is enforced, and tracing.headers would be sent in plain text",
+        remedy="Set TIERLOG_TRACING__ENDPOINT_URL to an https address; where something else "
+        f"encrypts, name collector in TIERLOG_SECURITY__PLAIN_TEXT_TO; {_OPEN}",
+    )
+
+
 def check_endpoint(url: str | None, *, production: bool) -> None:
     """Refuse an object store's endpoint that is where a machine's own secrets are told."""
     if url is None:
@@ -97,16 +116,25 @@ def check_endpoint(url: str | None, *, production: bool) -> None:
 
 
 def _is_forbidden(host: str, *, production: bool) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return (
+    address = _address_of(host)
+    return address is not None and (
         address.is_link_local
         or address.is_multicast
         or address.is_unspecified
         or str(address) in _METADATA_ADDRESSES
         or (production and address.is_loopback)
     )
+
+
+def _address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a host is, in any form that resolvers take for one."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        try:  # 2852039166, 0xa9fea9fe and 169.254.43518 are 169.254.169.254, too
+            return ipaddress.IPv4Address(socket.inet_aton(host))
+        except OSError:
+            return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 
-from tierlog.ports.reads import StreamReads
+from tierlog.ports.reads import ReaderService
 from tierlog.runtime.calling import PLAIN, Calling
 from tierlog.runtime.settings import ClientSettings
 
@@ -11,7 +11,7 @@ from tierlog.runtime.settings import ClientSettings
 @contextlib.asynccontextmanager
 async def open_reads(
     client: ClientSettings, *, calling: Calling = PLAIN
-) -> AsyncIterator[StreamReads]:
+) -> AsyncIterator[ReaderService]:
     """Give the reads of the reader that the settings name."""
     from tierlog.adapters.rpc.reader import HttpReads
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import grpc
 
-from tierlog.adapters.system import SystemClock, SystemIds
+from tierlog.adapters.system import SystemClock
 from tierlog.model.access import Rules
 from tierlog.model.errors import RefusedError
 from tierlog.ports.access import TokenVerifier
@@ -78,7 +78,6 @@ def protection_of(settings: Settings) -> Protection:
         grants={one.subject: one.grant for one in security.grants},
         verifier=_verifier(security.jwt),
         clock=SystemClock(),
-        ids=SystemIds(),
         actions_per_s=security.actions_per_s,
     )
     return Protection(

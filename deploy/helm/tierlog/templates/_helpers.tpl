@@ -245,6 +245,16 @@ capabilities: {drop: [ALL]}
 {{- fail (printf "%s would be reached in plain text: set settings.%s.tls.enabled, or name it in settings.security.plain_text_to" $system $system) -}}
 {{- end -}}
 {{- end -}}
+{{- $plain := hasPrefix "redis://" (toString (dig "redis" "url" "" .Values.settings)) -}}
+{{- if and $plain (not (dig "redis" "tls" "enabled" false .Values.settings)) (not (has "redis" (dig "plain_text_to" list $security))) -}}
+{{- fail "redis would be reached in plain text: write rediss://, set settings.redis.tls.enabled, or name it in settings.security.plain_text_to" -}}
+{{- end -}}
+{{- if .Values.wire.existingSecret -}}
+{{- fail "wire.existingSecret is a secret of the open mode, and security is on: services show security.token, or their certificates" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq (include "tierlog.open" .) "true") (eq (toString .Values.settings.profile) "production") -}}
+{{- fail "settings.security.mode is open, and settings.profile is production" -}}
 {{- end -}}
 {{- if and .Values.offloader.keda.enabled (gt (int .Values.offloader.keda.minReplicaCount) (int .Values.offloader.keda.maxReplicaCount)) -}}
 {{- fail "offloader.keda.minReplicaCount is above maxReplicaCount" -}}

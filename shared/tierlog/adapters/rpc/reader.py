@@ -1,4 +1,4 @@
-"""The reader service over HTTP: frames with their checksum verified, and bounds."""
+"""The reader service over HTTP: frames with their checksum verified, bounds and ledgers."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -9,7 +9,7 @@ from tierlog.format.checksum import crc32c
 from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import Edge, Position, parse_position
-from tierlog.ports.reads import FramesAnswer
+from tierlog.ports.reads import FramesAnswer, ServedLedger, ServedLedgers
 from tierlog.runtime.calling import PLAIN, Calling
 
 _NO_CONTENT: Final = 204
@@ -59,6 +59,25 @@ class HttpReads:
         path = f"/v1/streams/{quote(stream, safe='')}/bounds"
         found = await self._service.json("GET", path)
         return parse_position(found["first"]), parse_position(found["next"])
+
+    async def ledgers(self, stream: StreamName, first: LedgerId) -> ServedLedgers:
+        """See ``ReadDesk``."""
+        path = f"/v1/streams/{quote(stream, safe='')}/ledgers"
+        found = await self._service.json("GET", path, params={"from": str(first)})
+        trimmed, resume = found["trimmed_end"], found["next"]
+        return ServedLedgers(
+            ledgers=tuple(
+                ServedLedger(
+                    ledger_id=LedgerId(one["ledger_id"]),
+                    entry_count=one["entries"],
+                    length=one["bytes"],
+                    closed=one["closed"],
+                )
+                for one in found["ledgers"]
+            ),
+            trimmed_end=None if trimmed is None else Position.parse(trimmed),
+            resume=None if resume is None else LedgerId(resume),
+        )
 
     async def position_at(self, stream: StreamName, time: str) -> Position | Edge:
         """See ``ReadDesk``."""

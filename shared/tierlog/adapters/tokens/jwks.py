@@ -45,11 +45,10 @@ _WHY: Final[Mapping[type[Exception], str]] = {
 
 
 class _Kept(NamedTuple):
-    """What a token said when it was verified, and until when that holds."""
+    """What a token said when it was verified, and with which keys."""
 
     claims: TokenClaims
     generation: int
-    until_s: float
 
 
 class JwksVerifier:
@@ -83,14 +82,13 @@ class JwksVerifier:
 
     def verify(self, token: str) -> TokenClaims:
         """See ``TokenVerifier``."""
-        keys, generation, now_s = self._keys.get(), self._keys.generation, time.time()
+        keys, generation, now_ms = self._keys.get(), self._keys.generation, time.time() * 1000
         digest = sha256(token.encode("utf-8", "replace")).digest()
         kept = self._kept.get(digest)
-        if kept is not None and kept.generation == generation and now_s < kept.until_s:
+        if kept is not None and kept.generation == generation and now_ms < kept.claims.until_ms:
             return kept.claims
-        found = self._verified(token, keys)
-        claims = self._claims_of(found)
-        self._kept[digest] = _Kept(claims, generation, float(found["exp"]) + self._leeway_s)
+        claims = self._claims_of(self._verified(token, keys))
+        self._kept[digest] = _Kept(claims, generation)
         if len(self._kept) > KEPT_MAX:
             self._kept.popitem(last=False)
         return claims
@@ -134,7 +132,8 @@ class JwksVerifier:
             grant = Grant(roles=known, streams=tuple(_texts(found.get(self._streams_claim, []))))
         except RefusedError:
             raise unauthenticated("its token names streams by what is no pattern") from None
-        return TokenClaims(subject, grant)
+        until_s = float(found["exp"]) + self._leeway_s
+        return TokenClaims(subject, grant, until_ms=int(until_s * 1000))
 
 
 def _texts(claim: object) -> list[str]:
