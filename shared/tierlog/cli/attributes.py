@@ -15,7 +15,8 @@ from tierlog.model.errors import RefusedError
 
 if TYPE_CHECKING:
     from tierlog.client import AttributeUpdate
-    from tierlog.model.attribute_record import GivenUp
+    from tierlog.client.attribute_rebuild import Losses
+    from tierlog.model.attribute_record import GivenUp, LostKeys
 
 app = typer.Typer(
     no_args_is_help=True, help="Attributes of streams: writers' numbers, and values of your own."
@@ -32,6 +33,9 @@ LOST_COLUMNS: Final = {
     "first_entry_id": None,
     "last_entry_id": None,
     "entries": None,
+    "through": None,
+    "first_key": None,
+    "last_key": None,
 }
 
 
@@ -146,6 +150,8 @@ def rebuild(
     An owner reads the entries behind the newest checkpoint first. One that neither tier gives is
     given up once nobody gave it for ten seconds, and only with --accept-loss; without it nothing
     is done. What those entries changed is not counted, and writers that retry them append twice.
+    So are keys whose page of the attribute index is damaged, as of an entry (through), where that
+    can't be made of entries: of those keys only what the entries say that are there is kept.
     """
     import asyncio
     import getpass
@@ -154,7 +160,7 @@ def rebuild(
     from tierlog.client import open_client
     from tierlog.client.cluster import open_cluster
 
-    async def run() -> "tuple[GivenUp, ...]":
+    async def run() -> "Losses":
         settings = load()
         async with open_cluster(settings) as catalog, open_client(settings) as client:
             attributes = client.attributes(stream)
@@ -163,16 +169,23 @@ def rebuild(
             by = getpass.getuser()
             return await rebuilding.accept_loss(catalog, attributes, by=by, wait_s=wait_s)
 
-    rows = [
-        {
-            "ledger_id": one.ledger_id,
-            "first_entry_id": one.first,
-            "last_entry_id": one.last,
-            "entries": one.last - one.first + 1,
-        }
-        for one in asyncio.run(run())
-    ]
+    rows = [_lost_row(one) for one in asyncio.run(run())]
     print_rows(rows, LOST_COLUMNS, output)
+
+
+def _lost_row(lost: "GivenUp | LostKeys") -> dict[str, Any]:
+    from tierlog.model.attribute_record import GivenUp
+
+    row: dict[str, Any] = dict.fromkeys(LOST_COLUMNS)
+    if isinstance(lost, GivenUp):
+        ledger_id, first, last = lost
+        row |= {"ledger_id": ledger_id, "first_entry_id": first, "last_entry_id": last}
+        row["entries"] = last - first + 1
+    else:
+        row["through"] = str(lost.through)
+        row["first_key"] = str(UUID(bytes=bytes(lost.keys.first)))
+        row["last_key"] = str(UUID(bytes=bytes(lost.keys.last)))
+    return row
 
 
 def updates_of(pairs: Iterable[str], verb: VerbName, expected: int) -> "list[AttributeUpdate]":

@@ -87,9 +87,11 @@ class Bundle:
 def redactor_for(settings: "Settings") -> Redactor:
     """Return what knows every secret that may turn up on this machine."""
     from tierlog.client.endpoints import FILE_NAME, read_endpoints_file
-    from tierlog.runtime.redaction import secrets_of
+    from tierlog.runtime.redaction import process_redactor, secrets_of
 
-    redactor = Redactor(secrets_of(settings))
+    # It learns what this process reads from files of secrets, too.
+    redactor = process_redactor()
+    redactor.learn(secrets_of(settings))
     written = read_endpoints_file(settings.state_dir / FILE_NAME)
     if written is not None:
         redactor.learn([written.servers.get(SECRET_SERVER, "")])

@@ -26,7 +26,7 @@ from tierlog.model.partitions import count_told, partition_names
 
 if TYPE_CHECKING:
     from tierlog.cli.histogram import Histogram
-    from tierlog.client import Acked, Client, PartitionedWriter, StreamWriter
+    from tierlog.client import Acked, Client, StreamWriter
 
 app = typer.Typer(no_args_is_help=True, help="Put load on a stream, and measure.")
 
@@ -206,11 +206,12 @@ class _Producer:
     _waiting: deque[tuple[int, float]] = field(default_factory=deque)
     """Last number of the batches without an answer, and when they were due, the oldest first."""
     _measure: _Measure | None = None
-    _answered: asyncio.Event = field(default_factory=asyncio.Event)
-    _writer: "StreamWriter | PartitionedWriter | None" = None
+    _writer: "StreamWriter | None" = None
 
     @contextlib.asynccontextmanager
     async def opened(self, client: "Client") -> AsyncIterator[None]:
+        from tierlog.client import StreamWriter
+
         wanted = self.wanted
         async with client.writer(
             self.stream,
@@ -218,7 +219,9 @@ class _Producer:
             linger_s=0,
             exactly_once=wanted.conditional,
             on_acked=self._acked,
-        ) as self._writer:
+        ) as writer:
+            assert isinstance(writer, StreamWriter), "a producer has one stream, or one partition"
+            self._writer = writer
             yield
 
     async def run(self, measure: _Measure) -> None:
@@ -234,10 +237,8 @@ class _Producer:
         due_s = loop.time() + pause_s * self.number / wanted.producers
         while True:
             if pause_s:
-                await asyncio.sleep(max(0.0, due_s - loop.time()))
-            while len(self._waiting) >= wanted.window:
-                self._answered.clear()
-                await self._answered.wait()
+                await asyncio.sleep(max(0.0, min(due_s, measure.end_s) - loop.time()))
+            await self._writer.room(wanted.window * count)
             now_s = loop.time()
             if now_s >= measure.end_s:
                 return
@@ -258,7 +259,6 @@ class _Producer:
                 byte_count = events * self.wanted.event_bytes
                 self._measure.add(now_s, now_s - due_s, events=events, byte_count=byte_count)
             events = 0
-        self._answered.set()
 
 
 async def _streams_of(client: "Client", stream: str) -> list[str]:

@@ -1,8 +1,9 @@
 """Attributes that can't be rebuilt: what is in the way, and an admin's consent to go on without it.
 
 An owner counts in the entries behind the newest checkpoint before it takes an append. Where no
-tier gives one of them, it waits, and so does the stream. Owns what is asked and said. Does not own
-finding out what is lost, nor leaving it out: the stream's owner does.
+tier gives one of them, it waits, and so does the stream. Where a page of the checkpoint's index is
+damaged and can't be made of entries, those wait who want what it holds. Owns what is asked and
+said. Does not own finding out what is lost, nor leaving it out: the stream's owner does.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from uuid import UUID
 
 from tierlog.catalog import Catalog
 from tierlog.client.attributes import StreamAttributes
-from tierlog.model.attribute_record import GivenUp
+from tierlog.model.attribute_record import GivenUp, LostKeys
 from tierlog.model.attributes import EVENT_COUNT
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError, TierlogError
 
@@ -21,14 +22,18 @@ AGAIN_S: Final = 1.0
 _ANY_KEY: Final = UUID(bytes=bytes(EVENT_COUNT))
 
 
-async def given_up(catalog: Catalog, attributes: StreamAttributes) -> tuple[GivenUp, ...]:
+Losses = tuple[GivenUp | LostKeys, ...]
+
+
+async def given_up(catalog: Catalog, attributes: StreamAttributes) -> Losses:
     """Return what was given up of a stream whose attributes are there; else raise why not."""
     trouble = await _in_the_way(attributes)
     if trouble is not None:
         raise RefusedError(
             f"nothing was done: {trouble.message}",
-            remedy="Start the storage nodes of that ledger, or repair its copy (tierlog scrub). If "
-            "it is lost for good, go on without it: --accept-loss",
+            remedy="Start the storage nodes of that ledger, or repair its copy; bring objects of "
+            "the attribute index back (tierlog scrub names them). What is lost for good, go on "
+            "without it: --accept-loss",
             details=trouble.details,
         )
     return await _on_record(catalog, attributes)
@@ -36,7 +41,7 @@ async def given_up(catalog: Catalog, attributes: StreamAttributes) -> tuple[Give
 
 async def accept_loss(
     catalog: Catalog, attributes: StreamAttributes, *, by: str, wait_s: float
-) -> tuple[GivenUp, ...]:
+) -> Losses:
     """Let the stream's owner give up what no tier gives; return all that was, ever.
 
     For when nothing of it comes back: what writers and applications changed with those entries is
@@ -59,10 +64,13 @@ async def accept_loss(
 
 
 async def _in_the_way(attributes: StreamAttributes) -> TierlogError | None:
-    """Return why the owner can't tell of attributes; None: it can."""
+    """Return why the owner can't tell of attributes, of all of them; None: it can."""
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(ASK_S_MAX):
+        async with asyncio.timeout(ASK_S_MAX) as patience:
             await attributes.get([_ANY_KEY])
+            async for _ in attributes.list():
+                patience.reschedule(loop.time() + ASK_S_MAX)
     except (CorruptError, RetryableError) as error:
         return error
     except TimeoutError:
@@ -74,6 +82,6 @@ async def _in_the_way(attributes: StreamAttributes) -> TierlogError | None:
     return None
 
 
-async def _on_record(catalog: Catalog, attributes: StreamAttributes) -> tuple[GivenUp, ...]:
+async def _on_record(catalog: Catalog, attributes: StreamAttributes) -> Losses:
     record = await catalog.attributes.get(attributes.stream)
-    return record.given_up if record is not None else ()
+    return (*record.given_up, *record.lost_keys) if record is not None else ()

@@ -72,6 +72,11 @@ class BatchBuilder:
     def __len__(self) -> int:
         return len(self._events)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is enough for a batch."""
+        return self._bytes >= self.batch_bytes
+
     def add(self, event: Event) -> bool:
         """Take one event; True when there is enough for a batch."""
         if self.raw and isinstance(event, StructuredEvent):
@@ -88,7 +93,7 @@ class BatchBuilder:
             )
         self._events.append(event)
         self._bytes += _payload_len(event) + EVENT_LEN_LEN
-        return self._bytes >= self.batch_bytes
+        return self.is_full
 
     def build(self, *, now_ms: int) -> Batch:
         """Return what was collected as one batch, and begin the next."""

@@ -5,18 +5,19 @@ writer's number makes an append harmless to send again; one on the position alon
 entry that is in the way may be its own.
 
 A number says what is there, not who sent it. So only behind a lost answer of this very call does
-the expected one acknowledge its events; else it is another's, or an earlier call's: refused.
+the expected one acknowledge its events; else it is another's, or an earlier call's: refused. What
+ends the tries behind a lost answer, and does not tell what became of that, leaves the doubt.
 """
 
 from collections.abc import Sequence
 from uuid import UUID
 
 from tierlog.client.batches import Event, draft_of
-from tierlog.client.idempotent import number_told
+from tierlog.client.idempotent import is_failed_condition, number_told
 from tierlog.client.owners import OwnerConnections, append_alone
 from tierlog.format.entry import AttributeUpdate, StructuredEvent, encode_entry
 from tierlog.model.attributes import AppendCondition
-from tierlog.model.errors import RefusedError
+from tierlog.model.errors import IndeterminateError, RefusedError, TierlogError
 from tierlog.model.ids import StreamName
 from tierlog.model.position import Position
 from tierlog.ports.clock import Clock
@@ -67,14 +68,26 @@ async def append_events(
             retry_s_max=retry_s_max,
             on_doubt=(lambda: lost.append(True)) if numbered else None,
         )
-    except RefusedError as error:
-        if not numbered or number_told(error) != number:
-            raise
-        if lost:
+    except TierlogError as error:
+        told = number_told(error)
+        if lost and told == number:
             return None
-        error.remedy = (
-            f"It was another, or an earlier call, that got to number {number}: if nobody else uses "
-            "the writer's id and these events were sent before, they are there"
-        )
+        if lost and (told > number if told is not None else not is_failed_condition(error)):
+            raise _in_doubt(number, error) from error
+        if numbered and told == number:
+            error.remedy = (
+                f"It was another, or an earlier call, that got to number {number}: if nobody else "
+                "uses the writer's id and these events were sent before, they are there"
+            )
         raise
     return Position(places[-1].ledger_id, places[-1].last_entry_id)
+
+
+def _in_doubt(number: int, error: TierlogError) -> IndeterminateError:
+    if isinstance(error, IndeterminateError):
+        return error
+    return IndeterminateError(
+        f"an answer was lost, and the tries behind it do not tell what became of it: {error}",
+        remedy="Append the same events again behind the same number, or look where the stream is: "
+        f"they may be there up to number {number}",
+    )

@@ -232,10 +232,17 @@ class StreamWriter:
             self._skip -= 1
             self.skipped_events += 1
             return
+        while self._builder.is_full:
+            # Others wait for room already: their batch takes no more.
+            await self._cut(only_full=True)
         if self._builder.add(event):
-            await self._cut()
+            await self._cut(only_full=True)
         elif len(self._builder) == 1:
             self._begun.set()
+
+    async def room(self, events_max: int) -> None:
+        """Wait until fewer events than that have no acknowledgement."""
+        await self._until(lambda: self.in_flight_events < events_max)
 
     async def flush(self) -> Position | None:
         """Wait until all is acknowledged; return where the last entry is, if that was told."""
@@ -259,7 +266,7 @@ class StreamWriter:
         while self._built is not None or len(self._builder):
             await self._cut()
 
-    async def _cut(self) -> None:
+    async def _cut(self, *, only_full: bool = False) -> None:
         """Put what was collected behind the other batches, once there is room for it.
 
         One at a time, so that batches stay in order; whoever is cancelled meanwhile leaves the
@@ -267,7 +274,7 @@ class StreamWriter:
         """
         async with self._cutting:
             if self._built is None:
-                if not len(self._builder):
+                if not (self._builder.is_full if only_full else len(self._builder)):
                     return
                 self._built = self._builder.build(now_ms=self._clock.wall_ms())
             batch, room = self._built, self._limits.in_flight_bytes_max

@@ -10,7 +10,8 @@ from tierlog.adapters.memory.clock import SimClock
 from tierlog.client import Acked, AttributeUpdate, Edge, StreamAttributes, Verb
 from tierlog.client.attributes import FIRST
 from tierlog.client.single import append_events
-from tierlog.model.attributes import EVENT_COUNT, AppendCondition
+from tierlog.format.attribute_changes import Failed, failed_check
+from tierlog.model.attributes import EVENT_COUNT, AppendCondition, AttributeKey
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.position import Position
@@ -151,6 +152,29 @@ def test_the_number_of_somebody_else_acknowledges_no_single_append(script):
         assert caught.value.reason is Reason.CONDITIONAL_APPEND_FAILED
         assert caught.value.details["event_number"] == "2"
         assert service.events() == [b"a", b"b"]
+
+    test()
+
+
+@pytest.mark.parametrize("then", ["away", "denied", "the writer is ahead"])
+def test_behind_a_lost_answer_only_the_number_tells_that_nothing_was_appended(then):
+    """What ends the tries otherwise leaves the doubt: the first one may have landed."""
+
+    @on_virtual_time
+    async def test():
+        service = Service()
+        service.script = ["lost-landed"]
+        if then == "away":
+            service.script += ["refused"] * 1000
+        elif then == "denied":
+            denied = Reason.PERMISSION_DENIED
+            service.script.append(RefusedError("not any more", reason=denied, remedy="Ask"))
+        else:
+            key = AttributeKey(ONE.bytes)
+            service.script.append(failed_check(Failed(key, 5, "not 0"), writer=key))
+        with pytest.raises(IndeterminateError):
+            await one_append(service, last_event_number=0)
+        assert service.events()[:2] == [b"a", b"b"]
 
     test()
 

@@ -11,6 +11,7 @@ import random
 import pytest
 
 from tests.unit.client.world import WRITER, Service, on_virtual_time, writer_of
+from tierlog.format.entry import decode_entry
 from tierlog.model.attributes import EVENT_COUNT, AttributeKey
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
@@ -269,6 +270,37 @@ async def test_bytes_in_flight_stay_within_their_limit():
             most = max(most, writer._in_flight_bytes)
     assert 0 < most <= 1000
     assert service.events() == numbered(100)
+
+
+@on_virtual_time
+async def test_many_that_send_at_once_wait_for_room_each_and_share_no_larger_batch():
+    service, waited = Service(), 0
+    async with writer_of(service, batch_bytes=30) as writer, asyncio.TaskGroup() as senders:
+        tasks = [senders.create_task(writer.send(event)) for event in numbered(500)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        waited = sum(not one.done() for one in tasks)
+        assert len(writer._builder) <= 3
+    assert waited > 400
+    assert sorted(service.events()) == numbered(500)
+    entries = [decode_entry(entry) for ledger in service.ledgers for entry in ledger]
+    assert max(len(entry.events()) for entry in entries) <= 3
+    assert len(entries) < 300, "whoever waited does not go alone"
+
+
+async def send_with_room(writer):
+    async with writer:
+        for event in numbered(3):
+            await writer.send(event)
+        await writer.room(1)
+
+
+@on_virtual_time
+async def test_who_waits_for_room_is_told_what_ended_the_writer():
+    service = Service()
+    service.script = [RefusedError("no", reason=Reason.PERMISSION_DENIED, remedy="Ask")]
+    with pytest.raises(RefusedError):
+        await send_with_room(writer_of(service))
 
 
 @pytest.mark.covers("E01")
