@@ -13,7 +13,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -59,6 +59,14 @@ class Counted:
         self.requests += 1
         self.fetched += length
         return await self._objects.get_range(key, start, length)
+
+    async def get_range_into(
+        self, key: str, start: int, targets: Sequence[memoryview]
+    ) -> int | None:
+        """Count, and pass on."""
+        self.requests += 1
+        self.fetched += sum(map(len, targets))
+        return await self._objects.get_range_into(key, start, targets)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._objects, name)

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.test_reader_tiers import SMALL, offloaded_and_gone
 from tierlog.adapters.s3 import open_s3
 from tierlog.adapters.system import SystemClock, SystemIds
-from tierlog.client import WriterState, open_client
+from tierlog.client import AttributeUpdate, Verb, WriterState, open_client
 from tierlog.format import paths
 from tierlog.format.attribute_records import encode_attributes
 from tierlog.model.attribute_record import AttributesRecord
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 STREAM = StreamName("damaged")
+MENDED = StreamName("mended")
 EVENTS = UUID(bytes=bytes(EVENT_COUNT))
 
 
@@ -50,6 +51,38 @@ async def damage_copy(cluster: ServiceCluster, ledger_id: int) -> None:
         found = await objects.get(index)
         assert found is not None
         await objects.put(index, found[1][:-100] + bytes(100), metadata=found[0].metadata)
+
+
+async def test_a_damaged_index_is_made_anew_of_what_lies_in_both_tiers(
+    cluster: ServiceCluster, cli: CommandLine
+) -> None:
+    keys = [UUID(int=(1 << 100) + number) for number in range(50)]
+
+    async def add(client: Any, some: list[UUID]) -> None:
+        updates = [AttributeUpdate(key=key, verb=Verb.ACCUMULATE, value=1) for key in some]
+        await client.attributes(MENDED).update(updates)
+
+    async with open_client(cluster.settings) as client, open_catalog(cluster.settings) as catalog:
+        await client.create_stream(MENDED, policy=SMALL)
+        await add(client, keys)
+        await offloaded_and_gone(cluster, client, MENDED)
+        await add(client, keys[:9])
+        cluster.kill("ingest")
+        before = await catalog.attributes.get(MENDED)
+        assert before is not None
+        assert before.newest.root.count == 50
+        async with open_s3(cluster.settings.s3, clock=SystemClock(), ids=SystemIds()) as objects:
+            for one in before.objects:
+                await objects.delete(one.key)
+        await cluster.restart("ingest")
+        found = {key: value async for key, value in client.attributes(MENDED).list()}
+        assert {key: found[key] for key in keys} == {key: 1 + (key in keys[:9]) for key in keys}
+        asked = ("attributes", "rebuild", MENDED, "-o", "json")
+        told = (await cli(*asked, state_dir=cluster.state_dir)).check(0)
+        assert json.loads(told.stdout) == []
+        after = await catalog.attributes.get(MENDED)
+        assert after is not None
+        assert after.newest.root.start >= before.newest.root.end
 
 
 async def test_a_stream_goes_on_without_what_no_tier_gives_once_that_is_accepted(

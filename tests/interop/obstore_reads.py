@@ -3,13 +3,17 @@
 What they can't do, writing, the SDK does beside them, so that the whole suite runs.
 """
 
+import contextlib
 import uuid
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
+from tests.contracts.bodies_suite import BodiesContract
 from tests.contracts.objects_suite import ObjectsContract
+from tests.unit.s3.scripted import ScriptedS3
 from tierlog.adapters.obstore import ObstoreReads, open_obstore
 from tierlog.adapters.s3 import open_s3
 from tierlog.adapters.system import SystemClock, SystemIds
@@ -25,7 +29,8 @@ class Both:
 
     def __init__(self, writes: Any, reads: ObstoreReads) -> None:
         self._writes = writes
-        self.head, self.get, self.get_range = reads.head, reads.get, reads.get_range
+        self.head, self.get = reads.head, reads.get
+        self.get_range, self.get_range_into = reads.get_range, reads.get_range_into
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writes, name)
@@ -58,6 +63,23 @@ def prefix():
 
 class TestObstoreReads(ObjectsContract):
     pass
+
+
+class TestObstoreBodies(BodiesContract):
+    asks_again = False
+
+    @contextlib.asynccontextmanager
+    async def opened(self, server: ScriptedS3) -> AsyncIterator[ObstoreReads]:
+        settings = S3Settings(
+            endpoint_url=server.url,
+            access_key="a",
+            secret_key=SecretStr("s"),
+            bucket="b",
+            attempts_max=3,
+            retry_wait_s_first=0.001,
+            retry_wait_s_max=0.01,
+        )
+        yield open_obstore(settings, meter=CostMeter())
 
 
 async def test_requests_and_bytes_are_counted(store, servers, prefix):

@@ -400,9 +400,10 @@ class ReaderProcess(Service):
         servers = self.servers
         objects = servers.bucket.connect(self.faults)
         memory = CachedRanges(StreamingCache(CACHE_BYTES, SMALL_CACHE), objects_max=4)
+        ranges = Ranges(objects, SMALL_RANGES, memory)
         tier2 = ObjectTier(
             objects,
-            Ranges(objects, SMALL_RANGES, memory),
+            ranges,
             servers.cache.connect(self.faults),
             Tier2Limits(handles_max=4, index_ttl_s=3600, ahead_bytes=512),
             bucket=BUCKET,
@@ -410,7 +411,7 @@ class ReaderProcess(Service):
         views = Views(catalog, age_s_max=0.5, entries_max=64)
         tier1 = StorageNodeTier(views, self.nodes(catalog), keys=KEYS)
         tail = TailMemory(tier1, memory.store, memory.manager, TailLimits(ledgers_max=2))
-        async with memory.run(), tier2.run(), tail.run():
+        async with memory.run(), ranges.run(), tier2.run(), tail.run():
             yield StreamSource(views, tier1, tier2, tail)
 
 
