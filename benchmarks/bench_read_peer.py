@@ -147,7 +147,8 @@ def _twice(cold: Result, again: Result) -> Result:
 def claims_of(runs: Mapping[str, Sequence[Result]], entry_size: int) -> list[Claim]:
     """Return what is claimed of entries of one size."""
     target = TARGET_SMALL if entry_size <= SMALL else TARGET_LARGE
-    theirs, found = _named("pulsar", entry_size), []
+    theirs = _named("pulsar", entry_size)
+    found: list[Claim] = []
     for mode in OURS:
         ours = _named(mode, entry_size)
         for words, prefix in (("cold", ""), ("again", "again_")):
