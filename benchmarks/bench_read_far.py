@@ -35,7 +35,7 @@ from common import (
     take_turns,
 )
 from delay_proxy import delayed
-from reading import IN_FLIGHT, RANGE_BYTES, cold_reader, offload, read_many, read_plainly
+from reading import IN_FLIGHT, RANGE_BYTES, cold_reader, offload, read_by_threads, read_many
 
 OF_THE_LIMIT: Final = 0.8
 ENDPOINT: Final = "TIERLOG_S3__ENDPOINT_URL"
@@ -59,7 +59,7 @@ class Distances:
     async def plain(self, distance_ms: int) -> Result:
         """Read without it."""
         env = {**self._bench.env, ENDPOINT: self._urls[distance_ms]}
-        return await run_child(__file__, "plain", {}, env)
+        return await run_child(__file__, "plain", {"in_flight": IN_FLIGHT}, env)
 
 
 def limited(runs: dict[str, list[Result]], distances: list[int]) -> dict[str, list[Result]]:
@@ -138,5 +138,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    if not child_mode({"many": read_many, "plain": read_plainly}):
+    if not child_mode({"many": read_many, "plain": read_by_threads}):
         asyncio.run(main())

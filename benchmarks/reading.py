@@ -1,6 +1,6 @@
-"""What benchmarks of reading share: many readers, the leanest plain client, what the reader says.
+"""What benchmarks of reading share: many readers, plain clients of S3, what the reader says.
 
-``read_many`` and ``read_plainly`` run in children, as all that is measured does.
+What is called ``read_…`` runs in children, as all that is measured does.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ import itertools
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -100,12 +101,9 @@ async def read_on(parameters: Mapping[str, Any]) -> Result:
     return result
 
 
-async def read_plainly(_: Mapping[str, Any]) -> Result:
-    """Get the largest object by ranges, ``IN_FLIGHT`` at a time, and drop it (in a child).
-
-    A thread a connection, the standard library's client, one buffer each: no client of Python is
-    known that takes less. The addresses are signed before the clock starts.
-    """
+@contextlib.asynccontextmanager
+async def _largest_object() -> AsyncIterator[tuple[Any, dict[str, str], int]]:
+    """Give the SDK's client, where the largest object is, and its length."""
     settings = load_settings().s3
     assert settings.secret_key is not None
     session = aioboto3.Session(
@@ -113,24 +111,92 @@ async def read_plainly(_: Mapping[str, Any]) -> Result:
         aws_secret_access_key=settings.secret_key.get_secret_value(),
         region_name=settings.region,
     )
-    config = AioConfig(s3={"addressing_style": "path"}, signature_version="s3v4")
+    config = AioConfig(
+        s3={"addressing_style": "path"},
+        signature_version="s3v4",
+        max_pool_connections=IN_FLIGHT,
+    )
     async with session.client("s3", endpoint_url=settings.endpoint_url, config=config) as s3:
         listed = await s3.list_objects_v2(Bucket=settings.bucket)
         largest = max(listed["Contents"], key=lambda one: int(one["Size"]))
-        size, key = int(largest["Size"]), largest["Key"]
-        signed = await s3.generate_presigned_url(
-            "get_object", Params={"Bucket": settings.bucket, "Key": key}
-        )
+        yield s3, {"Bucket": settings.bucket, "Key": largest["Key"]}, int(largest["Size"])
+
+
+async def read_by_sdk(parameters: Mapping[str, Any]) -> Result:
+    """Get the largest object with aioboto3, so many ranges at a time (in a child)."""
+    async with _largest_object() as (s3, where, size):
+
+        async def get(start: int, length: int) -> int:
+            asked = f"bytes={start}-{start + length - 1}"
+            answer = await s3.get_object(**where, Range=asked)
+            async with answer["Body"] as body:
+                return len(await body.read())
+
+        return await _get_all(get, size, in_flight=parameters["in_flight"])
+
+
+async def read_by_obstore(parameters: Mapping[str, Any]) -> Result:
+    """Get the largest object with obstore, so many ranges at a time (in a child)."""
+    from obstore.store import S3Store  # noqa: PLC0415 - need not be there
+
+    settings = load_settings().s3
+    assert settings.secret_key is not None
+    store = S3Store(
+        settings.bucket,
+        config={
+            "access_key_id": settings.access_key,
+            "endpoint": settings.endpoint_url,
+            "region": settings.region,
+            "secret_access_key": settings.secret_key.get_secret_value(),
+            "virtual_hosted_style_request": False,
+        },
+        client_options={"allow_http": True},
+    )
+    async with _largest_object() as (_, where, size):
+        key = where["Key"]
+
+    async def get(start: int, length: int) -> int:
+        return len(await store.get_range_async(key, start=start, length=length))
+
+    return await _get_all(get, size, in_flight=parameters["in_flight"])
+
+
+async def _get_all(
+    get: Callable[[int, int], Awaitable[int]], size: int, *, in_flight: int
+) -> Result:
+    """Get all ranges of an object, in order, so many at a time."""
     starts = itertools.count(0, RANGE_BYTES)
+
+    async def go_on() -> int:
+        length = 0
+        while (start := next(starts)) < size:
+            length += await get(start, min(RANGE_BYTES, size - start))
+        return length
+
     meter = Meter()
     async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(asyncio.to_thread(_get_ranges, signed, size, starts))
-            for _ in range(IN_FLIGHT)
-        ]
+        tasks = [group.create_task(go_on()) for _ in range(in_flight)]
     length = sum(task.result() for task in tasks)
     assert length == size, (length, size)
     return meter.result(length)
+
+
+async def read_by_threads(parameters: Mapping[str, Any]) -> Result:
+    """Get the largest object by ranges, so many at a time, and drop it (in a child).
+
+    A thread a connection, the standard library's client, one buffer each. The address is signed
+    before the clock starts.
+    """
+    async with _largest_object() as (s3, where, size):
+        signed = await s3.generate_presigned_url("get_object", Params=where)
+    number, starts = parameters["in_flight"], itertools.count(0, RANGE_BYTES)
+    # Threads of its own: the loop has no more than the cores and four.
+    with ThreadPoolExecutor(number) as threads:
+        meter = Meter()
+        asked = [threads.submit(_get_ranges, signed, size, starts) for _ in range(number)]
+        length = sum([await asyncio.wrap_future(one) for one in asked])
+        assert length == size, (length, size)
+        return meter.result(length)
 
 
 def _get_ranges(url: str, size: int, starts: "itertools.count[int]") -> int:

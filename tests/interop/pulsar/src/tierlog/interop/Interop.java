@@ -38,6 +38,7 @@ import org.jclouds.blobstore.BlobStore;
  * write   ledger_id, uuid, block_size, file, sizes [[count, size]…]   offloads entries that are slices
  *         of the file, from memory; what it took
  * read    ledger_id, uuid, batch, singly [entry…]   all entries, then single ones; digests
+ * scan    ledger_id, uuid, batch   all entries, in order, which are only looked at; what it took
  * check   ledger_id, uuid, block_size   the raw bytes, as {@link Blocks} says
  * delete  ledger_id, uuid
  * </pre>
@@ -95,6 +96,7 @@ public final class Interop {
         switch (asked.get("op").asText()) {
             case "write" -> write(asked, ledgerId, uuid, answer);
             case "read" -> read(asked, ledgerId, uuid, answer);
+            case "scan" -> scan(asked, ledgerId, uuid, answer);
             case "check" -> Blocks.check(store(), bucket, ledgerId, uuid, blockSize(asked), answer);
             case "delete" -> {
                 LedgerOffloader offloader = offloader(blockSize(asked));
@@ -154,13 +156,43 @@ public final class Interop {
         answer.put("metadata", told(ledger.getLedgerMetadata()));
     }
 
-    private void read(JsonNode asked, long ledgerId, UUID uuid, Map<String, Object> answer)
-        throws Exception {
+    private ReadHandle opened(JsonNode asked, long ledgerId, UUID uuid) throws Exception {
         LedgerOffloader offloader = offloader(blockSize(asked));
         Map<String, String> place = new HashMap<>(offloader.getOffloadDriverMetadata());
         place.put("ManagedLedgerName", STREAM);
+        return offloader.readOffloaded(ledgerId, uuid, place).get();
+    }
+
+    private void scan(JsonNode asked, long ledgerId, UUID uuid, Map<String, Object> answer)
+        throws Exception {
         long batch = asked.get("batch").asLong();
-        try (ReadHandle ledger = offloader.readOffloaded(ledgerId, uuid, place).get()) {
+        long opening = System.nanoTime();
+        try (ReadHandle ledger = opened(asked, ledgerId, uuid)) {
+            long cpu = cpuNanos();
+            long start = System.nanoTime();
+            long last = ledger.getLastAddConfirmed();
+            long count = 0;
+            long bytes = 0;
+            for (long first = 0; first <= last; first += batch) {
+                try (LedgerEntries entries = ledger.read(first, Math.min(last, first + batch - 1))) {
+                    for (LedgerEntry entry : entries) {
+                        count++;
+                        bytes += entry.getLength();
+                    }
+                }
+            }
+            answer.put("seconds", (System.nanoTime() - start) / 1e9);
+            answer.put("cpu_s", (cpuNanos() - cpu) / 1e9);
+            answer.put("open_s", (start - opening) / 1e9);
+            answer.put("entries", count);
+            answer.put("bytes", bytes);
+        }
+    }
+
+    private void read(JsonNode asked, long ledgerId, UUID uuid, Map<String, Object> answer)
+        throws Exception {
+        long batch = asked.get("batch").asLong();
+        try (ReadHandle ledger = opened(asked, ledgerId, uuid)) {
             answer.put("metadata", told(ledger.getLedgerMetadata()));
             long last = ledger.getLastAddConfirmed();
             MessageDigest all = MessageDigest.getInstance("SHA-256");
