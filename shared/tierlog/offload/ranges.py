@@ -301,9 +301,12 @@ class Ranges:
 
     async def _warm(self, source: Source, number: int, stop: int) -> None:
         """Fetch what is missing of some units, until there is no room for it."""
+        unit = self._unit_of(source)
         while number < stop:
             if self._known(source, number):
-                number += 1
+                # Most of what is ahead of who reads on is there already.
+                end = self._memory.known_end(source.key, number * unit)
+                number = stop if end >= source.size else max(number + 1, end // unit)
                 continue
             upto = self._unknown_stop(source, number, stop)
             span = self._span(source, number, upto)
