@@ -174,6 +174,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "progress.not_saved": "The scheduler's progress could not be saved; it is tried again",
     "range.differs": "Bytes from the bucket are not what the side object says; they are not used",
     "read.again": "A read was not answered, and is repeated",
+    "read.ahead_failed": "What a client asked for ahead failed; it asks again once it is wanted",
     "read_ahead.failed": "Fetching ahead failed; who needs the bytes fetches them",
     "recovery.again": "A recovery begins again: the ledger was changed meanwhile",
     "recovery.loss_accepted": "An operator accepted that entries are lost",

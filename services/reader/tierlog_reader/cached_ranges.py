@@ -95,6 +95,10 @@ class CachedRanges:
         index = self._indexes.get(key)
         return index is not None and index.holds(at)
 
+    def known_end(self, key: str, at: int) -> int:
+        index = self._indexes.get(key)
+        return at if index is None else index.held_end(at)
+
     def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
         self._have_index(key)
         addresses: list[int] = []

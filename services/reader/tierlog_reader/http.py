@@ -147,7 +147,7 @@ def _frames(answer: Answer, room: HeldRoom, limits: ReadLimits) -> Response:
         return Response(status_code=204, headers=headers)
     chunk = answer.chunk
     # One buffer: the server takes no others.
-    body = b"".join(chunk.frames)
+    body = chunk.frames[0] if len(chunk.frames) == 1 else b"".join(chunk.frames)
     headers |= {
         "Tierlog-Ledger-Id": str(chunk.ledger_id),
         "Tierlog-First-Entry-Id": str(chunk.first_entry_id),

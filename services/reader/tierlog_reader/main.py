@@ -116,6 +116,7 @@ def _ranges(parts: ReaderParts, settings: Settings, memory: CachedRanges) -> Ran
             range_bytes=limits.range_bytes,
             in_flight_max=limits.ranges_in_flight_max,
             kept_bytes_max=limits.cache_bytes_max,
+            growth_max=limits.range_growth_max,
         ),
         TracedMemory(memory),
     )

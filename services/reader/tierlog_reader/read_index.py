@@ -218,6 +218,14 @@ class ReadIndex:
         entry = next(self._from(offset), None)
         return entry is not None and entry.start <= offset
 
+    def held_end(self, offset: int) -> int:
+        """Return up to where all bytes from this one on are in memory."""
+        for entry in self._from(offset):
+            if entry.start > offset:
+                break
+            offset = entry.end
+        return offset
+
     def _from(self, offset: int) -> Iterator[Entry]:
         """Yield entries in order, from the one that holds ``offset`` or is the next behind it."""
         at = self._entries.bisect_right(offset) - 1

@@ -15,6 +15,7 @@ import structlog
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from tierlog.format.checksum import Buffer
 from tierlog_reader.served import HeldRoom
 
 log = structlog.get_logger()
@@ -27,7 +28,7 @@ class HeldResponse(Response):
 
     def __init__(
         self,
-        body: bytes,
+        body: Buffer,
         room: HeldRoom,
         *,
         send_s_max: float,
@@ -35,13 +36,13 @@ class HeldResponse(Response):
         media_type: str,
         status_code: int = 200,
     ) -> None:
-        super().__init__(body, status_code, headers, media_type)
+        super().__init__(memoryview(body), status_code, headers, media_type)
         self._room = room
         self._send_s_max = send_s_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        body = bytes(self.body)
+        body = memoryview(self.body)
         start = {
             "type": "http.response.start",
             "status": self.status_code,
@@ -51,7 +52,7 @@ class HeldResponse(Response):
         try:
             await send(start)
             for at in range(0, max(1, len(body)), PIECE_BYTES):
-                piece = body[at : at + PIECE_BYTES] if len(body) > PIECE_BYTES else body
+                piece = bytes(body[at : at + PIECE_BYTES])
                 more = at + PIECE_BYTES < len(body)
                 async with asyncio.timeout(self._send_s_max):
                     await send({"type": "http.response.body", "body": piece, "more_body": more})

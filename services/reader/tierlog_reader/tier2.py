@@ -8,7 +8,7 @@ Invariants:
       damaged or gone is not.
     * Only who went on where an earlier read ended is read ahead for, over the border of the ledger
       too, one fetch a ledger at a time; a failed one is forgotten, for whoever needs the range asks
-      again.
+      again. Who has read on for as long as is read ahead is given longer requests, and more ahead.
     * When ``run`` has ended, nothing is being fetched ahead.
 """
 
@@ -47,6 +47,10 @@ log = structlog.get_logger()
 ENDS_MAX: Final = 4096
 # Ledgers that are opened ahead for one reader; more would send away what others have open.
 LEDGERS_AHEAD_MAX: Final = 2
+# Requests grow fourfold and what is read ahead twofold: some are on their way at once all the time,
+# and places are left for who jumps about.
+AHEAD_GROWTH_MAX: Final = 2
+DOUBLINGS_MAX: Final = 10
 # A handle with its metadata; a block of an index, and a page in a side object's header.
 HANDLE_BYTES: Final = 4096
 BLOCK_BYTES: Final = 200
@@ -110,7 +114,8 @@ class ObjectTier:
         self._open_other = open_other
         self._handles: OrderedDict[UUID, _Open] = OrderedDict()
         self._opening: WeakValueDictionary[UUID, _Opening] = WeakValueDictionary()
-        self._ends: OrderedDict[tuple[UUID, int], None] = OrderedDict()
+        # Where reads ended, and how much was read up to there without a gap.
+        self._ends: OrderedDict[tuple[UUID, int], int] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
         self._ahead: dict[UUID, asyncio.Task[None]] = {}
 
@@ -160,9 +165,10 @@ class ObjectTier:
         if count < len(read.offsets):
             frames = frames[: int(read.offsets[count])]
         after = EntryId(first_entry_id + count)
-        if first_entry_id == 0 or self._went_on(context.uuid, first_entry_id):
-            self._read_ahead(context.uuid, opened, after, following)
-        self._note_end(context.uuid, after)
+        gone_on = self._gone_on(context.uuid, first_entry_id)
+        if gone_on is not None:
+            self._read_ahead(context.uuid, opened, after, following, gone_on)
+        self._note_end(context.uuid, after, (gone_on or 0) + len(frames))
         return Chunk(
             ledger_id=ledger.ledger_id,
             first_entry_id=first_entry_id,
@@ -185,34 +191,42 @@ class ObjectTier:
                 await self._disown(context)
                 raise
 
-    def _note_end(self, uuid: UUID, entry_id: EntryId) -> None:
-        self._ends[uuid, entry_id] = None
+    def _note_end(self, uuid: UUID, entry_id: EntryId, gone_on: int) -> None:
+        self._ends[uuid, entry_id] = gone_on
         self._ends.move_to_end((uuid, entry_id))
         if len(self._ends) > ENDS_MAX:
             self._ends.popitem(last=False)
 
-    def _went_on(self, uuid: UUID, entry_id: EntryId) -> bool:
-        return (uuid, entry_id) in self._ends
+    def _gone_on(self, uuid: UUID, entry_id: EntryId) -> int | None:
+        """Return how much was read without a gap up to an entry; None: who reads it jumped."""
+        return self._ends.get((uuid, entry_id), None if entry_id else 0)
 
     def _read_ahead(
-        self, uuid: UUID, opened: _Open, entry_id: EntryId, following: Following | None
+        self,
+        uuid: UUID,
+        opened: _Open,
+        entry_id: EntryId,
+        following: Following | None,
+        gone_on: int,
     ) -> None:
         if self._group is None or uuid in self._ahead:
             return
-        task = self._group.create_task(self._fetch_ahead(opened, entry_id, following))
+        growth = 1 << min(gone_on // self._limits.ahead_bytes, DOUBLINGS_MAX)
+        task = self._group.create_task(self._fetch_ahead(opened, entry_id, following, growth))
         self._ahead[uuid] = task
         task.add_done_callback(lambda _: self._ahead.pop(uuid, None))
 
     async def _fetch_ahead(
-        self, opened: _Open, entry_id: EntryId, following: Following | None
+        self, opened: _Open, entry_id: EntryId, following: Following | None, growth: int
     ) -> None:
-        left, ledger_id = self._limits.ahead_bytes, opened.handle.ledger_id
+        left = self._limits.ahead_bytes * min(growth, AHEAD_GROWTH_MAX)
+        ledger_id = opened.handle.ledger_id
         try:
             for others_left in reversed(range(LEDGERS_AHEAD_MAX + 1)):
                 if opened.aside:
                     return
                 async with self._using(opened) as handle:
-                    left -= await handle.prefetch(entry_id, left)
+                    left -= await handle.prefetch(entry_id, left, growth=growth)
                 if left <= 0 or following is None or not others_left:
                     return
                 found = await following(ledger_id)

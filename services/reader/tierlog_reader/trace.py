@@ -151,6 +151,10 @@ class TracedMemory:
         """See ``RangeMemory``."""
         return self._memory.known(key, at)
 
+    def known_end(self, key: str, at: int) -> int:
+        """See ``RangeMemory``."""
+        return self._memory.known_end(key, at)
+
     def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
         """See ``RangeMemory``."""
         return self._memory.blank(key, start, size, ahead=ahead)

@@ -4,14 +4,18 @@ Invariants:
     * Entries come in order and without a gap; the position behind each is where to go on.
     * Nothing is yielded whose frame or, in a stream with append headers, whose checksum is wrong.
     * A partitioned stream is read whole: partition after partition, or with ``follow`` all at once.
+    * Whoever reads on is not waited for: the next answer is asked for while one is looked at. When
+      an iteration ends, in whatever way, nothing is being asked for.
     * Retryable answers are asked again for as long as ``retry_s_max`` passes without progress.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from functools import partial
+from itertools import chain, repeat
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import structlog
@@ -19,10 +23,16 @@ import structlog
 from tierlog.client.merging import Answers, as_they_come, one_after_the_other
 from tierlog.format.entry import Entry, decode_entry
 from tierlog.format.frame import FRAME_HEADER_LEN, check_frames, walk_frames
-from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
+from tierlog.model.errors import (
+    CorruptError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.partitions import count_told, partition_names
-from tierlog.model.position import Edge, Position
+from tierlog.model.position import Edge, Position, positions
 from tierlog.ports.reads import FramesAnswer, StreamReads
 
 log = structlog.get_logger()
@@ -30,10 +40,10 @@ log = structlog.get_logger()
 BACKOFF_S_FIRST: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
 FOLLOW_WAIT_S: Final = 10.0
+PIECE_ENTRIES: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadEntry:
+class ReadEntry(NamedTuple):
     """An entry as it was appended. ``raw``: its data has no append header."""
 
     position: Position
@@ -81,8 +91,8 @@ class StreamReader:
         retry_s_max: float = 30.0,
     ) -> None:
         self.stream = stream
-        self.resume: Position | Edge = start
-        """Where to go on: right behind what was yielded last. Partitions have each their own."""
+        self._resume: Position | Edge = start
+        self._last: Position | None = None
         self._reads = reads
         self._start = start
         self._until = until
@@ -93,6 +103,12 @@ class StreamReader:
 
     def __repr__(self) -> str:
         return f"<StreamReader {self.stream} at {self.resume}>"
+
+    @property
+    def resume(self) -> Position | Edge:
+        """Where to go on: right behind what was yielded last. Partitions have each their own."""
+        last = self._last
+        return self._resume if last is None else _behind(last)
 
     async def answers(self) -> Answers:
         """Iterate over frames as they come, in large pieces, cut to ``until`` and the limit."""
@@ -133,41 +149,55 @@ class StreamReader:
     async def _own_answers(self) -> Answers:
         until = self._until
         if until is None and not self._follow:
-            _, end = await self._retrying_bounds()
-            if not isinstance(end, Position):
-                if isinstance(self._start, Position):
-                    # Nothing is there: the reader says what is wrong with the position.
-                    await self._next(self._start, self._limit)
+            until = await self._end()
+            if until is None:
                 return
-            until = end
         left = self._limit
         where = self._start
         if isinstance(where, Position) and until is not None and where > until:
             # Behind the end: the reader says what is wrong with it.
             await self._next(where, left)
-        while (left is None or left > 0) and not _reached(where, until):
-            answer = await self._next(where, left)
-            if answer.count == 0:
-                if not self._follow and where == answer.resume:
+        ahead, reads_on = _Ahead(), False
+        async with contextlib.aclosing(ahead):
+            while (left is None or left > 0) and not _reached(where, until):
+                answer = await ahead.taken() or await self._next(where, left)
+                if answer.count == 0:
+                    if not self._follow and where == answer.resume:
+                        return
+                    where = self._go_on_at(answer.resume)
+                    continue
+                cut = _cut(answer, until=until)
+                if cut.count == 0:
                     return
-                where = self.resume = answer.resume
-                continue
-            cut = _cut(answer, until=until)
-            if cut.count == 0:
-                return
-            if left is not None:
-                left -= cut.count
-            where = self.resume = cut.resume
-            yield cut
+                if left is not None:
+                    left -= cut.count
+                where = self._go_on_at(cut.resume)
+                if reads_on and not self._follow and left != 0 and not _reached(where, until):
+                    await ahead.ask(self._ask(where, left))
+                reads_on = True
+                yield cut
+
+    async def _end(self) -> Position | None:
+        """Return where the stream ends now; None: it has no entry."""
+        _, end = await self._retrying_bounds()
+        if isinstance(end, Position):
+            return end
+        if isinstance(self._start, Position):
+            # Nothing is there: the reader says what is wrong with the position.
+            await self._next(self._start, self._limit)
+        return None
+
+    def _go_on_at(self, where: Position | Edge) -> Position | Edge:
+        self._resume, self._last = where, None
+        return where
 
     async def entries(self) -> AsyncGenerator[ReadEntry, None]:
         """Iterate over entries."""
         async with contextlib.aclosing(self.answers()) as answers:
             async for answer in answers:
-                for entry in entries_of(answer):
+                for entry in chain.from_iterable(_pieces_of(answer)):
                     if entry.partition is None:
-                        here = entry.position
-                        self.resume = Position(here.ledger_id, EntryId(here.entry_id + 1))
+                        self._last = entry.position
                     yield entry
 
     async def events(self) -> AsyncGenerator[ReadEvent, None]:
@@ -182,13 +212,7 @@ class StreamReader:
         deadline_s, backoff_s = loop.time() + self._retry_s_max, BACKOFF_S_FIRST
         while True:
             try:
-                return await self._reads.read(
-                    self.stream,
-                    where,
-                    bytes_max=self._bytes_max,
-                    entries_max=min(left, 1_000_000) if left is not None else None,
-                    wait_s=FOLLOW_WAIT_S if self._follow else 0.0,
-                )
+                return await self._ask(where, left)
             except (RetryableError, CorruptError) as error:
                 waits_for_producers = error.reason is Reason.NOT_YET and not self._follow
                 if waits_for_producers or loop.time() + backoff_s >= deadline_s:
@@ -196,6 +220,15 @@ class StreamReader:
                 log.info("read.again", stream=self.stream, position=str(where), cause=str(error))
             await asyncio.sleep(backoff_s)
             backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
+
+    async def _ask(self, where: Position | Edge, left: int | None) -> FramesAnswer:
+        return await self._reads.read(
+            self.stream,
+            where,
+            bytes_max=self._bytes_max,
+            entries_max=min(left, 1_000_000) if left is not None else None,
+            wait_s=FOLLOW_WAIT_S if self._follow else 0.0,
+        )
 
     async def _retrying_bounds(self) -> tuple[Position | Edge, Position | Edge]:
         loop = asyncio.get_running_loop()
@@ -210,37 +243,66 @@ class StreamReader:
             backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
 
 
+class _Ahead:
+    """The answer that is wanted next, asked for while the one before it is looked at."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[FramesAnswer] | None = None
+
+    async def ask(self, read: Coroutine[Any, Any, FramesAnswer]) -> None:
+        """Begin to read."""
+        self._task = asyncio.get_running_loop().create_task(read)
+        await asyncio.sleep(0)  # it is sent first: who looks at entries may not wait for long
+
+    async def taken(self) -> FramesAnswer | None:
+        """Return it; None: nothing was asked for, or that failed, and is to be asked for anew."""
+        task, self._task = self._task, None
+        try:
+            return await task if task is not None else None
+        except TierlogError as error:
+            log.debug("read.ahead_failed", cause=str(error))
+            return None
+
+    async def aclose(self) -> None:
+        """Give up what nobody wants any more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await task
+
+
 def frames_of(answer: FramesAnswer) -> Sequence[tuple[Position, memoryview]]:
     """Return position and data of each entry, or raise ``CorruptError``."""
+    return [(entry.position, entry.data) for entry in entries_of(answer)]
+
+
+def entries_of(answer: FramesAnswer) -> list[ReadEntry]:
+    """Return the entries of an answer, or raise ``CorruptError``."""
+    return list(chain.from_iterable(_pieces_of(answer)))
+
+
+def _pieces_of(answer: FramesAnswer) -> Iterator[list[ReadEntry]]:
+    """Give the entries some at a time, or raise ``CorruptError`` before the first one.
+
+    All at once they would be more memory than the processor has near it.
+    """
     starts = walk_frames(answer.frames, answer.first_entry_id)
     if len(starts) != answer.count:
         raise CorruptError(
             f"{len(starts)} frames where {answer.count} were announced", remedy="Read again"
         )
     check_frames(answer.frames, starts, answer.first_entry_id)
-    begins = starts.tolist()
-    ends = [*begins[1:], len(answer.frames)]
-    return [
-        (
-            Position(answer.ledger_id, EntryId(answer.first_entry_id + step)),
-            answer.frames[begin + FRAME_HEADER_LEN : end],
-        )
-        for step, (begin, end) in enumerate(zip(begins, ends, strict=True))
-    ]
-
-
-def entries_of(answer: FramesAnswer) -> list[ReadEntry]:
-    """Return the entries of an answer, or raise ``CorruptError``."""
-    return [
-        ReadEntry(
-            position=position,
-            data=data,
-            tier=answer.tier,
-            raw=answer.raw,
-            partition=answer.partition,
-        )
-        for position, data in frames_of(answer)
-    ]
+    frames, begins = answer.frames, (starts + FRAME_HEADER_LEN).tolist()
+    ends = [*starts[1:].tolist(), len(frames)]
+    same = repeat(answer.tier), repeat(answer.raw), repeat(answer.partition)
+    for at in range(0, len(begins), PIECE_ENTRIES):
+        piece = slice(at, at + PIECE_ENTRIES)
+        datas = [frames[begin:end] for begin, end in zip(begins[piece], ends[piece], strict=True)]
+        places = positions(answer.ledger_id, EntryId(answer.first_entry_id + at), len(datas))
+        # Without a call of Python for each: small entries come by the million.
+        rows = zip(places, datas, *same, strict=False)
+        yield list(map(partial(tuple.__new__, ReadEntry), rows))
 
 
 def events_of(entry: ReadEntry) -> list[ReadEvent]:
@@ -277,6 +339,10 @@ def events_of(entry: ReadEntry) -> list[ReadEvent]:
         )
         for index, event in enumerate(events)
     ]
+
+
+def _behind(last: Position) -> Position:
+    return Position(last.ledger_id, EntryId(last.entry_id + 1))
 
 
 def _reached(where: Position | Edge, until: Position | None) -> bool:

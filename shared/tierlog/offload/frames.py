@@ -26,7 +26,9 @@ class FrameHandle(Protocol):
     async def read_frames(
         self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
     ) -> FramesRead: ...
-    async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> int: ...
+    async def prefetch(
+        self, first_entry_id: EntryId, bytes_max: int, *, growth: int = 1
+    ) -> int: ...
     async def close(self) -> None: ...
 
 
@@ -47,7 +49,7 @@ class FramesOfRuns:
     def ledger_metadata(self) -> LedgerMetadata:
         return self._handle.ledger_metadata
 
-    async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> int:
+    async def prefetch(self, first_entry_id: EntryId, bytes_max: int, *, growth: int = 1) -> int:
         """Fetch nothing: what a driver keeps is its own, and how long its entries are."""
         return bytes_max
 

@@ -74,6 +74,10 @@ class RangeMemory(Protocol):
         """Say whether this byte is kept."""
         ...
 
+    def known_end(self, key: str, at: int) -> int:
+        """Return up to where all is kept from ``at`` on; ``at`` itself: not even that byte."""
+        ...
+
     def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
         """Return room for what is about to be fetched; None: there is none.
 
@@ -139,6 +143,11 @@ class LastRanges:
 
     def known(self, key: str, at: int) -> bool:
         return self._at(key, at) is not None
+
+    def known_end(self, key: str, at: int) -> int:
+        while (extent := self._at(key, at)) is not None:
+            at = extent.end
+        return at
 
     def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
         return LooseBlank(start, size, lambda body: self._put(Extent(key, start, body)))

@@ -4,15 +4,17 @@ Owns which ranges are being fetched, so that what many want at once is fetched o
 what is kept of them afterwards (``range_memory``).
 
 Objects are read in *units*: grains, where a side object says what each must be, and whole ranges
-where none does. One request fetches as many units as a range holds. Where grains are known, a
-read that begins anywhere fetches only its own; one that goes on from what is kept, or that is
-longer than a range, fetches its last range to the end.
+where none does. One request fetches as many units as a range holds, or ahead of who has long read
+on, as some ranges hold together. Where grains are known, a read that begins anywhere fetches only
+its own; one that goes on from what is kept, or that is longer than a range, fetches its last range
+to the end.
 
 Invariants:
     * A unit is fetched once at a time, however many want it, and all who waited for it get it, or
       the error: also when there was no room to keep it.
     * At most ``in_flight_max`` fetches run, over all objects.
-    * What nobody waits for is only fetched where the memory has room for it.
+    * What nobody waits for is only fetched where the memory has room for it. What is longer than a
+      range is never held elsewhere: who waits for such a request without room asks anew, by ranges.
     * What comes is written where it is kept, and nowhere else.
     * A range has exactly the length that the object's size says, or the read fails.
     * What has grains is checked against them before anything is made of it, or kept. What differs
@@ -44,6 +46,9 @@ log = structlog.get_logger()
 RANGE_BYTES: Final = 1024 * 1024
 IN_FLIGHT_MAX: Final = 8
 KEPT_BYTES_MAX: Final = 16 * RANGE_BYTES
+GROWTH_MAX: Final = 4
+# The memory holds so many of the longest requests.
+GROWN_KEPT_MIN: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,8 @@ class RangeLimits:
     in_flight_max: int = IN_FLIGHT_MAX
     kept_bytes_max: int = KEPT_BYTES_MAX
     """What the memory holds; half of it is fetched ahead at once."""
+    growth_max: int = GROWTH_MAX
+    """A request ahead of who has long read on is as long as so many ranges."""
 
 
 class GrainChecks(Protocol):
@@ -184,15 +191,19 @@ class Ranges:
             pieces += await self._rest(source, start, at, end, exact=exact)
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
-    async def warm(self, source: Source, start: int, end: int) -> None:
-        """Fetch the ranges that hold these bytes, as far as they will be kept."""
+    async def warm(self, source: Source, start: int, end: int, *, growth: int = 1) -> None:
+        """Fetch the ranges that hold these bytes, as far as they will be kept.
+
+        ``growth``: so many at once, within the limits.
+        """
         size, kept = self.limits.range_bytes, self.limits.kept_bytes_max
+        growth = max(1, min(growth, self.limits.growth_max, kept // (GROWN_KEPT_MIN * size)))
         end = min(end, source.size, start + max(kept // 2, size))
         if start >= end:
             return
         with plain_errors():
             async with asyncio.TaskGroup() as group:
-                for span in self._spans(source, start, end, exact=False):
+                for span in self._spans(source, start, end, exact=False, growth=growth):
                     group.create_task(self._warm(source, *span))
 
     def forget(self, key: str) -> None:
@@ -228,11 +239,13 @@ class Ranges:
                 tasks = [group.create_task(self._held(source, *span)) for span in spans]
         return [piece for task in tasks for piece in task.result()]
 
-    def _spans(self, source: Source, start: int, end: int, *, exact: bool) -> list[tuple[int, int]]:
+    def _spans(
+        self, source: Source, start: int, end: int, *, exact: bool, growth: int = 1
+    ) -> list[tuple[int, int]]:
         """Cut units at the borders of ranges, or only where a request would be too long."""
         unit = self._unit_of(source)
         first, stop = start // unit, (end - 1) // unit + 1
-        length = max(1, self.limits.range_bytes // unit)
+        length = growth * max(1, self.limits.range_bytes // unit)
         borders = range(first if exact else first // length * length, stop, length)
         spans = [(max(first, border), min(stop, border + length)) for border in borders]
         if exact or source.grains is None:
@@ -288,9 +301,12 @@ class Ranges:
 
     async def _warm(self, source: Source, number: int, stop: int) -> None:
         """Fetch what is missing of some units, until there is no room for it."""
+        unit = self._unit_of(source)
         while number < stop:
             if self._known(source, number):
-                number += 1
+                # Most of what is ahead of who reads on is there already.
+                end = self._memory.known_end(source.key, number * unit)
+                number = stop if end >= source.size else max(number + 1, end // unit)
                 continue
             upto = self._unknown_stop(source, number, stop)
             span = self._span(source, number, upto)
@@ -306,7 +322,7 @@ class Ranges:
     async def _fetch(self, source: Source, span: _Span, flight: _Flight) -> bool:
         """Fetch a span for those who wait for it, and keep it if there is room.
 
-        False: there is none, and nobody waits. Within ``run`` it may return before it landed.
+        False: there is none, and it was to be ahead. Within ``run`` it may return before it landed.
         """
         self._flying.update(dict.fromkeys(span.units, flight))
         try:
@@ -335,7 +351,8 @@ class Ranges:
         try:
             # Room is taken by what is on its way, not by what waits for its turn.
             blank = self._memory.blank(source.key, span.start, size, ahead=flight.ahead)
-            if blank is None and flight.ahead:
+            grown = size > max(self.limits.range_bytes, self._unit_of(source))
+            if blank is None and (flight.ahead or grown):
                 return False
             blank = blank if blank is not None else LooseBlank(span.start, size)
             await self._get_checked(source, span.start, blank.targets)

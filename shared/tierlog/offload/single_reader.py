@@ -56,13 +56,14 @@ class SingleHandle(ObjectHandle[SingleIndex]):
     def _block_header_len(self) -> int:
         return BLOCK_HEADER_LEN
 
-    async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> int:
+    async def prefetch(self, first_entry_id: EntryId, bytes_max: int, *, growth: int = 1) -> int:
         """Fetch what a read from there will want; see ``Tier2Handle.prefetch``."""
         if not 0 <= first_entry_id <= self.index.last_entry_id:
             return 0
         note = self._note_in(self.index.block_of(first_entry_id), first_entry_id)
         if note.entry_id == first_entry_id:
-            await self._ranges.warm(self._source, note.offset, note.offset + bytes_max)
+            end = note.offset + bytes_max
+            await self._ranges.warm(self._source, note.offset, end, growth=growth)
         return min(bytes_max, self._source.size - note.offset)
 
     async def read_frames(

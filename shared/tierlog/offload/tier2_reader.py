@@ -233,18 +233,19 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
             self._forget()
             raise
 
-    async def prefetch(self, first_entry_id: EntryId, bytes_max: int) -> int:
+    async def prefetch(self, first_entry_id: EntryId, bytes_max: int, *, growth: int = 1) -> int:
         """Fetch what a read from there will want, where its place is known already.
 
-        Returns how many of these bytes there are: fewer at the ledger's end. Of little use beyond
-        what ``RangeLimits.kept_bytes_max`` keeps.
+        ``growth``: by so many ranges at once. Returns how many of these bytes there are: fewer at
+        the ledger's end. Of little use beyond what ``RangeLimits.kept_bytes_max`` keeps.
         """
         if not 0 <= first_entry_id <= self.index.last_entry_id:
             return 0
         block = self.index.block_of(first_entry_id)
         note = await self._nearest(block, first_entry_id)
         if note.entry_id == first_entry_id or self._side is not None:
-            await self._ranges.warm(self._source, note.offset, note.offset + bytes_max)
+            end = note.offset + bytes_max
+            await self._ranges.warm(self._source, note.offset, end, growth=growth)
         return min(bytes_max, self._source.size - note.offset)
 
     async def _nearest(self, block: BlockRange, entry_id: EntryId) -> Note:

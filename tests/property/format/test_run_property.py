@@ -271,6 +271,28 @@ def test_walking_finds_the_offsets_that_packing_gave(
     check_frames(frames, offsets, first)
 
 
+stretches = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 300)), min_size=1, max_size=6)
+
+
+@given(stretches, st.integers(0, 2**40) | st.just(2**63 - 2000), st.data())
+def test_walking_over_frames_of_one_length_finds_each_and_what_is_wrong(
+    lengths: list[tuple[int, int]], first: int, data
+) -> None:
+    entries = [b"\xff" * length for length, count in lengths for _ in range(count)]
+    frames, offsets = pack_entries(entries, first)
+    starts = offsets.tolist()
+    assert walk_frames(frames, first).tolist() == starts
+    number = data.draw(st.integers(0, len(starts) - 1))
+    begin = starts[number]
+    cut = data.draw(st.integers(begin, [*starts, len(frames)][number + 1] - 1))
+    assert walk_frames(frames[:cut], first).tolist() == starts[:number]
+    padded = frames[:begin] + b"\xfe\xdc\xde\xad" * 500
+    assert walk_frames(padded, first).tolist() == starts[:number]
+    struct.pack_into(">q", frames, begin + 4, first + number + 1)
+    with pytest.raises(CorruptError, match=f"id {first + number + 1} where {first + number}"):
+        walk_frames(frames, first)
+
+
 @given(batches, st.data())
 def test_walking_stops_at_a_cut_frame_and_refuses_a_wrong_id(entries: list[bytes], data) -> None:
     frames, offsets = pack_entries(entries)

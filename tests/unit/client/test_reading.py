@@ -155,3 +155,69 @@ async def test_events_keep_key_time_and_properties():
     first, second = events_of(one)
     assert (first.payload, first.key, first.event_time_ms) == (b"p", b"k", 7)
     assert (first.properties, first.publish_time_ms, second.batch_index) == ({"a": "b"}, 5, 1)
+
+
+class Watched(Stream):
+    """Tells which places were asked for; one of them is never answered."""
+
+    def __init__(self, silent_at=None):
+        super().__init__()
+        self.asked = []
+        self.silent_at = silent_at
+        self.given_up = 0
+
+    async def read(self, stream, where, **budget):
+        self.asked.append(where)
+        try:
+            if where == self.silent_at:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        return await super().read(stream, where, **budget)
+
+
+@on_virtual_time
+async def test_the_next_answer_is_asked_for_while_one_is_looked_at():
+    service, asked = Watched(), {}
+    async for one in StreamReader(LOGS, service).entries():
+        asked[one.position] = service.asked.copy()
+    assert list(asked) == ALL
+    assert service.asked == [Edge.EARLIEST, at(0, 3), at(0, 5), at(1, 1), at(2, 3)], "none twice"
+    assert asked[at(0, 2)] == [Edge.EARLIEST], "whoever wants one answer gets no more"
+    assert asked[at(0, 3)] == [Edge.EARLIEST, at(0, 3), at(0, 5)]
+    assert asked[at(2, 3)] == service.asked, "nothing behind the end"
+
+
+@on_virtual_time
+async def test_what_fails_ahead_of_who_reads_is_asked_for_again():
+    service, found = Watched(), []
+    async for one in StreamReader(LOGS, service).entries():
+        found.append(one.position)
+        if one.position == at(0, 3):
+            service.refusals = [RefusedError("no", reason=Reason.LEDGER_NOT_FOUND, remedy="r")]
+    assert found == ALL
+    assert service.refusals == []
+    assert service.asked.count(at(1, 1)) == 2
+
+
+@on_virtual_time
+async def test_whoever_stops_reading_leaves_nothing_asked_for():
+    tasks = len(asyncio.all_tasks())
+    service = Watched(silent_at=at(0, 5))
+    entries = StreamReader(LOGS, service).entries()
+    assert [(await anext(entries)).position for _ in range(4)] == ALL[:4]
+    assert service.asked[-1] == at(0, 5)
+    await entries.aclose()
+    assert service.given_up == 1
+    assert len(asyncio.all_tasks()) == tasks
+
+
+@on_virtual_time
+async def test_who_follows_asks_when_it_wants_more():
+    service = Watched()
+    reader = StreamReader(LOGS, service, follow=True, limit=9)
+    async for one in reader.entries():
+        if one.position == at(0, 3):
+            assert service.asked[-1] == at(0, 3)
+    assert reader.resume == at(2, 3)

@@ -165,11 +165,13 @@ class Slow:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.lengths: list[int] = []
         self.answers = asyncio.Event()
         self.fails = 0
 
     async def get_range_into(self, key: str, start: int, targets: Sequence[memoryview]) -> int:
         self.asked.append(start)
+        self.lengths.append(sum(map(len, targets)))
         await self.answers.wait()
         if self.fails:
             self.fails -= 1
@@ -178,10 +180,12 @@ class Slow:
         return sum(map(len, targets))
 
 
-def slow_ranges(in_flight_max: int = 1) -> tuple[Slow, Ranges]:
+def slow_ranges(
+    in_flight_max: int = 1, memory: LastRanges | None = None, **limits: int
+) -> tuple[Slow, Ranges]:
     objects = Slow()
-    limits = RangeLimits(range_bytes=1000, in_flight_max=in_flight_max)
-    return objects, Ranges(objects, limits)  # type: ignore[arg-type]
+    within = RangeLimits(**{"range_bytes": 1000, "in_flight_max": in_flight_max, **limits})
+    return objects, Ranges(objects, within, memory)  # type: ignore[arg-type]
 
 
 def test_what_has_begun_is_kept_though_whoever_asked_for_it_went():
@@ -257,6 +261,65 @@ def test_what_fetching_ahead_meets_is_no_readers_error():
                 await ahead
             assert await read == BODY[:10]
             assert objects.asked == [0, 0]
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize(
+    ("kept", "growth", "growth_max", "lengths"),
+    [
+        (10**6, 1, 4, [100] * 16),
+        (10**6, 2, 4, [200] * 8),
+        (10**6, 99, 4, [400] * 4),
+        (10**6, 99, 2, [200] * 8),
+        (16 * 399, 99, 4, [300] * 5 + [100]),  # it holds 16 requests of three ranges
+        (16 * 200 - 1, 99, 4, [100] * 16),
+    ],
+)
+def test_requests_ahead_grow_within_the_limits(kept, growth, growth_max, lengths):
+    async def main():
+        objects, ranges = slow_ranges(range_bytes=100, kept_bytes_max=kept, growth_max=growth_max)
+        objects.answers.set()
+        await ranges.warm(Source("k", SIZE), 0, 1600, growth=growth)
+        assert objects.lengths == lengths
+        assert await ranges.read(Source("k", SIZE), 0, 1600) == BODY[:1600]
+        assert ranges.fetches == len(lengths)
+
+    run_virtual(main())
+
+
+def test_long_requests_begin_at_borders_and_leave_out_what_is_there():
+    async def main():
+        objects, ranges = slow_ranges(range_bytes=100)
+        objects.answers.set()
+        await ranges.read(Source("k", SIZE), 600, 601)
+        await ranges.warm(Source("k", SIZE), 150, 1150, growth=4)
+        asked = sorted(zip(objects.asked, objects.lengths, strict=True))
+        assert asked == [(100, 300), (400, 200), (600, 100), (700, 100), (800, 400)]
+        assert await ranges.read(Source("k", SIZE), 100, 1200) == BODY[100:1200]
+        assert ranges.fetches == 5
+
+    run_virtual(main())
+
+
+def test_who_waits_for_a_long_request_without_room_asks_by_ranges():
+    """What is held beside the memory is no longer than a range, whatever was to be ahead."""
+
+    async def main():
+        objects, ranges = slow_ranges(memory=NoRoom(0))
+        async with ranges.run(), asyncio.TaskGroup() as group:
+            first = group.create_task(ranges.read(Source("k", SIZE), 4000, 4100))
+            await asyncio.sleep(1)
+            group.create_task(ranges.warm(Source("k", SIZE), 0, 4000, growth=4))
+            await asyncio.sleep(1)
+            second = group.create_task(ranges.read(Source("k", SIZE), 1500, 1600))
+            await asyncio.sleep(1)
+            assert objects.asked == [4000], "the others wait for their turn"
+            objects.answers.set()
+        assert first.result() == BODY[4000:4100]
+        assert second.result() == BODY[1500:1600]
+        assert (objects.asked, objects.lengths) == ([4000, 1000], [1000, 1000])
+        assert not ranges._flying
 
     run_virtual(main(), until_s=1000)
 

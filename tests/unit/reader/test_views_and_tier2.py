@@ -7,6 +7,8 @@ import pytest
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.model.position import Edge, Position
+from tierlog.offload.ranges import RangeLimits
 from tierlog_reader.views import AgedCache
 
 ENTRIES = [b"%04d" % number * 12 for number in range(60)]
@@ -100,6 +102,32 @@ async def test_who_goes_on_finds_the_next_ranges_fetched():
         assert payloads(first) + payloads(second) == ENTRIES[:2]
         assert fetches >= 3
         assert source._tier2._ranges.fetches - fetches <= 4, "those are read ahead for the third"
+
+
+@on_virtual_time
+async def test_who_reads_on_and_on_is_fetched_ahead_for_by_longer_requests():
+    entries = [b"%05d" % number * 20 for number in range(600)]
+    world, (ledger,) = await offloaded_world(entries=entries)
+    lengths = {}
+    for growth_max in (1, 4):
+        limits = RangeLimits(
+            range_bytes=256, in_flight_max=4, kept_bytes_max=20_000, growth_max=growth_max
+        )
+        async with world.reader(limits=limits) as source:
+            ranges = source._tier2._ranges
+            where: Position | Edge = at(ledger, 0)
+            found: list[bytes] = []
+            while len(found) < len(entries):
+                answer = await source.read(STREAM, where, budget(size=200))
+                where = answer.resume
+                found += payloads(answer)
+                await asyncio.sleep(1)
+                if len(found) == 5:
+                    assert ranges.bytes_fetched / ranges.fetches <= 256, "nobody has read on yet"
+            assert found == entries
+            lengths[growth_max] = ranges.bytes_fetched / ranges.fetches
+    assert lengths[1] <= 256
+    assert lengths[4] > 512
 
 
 @on_virtual_time

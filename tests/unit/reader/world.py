@@ -29,6 +29,7 @@ from tierlog_reader.views import Views
 __all__ = ["STREAM", "ReaderWorld", "at", "budget", "on_virtual_time", "payloads"]
 
 N1 = NodeId("n1")
+LIMITS = RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=2048)
 
 
 def at(ledger_id: int, entry_id: int) -> Position:
@@ -128,6 +129,7 @@ class ReaderWorld(World):
         age_s: float = 0.5,
         memory: RangeMemory | None = None,
         tails: CachedRanges | None = None,
+        limits: RangeLimits = LIMITS,
         **place,
     ):
         """Give a source over all of it; ``tails``: where the tails that it follows are kept."""
@@ -135,8 +137,8 @@ class ReaderWorld(World):
         views = Views(catalog, age_s_max=age_s, entries_max=100)
         nodes = NodeDirectory(catalog.nodes.live, NoConnector(), local={N1: self.node})
         objects = TracedReads(self.bucket.connect(objects_faults or no_faults()))
-        limits = RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=2048)
-        ranges = Ranges(objects, limits, TracedMemory(memory or LastRanges(2048)))
+        kept = memory or LastRanges(limits.kept_bytes_max)
+        ranges = Ranges(objects, limits, TracedMemory(kept))
         tier2 = ObjectTier(
             objects,
             ranges,
