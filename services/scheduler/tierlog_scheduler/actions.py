@@ -31,6 +31,7 @@ from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.cleaning import UploadsUnseenError
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import OffloadRequest, Stationery
+from tierlog.offload.verify import ReadBack
 from tierlog.ports.events import EventPublisher
 from tierlog.ports.spending import Cause, spending
 from tierlog.ports.tracing import NO_TRACER, LedgerLife, SpanKind, Tracer
@@ -260,9 +261,13 @@ class Actions:
             return
         if not await self._still_ordered(context.stream, action.grounds):
             return
+        policy = action.grounds.policy
+        read_back = None if policy is None else ReadBack.by(policy)
         try:
             # One that was begun too: that may be long ago, and the local copy still stands.
-            await self._offloader.verify(ledger_id, uuid, context.location, copy)
+            await self._offloader.verify(
+                ledger_id, uuid, context.location, copy, read_back=read_back
+            )
         except CorruptError as error:
             cause = f"{error.reason.value}: {error}"
             await self._catalog.contexts.doubt(ledger_id, uuid=uuid, cause=cause)
