@@ -64,6 +64,8 @@ class Memory:
     unseen_ms: dict[UUID, int] = field(default_factory=dict)
     """Sweeps after which nobody knew whether an upload is open."""
     attributes_swept_ms: dict[StreamName, int] = field(default_factory=dict)
+    put_off: dict[StreamName, LedgerId] = field(default_factory=dict)
+    """Where a stream's local deletions go on that took longer than a pass has time for."""
     _passes: int = 0
 
     def forget(self) -> None:
@@ -75,6 +77,7 @@ class Memory:
             self.closed_seen_ms,
             self.unseen_ms,
             self.attributes_swept_ms,
+            self.put_off,
         ):
             kept.clear()
 
@@ -105,6 +108,8 @@ class Memory:
                 del self.unseen_ms[uuid]
             for name in self.attributes_swept_ms.keys() - mirror.streams.keys():
                 del self.attributes_swept_ms[name]
+            for name in self.put_off.keys() - mirror.streams.keys():
+                del self.put_off[name]
 
 
 class Actions:
