@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from tierlog.cli.session import EXIT_CODES
 from tierlog.format.versions import GATE
 from tierlog.model.errors import KINDS, SURFACES
-from tierlog.model.policy import CLUSTER_DEFAULT, Policy
+from tierlog.model.policy import CLUSTER_DEFAULT, LEFT_TO_SETTINGS, Policy
 from tierlog.runtime.http import build_http_app
 from tierlog.runtime.profiles import profile_rows
 from tierlog.runtime.settings import Settings
@@ -110,10 +110,12 @@ def configuration() -> str:
         text += f"| {row['profile']} | `{row['setting']}` | {_value(row['value'])} |\n"
     text += _section(Settings, "TIERLOG_", "All processes")
     text += "\n## Policy of a stream\n\n"
-    text += f"{(Policy.__doc__ or '').strip()}\n\n| value | default of the cluster |\n|---|---|\n"
+    text += f"{cleandoc(Policy.__doc__ or '')}\n\n| value | default of the cluster |\n|---|---|\n"
     for one in fields(Policy):
         value = getattr(CLUSTER_DEFAULT, one.name)
-        text += f"| `{one.name}` | {'never' if value is None else _value(value)} |\n"
+        setting = LEFT_TO_SETTINGS.get(one.name)
+        default = f"`{setting}` of the process" if setting is not None else "never"
+        text += f"| `{one.name}` | {default if value is None else _value(value)} |\n"
     return text
 
 

@@ -89,6 +89,15 @@ async def test_thresholds_of_a_namespace_and_what_comes_of_them(cli, cluster):
     assert b'"level": "namespace clins"' in explained.stdout
     assert b'"value": 18000000' in explained.stdout
     (await run("policy", "explain", stream)).check(0)
+    (await run("policy", "set", stream, "--data-sha256", "yes", "--read-back", "full")).check(0)
+    explained = (await run("policy", "explain", stream, "-o", "jsonl")).check(0)
+    for said in (b'"name":"data_sha256","value":true', b'"name":"read_back","value":"full"'):
+        assert said + b',"level":"stream"' in explained.stdout
+    (await run("policy", "set", stream, "--data-sha256", "none")).check(0)
+    shown = (await run("policy", "show", stream, "-o", "jsonl")).check(0)
+    assert b'"data_sha256":null,"read_back":"full"' in shown.stdout
+    (await run("policy", "set", stream, "--data-sha256", "perhaps")).check(2, "yes or no")
+    (await run("policy", "set", stream, "--read-back", "most")).check(2, "POLICY_INVALID")
     shown = (await run("policy", "show", "--namespace", "clins")).check(0)
     assert b"18000000" in shown.stdout
     (await run("policy", "show", "--cluster", "-o", "json")).check(0)

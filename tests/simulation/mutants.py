@@ -71,10 +71,10 @@ class Mutant:
 def _uuid_after_upload() -> contextlib.AbstractContextManager[Any]:
     """Upload first, and put the attempt's UUID into the metadata when it worked."""
 
-    async def attempt(self: Any, request: Any) -> Any:
+    async def attempt(self: Any, request: Any, policy: Any) -> Any:
         ledger_id, uuid = request.ledger_id, self._ids.uuid()
         handle = self._open_ledger(ledger_id, await self._checked_metadata(ledger_id))
-        copy = await self._copy(request, handle, uuid)
+        copy = await self._copy(request, handle, uuid, policy)
         await handle.close()
         contexts = self._catalog.contexts
         location = self._offloader.location(ledger_id, uuid)
@@ -218,9 +218,9 @@ def _ambiguous_is_failure() -> Iterator[None]:
 
     attempt = OffloadWorker._attempt
 
-    async def clean_up(self: Any, request: Any) -> Any:
+    async def clean_up(self: Any, request: Any, policy: Any) -> Any:
         try:
-            return await attempt(self, request)
+            return await attempt(self, request, policy)
         except IndeterminateError:
             context = await self._checked_context(request)
             await self._offloader.delete_offloaded(request.ledger_id, context.uuid)

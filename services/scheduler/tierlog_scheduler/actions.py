@@ -31,6 +31,7 @@ from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.cleaning import UploadsUnseenError
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import OffloadRequest, Stationery
+from tierlog.offload.verify import ReadBack
 from tierlog.ports.events import EventPublisher
 from tierlog.ports.spending import Cause, spending
 from tierlog.ports.tracing import NO_TRACER, LedgerLife, SpanKind, Tracer
@@ -63,6 +64,8 @@ class Memory:
     unseen_ms: dict[UUID, int] = field(default_factory=dict)
     """Sweeps after which nobody knew whether an upload is open."""
     attributes_swept_ms: dict[StreamName, int] = field(default_factory=dict)
+    put_off: dict[StreamName, LedgerId] = field(default_factory=dict)
+    """Where a stream's local deletions go on that took longer than a pass has time for."""
     _passes: int = 0
 
     def forget(self) -> None:
@@ -74,6 +77,7 @@ class Memory:
             self.closed_seen_ms,
             self.unseen_ms,
             self.attributes_swept_ms,
+            self.put_off,
         ):
             kept.clear()
 
@@ -104,6 +108,8 @@ class Memory:
                 del self.unseen_ms[uuid]
             for name in self.attributes_swept_ms.keys() - mirror.streams.keys():
                 del self.attributes_swept_ms[name]
+            for name in self.put_off.keys() - mirror.streams.keys():
+                del self.put_off[name]
 
 
 class Actions:
@@ -260,9 +266,13 @@ class Actions:
             return
         if not await self._still_ordered(context.stream, action.grounds):
             return
+        policy = action.grounds.policy
+        read_back = None if policy is None else ReadBack.by(policy)
         try:
             # One that was begun too: that may be long ago, and the local copy still stands.
-            await self._offloader.verify(ledger_id, uuid, context.location, copy)
+            await self._offloader.verify(
+                ledger_id, uuid, context.location, copy, read_back=read_back
+            )
         except CorruptError as error:
             cause = f"{error.reason.value}: {error}"
             await self._catalog.contexts.doubt(ledger_id, uuid=uuid, cause=cause)

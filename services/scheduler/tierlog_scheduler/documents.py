@@ -39,6 +39,8 @@ class PolicyDocument(BaseModel):
     ledger_age_ms_max: int | None = None
     block_size: int | None = None
     offloaded_read_priority: str | None = None
+    data_sha256: bool | None = None
+    read_back: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -73,7 +75,8 @@ class PolicyDocument(BaseModel):
 class PolicyAnswer(BaseModel):
     """A stream's own thresholds, what holds with the levels above it, and which says so.
 
-    ``levels``: stream, namespace …, cluster, default; null: no level says anything.
+    ``levels``: stream, namespace …, cluster, default; settings: those of the process that writes
+    or verifies a copy say it; null: no level says anything.
     """
 
     own: PolicyDocument
@@ -100,7 +103,7 @@ class ThresholdDocument(BaseModel):
     """A threshold that holds, and the level that says so."""
 
     name: str
-    value: int | str | None
+    value: bool | int | str | None
     level: str | None
 
 

@@ -8,6 +8,9 @@ Invariants:
     * A pass decides about every stream, from what is known of it; a stream that could not be
       read waits for the next pass, and no other one waits for it. A defect that one stream
       provokes stops that one alone, until the next pass, and is told (``defects``).
+    * Local deletions of one stream hold up a pass for ``DELETIONS_S_MAX`` and one ledger at most,
+      however many copies are to be read back: requests and the checkpoint wait for the pass. The
+      next one goes on behind them, also where each of them fails.
     * Being deposed is no danger: see ``actions``.
 
 Crash: what was remembered is lost and decided anew: ledgers are asked for once more, waits begin
@@ -15,7 +18,7 @@ again from the last checkpoint, which is at most ``checkpoint_s`` old.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -53,6 +56,7 @@ from tierlog_scheduler.mirror import KnownStream, Mirror
 from tierlog_scheduler.policy import (
     Action,
     Delays,
+    DeleteTier1,
     LedgerView,
     RequestOffload,
     StreamView,
@@ -70,6 +74,7 @@ OFFICE: Final = "scheduler"
 CHECKPOINT_LEDGERS_MAX: Final = 20_000
 ASK_S_MAX: Final = 5.0
 """So long an admin waits for the queue; a client waits longer for the answer."""
+DELETIONS_S_MAX: Final = 30.0
 STREAMS_A_TURN: Final = 100
 """So many streams are decided about before others have their turn in the loop."""
 
@@ -295,12 +300,29 @@ class Scheduler:
         self, stream: Stream, actions: list[Action | retention.Trimming], now: Now
     ) -> None:
         try:
-            for action in actions:
+            for action in self._in_turn(stream.name, actions):
                 await self._actions.do(stream, action, now)
         except Exception as error:  # noqa: BLE001 - told: metric, log, status
             self._defects[stream.name] = note_defect("act", error, stream=stream.name)
         finally:
             self._slots.release()
+
+    def _in_turn(
+        self, name: StreamName, actions: list[Action | retention.Trimming]
+    ) -> Iterator[Action | retention.Trimming]:
+        """Iterate over what is to be done; local deletions last, and as long as there is time."""
+        yield from (one for one in actions if not isinstance(one, DeleteTier1))
+        due = [one for one in actions if isinstance(one, DeleteTier1)]
+        first = self._memory.put_off.pop(name, LedgerId(0))
+        # From where the last pass ended, and around.
+        due.sort(key=lambda one: (one.context.ledger_id < first, one.context.ledger_id))
+        until_s = self._clock.monotonic_s() + DELETIONS_S_MAX
+        for count, one in enumerate(due):
+            if count and self._clock.monotonic_s() >= until_s:
+                self._memory.put_off[name] = one.context.ledger_id
+                log.info("tier1.kept", stream=name, cause="others took long; the next pass goes on")
+                return
+            yield one
 
     def _view(self, known: KnownStream) -> StreamView:
         assert known.policy is not None

@@ -15,6 +15,7 @@ from tierlog.format import paths, records
 from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.model.ids import StreamName, namespace_of
 from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels, breaks_below
+from tierlog.model.stream import Stream
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import Check, Create, MetadataStore, Operation, Put, Versioned
 
@@ -72,6 +73,10 @@ class PolicyCatalog:
         """Return the levels as of now (after ``sync``)."""
         await self._store.sync(paths.POLICIES)
         return await read_levels(self._store)
+
+    async def effective(self, stream: Stream) -> Policy:
+        """Return what holds for a stream, of which the caller has read what it says itself."""
+        return (await self.levels()).effective(stream.name, stream.policy)
 
     async def watch(self) -> tuple[PolicyLevels, asyncio.Event]:
         """Return the levels, and an event that is set once something may hold no more.

@@ -32,6 +32,13 @@ _AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 Time = Annotated[str | None, typer.Option(help="As 500ms, 30s, 10m, 4h, 7d; never; none: unset.")]
 Size = Annotated[str | None, typer.Option(help="As 512k, 64M, 1G; none: unset.")]
 Limit = Annotated[str | None, typer.Option(help="As 512k, 64M, 1G; never; none: unset.")]
+Sha256 = Annotated[
+    str | None, typer.Option(help="yes or no: keep a SHA-256 of each data object; none: unset.")
+]
+HowMuch = Annotated[
+    str | None,
+    typer.Option(help="sample or full: what of a copy is read before the local goes; none: unset."),
+]
 Stream = Annotated[str | None, typer.Argument(help="The stream.")]
 Namespace = Annotated[
     str | None, typer.Option(help="Of all streams whose name begins with this and a dot.")
@@ -88,6 +95,8 @@ def set_policy(  # noqa: PLR0913 - one option a threshold
     offloaded_read_priority: Annotated[
         str | None, typer.Option(help="tier1 or tier2: where to read what both have; none: unset.")
     ] = None,
+    data_sha256: Sha256 = None,
+    read_back: HowMuch = None,
     offload_minutes: OffloadMinutes = None,
     offload_megabytes: OffloadMegabytes = None,
     retention_minutes: RetentionMinutes = None,
@@ -107,6 +116,8 @@ def set_policy(  # noqa: PLR0913 - one option a threshold
         "ledger_age_ms_max": _parsed(ledger_age_max, parse_time),
         "block_size": _parsed(block_size, parse_size),
         "offloaded_read_priority": _parsed(offloaded_read_priority, str),
+        "data_sha256": _parsed(data_sha256, parse_yes),
+        "read_back": _parsed(read_back, str),
     }
     for name, amount, factor in (
         ("offload_time_ms", offload_minutes, MINUTE_MS),
@@ -225,6 +236,13 @@ def parse_time(text: str) -> int:
     if unit not in _TIMES:
         raise _refused(text, "a time", "500ms, 30s, 10m, 4h, 7d")
     return _whole(amount * _TIMES[unit], text)
+
+
+def parse_yes(text: str) -> bool:
+    """Read yes or no."""
+    if text not in {"yes", "no"}:
+        raise _refused(text, "yes or no", "yes, no, or none to leave it to the level above")
+    return text == "yes"
 
 
 def _whole(amount: float, text: str) -> int:

@@ -1,7 +1,10 @@
 """Thresholds of a stream: when to roll, to offload, to delete locally, to trim (seeds/000).
 
+Also how much of its copies is kept and looked at: digests, read-back.
+
 Levels: what a stream says itself, its namespace (the part of its name before the first dot), the
-cluster, the defaults; the first that says something wins, for each value alone (ADR-0021).
+cluster, the defaults; the first that says something wins, for each value alone (ADR-0021). What
+no level says of copies, the settings of the process say that writes or verifies them.
 
 Invariants (seeds/000, "Triggering offload"): ``offload_time < retention_time`` and
 ``offload_size < retention_size``, else data would be trimmed before it was offloaded. They hold
@@ -30,13 +33,17 @@ BLOCK_SIZE_MIN: Final = 5 * MIB
 BLOCK_SIZE_MAX: Final = 2**31 - 1
 
 READ_PRIORITIES: Final = ("tier2", "tier1")
+READ_BACKS: Final = ("sample", "full")
+_CHOICES: Final = {"offloaded_read_priority": READ_PRIORITIES, "read_back": READ_BACKS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """One level of thresholds; ``None`` leaves the choice to the level above it.
 
-    -1 of an offload or retention threshold, or of the deletion lag: never.
+    -1 of an offload or retention threshold, or of the deletion lag: never. ``data_sha256``: a
+    SHA-256 of each data object is kept. ``read_back``: so much of a copy is read and compared
+    before the local one goes, a sample of it or the full copy.
     """
 
     offload_time_ms: int | None = None
@@ -49,6 +56,8 @@ class Policy:
     ledger_age_ms_max: int | None = None
     block_size: int | None = None
     offloaded_read_priority: str | None = None
+    data_sha256: bool | None = None
+    read_back: str | None = None
 
     def __post_init__(self) -> None:
         for name, low in _LOWEST.items():
@@ -59,9 +68,10 @@ class Policy:
                 _refuse(name, f"{name} = {value} is above {INT64_MAX}")
         if self.block_size is not None and self.block_size > BLOCK_SIZE_MAX:
             _refuse("block_size", f"block_size = {self.block_size} is above {BLOCK_SIZE_MAX}")
-        priority = self.offloaded_read_priority
-        if priority is not None and priority not in READ_PRIORITIES:
-            _refuse("offloaded_read_priority", f"{priority!r} is not one of {READ_PRIORITIES}")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                _refuse(name, f"{name} = {value[:100]!r} is not one of {', '.join(choices)}")
         for what in ("time_ms", "size_bytes"):
             offload, retention = (
                 getattr(self, f"offload_{what}"),
@@ -152,6 +162,10 @@ CLUSTER_LEVEL: Final = "cluster"
 NAMESPACE_LEVEL: Final = "namespace"
 STREAM_LEVEL: Final = "stream"
 DEFAULT_LEVEL: Final = "default"
+SETTINGS_LEVEL: Final = "settings"
+LEFT_TO_SETTINGS: Final = {"data_sha256": "s3.data_sha256", "read_back": "s3.read_back"}
+"""Which settings of a process say what no level does."""
+assert all(getattr(CLUSTER_DEFAULT, name) is None for name in LEFT_TO_SETTINGS)
 
 NAMESPACES_MAX: Final = 2000
 """Namespaces with thresholds of their own: they share one node of the metadata store."""
@@ -185,11 +199,15 @@ class PolicyLevels:
         yield DEFAULT_LEVEL, CLUSTER_DEFAULT
 
     def sources(self, name: StreamName, own: Policy) -> dict[str, str | None]:
-        """Return which level gives each value; None: no level says anything."""
+        """Return which level gives each value; None: no level says anything.
+
+        Of a value that is left to the settings of a process that is said, and no value.
+        """
         layers = list(self.layers(name, own))
         return {
             item.name: next(
-                (level for level, policy in layers if getattr(policy, item.name) is not None), None
+                (level for level, policy in layers if getattr(policy, item.name) is not None),
+                SETTINGS_LEVEL if item.name in LEFT_TO_SETTINGS else None,
             )
             for item in fields(Policy)
         }

@@ -7,6 +7,7 @@ from tierlog.offload.interface import LedgerOffloader, UnconfiguredOffloader
 from tierlog.offload.ranges import RangeLimits
 from tierlog.offload.single_driver import SingleObjectOffloader
 from tierlog.offload.tier2_reader import FramesRead, Tier2Handle
+from tierlog.offload.verify import ReadBack
 
 __all__ = [
     "BlockOffloader",
@@ -18,6 +19,7 @@ __all__ = [
     "LedgerOffloader",
     "MakeDriver",
     "RangeLimits",
+    "ReadBack",
     "SingleObjectOffloader",
     "Tier2Handle",
     "Tier2Settings",

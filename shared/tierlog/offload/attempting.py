@@ -11,6 +11,8 @@ Invariants:
       only when no manifest names them: metadata that came back from a backup may not know.
     * An attempt becomes complete only by a compare-and-set on its own UUID, after verification.
     * A stream whose offloads are paused gets no attempt.
+    * How a copy is written is what the stream's policy says when its attempt begins, never what a
+      request says: anybody may ask, and an old request would bring an old policy.
     * Only the metadata say that a request comes too late: a ledger that they have no word of, in
       a stream that lives, is none that was trimmed, and somebody is to look at that.
 
@@ -41,6 +43,7 @@ from tierlog.model.errors import (
 from tierlog.model.ids import LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy, Tier2Location
+from tierlog.model.policy import Policy
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import AttemptGuard
 from tierlog.offload.messages import OffloadRequest
@@ -155,10 +158,10 @@ class OffloadAttempts:
         ended = _ended(await self._checked_context(request))
         if ended is not None:
             return ended
-        await self._check_not_paused(request)
+        policy = await self._wanted(request)
         await self._checked_metadata(request.ledger_id)
         async with self._lock(request.ledger_id):
-            return await self._attempt(request)
+            return await self._attempt(request, policy)
 
     @contextlib.asynccontextmanager
     async def _lock(self, ledger_id: LedgerId) -> AsyncIterator[None]:
@@ -227,12 +230,14 @@ class OffloadAttempts:
             )
         return context
 
-    async def _check_not_paused(self, request: OffloadRequest) -> None:
+    async def _wanted(self, request: OffloadRequest) -> Policy:
+        """Return the policy that a copy is made by; raise where none is wanted now."""
         stream = await self._catalog.streams.get(request.stream)
         try:
             check_not_paused(stream)
         except RefusedError as error:
             raise PausedError(error.message, remedy=error.remedy, details=error.details) from error
+        return await self._catalog.policies.effective(stream)
 
     async def _checked_metadata(self, ledger_id: LedgerId) -> LedgerMetadata:
         metadata = await self._catalog.ledgers.get(ledger_id)
@@ -251,15 +256,17 @@ class OffloadAttempts:
             )
         return metadata
 
-    async def _attempt(self, request: OffloadRequest) -> Done:
+    async def _attempt(self, request: OffloadRequest, policy: Policy) -> Done:
         metadata = await self._checked_metadata(request.ledger_id)
         handle = self._open_ledger(request.ledger_id, metadata)
         try:
-            return await self._attempt_from(handle, request)
+            return await self._attempt_from(handle, request, policy)
         finally:
             await handle.close()
 
-    async def _attempt_from(self, handle: ReadHandle, request: OffloadRequest) -> Done:
+    async def _attempt_from(
+        self, handle: ReadHandle, request: OffloadRequest, policy: Policy
+    ) -> Done:
         ledger_id, uuid = request.ledger_id, self._ids.uuid()
         location = self._offloader.location(ledger_id, uuid)
         try:
@@ -283,7 +290,7 @@ class OffloadAttempts:
                 uuid=str(uuid),
                 count=context.attempt_count,
             ):
-                copy = await self._copy(request, handle, uuid)
+                copy = await self._copy(request, handle, uuid, policy)
         except TierlogError as error:
             if await self._superseded(ledger_id, uuid):
                 # Its successor takes its leftovers away, and aborts its upload under it; nobody
@@ -343,11 +350,15 @@ class OffloadAttempts:
             except TierlogError as error:
                 log.warning("attempt.clean_failed", uuid=str(attempt.uuid), cause=str(error))
 
-    async def _copy(self, request: OffloadRequest, handle: ReadHandle, uuid: UUID) -> Tier2Copy:
+    async def _copy(
+        self, request: OffloadRequest, handle: ReadHandle, uuid: UUID, policy: Policy
+    ) -> Tier2Copy:
         """Take steps 4 to 6. A failure is recorded for people, its leftovers are taken away."""
         extra = {"ManagedLedgerName": str(request.stream), "TierlogWorker": self._name}
         try:
-            return await self._offloader.offload(handle, uuid, extra)
+            return await self._offloader.offload(
+                handle, uuid, extra, data_sha256=policy.data_sha256
+            )
         except TierlogError as error:
             # Not complete, and never will be: this worker alone could say so.
             await self._note_failure(request.ledger_id, uuid, error)

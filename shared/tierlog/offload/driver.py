@@ -82,6 +82,7 @@ class Tier2Settings:
     ranges: RangeLimits = RANGE_LIMITS
     grain_len: int = GRAIN_LEN
     data_sha256: bool = False
+    """Where nobody says so for a stream, as is the next."""
     read_back: ReadBack = ReadBack.SAMPLE
 
 
@@ -120,14 +121,25 @@ class BucketOffloader(ABC):
     def location(self, ledger_id: LedgerId, uuid: UUID) -> Tier2Location: ...
 
     async def offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+        self,
+        handle: ReadHandle,
+        uuid: UUID,
+        extra_metadata: Mapping[str, str],
+        *,
+        data_sha256: bool | None = None,
     ) -> Tier2Copy:
+        sha256 = self._settings.data_sha256 if data_sha256 is None else data_sha256
         with spending(Cause.OFFLOAD, stream_of(handle, extra_metadata)):
-            return await self._offload(handle, uuid, extra_metadata)
+            return await self._offload(handle, uuid, extra_metadata, data_sha256=sha256)
 
     @abstractmethod
     async def _offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+        self,
+        handle: ReadHandle,
+        uuid: UUID,
+        extra_metadata: Mapping[str, str],
+        *,
+        data_sha256: bool,
     ) -> Tier2Copy: ...
 
     def _upload(self, location: Tier2Location) -> BlockUpload:
@@ -144,8 +156,11 @@ class BucketOffloader(ABC):
         uuid: UUID,
         driver_metadata: Tier2Location | None,
         copy: Tier2Copy,
+        *,
+        read_back: ReadBack | None = None,
     ) -> None:
-        location, read_back = self._here(ledger_id, uuid, driver_metadata), self._settings.read_back
+        location = self._here(ledger_id, uuid, driver_metadata)
+        read_back = read_back or self._settings.read_back
         with spending(Cause.VERIFY), within("offload.verify", read_back=read_back.value):
             await verify_copy(self._objects, location, copy, read_back=read_back)
 
@@ -198,11 +213,16 @@ class BlockOffloader(BucketOffloader):
         )
 
     async def _offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+        self,
+        handle: ReadHandle,
+        uuid: UUID,
+        extra_metadata: Mapping[str, str],
+        *,
+        data_sha256: bool,
     ) -> Tier2Copy:
         ledger_id, metadata = handle.ledger_id, handle.ledger_metadata
         check_offloadable(ledger_id, metadata)
-        builder = self._side_builder(handle, uuid)
+        builder = self._side_builder(handle, uuid, with_sha256=data_sha256)
         block_size = block_size_of(ledger_id, metadata)
         filler = BlockFiller(handle, DataObjectLayout(builder.sums), block_size=block_size)
         location, settings = self.location(ledger_id, uuid), self._settings
@@ -239,14 +259,14 @@ class BlockOffloader(BucketOffloader):
             await verify_copy(self._patient, location, copy)
         return copy
 
-    def _side_builder(self, handle: ReadHandle, uuid: UUID) -> SideBuilder:
-        metadata, settings = handle.ledger_metadata, self._settings
+    def _side_builder(self, handle: ReadHandle, uuid: UUID, *, with_sha256: bool) -> SideBuilder:
+        metadata = handle.ledger_metadata
         frames_len = metadata.length + FRAME_HEADER_LEN * (metadata.last_entry_id + 1)
         return SideBuilder(
             handle.ledger_id,
             uuid,
-            grain_len=grain_len_for(frames_len, least=settings.grain_len),
-            with_sha256=settings.data_sha256,
+            grain_len=grain_len_for(frames_len, least=self._settings.grain_len),
+            with_sha256=with_sha256,
         )
 
     async def _put(self, key: str, raw: bytes, metadata: Mapping[str, str]) -> None:

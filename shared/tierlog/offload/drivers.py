@@ -28,6 +28,7 @@ from tierlog.offload.budget import UploadBudget
 from tierlog.offload.driver import DRIVER, DRIVERS, BlockOffloader, Tier2Settings
 from tierlog.offload.interface import LedgerOffloader, UnconfiguredOffloader
 from tierlog.offload.single_driver import SINGLE_DRIVER, SingleObjectOffloader
+from tierlog.offload.verify import ReadBack
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectStore
 from tierlog.ports.retrying import Retries
@@ -156,9 +157,14 @@ class Drivers:
         return self._writer.location(ledger_id, uuid)
 
     async def offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+        self,
+        handle: ReadHandle,
+        uuid: UUID,
+        extra_metadata: Mapping[str, str],
+        *,
+        data_sha256: bool | None = None,
     ) -> Tier2Copy:
-        return await self._writer.offload(handle, uuid, extra_metadata)
+        return await self._writer.offload(handle, uuid, extra_metadata, data_sha256=data_sha256)
 
     async def read_offloaded(
         self,
@@ -177,8 +183,11 @@ class Drivers:
         uuid: UUID,
         driver_metadata: Tier2Location | None,
         copy: Tier2Copy,
+        *,
+        read_back: ReadBack | None = None,
     ) -> None:
-        await self.of(driver_metadata).verify(ledger_id, uuid, driver_metadata, copy)
+        driver = self.of(driver_metadata)
+        await driver.verify(ledger_id, uuid, driver_metadata, copy, read_back=read_back)
 
     async def delete_offloaded(
         self, ledger_id: LedgerId, uuid: UUID, driver_metadata: Tier2Location | None = None

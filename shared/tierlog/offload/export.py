@@ -38,6 +38,7 @@ from tierlog.model.ledger import KEY_RAW
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.offload.driver import Tier2Settings, stream_of, user_metadata
 from tierlog.offload.interface import LedgerOffloader
+from tierlog.offload.verify import ReadBack
 from tierlog.ports.objects import ObjectStore, Part
 from tierlog.ports.spending import Cause, spending
 
@@ -198,9 +199,14 @@ class ExportingOffloader:
         return self._offloader.location(ledger_id, uuid)
 
     async def offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+        self,
+        handle: ReadHandle,
+        uuid: UUID,
+        extra_metadata: Mapping[str, str],
+        *,
+        data_sha256: bool | None = None,
     ) -> Tier2Copy:
-        copy = await self._offloader.offload(handle, uuid, extra_metadata)
+        copy = await self._offloader.offload(handle, uuid, extra_metadata, data_sha256=data_sha256)
         location = self._offloader.location(handle.ledger_id, uuid)
         try:
             await self._exporter.export(handle, location, extra_metadata)
@@ -230,8 +236,10 @@ class ExportingOffloader:
         uuid: UUID,
         driver_metadata: Tier2Location | None,
         copy: Tier2Copy,
+        *,
+        read_back: ReadBack | None = None,
     ) -> None:
-        await self._offloader.verify(ledger_id, uuid, driver_metadata, copy)
+        await self._offloader.verify(ledger_id, uuid, driver_metadata, copy, read_back=read_back)
 
     async def delete_offloaded(
         self, ledger_id: LedgerId, uuid: UUID, driver_metadata: Tier2Location | None = None

@@ -14,6 +14,7 @@ from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.offload.verify import ReadBack
 
 
 class LedgerOffloader(Protocol):
@@ -24,11 +25,17 @@ class LedgerOffloader(Protocol):
         ...
 
     async def offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+        self,
+        handle: ReadHandle,
+        uuid: UUID,
+        extra_metadata: Mapping[str, str],
+        *,
+        data_sha256: bool | None = None,
     ) -> Tier2Copy:
         """Copy a sealed ledger, verify the copy, and say what was written.
 
         ``extra_metadata`` is put on the objects for whoever looks at them; it is never read back.
+        ``data_sha256``: whether a SHA-256 of the data is kept; None: as the settings say.
         """
         ...
 
@@ -49,8 +56,13 @@ class LedgerOffloader(Protocol):
         uuid: UUID,
         driver_metadata: Tier2Location | None,
         copy: Tier2Copy,
+        *,
+        read_back: ReadBack | None = None,
     ) -> None:
-        """Raise unless the objects are there, whole and as ``copy`` says."""
+        """Raise unless the objects are there, whole and as ``copy`` says.
+
+        ``read_back``: how much of the data is compared too; None: as the settings say.
+        """
         ...
 
     async def delete_offloaded(
@@ -67,7 +79,12 @@ class UnconfiguredOffloader:
         self._refuse()
 
     async def offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+        self,
+        handle: ReadHandle,
+        uuid: UUID,
+        extra_metadata: Mapping[str, str],
+        *,
+        data_sha256: bool | None = None,
     ) -> Tier2Copy:
         self._refuse()
 
@@ -87,6 +104,8 @@ class UnconfiguredOffloader:
         uuid: UUID,
         driver_metadata: Tier2Location | None,
         copy: Tier2Copy,
+        *,
+        read_back: ReadBack | None = None,
     ) -> None:
         self._refuse()
 

@@ -12,7 +12,7 @@ Steps, under the ledger's courtesy lock:
     2. One compare-and-set to REPAIRING, with a fresh attempt beside the damaged copy: nobody
        deletes the local copy any more, readers go on with the damaged one.
     3. Copy the ledger under the new attempt's keys, in the order and with the checks of an offload.
-    4. Verify the new copy, reading back what the settings say.
+    4. Verify the new copy, reading back what the stream's policy says, or else the settings.
     5. One compare-and-set puts it in the damaged one's place, and that one to the abandoned.
 
 Invariants:
@@ -49,6 +49,7 @@ from tierlog.model.scrub import LOST_RANGES_MAX
 from tierlog.offload.driver import DRIVERS
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.salvage import GrainSource, Salvage, SalvageHandle
+from tierlog.offload.verify import ReadBack
 from tierlog.offload.vouching import Evidence, metadata_from_list
 from tierlog.ports.ids import Ids
 from tierlog.ports.objects import ObjectStore
@@ -276,6 +277,8 @@ class Repairer:
         ledger_id, damaged, uuid = context.ledger_id, context.uuid, self._ids.uuid()
         assert damaged is not None
         contexts, location = self._catalog.contexts, self._offloader.location(ledger_id, uuid)
+        stream = await self._catalog.streams.get(context.stream)
+        policy = await self._catalog.policies.effective(stream)
         await contexts.begin_repair(
             ledger_id, damaged=damaged, uuid=uuid, location=location, worker=WORKER
         )
@@ -286,8 +289,12 @@ class Repairer:
             "TierlogRepairOf": str(damaged),
         }
         try:
-            copy = await self._offloader.offload(handle, uuid, extra)
-            await self._offloader.verify(ledger_id, uuid, location, copy)
+            copy = await self._offloader.offload(
+                handle, uuid, extra, data_sha256=policy.data_sha256
+            )
+            await self._offloader.verify(
+                ledger_id, uuid, location, copy, read_back=ReadBack.by(policy)
+            )
         except TierlogError as error:
             if context.bookkeeper_deleted:
                 await self._give_up(ledger_id, uuid, error)

@@ -8,7 +8,8 @@ Invariants:
     * The object appears whole or not at all, its index with it.
     * Returning means: it was verified after it was written, and no other upload of its key is
       open.
-    * The context has a digest of the index without its padding, and one of all blocks.
+    * The context has a digest of the index without its padding, and, whatever is wanted, one of all
+      blocks: nothing else vouches for them.
 
 Crash (leaks): one open upload, or the object, under the key that the metadata names;
 ``delete_offloaded`` takes it away.
@@ -71,7 +72,12 @@ class SingleObjectOffloader(BucketOffloader):
         )
 
     async def _offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+        self,
+        handle: ReadHandle,
+        uuid: UUID,
+        extra_metadata: Mapping[str, str],
+        *,
+        data_sha256: bool,
     ) -> Tier2Copy:
         ledger_id, metadata = handle.ledger_id, handle.ledger_metadata
         check_offloadable(ledger_id, metadata)

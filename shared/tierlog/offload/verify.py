@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from enum import Enum
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Self
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from tierlog.format.keys import ObjectRole
 from tierlog.format.side import SideObject
 from tierlog.model.errors import CorruptError
 from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.model.policy import READ_BACKS, Policy
 from tierlog.offload.side_reader import check_side_header
 from tierlog.offload.single_verify import verify_single
 from tierlog.ports.objects import ObjectReads
@@ -43,6 +44,14 @@ class ReadBack(Enum):
     NONE = "none"
     SAMPLE = "sample"
     FULL = "full"
+
+    @classmethod
+    def by(cls, policy: Policy) -> Self | None:
+        """Return what a policy says; None: it is left to the settings."""
+        return None if policy.read_back is None else cls(policy.read_back)
+
+
+assert set(READ_BACKS) < {one.value for one in ReadBack}
 
 
 def is_read_whole(location: Tier2Location, copy: Tier2Copy) -> bool:

@@ -64,6 +64,8 @@ def policies(draw) -> Policy:
         ledger_age_ms_max=draw(st.none() | st.integers(1, 10**12)),
         block_size=draw(st.none() | st.integers(5 * 1024 * 1024, 2**31 - 1)),
         offloaded_read_priority=draw(st.sampled_from([None, "tier1", "tier2"])),
+        data_sha256=draw(st.none() | st.booleans()),
+        read_back=draw(st.sampled_from([None, "sample", "full"])),
     )
 
 
@@ -320,6 +322,24 @@ def test_no_bytes_are_no_record(kind: Format) -> None:
 def test_policies_travel_with_what_is_unset_unset(policy: Policy) -> None:
     assert records.policy_from_record(records.policy_to_record(policy)) == policy
     assert records.policy_from_record(pb.PolicyRecord()) == Policy()
+
+
+@pytest.mark.parametrize(
+    ("raw", "policy"),
+    [
+        # 7: ledger_entries_max, as one wrote that knew no more.
+        (b"\x38\x05", Policy(ledger_entries_max=5)),
+        # 11: data_sha256; 12: read_back.
+        (b"\x58\x00", Policy(data_sha256=False)),
+        (b"\x58\x01\x62\x04full", Policy(data_sha256=True, read_back="full")),
+    ],
+)
+def test_policies_of_older_and_newer_processes_are_read(raw: bytes, policy: Policy) -> None:
+    assert records.policy_to_record(policy).SerializeToString() == raw
+    assert records.policy_from_record(pb.PolicyRecord.FromString(raw)) == policy
+    # 99: what one says that is newer.
+    newer = pb.PolicyRecord.FromString(raw + b"\x98\x06\x01")
+    assert records.policy_from_record(newer) == policy
 
 
 def test_a_policy_from_outside_is_checked() -> None:

@@ -67,7 +67,12 @@ def test_for_each_value_alone_the_lowest_level_that_says_something_wins():
 
 
 values = st.none() | st.integers(NEVER, 5)
-policies = st.builds(Policy, deletion_lag_ms=values, ledger_bytes_max=st.none() | st.integers(1, 5))
+policies = st.builds(
+    Policy,
+    deletion_lag_ms=values,
+    ledger_bytes_max=st.none() | st.integers(1, 5),
+    data_sha256=st.none() | st.booleans(),
+)
 
 
 @given(policies, policies, policies)
@@ -77,8 +82,22 @@ def test_what_holds_is_what_the_named_source_says(own, namespace, cluster):
     found, sources = above.effective(PAID, own), above.sources(PAID, own)
     for item in fields(Policy):
         source = sources[item.name]
-        said = None if source is None else getattr(layers[source], item.name)
-        assert getattr(found, item.name) == said
+        layer = None if source is None else layers.get(source)
+        assert getattr(found, item.name) == (None if layer is None else getattr(layer, item.name))
+
+
+def test_what_no_level_says_of_copies_is_left_to_the_settings():
+    above = levels(Policy(data_sha256=True, read_back="full"), shop=Policy(data_sha256=False))
+    sources = above.sources(PAID, Policy(read_back="sample"))
+    assert (sources["data_sha256"], sources["read_back"]) == ("namespace shop", "stream")
+    found = above.effective(PAID, Policy(read_back="sample"))
+    assert (found.data_sha256, found.read_back) == (False, "sample")
+    other = above.effective(OTHER, Policy())
+    assert (other.data_sha256, other.read_back) == (True, "full")
+    left = NO_LEVELS.effective(PAID, Policy())
+    assert (left.data_sha256, left.read_back) == (None, None)
+    sources = NO_LEVELS.sources(PAID, Policy())
+    assert (sources["data_sha256"], sources["read_back"]) == ("settings", "settings")
 
 
 def test_never_is_a_value_and_contradicts_nothing():

@@ -6,7 +6,7 @@ from tierlog.cli.demo.records import parse
 from tierlog.cli.demo.report import picture_of
 from tierlog.cli.objects import hex_lines
 from tierlog.cli.output import size_text, time_text
-from tierlog.cli.policy import parse_size, parse_time
+from tierlog.cli.policy import parse_size, parse_time, parse_yes
 from tierlog.cli.up import without_password
 from tierlog.model.errors import RefusedError
 
@@ -47,6 +47,13 @@ def test_sizes(text, size):
 )
 def test_times(text, time_ms):
     assert parse_time(text) == time_ms
+
+
+@pytest.mark.parametrize("text", ["", "x", "true", "YES", "1"])
+def test_yes_and_no_are_the_only_answers(text):
+    assert (parse_yes("yes"), parse_yes("no")) == (True, False)
+    with pytest.raises(RefusedError, match="is not yes or no"):
+        parse_yes(text)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-5", "64X", "5 parsecs", "1e3"])

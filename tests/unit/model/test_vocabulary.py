@@ -140,6 +140,8 @@ def test_a_level_is_checked_together_with_the_levels_above_it():
         {"block_size": BLOCK_SIZE_MIN - 1},
         {"block_size": 2**31},
         {"offloaded_read_priority": "tier3"},
+        {"read_back": "most"},
+        {"read_back": "none"},
     ],
 )
 def test_values_out_of_bounds_are_refused_by_name(values):

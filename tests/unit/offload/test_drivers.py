@@ -16,7 +16,7 @@ from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.offload import Tier2Copy, Tier2Location
-from tierlog.offload import LedgerOffloader
+from tierlog.offload import LedgerOffloader, ReadBack
 from tierlog.offload.driver import DRIVER, Tier2Settings
 from tierlog.offload.drivers import DriverParts, Drivers, driver_name
 from tierlog.offload.frames import FramesOfRuns
@@ -46,7 +46,12 @@ class Shelf:
         )
 
     async def offload(
-        self, handle: ReadHandle, uuid: UUID, extra_metadata: Mapping[str, str]
+        self,
+        handle: ReadHandle,
+        uuid: UUID,
+        extra_metadata: Mapping[str, str],
+        *,
+        data_sha256: bool | None = None,
     ) -> Tier2Copy:
         entries = await entries_of(handle)
         self.kept[uuid] = ListHandle(handle.ledger_id, entries, handle.ledger_metadata)
@@ -76,6 +81,8 @@ class Shelf:
         uuid: UUID,
         driver_metadata: Tier2Location | None,
         copy: Tier2Copy,
+        *,
+        read_back: ReadBack | None = None,
     ) -> None:
         assert uuid in self.kept
 

@@ -244,9 +244,9 @@ def test_an_attempt_that_begins_to_upload_after_it_was_struck_off_cleans_itself(
         slow = world.worker()
         offload = slow._offloader.offload
 
-        async def late(*what):
+        async def late(*what, **how):
             await asyncio.sleep(1000)
-            return await offload(*what)
+            return await offload(*what, **how)
 
         monkeypatch.setattr(slow._offloader, "offload", late)
         async with asyncio.TaskGroup() as group:

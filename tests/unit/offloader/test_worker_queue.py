@@ -148,7 +148,7 @@ def test_the_history_has_each_failed_attempt_with_its_error_as_the_store_told_it
         worker = world.worker()
         told = RetryableError("write b/k: busy (SlowDown, request ABC123)")
 
-        async def fail(*_):
+        async def fail(*_, **__):
             raise told
 
         offload = worker._offloader.offload
@@ -175,7 +175,7 @@ def test_an_error_without_an_end_makes_a_result_with_one(monkeypatch):
         claimed, ledger_id = await sealed(world)
         worker = world.worker(deliveries_max=1)
 
-        async def fail(*_):
+        async def fail(*_, **__):
             raise RetryableError("x" * 10**6)
 
         monkeypatch.setattr(worker._offloader, "offload", fail)

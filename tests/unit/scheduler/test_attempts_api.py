@@ -84,7 +84,7 @@ async def fail(world: World, claimed, ledger_id: LedgerId) -> None:
     """Make an attempt that fails as a store says."""
     worker = world.worker(name="w-unlucky")
 
-    async def refuse(*_):
+    async def refuse(*_, **__):
         raise RetryableError("write b/k: busy (SlowDown, request R1)")
 
     worker._offloader.offload = refuse  # type: ignore[method-assign]
@@ -200,8 +200,8 @@ async def test_what_is_stopped_while_a_copy_is_read_back_is_not_deleted(world, m
     await catalog.policies.set_level(None, Policy(deletion_lag_ms=0))
     verify, verified = BlockOffloader.verify, []
 
-    async def verify_slowly(self, *args):
-        await verify(self, *args)
+    async def verify_slowly(self, *args, **how):
+        await verify(self, *args, **how)
         verified.append(args[0])
         if stop == "pause":
             await catalog.streams.pause_offload(STREAM, "the bucket looks wrong")
@@ -221,8 +221,8 @@ async def test_what_is_stopped_while_a_copy_is_read_back_is_not_deleted(world, m
     await catalog.streams.resume_offload(STREAM)
     await catalog.streams.set_policy(STREAM, Policy(deletion_lag_ms=0))
 
-    async def verify_and_wish(self, *args):
-        await verify(self, *args)
+    async def verify_and_wish(self, *args, **how):
+        await verify(self, *args, **how)
         await catalog.streams.want_offloaded(STREAM, ledger_id)
 
     monkeypatch.setattr(BlockOffloader, "verify", verify_and_wish)

@@ -48,6 +48,30 @@ async def test_thresholds_of_a_namespace_hold_for_its_streams_in_both_units():
         assert (cluster["namespace"], cluster["effective"]["deletion_lag_ms"]) == (None, 9)
 
 
+async def test_what_is_kept_and_read_back_of_copies_is_set_at_each_level():
+    world = World()
+    await world.stream(PAID)
+    async with served(world) as session:
+        path = f"/v1/streams/{PAID}/policy"
+        before = await ask(session, "GET", path)
+        for name in ("data_sha256", "read_back"):
+            assert (before["effective"][name], before["levels"][name]) == (None, "settings")
+        await ask(session, "PUT", "/v1/policies/cluster", json={"read_back": "full"})
+        shop = {"data_sha256": True, "read_back": "sample"}
+        await ask(session, "PUT", "/v1/policies/namespaces/shop", json=shop)
+        found = await ask(session, "PUT", path, json={"data_sha256": False})
+        assert (found["own"]["data_sha256"], found["own"]["read_back"]) == (False, None)
+        explained = await ask(session, "GET", f"{path}/explain")
+        said = {one["name"]: (one["value"], one["level"]) for one in explained["thresholds"]}
+        assert said["data_sha256"] == (False, "stream")
+        assert said["data_sha256"][0] is False, "and no number"
+        assert said["read_back"] == ("sample", "namespace shop")
+        problem = await ask(session, "PUT", path, status=422, json={"read_back": "none"})
+        assert (problem["reason"], problem["details"]["bound"]) == ("POLICY_INVALID", "read_back")
+        await ask(session, "PUT", path, status=400, json={"data_sha256": "perhaps"})
+        assert await ask(session, "GET", path) == found
+
+
 async def test_explain_says_which_level_and_what_happens_when():
     world = World()
     claimed = await world.stream(PAID, policy=Policy(deletion_lag_ms=60_000))

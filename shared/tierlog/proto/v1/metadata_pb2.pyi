@@ -106,6 +106,8 @@ class PolicyRecord(_message.Message):
     LEDGER_AGE_MS_MAX_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     OFFLOADED_READ_PRIORITY_FIELD_NUMBER: _builtins.int
+    DATA_SHA256_FIELD_NUMBER: _builtins.int
+    READ_BACK_FIELD_NUMBER: _builtins.int
     offload_time_ms: _builtins.int
     offload_size_bytes: _builtins.int
     retention_time_ms: _builtins.int
@@ -118,6 +120,10 @@ class PolicyRecord(_message.Message):
     block_size: _builtins.int
     offloaded_read_priority: _builtins.str
     """"tier2" or "tier1"."""
+    data_sha256: _builtins.bool
+    """Unset at all levels: the settings of the process that writes, or verifies, a copy."""
+    read_back: _builtins.str
+    """"sample" or "full"."""
     def __init__(
         self,
         *,
@@ -131,13 +137,17 @@ class PolicyRecord(_message.Message):
         ledger_age_ms_max: _builtins.int | None = ...,
         block_size: _builtins.int | None = ...,
         offloaded_read_priority: _builtins.str | None = ...,
+        data_sha256: _builtins.bool | None = ...,
+        read_back: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_block_size", b"_block_size", "_deletion_lag_ms", b"_deletion_lag_ms", "_ledger_age_ms_max", b"_ledger_age_ms_max", "_ledger_bytes_max", b"_ledger_bytes_max", "_ledger_entries_max", b"_ledger_entries_max", "_offload_size_bytes", b"_offload_size_bytes", "_offload_time_ms", b"_offload_time_ms", "_offloaded_read_priority", b"_offloaded_read_priority", "_retention_size_bytes", b"_retention_size_bytes", "_retention_time_ms", b"_retention_time_ms", "block_size", b"block_size", "deletion_lag_ms", b"deletion_lag_ms", "ledger_age_ms_max", b"ledger_age_ms_max", "ledger_bytes_max", b"ledger_bytes_max", "ledger_entries_max", b"ledger_entries_max", "offload_size_bytes", b"offload_size_bytes", "offload_time_ms", b"offload_time_ms", "offloaded_read_priority", b"offloaded_read_priority", "retention_size_bytes", b"retention_size_bytes", "retention_time_ms", b"retention_time_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_block_size", b"_block_size", "_data_sha256", b"_data_sha256", "_deletion_lag_ms", b"_deletion_lag_ms", "_ledger_age_ms_max", b"_ledger_age_ms_max", "_ledger_bytes_max", b"_ledger_bytes_max", "_ledger_entries_max", b"_ledger_entries_max", "_offload_size_bytes", b"_offload_size_bytes", "_offload_time_ms", b"_offload_time_ms", "_offloaded_read_priority", b"_offloaded_read_priority", "_read_back", b"_read_back", "_retention_size_bytes", b"_retention_size_bytes", "_retention_time_ms", b"_retention_time_ms", "block_size", b"block_size", "data_sha256", b"data_sha256", "deletion_lag_ms", b"deletion_lag_ms", "ledger_age_ms_max", b"ledger_age_ms_max", "ledger_bytes_max", b"ledger_bytes_max", "ledger_entries_max", b"ledger_entries_max", "offload_size_bytes", b"offload_size_bytes", "offload_time_ms", b"offload_time_ms", "offloaded_read_priority", b"offloaded_read_priority", "read_back", b"read_back", "retention_size_bytes", b"retention_size_bytes", "retention_time_ms", b"retention_time_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_block_size", b"_block_size", "_deletion_lag_ms", b"_deletion_lag_ms", "_ledger_age_ms_max", b"_ledger_age_ms_max", "_ledger_bytes_max", b"_ledger_bytes_max", "_ledger_entries_max", b"_ledger_entries_max", "_offload_size_bytes", b"_offload_size_bytes", "_offload_time_ms", b"_offload_time_ms", "_offloaded_read_priority", b"_offloaded_read_priority", "_retention_size_bytes", b"_retention_size_bytes", "_retention_time_ms", b"_retention_time_ms", "block_size", b"block_size", "deletion_lag_ms", b"deletion_lag_ms", "ledger_age_ms_max", b"ledger_age_ms_max", "ledger_bytes_max", b"ledger_bytes_max", "ledger_entries_max", b"ledger_entries_max", "offload_size_bytes", b"offload_size_bytes", "offload_time_ms", b"offload_time_ms", "offloaded_read_priority", b"offloaded_read_priority", "retention_size_bytes", b"retention_size_bytes", "retention_time_ms", b"retention_time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_block_size", b"_block_size", "_data_sha256", b"_data_sha256", "_deletion_lag_ms", b"_deletion_lag_ms", "_ledger_age_ms_max", b"_ledger_age_ms_max", "_ledger_bytes_max", b"_ledger_bytes_max", "_ledger_entries_max", b"_ledger_entries_max", "_offload_size_bytes", b"_offload_size_bytes", "_offload_time_ms", b"_offload_time_ms", "_offloaded_read_priority", b"_offloaded_read_priority", "_read_back", b"_read_back", "_retention_size_bytes", b"_retention_size_bytes", "_retention_time_ms", b"_retention_time_ms", "block_size", b"block_size", "data_sha256", b"data_sha256", "deletion_lag_ms", b"deletion_lag_ms", "ledger_age_ms_max", b"ledger_age_ms_max", "ledger_bytes_max", b"ledger_bytes_max", "ledger_entries_max", b"ledger_entries_max", "offload_size_bytes", b"offload_size_bytes", "offload_time_ms", b"offload_time_ms", "offloaded_read_priority", b"offloaded_read_priority", "read_back", b"read_back", "retention_size_bytes", b"retention_size_bytes", "retention_time_ms", b"retention_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__block_size: _TypeAlias = _typing.Literal["block_size"]  # noqa: Y015
     _WhichOneofArgType__block_size: _TypeAlias = _typing.Literal["_block_size", b"_block_size"]  # noqa: Y015
+    _WhichOneofReturnType__data_sha256: _TypeAlias = _typing.Literal["data_sha256"]  # noqa: Y015
+    _WhichOneofArgType__data_sha256: _TypeAlias = _typing.Literal["_data_sha256", b"_data_sha256"]  # noqa: Y015
     _WhichOneofReturnType__deletion_lag_ms: _TypeAlias = _typing.Literal["deletion_lag_ms"]  # noqa: Y015
     _WhichOneofArgType__deletion_lag_ms: _TypeAlias = _typing.Literal["_deletion_lag_ms", b"_deletion_lag_ms"]  # noqa: Y015
     _WhichOneofReturnType__ledger_age_ms_max: _TypeAlias = _typing.Literal["ledger_age_ms_max"]  # noqa: Y015
@@ -152,12 +162,16 @@ class PolicyRecord(_message.Message):
     _WhichOneofArgType__offload_time_ms: _TypeAlias = _typing.Literal["_offload_time_ms", b"_offload_time_ms"]  # noqa: Y015
     _WhichOneofReturnType__offloaded_read_priority: _TypeAlias = _typing.Literal["offloaded_read_priority"]  # noqa: Y015
     _WhichOneofArgType__offloaded_read_priority: _TypeAlias = _typing.Literal["_offloaded_read_priority", b"_offloaded_read_priority"]  # noqa: Y015
+    _WhichOneofReturnType__read_back: _TypeAlias = _typing.Literal["read_back"]  # noqa: Y015
+    _WhichOneofArgType__read_back: _TypeAlias = _typing.Literal["_read_back", b"_read_back"]  # noqa: Y015
     _WhichOneofReturnType__retention_size_bytes: _TypeAlias = _typing.Literal["retention_size_bytes"]  # noqa: Y015
     _WhichOneofArgType__retention_size_bytes: _TypeAlias = _typing.Literal["_retention_size_bytes", b"_retention_size_bytes"]  # noqa: Y015
     _WhichOneofReturnType__retention_time_ms: _TypeAlias = _typing.Literal["retention_time_ms"]  # noqa: Y015
     _WhichOneofArgType__retention_time_ms: _TypeAlias = _typing.Literal["_retention_time_ms", b"_retention_time_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__block_size) -> _WhichOneofReturnType__block_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__data_sha256) -> _WhichOneofReturnType__data_sha256 | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deletion_lag_ms) -> _WhichOneofReturnType__deletion_lag_ms | None: ...
     @_typing.overload
@@ -172,6 +186,8 @@ class PolicyRecord(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_time_ms) -> _WhichOneofReturnType__offload_time_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offloaded_read_priority) -> _WhichOneofReturnType__offloaded_read_priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__read_back) -> _WhichOneofReturnType__read_back | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__retention_size_bytes) -> _WhichOneofReturnType__retention_size_bytes | None: ...
     @_typing.overload

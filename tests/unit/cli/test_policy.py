@@ -1,0 +1,88 @@
+"""``tierlog policy …`` over the scheduler's own handlers: what is kept and compared of copies."""
+
+from typing import Any
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.cli.test_offload import over
+from tests.unit.offload.world import World
+from tests.unit.scheduler.test_scheduler import scheduler
+from tierlog.cli import main, policy
+from tierlog.model.ids import StreamName
+from tierlog_scheduler.documents import PolicyDocument
+from tierlog_scheduler.policy_api import PolicyApi
+
+PAID = StreamName("shop.paid")
+
+
+class Direct:
+    """A client of a scheduler in the same process."""
+
+    def __init__(self, world: World) -> None:
+        self._api = PolicyApi(world.catalog(), scheduler(world))
+
+    async def policy(self, stream: str) -> dict[str, Any]:
+        return (await self._api.policy(stream)).model_dump()
+
+    async def set_policy(self, stream: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        return (await self._api.set_policy(stream, PolicyDocument(**wanted))).model_dump()
+
+    async def level(self, namespace: str | None) -> dict[str, Any]:
+        found = self._api.cluster() if namespace is None else self._api.namespace(namespace)
+        return (await found).model_dump()
+
+    async def set_level(self, namespace: str | None, wanted: dict[str, Any]) -> dict[str, Any]:
+        given = PolicyDocument(**wanted)
+        if namespace is None:
+            return (await self._api.set_cluster(given)).model_dump()
+        return (await self._api.set_namespace(namespace, given)).model_dump()
+
+    async def explain(self, stream: str) -> dict[str, Any]:
+        return (await self._api.explain(stream)).model_dump()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what runs a command, and gives its JSON, or what it says of an error."""
+    world = World()
+    run_virtual(world.stream(PAID))
+    monkeypatch.setattr(policy, "with_client", over(Direct(world)))  # type: ignore[arg-type]
+
+    def run(*words: str) -> Any:
+        done = CliRunner().invoke(main.app, ["policy", *words, "-o", "json"])
+        return orjson.loads(done.stdout) if not done.exit_code else done.stderr
+
+    return run
+
+
+def test_levels_of_what_is_kept_and_read_back_are_set_unset_and_explained(told: Any) -> None:
+    told("set", "--cluster", "--read-back", "full")
+    told("set", "--namespace", "shop", "--data-sha256", "yes", "--read-back", "sample")
+    shown = told("set", PAID, "--data-sha256", "no")
+    assert (shown["own"]["data_sha256"], shown["own"]["read_back"]) == (False, None)
+
+    def explained() -> dict[str, tuple[Any, str]]:
+        found = told("explain", PAID)["thresholds"]
+        return {one["name"]: (one["value"], one["level"]) for one in found}
+
+    assert explained()["data_sha256"] == (False, "stream")
+    assert explained()["read_back"] == ("sample", "namespace shop")
+    told("set", "--namespace", "shop", "--read-back", "none")
+    told("set", PAID, "--data-sha256", "none")
+    assert explained()["data_sha256"] == (True, "namespace shop")
+    assert explained()["read_back"] == ("full", "cluster")
+    told("set", "--cluster", "--read-back", "none")
+    assert explained()["read_back"] == (None, "settings")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [("--data-sha256", "perhaps", "yes or no"), ("--read-back", "most", "POLICY_INVALID")],
+)
+def test_other_words_are_refused(told: Any, option: str, value: str, said: str) -> None:
+    assert said in told("set", PAID, option, value)
+    own = told("show", PAID)["own"]
+    assert (own["data_sha256"], own["read_back"]) == (None, None)
