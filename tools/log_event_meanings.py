@@ -172,6 +172,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "producer.renewed": "The producer failed for good, and another one took its place",
     "progress.corrupt": "The scheduler's progress can't be read: lags begin anew",
     "progress.not_saved": "The scheduler's progress could not be saved; it is tried again",
+    "queue.awaited": "Kafka was not reached when the process started; it is asked again",
     "range.differs": "Bytes from the bucket are not what the side object says; they are not used",
     "read.again": "A read was not answered, and is repeated",
     "read.ahead_failed": "What a client asked for ahead failed; it asks again once it is wanted",

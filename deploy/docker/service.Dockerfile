@@ -40,12 +40,13 @@ COPY --from=build /opt/tierlog /opt/tierlog
 RUN install -d -o 10001 -g 10001 -m 0750 /data
 ENV PATH=/opt/tierlog/bin:$PATH \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1 \
-    TIERLOG_STATE_DIR=/tmp/tierlog
+    TIERLOG_STATE_DIR=/tmp/tierlog SERVICE=${SERVICE}
 WORKDIR /tmp
 USER 10001:10001
 STOPSIGNAL SIGTERM
 # Of the service: wire, gRPC, HTTP with /livez, /readyz and /metrics. Not all have all of them.
 EXPOSE 7070 9090 8080
-HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/readyz', timeout=4)"]
+# Asks as the service's own settings say: its port, and over TLS unless security is open.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=60s --retries=3 \
+    CMD ["sh", "-c", "exec python -m tierlog.runtime.probe \"$SERVICE\""]
 ENTRYPOINT ["tierlog-service"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.deployment.health import health_command
 from tests.deployment.rendering import CHART, ROOT
 from tierlog.embedded.services import SERVICE_PORTS
 from tierlog.runtime.settings import load_settings
@@ -97,6 +98,12 @@ def test_who_keeps_running_tells_its_health_and_others_wait_for_it(compose: Obje
         for other, wait in service.get("depends_on", {}).items():
             wanted = "service_completed_successfully" if other in ONCE else "service_healthy"
             assert wait["condition"] == wanted, f"{name} waits for {other}"
+
+
+def test_ours_are_asked_as_their_images_say(compose: Object):
+    words = [word.replace("$", "$$") for word in health_command()]
+    for name in OURS:
+        assert compose["services"][name]["healthcheck"]["test"] == ["CMD", *words], name
 
 
 def test_what_is_waited_for_is_in_the_same_profiles(compose: Object):

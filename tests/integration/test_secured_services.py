@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.deployment.health import health_check
 from tests.plugins.fix_corner import environment_of
 from tests.security.making import ISSUER, Authority, Issuer
 from tierlog.cli.checks import check_services
@@ -175,6 +176,7 @@ async def test_the_main_job_with_security_on_and_who_may_not_do_it(deployment):
         Reason.PERMISSION_DENIED
     )
     await _doctor_looks(deployment)
+    await _health_checks(deployment)
     await _nothing_is_plain(deployment)
     _nothing_secret_is_logged(deployment)
     _audited(deployment)
@@ -192,6 +194,15 @@ async def _doctor_looks(deployment):
     assert {one.result for one in found} == {Result.OK}, found
     plainly = await check_services(services)
     assert Result.OK not in {one.result for one in plainly}
+
+
+async def _health_checks(deployment):
+    """As the images ask, with the settings that the services have."""
+    for kind, ready in deployment.addresses.items():
+        port = ready["http"].rpartition(":")[2]
+        env = {**deployment.environment(), f"TIERLOG_{kind.upper()}__LISTEN__HTTP_PORT": port}
+        code, told = await health_check(kind, env)
+        assert (code, '"ready":true' in told) == (0, True), told
 
 
 async def _nothing_is_plain(deployment):

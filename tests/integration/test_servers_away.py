@@ -1,11 +1,14 @@
-"""Kafka and ZooKeeper away for longer than anyone's patience: what goes on, and what comes after.
+"""Kafka and ZooKeeper away for long, or at a start: what goes on, and what comes after.
 
 Design: reliability.md C2 (Kafka down; ZooKeeper partition and 60 s down). Sessions are short here.
 """
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.contracts.proxy import Proxy
@@ -17,12 +20,13 @@ from tierlog.adapters.rpc.ingest import GrpcStreamControl
 from tierlog.client import open_client
 from tierlog.embedded.nodes import quorum_environment
 from tierlog.embedded.ports import LOOPBACK, Ports
-from tierlog.embedded.services import EmbeddedServices, service_spec
+from tierlog.embedded.services import SERVICE_PORTS, EmbeddedServices, service_spec
+from tierlog.embedded.supervisor import EmbeddedServers
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
 from tierlog.model.ids import StreamName
 from tierlog.model.policy import MIB, Policy
-from tierlog.runtime.settings import Settings
+from tierlog.runtime.settings import ClientSettings, Settings
 from tierlog.wiring.offload import OffloadParts, open_offload_parts
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -167,3 +171,78 @@ async def _away_and_back(parts: OffloadParts, proxy: Proxy, control: GrpcStreamC
     assert metadata is not None
     handle = Tier1ReadHandle(sealed.ledger_id, metadata, parts.nodes)
     assert await entries_of(handle) == appending.acked
+
+
+AT_START = ("scheduler", "offloader")
+
+
+async def readiness(services: EmbeddedServices, name: str) -> tuple[int, dict[str, Any]]:
+    url = f"http://{LOOPBACK}:{services.specs[name].ports['http']}/readyz?verbose"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, await answer.json()
+
+
+async def until_ready(services: EmbeddedServices, name: str) -> None:
+    async with asyncio.timeout(60):
+        while (await readiness(services, name))[0] != 200:
+            await asyncio.sleep(0.2)
+
+
+async def test_services_start_without_kafka_end_without_it_and_go_on_when_it_comes(
+    corner: Settings, servers: EmbeddedServers, tmp_path: Path
+):
+    services = EmbeddedServices(run_dir=tmp_path, log_dir=tmp_path)
+    ports = Ports(tmp_path / "ports.json")
+    env = {
+        **environment_of(corner),
+        **quorum_environment(1, {}),
+        "TIERLOG_INGEST__DATA_DIR": str(tmp_path / "data"),
+        "TIERLOG_SCHEDULER__INTERVAL_S": "0.5",
+    }
+    taken = {kind: ports.take(kind, SERVICE_PORTS[kind]) for kind in ("ingest", *AT_START)}
+    specs = {kind: service_spec(kind, ports=taken[kind], env=env) for kind in taken}
+    for kind in AT_START:
+        specs[kind] = replace(
+            specs[kind], ready_url=specs[kind].ready_url.replace("readyz", "livez")
+        )
+    addresses = ClientSettings(
+        ingest_address=f"{LOOPBACK}:{taken['ingest']['grpc']}",
+        scheduler_http_address=f"{LOOPBACK}:{taken['scheduler']['http']}",
+    )
+    try:
+        servers.kill("kafka")
+        try:
+            await services.start(list(specs.values()))
+            for name in AT_START:
+                await _lives_and_ends_without_kafka(services, name)
+                await services.restart(name)
+        finally:
+            await servers.restart("kafka")
+        for name in AT_START:
+            await until_ready(services, name)
+        async with open_client(corner.model_copy(update={"client": addresses})) as client:
+            policy = Policy(offload_time_ms=0, deletion_lag_ms=-1, block_size=5 * MIB)
+            await client.create_stream("late", policy=policy)
+            await append(client, "late", numbered(0, 50))
+            await client.seal("late")
+            async with asyncio.timeout(60):
+                while await complete_of(client, "late") != [True]:
+                    await asyncio.sleep(0.2)
+    finally:
+        await services.stop()
+
+
+async def _lives_and_ends_without_kafka(services: EmbeddedServices, name: str) -> None:
+    status, told = await readiness(services, name)
+    assert (status, told["ready"]) == (503, False)
+    assert told["checks"] == {"metadata": True, "queue": False}
+    assert "kafka.bootstrap_servers" in told["remedies"]["queue"]
+    child = services.children[name]
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    assert await child.stop(deadline_s=PROMPT_S), "it had to be killed"
+    assert loop.time() - began_s < 3
+    assert child.exit_code == 0
+    logged = services.log(name).read_text(encoding="utf-8")
+    assert "service.stopped" in logged
+    assert "service.failed" not in logged

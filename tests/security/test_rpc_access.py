@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 from typing import Any
@@ -16,6 +17,7 @@ from tests.security.making import Issuer, gate_of
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.model.access import Rule
 from tierlog.proto.v1 import ingest_pb2, ingest_pb2_grpc, reader_pb2, reader_pb2_grpc
+from tierlog.runtime import rpc_access
 from tierlog.runtime.rpc import MESSAGE_BYTES_MAX, open_channel, serve_grpc
 from tierlog.runtime.rpc_access import AccessInterceptor
 from tierlog_ingest.access import RPC_RULES as INGEST_RULES
@@ -250,3 +252,58 @@ async def test_a_kind_of_call_that_there_is_none_of_is_refused(issuer):
         call: Any = channel.stream_unary("/tierlog.v1.Odd/Collect")(nothing())
         with pytest.raises(grpc.aio.AioRpcError):
             await call
+
+
+async def nothing_yet():
+    """Give no request, and do not end."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+READ, FOLLOW = "/tierlog.v1.Reader/Read", "/tierlog.v1.Reader/Follow"
+HEALTH = "/grpc.health.v1.Health/"
+
+
+async def test_strangers_are_refused_before_they_have_sent_anything(issuer):
+    """A request is of up to 16 MiB: of who may not ask nothing is received."""
+    async with serving(gate_of(issuer)) as (channel, called), asyncio.timeout(20):
+        unary: Any = channel.stream_unary(READ)(nothing_yet())
+        assert await code_of(unary) is grpc.StatusCode.UNAUTHENTICATED
+        following: Any = channel.stream_stream(FOLLOW)(nothing_yet())
+        assert await code_of(following.read()) is grpc.StatusCode.UNAUTHENTICATED
+        assert called == []
+
+
+async def test_a_call_that_ends_without_a_request_is_refused(issuer):
+    nothing: list[bytes] = []
+
+    async def none_at_all():
+        for one in nothing:
+            yield one
+
+    token = shown(issuer.token("c", roles=("consumer",), streams=("*",)))
+    async with serving(gate_of(issuer)) as (channel, called):
+        call: Any = channel.stream_unary(READ)(none_at_all(), metadata=token)
+        assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
+        assert called == []
+
+
+async def test_what_everybody_may_ask_is_small_and_comes_at_once(issuer, monkeypatch):
+    """Else strangers would fill the memory with names of services that nobody knows."""
+    monkeypatch.setattr(rpc_access, "PUBLIC_READ_S_MAX", 0.5)
+    large = health_pb2.HealthCheckRequest(service="x" * rpc_access.PUBLIC_BYTES_MAX)
+    async with serving(gate_of(issuer)) as (channel, _), asyncio.timeout(30):
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        assert await code_of(health.Check(large)) is grpc.StatusCode.INVALID_ARGUMENT
+        assert await code_of(health.Watch(large).read()) is grpc.StatusCode.INVALID_ARGUMENT
+        slow: list[Any] = [
+            channel.stream_unary(HEALTH + "Check")(nothing_yet())
+            for _ in range(2 * rpc_access.PUBLIC_READS_MAX)
+        ]
+        for call in slow:
+            assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=READER))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=READER))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING

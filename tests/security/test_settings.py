@@ -198,11 +198,13 @@ def test_the_clusters_secret_is_for_the_open_mode():
 
 def test_kafka_is_told_of_tls_and_sasl(tmp_path):
     assert kafka_connection(KafkaSettings()) == {}
-    file = tmp_path / "password"
-    file.write_text("hush\n", encoding="utf-8")
+    file, ca, certificate, key = (tmp_path / name for name in ("password", "ca", "crt", "key"))
+    for each in (file, ca, certificate, key):
+        each.write_text("hush\n", encoding="utf-8")
+    named = {"ca_file": str(ca), "certificate_file": str(certificate), "key_file": str(key)}
     kafka = KafkaSettings.model_validate(
         {
-            "tls": {"enabled": True, "ca_file": "/ca", "certificate_file": "/c", "key_file": "/k"},
+            "tls": {"enabled": True, **named},
             "sasl": {
                 "mechanism": "SCRAM-SHA-512",
                 "username": "tierlog",
@@ -213,9 +215,9 @@ def test_kafka_is_told_of_tls_and_sasl(tmp_path):
     assert kafka_connection(kafka) == {
         "security.protocol": "SASL_SSL",
         "ssl.endpoint.identification.algorithm": "https",
-        "ssl.ca.location": "/ca",
-        "ssl.certificate.location": "/c",
-        "ssl.key.location": "/k",
+        "ssl.ca.location": str(ca),
+        "ssl.certificate.location": str(certificate),
+        "ssl.key.location": str(key),
         "sasl.mechanism": "SCRAM-SHA-512",
         "sasl.username": "tierlog",
         "sasl.password": "hush",
@@ -226,6 +228,9 @@ def test_kafka_is_told_of_tls_and_sasl(tmp_path):
     assert kafka_connection(plain)["security.protocol"] == "SASL_PLAINTEXT"
     with pytest.raises(RefusedError, match="without a username or password"):
         kafka_connection(KafkaSettings.model_validate({"sasl": {"mechanism": "PLAIN"}}))
+    ca.unlink()
+    with pytest.raises(RefusedError, match=r"no file.*KAFKA__TLS__CA_FILE"):
+        kafka_connection(kafka)
 
 
 def test_the_kafka_library_takes_it():

@@ -1,5 +1,7 @@
 """The offloader process: real adapters around ``OffloadWorker``, in one consumer group.
 
+Kafka may be away when it starts: it is waited for, and nothing is taken before.
+
 SIGTERM drains: nothing more is taken, what was begun gets its time, then is given up as a crash
 would; another worker begins anew.
 """
@@ -17,7 +19,7 @@ from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
-from tierlog.runtime.worker import WorkerLimits, run_worker
+from tierlog.runtime.worker import WorkerLimits, run_worker, unless_stopped
 from tierlog.wiring.build import open_offload_requests, system_clock, system_ids
 from tierlog.wiring.manifests import manifest_store
 from tierlog.wiring.offload import OffloadParts, ledger_opener, open_offload_parts
@@ -38,36 +40,38 @@ async def serve(
     protection = protection_of(settings)
     name = own.worker_name or f"offloader-{system_ids().uuid().hex[:8]}"
     async with (
-        open_offload_parts(settings, drivers=drivers) as parts,
+        open_offload_parts(settings, drivers=drivers, queue_at_once=False) as parts,
         open_tracer(settings, "offloader", instance=name) as tracer,
     ):
         worker = _worker(parts, settings, name, tracer)
 
-        app = build_http_app(
-            "Tierlog offloader", checks={"metadata": parts.catalog.answers}, ids=system_ids()
-        )
+        checks = {"metadata": parts.catalog.answers, "queue": parts.publisher.answers}
+        app = build_http_app("Tierlog offloader", checks=checks, ids=system_ids())
         guard_http(app, HTTP_RULES, protection.gate)
         async with (
-            open_offload_requests(settings) as source,
             serve_costs(app, "offloader", parts.meter),
             serve_http(
                 app, host=listen.host, port=listen.http_port, tls=protection.tls
             ) as http_port,
         ):
-            announce_ready(
-                service="offloader", http=f"{listen.advertise_host or listen.host}:{http_port}"
-            )
-            await run_worker(
-                source,
-                worker.handle,
-                stop=stop,
-                limits=WorkerLimits(
-                    in_flight_max=own.ledgers_in_flight_max,
-                    drain_s_max=own.drain_s_max,
-                    give_up_s_max=own.give_up_s_max,
-                    handle_s_max=own.request_s_max,
-                ),
-            )
+            await unless_stopped(parts.publisher.come(), stop)
+            if stop.is_set():
+                return
+            async with open_offload_requests(settings) as source:
+                announce_ready(
+                    service="offloader", http=f"{listen.advertise_host or listen.host}:{http_port}"
+                )
+                await run_worker(
+                    source,
+                    worker.handle,
+                    stop=stop,
+                    limits=WorkerLimits(
+                        in_flight_max=own.ledgers_in_flight_max,
+                        drain_s_max=own.drain_s_max,
+                        give_up_s_max=own.give_up_s_max,
+                        handle_s_max=own.request_s_max,
+                    ),
+                )
 
 
 def _worker(parts: OffloadParts, settings: Settings, name: str, tracer: Tracer) -> OffloadWorker:

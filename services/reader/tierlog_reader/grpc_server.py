@@ -2,11 +2,13 @@
 
 Invariants:
     * An answer holds room in memory until its call is over; of a call that follows, until the
-      transport has taken it, which waits for the client: one answer at a time.
+      transport has taken it, which waits for the client: one answer at a time, piece by piece.
+    * A client that takes nothing is left (``tierlog.runtime.rpc``). Then one piece, which the
+      transport keeps until the call is over, holds room, and nothing else of the answer does.
     * ``resume`` of an answer is the token that every call, and HTTP's ``from``, goes on with.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Final
 
 import grpc
@@ -21,13 +23,17 @@ from tierlog.runtime.rpc import MESSAGE_BYTES_MAX
 from tierlog_reader import metrics
 from tierlog_reader.chunk import Answer, Chunk
 from tierlog_reader.limits import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits
+from tierlog_reader.memory import COPIES_OF_AN_ANSWER
 from tierlog_reader.seek import Time, TimeSeek, parse_start
-from tierlog_reader.served import ServedReads
+from tierlog_reader.sending import PIECE_BYTES
+from tierlog_reader.served import HeldRoom, ServedReads
 
 BYTES_DEFAULT: Final = 1024 * 1024
 # An answer must fit a message, with room for its own fields.
 BYTES_MAX: Final = MESSAGE_BYTES_MAX * 3 // 4
 FOLLOW_WAIT_MS: Final = 10_000
+REQUEST_BYTES_MAX: Final = 64 * 1024
+"""A request names a stream and places, and no more."""
 
 
 class ReaderServicer(reader_pb2_grpc.ReaderServicer):
@@ -52,17 +58,12 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         where = await self._seek.start(stream, _start(request))
         client = _client_of(context, stream)
         answer, room = await self._reads.read(client, stream, where, budget)
-
-        # Any callable will do, whatever the library's types say.
-        def over(_: object) -> None:
-            room.leave()
-
-        context.add_done_callback(over)  # type: ignore[arg-type]
+        _leave_at_end(context, room)
         return _response(answer)
 
     async def Follow(  # noqa: N802 - the name in the .proto file
         self, request: pb.FollowRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.ReadResponse]:
+    ) -> AsyncGenerator[pb.ReadResponse, None]:
         """Give entries as they come, until so many, or up to a position."""
         stream = stream_name(request.stream)
         left = _bounded("entries_max", request.entries_max, INT64_MAX) or INT64_MAX
@@ -78,17 +79,21 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
                 wait_ms=FOLLOW_WAIT_MS,
             )
             answer, room = await self._reads.read(client, stream, where, budget)
+            where, sending_len = answer.resume, 0
             try:
-                where = answer.resume
-                if answer.chunk is not None:
-                    response = _response(answer, until)
-                    left -= len(response.entries)
-                    if response.entries:
-                        yield response
-                elif request.stop_at_end:
-                    return
+                for piece in _pieces(answer, until):
+                    left -= len(piece.entries)
+                    sending_len = piece.ByteSize()
+                    yield piece
+                    sending_len = 0
             finally:
-                room.leave()
+                if sending_len:
+                    room.shrink(COPIES_OF_AN_ANSWER * sending_len)
+                    _leave_at_end(context, room)
+                else:
+                    room.leave()
+            if answer.chunk is None and request.stop_at_end:
+                return
 
     async def GetBounds(  # noqa: N802 - the name in the .proto file
         self, request: pb.GetBoundsRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -96,6 +101,14 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         """Return where a stream begins and ends."""
         first, behind = await self._reads.source.bounds(stream_name(request.stream))
         return pb.GetBoundsResponse(first=_record(first), next=_record(behind))
+
+
+def _leave_at_end(context: grpc.aio.ServicerContext[Any, Any], room: HeldRoom) -> None:
+    # Any callable will do, whatever the library's types say.
+    def over(_: object) -> None:
+        room.leave()
+
+    context.add_done_callback(over)  # type: ignore[arg-type]
 
 
 def _check_fits(chunk: Chunk) -> None:
@@ -107,17 +120,44 @@ def _check_fits(chunk: Chunk) -> None:
         )
 
 
-def _response(answer: Answer, until: Position | None = None) -> pb.ReadResponse:
+def _response(answer: Answer) -> pb.ReadResponse:
     metrics.count(answer)
-    resume = answer.resume
-    if until is not None and isinstance(resume, Position):
-        resume = min(resume, until)
-    response = pb.ReadResponse(next=_record(resume), resume=str(resume))
+    response = pb.ReadResponse(next=_record(answer.resume), resume=str(answer.resume))
     if answer.chunk is not None:
         _check_fits(answer.chunk)
         response.tier = answer.chunk.tier.value
-        _add_entries(response, answer.chunk, until)
+        for here, data in _entries_of(answer.chunk, None):
+            response.entries.add(position=_record(here), data=data)
     return response
+
+
+def _pieces(answer: Answer, until: Position | None) -> Iterator[pb.ReadResponse]:
+    """Give an answer in messages of about ``PIECE_BYTES``, none without an entry."""
+    chunk = answer.chunk
+    if chunk is None:
+        return
+    metrics.count(answer)
+    _check_fits(chunk)
+    piece, length = pb.ReadResponse(tier=chunk.tier.value), 0
+    for here, data in _entries_of(chunk, until):
+        if piece.entries and length + len(data) > PIECE_BYTES:
+            yield _going_on(piece, here)
+            piece, length = pb.ReadResponse(tier=chunk.tier.value), 0
+        piece.entries.add(position=_record(here), data=data)
+        length += FRAME_HEADER_LEN + len(data)
+    if piece.entries:
+        resume = answer.resume
+        if until is not None and isinstance(resume, Position):
+            resume = min(resume, until)
+        yield _going_on(piece, resume)
+
+
+def _going_on(piece: pb.ReadResponse, resume: Position | Edge) -> pb.ReadResponse:
+    """Say in a message where the next one begins."""
+    piece.resume = str(resume)
+    if isinstance(resume, Position):
+        piece.next.ledger_id, piece.next.entry_id = resume.ledger_id, resume.entry_id
+    return piece
 
 
 def _start(request: pb.ReadRequest | pb.FollowRequest) -> Position | Edge | Time:
@@ -155,7 +195,7 @@ def _record(where: Position | Edge) -> pb.PositionRecord | None:
     return pb.PositionRecord(ledger_id=where.ledger_id, entry_id=where.entry_id)
 
 
-def _add_entries(response: pb.ReadResponse, chunk: Chunk, until: Position | None) -> None:
+def _entries_of(chunk: Chunk, until: Position | None) -> Iterator[tuple[Position, bytes]]:
     frames = b"".join(chunk.frames)
     starts = walk_frames(frames, chunk.first_entry_id).tolist()
     ends = [*starts[1:], len(frames)]
@@ -163,7 +203,4 @@ def _add_entries(response: pb.ReadResponse, chunk: Chunk, until: Position | None
         here = Position(chunk.ledger_id, EntryId(chunk.first_entry_id + step))
         if until is not None and here >= until:
             return
-        response.entries.add(
-            position=_record(here),
-            data=frames[start + FRAME_HEADER_LEN : end],
-        )
+        yield here, frames[start + FRAME_HEADER_LEN : end]

@@ -24,7 +24,7 @@ from tierlog_reader.access import HTTP_RULES, RPC_RULES
 from tierlog_reader.app import add_all_routes
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.cached_ranges import CachedRanges
-from tierlog_reader.grpc_server import ReaderServicer
+from tierlog_reader.grpc_server import REQUEST_BYTES_MAX, ReaderServicer
 from tierlog_reader.limits import ReadLimits
 from tierlog_reader.memory import parts_of
 from tierlog_reader.seek import TimeSeek
@@ -99,6 +99,8 @@ async def serve(
                     ids=ids,
                     tls=protection.tls,
                     access=protection.interceptor(RPC_RULES),
+                    request_bytes_max=REQUEST_BYTES_MAX,
+                    send_s_max=reads.send_s_max,
                 ) as grpc_port,
             ):
                 host = listen.advertise_host or listen.host

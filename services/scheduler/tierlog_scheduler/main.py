@@ -1,4 +1,7 @@
-"""The scheduler process: one of several leads; all answer admins."""
+"""The scheduler process: one of several leads; all answer admins.
+
+Kafka may be away when it starts: all but asking workers goes on, as when it goes later.
+"""
 
 import asyncio
 import sys
@@ -18,6 +21,7 @@ from tierlog.runtime.http import serve_http
 from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
+from tierlog.runtime.worker import unless_stopped
 from tierlog.wiring.build import open_dead_letters, system_clock, system_ids
 from tierlog.wiring.manifests import manifest_store
 from tierlog.wiring.offload import OffloadParts, ledger_opener, open_offload_parts
@@ -44,7 +48,7 @@ async def serve(
     topics = Topics.of(settings.kafka.topic_prefix)
     stationery = Stationery(topics, source="scheduler", clock=clock, ids=ids)
     async with (
-        open_offload_parts(settings, drivers=drivers) as parts,
+        open_offload_parts(settings, drivers=drivers, queue_at_once=False) as parts,
         open_tracer(settings, "scheduler") as tracer,
     ):
         manifests = manifest_store(settings, parts.objects, parts.cluster)
@@ -78,7 +82,8 @@ async def serve(
         )
 
         letters = open_dead_letters(settings, parts.publisher, stationery)
-        checks, catalog = {"metadata": parts.catalog.answers}, parts.catalog
+        catalog = parts.catalog
+        checks = {"metadata": catalog.answers, "queue": parts.publisher.answers}
         scrubs = _scrubs(parts, settings, manifests, scheduler)
         staging = _staging(parts, settings, scheduler)
         app = build_app(catalog, scheduler, letters, manifests, scrubs, checks=checks, ids=ids)
@@ -92,15 +97,21 @@ async def serve(
                     app, host=listen.host, port=listen.http_port, tls=protection.tls
                 ) as http_port,
             ):
-                announce_ready(
-                    service="scheduler", http=f"{listen.advertise_host or listen.host}:{http_port}"
-                )
+                address = f"{listen.advertise_host or listen.host}:{http_port}"
                 async with asyncio.TaskGroup() as group:
+                    group.create_task(_tell_ready(parts, address, stop))
                     group.create_task(scrubs.run(stop))
                     group.create_task(staging.run(stop))
                     await scheduler.run(stop)
         finally:
             REGISTRY.unregister(collector)
+
+
+async def _tell_ready(parts: OffloadParts, address: str, stop: asyncio.Event) -> None:
+    """Wait for the queue, and say where the service listens."""
+    await unless_stopped(parts.publisher.come(), stop)
+    if not stop.is_set():
+        announce_ready(service="scheduler", http=address)
 
 
 def _staging(parts: OffloadParts, settings: Settings, scheduler: Scheduler) -> StagingSweeper:

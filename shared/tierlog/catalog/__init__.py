@@ -24,7 +24,6 @@ from tierlog.catalog.retention import RetentionCatalog
 from tierlog.catalog.scrubs import ScrubCatalog
 from tierlog.catalog.streams import StreamCatalog
 from tierlog.catalog.underreplication import UnderReplicationCatalog
-from tierlog.model.errors import TierlogError
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
@@ -70,11 +69,8 @@ class Catalog:
         )
 
     async def answers(self) -> bool:
-        """Tell whether the metadata store answers, for a service's readiness."""
-        try:
-            await self.streams.names()
-        except TierlogError:
-            return False
+        """Return True if the metadata store answers, or raise why not: for /readyz."""
+        await self.streams.names()
         return True
 
 

@@ -164,7 +164,7 @@ class _Http:
         from tierlog.wiring.build import system_clock
 
         began_ms = system_clock().wall_ms()
-        status, text, headers = await self._get("/readyz")
+        status, text, headers = await self._get("/readyz?verbose")
         between_ms = (began_ms + system_clock().wall_ms()) / 2
         found = [
             ok(self._name, "ready")

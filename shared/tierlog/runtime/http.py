@@ -35,6 +35,7 @@ from tierlog.runtime.requests import RequestContext, RequestIds
 from tierlog.runtime.tls import ServerTls, peer_names
 
 Checks = Mapping[str, Callable[[], Awaitable[bool]]]
+"""By name what a service needs. A check that raises a ``TierlogError`` says what to do about it."""
 
 START_S_MAX: Final = 30.0
 HEAD_BYTES_MAX: Final = 16 * 1024
@@ -55,10 +56,11 @@ BUILD.labels(version("tierlog"), str(current(Format.WIRE))).set(1)
 
 
 class Readiness(BaseModel):
-    """Whether a service can work, and what it needs for that."""
+    """Whether a service can work, and what it needs for that; with ``?verbose`` what to do, too."""
 
     ready: bool
     checks: dict[str, bool]
+    remedies: dict[str, str] | None = None
 
 
 def build_http_app(title: str, *, checks: Checks, ids: Ids | None = None) -> FastAPI:
@@ -72,11 +74,21 @@ def build_http_app(title: str, *, checks: Checks, ids: Ids | None = None) -> Fas
     async def livez() -> Response:
         return PlainTextResponse("ok\n")
 
-    async def readyz() -> Response:
-        results = {name: await check() for name, check in checks.items()}
+    async def readyz(verbose: str | None = None) -> Response:
+        results, remedies = dict[str, bool](), dict[str, str]()
+        for name, check in checks.items():
+            try:
+                results[name] = await check()
+            except TierlogError as error:
+                # Whoever asks may be a stranger: the log alone has addresses and causes.
+                results[name], remedies[name] = False, error.remedy
         status = 200 if all(results.values()) else 503
-        body = Readiness(ready=status == 200, checks=results)
-        return JSONResponse(body.model_dump(), status_code=status)
+        body = Readiness(
+            ready=status == 200,
+            checks=results,
+            remedies=remedies if verbose is not None else None,
+        )
+        return JSONResponse(body.model_dump(exclude_none=True), status_code=status)
 
     async def metrics() -> Response:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415

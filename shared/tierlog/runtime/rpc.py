@@ -1,7 +1,9 @@
 """gRPC for every service: the server with limits, health, reflection, errors; channels to it."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Self, cast
 
 import grpc
@@ -9,7 +11,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
+from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
 from tierlog.ports.ids import Ids
 from tierlog.runtime.calling import PLAIN, Calling
 from tierlog.runtime.errors import grpc_status_of
@@ -21,8 +23,10 @@ log = structlog.get_logger()
 OWN_METHODS: Final = "/tierlog."
 
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
+SEND_S_MAX: Final = 30.0
+SEND_BYTES: Final = 256 * 1024
+"""A client has ``send_s_max`` for each so many bytes of a message."""
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.so_reuseport", 0),
     # A node that comes back is not to wait for its callers.
@@ -30,6 +34,8 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+_RECEIVED: Final = "grpc.max_receive_message_length"
+_CLIENT_OPTIONS: Final = (*_OPTIONS, (_RECEIVED, MESSAGE_BYTES_MAX))
 _SERVER_OPTIONS: Final = (
     *_OPTIONS,
     ("grpc.max_concurrent_streams", 1024),
@@ -40,10 +46,14 @@ _SERVER_OPTIONS: Final = (
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Answers with the reason of a ``TierlogError``; anything else is a bug and is logged."""
+    """Answers with the reason of a ``TierlogError``; anything else is a bug and is logged.
 
-    def __init__(self, request_ids: RequestIds) -> None:
+    Of answers that go on, a client that takes nothing is left.
+    """
+
+    def __init__(self, request_ids: RequestIds, *, send_s_max: float = SEND_S_MAX) -> None:
         self._request_ids = request_ids
+        self._send_s_max = send_s_max
 
     async def intercept_service(
         self,
@@ -55,19 +65,37 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         method = handler_call_details.method
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                _guarded(handler.unary_unary, method, self._request_ids),
-                request_deserializer=handler.request_deserializer,
-                response_serializer=handler.response_serializer,
-            )
-        if handler.unary_stream is not None and method.startswith(OWN_METHODS):
-            return grpc.unary_stream_rpc_method_handler(
-                _guarded_stream(handler.unary_stream, method, self._request_ids),
-                request_deserializer=handler.request_deserializer,
-                response_serializer=handler.response_serializer,
-            )
+        for kind, made in _ONE_ANSWER.items():
+            if (inner := getattr(handler, kind)) is not None:
+                guarded = _guarded(inner, method, self._request_ids)
+                return _like(handler, made, guarded)
+        for kind, made in _MANY_ANSWERS.items():
+            if (inner := getattr(handler, kind)) is not None and method.startswith(OWN_METHODS):
+                sending = _guarded_stream(inner, method, self._request_ids, self._send_s_max)
+                return _like(handler, made, sending)
         return handler
+
+
+_ONE_ANSWER: Final[Mapping[str, Callable[..., Any]]] = {
+    "unary_unary": grpc.unary_unary_rpc_method_handler,
+    "stream_unary": grpc.stream_unary_rpc_method_handler,
+}
+_MANY_ANSWERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "unary_stream": grpc.unary_stream_rpc_method_handler,
+    "stream_stream": grpc.stream_stream_rpc_method_handler,
+}
+
+
+def _like(
+    handler: Any,  # noqa: ANN401 - grpc's own handler type, below too
+    made: Callable[..., Any],
+    behaviour: Callable[..., Any],
+) -> Any:  # noqa: ANN401
+    return made(
+        behaviour,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
 
 
 def _guarded(
@@ -86,22 +114,46 @@ def _guarded(
 
 
 def _guarded_stream(
-    inner: Callable[..., AsyncIterator[Any]], method: str, request_ids: RequestIds
-) -> Callable[..., AsyncIterator[Any]]:
+    inner: Callable[..., AsyncGenerator[Any, None]],
+    method: str,
+    request_ids: RequestIds,
+    send_s_max: float,
+) -> Callable[..., Awaitable[None]]:
     async def guarded(
         request: Any,  # noqa: ANN401
         context: grpc.aio.ServicerContext[Any, Any],
-    ) -> AsyncIterator[Any]:
+    ) -> None:
         bind_metadata(request_ids, context.invocation_metadata() or ())
         try:
-            async for response in inner(request, context):
-                yield response
-        except grpc.aio.AbortError:
-            raise
+            async with contextlib.aclosing(inner(request, context)) as responses:
+                async for response in responses:
+                    await _send(response, context, send_s_max)
+        except grpc.aio.BaseError:
+            raise  # the call is over, or its client went away
         except Exception as error:  # noqa: BLE001 - as above
             await _abort(context, error, method)
 
     return guarded
+
+
+async def _send(
+    response: Any,  # noqa: ANN401 - a message of any kind
+    context: grpc.aio.ServicerContext[Any, Any],
+    send_s_max: float,
+) -> None:
+    """Return once the transport has passed a message on, for which it waits for the client."""
+    length = len(response) if isinstance(response, bytes) else response.ByteSize()
+    patience_s = send_s_max * max(1, math.ceil(length / SEND_BYTES))
+    try:
+        async with asyncio.timeout(patience_s):
+            await context.write(response)
+    except TimeoutError:
+        log.info("client.left", cause="it takes nothing", bytes=length)
+        raise RetryableError(
+            f"nothing of an answer was taken for {patience_s:g} s",
+            reason=Reason.RESOURCE_EXHAUSTED,
+            remedy="Ask again from where the last answer ended, and take what comes",
+        ) from None
 
 
 async def _abort(
@@ -129,16 +181,19 @@ async def serve_grpc(
     ids: Ids | None = None,
     tls: ServerTls | None = None,
     access: grpc.aio.ServerInterceptor | None = None,
+    request_bytes_max: int = MESSAGE_BYTES_MAX,
+    send_s_max: float = SEND_S_MAX,
 ) -> AsyncIterator[int]:
     """Serve what ``register`` adds, with health and reflection; give the port; drain at the end.
 
     ``services`` are the full names of what is added, for those who ask the server what it has.
     ``ids`` tell requests of this process from those of others; ``access`` is asked before every
-    call.
+    call. A larger request is refused; a client that takes nothing of an answer for so long is left.
     """
-    errors = ErrorInterceptor(RequestIds(ids))
+    errors = ErrorInterceptor(RequestIds(ids), send_s_max=send_s_max)
     interceptors = [errors, *([access] if access is not None else [])]
-    server = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
+    options = (*_SERVER_OPTIONS, (_RECEIVED, request_bytes_max))
+    server = grpc.aio.server(interceptors=interceptors, options=options)
     register(server)
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
@@ -167,7 +222,7 @@ async def serve_grpc(
 def open_channel(address: str, calling: Calling = PLAIN) -> grpc.aio.Channel:
     """Return a channel to ``host:port``; it connects at its first call."""
     if calling.tls is None:
-        return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
     return cast("grpc.aio.Channel", _RenewedChannel(address, calling))
 
 
@@ -210,7 +265,9 @@ class _RenewedChannel:
         if self._calling.token is not None:
             shown = grpc.metadata_call_credentials(_ShownToken(self._calling.token))
             credentials = grpc.composite_channel_credentials(credentials, shown)
-        return grpc.aio.secure_channel(self._address, credentials, options=_OPTIONS), generation
+        return grpc.aio.secure_channel(
+            self._address, credentials, options=_CLIENT_OPTIONS
+        ), generation
 
     def _current(self) -> grpc.aio.Channel:
         assert self._calling.tls is not None

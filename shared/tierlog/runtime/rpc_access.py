@@ -1,11 +1,14 @@
 """Authorisation in front of all calls of a gRPC server.
 
 Invariants:
-    * Who asks is known before the request is parsed; what it asks for is checked before the call.
+    * Who asks is known before the request is received; what it asks for is checked before the
+      call. To gRPC each call has a stream of requests, of which one is read, and only then.
+    * What everybody may call is received from few at once, within a time, and is small.
     * Answers that go on end with the token that was shown.
     * A method without a rule is refused, those of health and reflection too.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
@@ -14,10 +17,13 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from tierlog.model.access import Rule, Rules, Subject, unauthenticated
-from tierlog.model.errors import RefusedError, TierlogError
+from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.runtime.access import Gate, audit, bearer_token, is_audited, outcome_of
 from tierlog.runtime.errors import grpc_status_of
 
+PUBLIC_BYTES_MAX: Final = 1024
+PUBLIC_READS_MAX: Final = 8
+PUBLIC_READ_S_MAX: Final = 5.0
 _NAMES: Final = ("x509_subject_alternative_name", "x509_common_name")
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
@@ -29,6 +35,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, rules: Rules, gate: Gate) -> None:
         self._rules = rules
         self._gate = gate
+        self._public = asyncio.Semaphore(PUBLIC_READS_MAX)
 
     async def intercept_service(
         self,
@@ -39,15 +46,17 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         rule = self._rules.get(method)
-        if handler is None or (rule is not None and rule.permission is None):
-            return handler  # None: there is no such method, and the server says so
+        if handler is None:
+            return handler  # there is no such method, and the server says so
         call = _Call(method, rule, self._gate, handler.request_deserializer)
+        if rule is not None and rule.permission is None:
+            return _public(call, handler, self._public)
         if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
+            return grpc.stream_unary_rpc_method_handler(
                 call.unary(handler.unary_unary), response_serializer=handler.response_serializer
             )
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(
+            return grpc.stream_stream_rpc_method_handler(
                 call.streaming(handler.unary_stream),
                 response_serializer=handler.response_serializer,
             )
@@ -59,6 +68,47 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             )
         # Of any other kind there is none, and how to guard it nobody has said.
         return grpc.stream_unary_rpc_method_handler(call.refuse)
+
+
+def _public(call: "_Call", handler: Any, reads: asyncio.Semaphore) -> Any:  # noqa: ANN401
+    """Return a handler of a call that everybody may make; one that goes on writes by itself."""
+    inner = handler.unary_unary or handler.unary_stream
+    assert inner is not None, "health has no other kind of call"
+
+    async def guarded(_requests: object, context: Context) -> Any:  # noqa: ANN401
+        data = await _small(context, reads)
+        request = await _or_abort(context, lambda: call.parsed(data))
+        return await inner(request, context)
+
+    made = (
+        grpc.stream_unary_rpc_method_handler
+        if handler.unary_unary is not None
+        else grpc.stream_stream_rpc_method_handler
+    )
+    return made(guarded, response_serializer=handler.response_serializer)
+
+
+async def _small(context: Context, reads: asyncio.Semaphore) -> Any:  # noqa: ANN401
+    """Return the request of somebody who may be anybody, or end the call."""
+    try:
+        async with asyncio.timeout(PUBLIC_READ_S_MAX), reads:
+            data: Any = await context.read()
+    except TimeoutError:
+        late = RetryableError(
+            f"no request came in {PUBLIC_READ_S_MAX:g} s",
+            reason=Reason.RESOURCE_EXHAUSTED,
+            remedy="Ask again, and send the request at once",
+        )
+        await context.abort_with_status(grpc_status_of(late))
+        raise
+    if data is not grpc.aio.EOF and len(data) > PUBLIC_BYTES_MAX:
+        large = RefusedError(
+            f"a request of {len(data)} bytes",
+            reason=Reason.TOO_LARGE,
+            remedy=f"Send {PUBLIC_BYTES_MAX} at most",
+        )
+        await context.abort_with_status(grpc_status_of(large))
+    return data
 
 
 class _Call:
@@ -77,8 +127,8 @@ class _Call:
         self._parse = parse
 
     def unary(self, inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def guarded(data: bytes, context: Context) -> Any:  # noqa: ANN401
-            subject, request, told = await self._admitted(data, context)
+        async def guarded(_requests: object, context: Context) -> Any:  # noqa: ANN401
+            subject, request, told = await self._admitted(context)
             if not is_audited(self._rule):
                 return await inner(request, context)
             try:
@@ -92,8 +142,8 @@ class _Call:
         return guarded
 
     def streaming(self, inner: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., Any]:
-        async def guarded(data: bytes, context: Context) -> AsyncIterator[Any]:
-            subject, request, _ = await self._admitted(data, context)
+        async def guarded(_requests: object, context: Context) -> AsyncIterator[Any]:
+            subject, request, _ = await self._admitted(context)
             async with aclosing(inner(request, context)) as answers:
                 async for answer in answers:
                     await _or_abort(context, lambda: self._gate.check_still(subject))
@@ -116,10 +166,11 @@ class _Call:
             grpc_status_of(RefusedError(f"{self._method} has no rule", remedy="Report this"))
         )
 
-    async def _admitted(self, data: bytes, context: Context) -> tuple[Subject, Any, dict[str, str]]:
+    async def _admitted(self, context: Context) -> tuple[Subject, Any, dict[str, str]]:
         """Return who asks and for what, or end the call."""
         subject = await _or_abort(context, lambda: self._who(context))
-        request = await _or_abort(context, lambda: self._parsed(data))
+        data = await context.read()
+        request = await _or_abort(context, lambda: self.parsed(data))
         name = self._rule.stream if self._rule is not None else ""
         stream = str(getattr(request, name)) if name else ""
         told = {
@@ -145,7 +196,12 @@ class _Call:
             raise unauthenticated("neither a token nor a certificate was shown")
         return subject
 
-    def _parsed(self, data: bytes) -> Any:  # noqa: ANN401 - a message of any kind
+    def parsed(self, data: Any) -> Any:  # noqa: ANN401 - a message of any kind, or none
+        """Return the request that was received."""
+        if data is grpc.aio.EOF:
+            raise RefusedError(
+                f"{self._method} was called without a request", remedy="Send one, or an empty one"
+            )
         try:
             return self._parse(data) if self._parse is not None else data
         except (DecodeError, ValueError) as error:

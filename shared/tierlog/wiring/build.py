@@ -7,10 +7,12 @@ those systems alone that it talks to (ADR-0001).
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.catalog import Catalog
+from tierlog.offload.awaited_publisher import AwaitedPublisher
 from tierlog.offload.dead_letters import DeadLetters
 from tierlog.offload.messages import Stationery, Topics
 from tierlog.offload.topics import TopicReport, TopicSpec, queue_specs
@@ -117,23 +119,35 @@ def _s3_again(settings: Settings) -> S3Settings:
 
 
 @contextlib.asynccontextmanager
-async def open_publisher(settings: Settings) -> AsyncIterator[EventPublisher]:
-    """Make the topics that are missing, and publish to them for the length of the context."""
+async def open_publisher(
+    settings: Settings, *, at_once: bool = True
+) -> AsyncIterator[AwaitedPublisher]:
+    """Make the topics that are missing, and publish to them for the length of the context.
+
+    Not ``at_once``: Kafka may be away, and who opens this waits for it with ``come``.
+    """
     from tierlog.adapters.kafka.common import connection_of
     from tierlog.adapters.kafka.publisher import KafkaPublisher
     from tierlog.adapters.kafka.topics import ensure_topics
 
     kafka = settings.kafka
     specs, how = topic_specs(settings), connection_of(kafka)
-    await ensure_topics(kafka.bootstrap_servers, specs, how=how)
-    publisher = KafkaPublisher(
-        kafka.bootstrap_servers,
-        publish_timeout_s=kafka.publish_timeout_s,
-        queued_max=kafka.queued_messages_max,
-        specs=specs,
-        how=how,
+    publisher = AwaitedPublisher(
+        KafkaPublisher(
+            kafka.bootstrap_servers,
+            publish_timeout_s=kafka.publish_timeout_s,
+            queued_max=kafka.queued_messages_max,
+            specs=specs,
+            how=how,
+        ),
+        partial(ensure_topics, kafka.bootstrap_servers, specs, how=how),
+        clock=system_clock(),
+        ids=system_ids(),
+        patience_s=kafka.publish_timeout_s,
     )
     try:
+        if at_once:
+            await publisher.ensure()
         yield publisher
     finally:
         await publisher.close()

@@ -17,6 +17,7 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.node import Cluster
 from tierlog.offload.attempting import OffloadAttempts, OpenLedger
+from tierlog.offload.awaited_publisher import AwaitedPublisher
 from tierlog.offload.budget import UploadBudget, bytes_for_blocks
 from tierlog.offload.driver import Tier2Settings
 from tierlog.offload.drivers import DriverParts, Drivers, MakeDriver, driver_name
@@ -24,7 +25,6 @@ from tierlog.offload.export import Exporter, ExportingOffloader
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import BucketGuard
 from tierlog.offload.verify import ReadBack
-from tierlog.ports.events import EventPublisher
 from tierlog.ports.objects import ObjectStore
 from tierlog.ports.retrying import Retries, RetryLimits
 from tierlog.ports.spending import CostMeter
@@ -62,20 +62,24 @@ class CopyParts:
 class OffloadParts(CopyParts):
     """The adapters of one offloader or scheduler."""
 
-    publisher: EventPublisher
+    publisher: AwaitedPublisher
 
 
 @contextlib.asynccontextmanager
 async def open_offload_parts(
-    settings: Settings, *, drivers: Mapping[str, MakeDriver] | None = None
+    settings: Settings,
+    *,
+    drivers: Mapping[str, MakeDriver] | None = None,
+    queue_at_once: bool = True,
 ) -> AsyncIterator[OffloadParts]:
     """Connect everything for the length of the context.
 
-    ``drivers``: more of them, by the names that settings and places of copies may say.
+    ``drivers``: more of them, by the names that settings and places of copies may say. Not
+    ``queue_at_once``: Kafka may be away, and is to be waited for.
     """
     async with (
         open_copy_parts(settings, drivers=drivers) as parts,
-        open_publisher(settings) as publisher,
+        open_publisher(settings, at_once=queue_at_once) as publisher,
     ):
         own = {item.name: getattr(parts, item.name) for item in fields(parts)}
         yield OffloadParts(**own, publisher=publisher)

@@ -56,6 +56,7 @@ class KafkaPublisher:
         self._bootstrap = bootstrap
         self._how = how
         self._specs = {spec.name: spec for spec in specs}
+        self._errors = ClientErrors("publisher")
         self._config = {
             **how,
             "bootstrap.servers": bootstrap,
@@ -69,7 +70,7 @@ class KafkaPublisher:
             "topic.metadata.refresh.interval.ms": 5000,
             "reconnect.backoff.max.ms": 2000,
             "socket.keepalive.enable": True,
-            "error_cb": ClientErrors("publisher"),
+            "error_cb": self._errors,
         }
         self._slots = asyncio.Semaphore(queued_max)
         self._ensuring = asyncio.Lock()
@@ -91,7 +92,8 @@ class KafkaPublisher:
                     return
                 is_lost = error.code() in UNKNOWN_TOPIC and topic in self._specs
                 if not left or not (is_lost or producing is not self._producing):
-                    raise as_error(error, f"publishing to {topic}", self._bootstrap)
+                    why = self._errors.explain(error)
+                    raise as_error(why, f"publishing to {topic}", self._bootstrap)
                 if is_lost:
                     await self._make_again(topic)
 

@@ -5,10 +5,10 @@ there is changed. ``apply_topics`` is what an operator does: it also brings part
 to what they should be. What would lose events is told and left alone.
 """
 
-import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -23,8 +23,10 @@ from tierlog.adapters.kafka.common import (
     How,
     as_error,
     client_log,
+    in_thread,
     log,
 )
+from tierlog.model.errors import TierlogError
 from tierlog.offload.topics import (
     Difference,
     Remedy,
@@ -59,8 +61,9 @@ async def ensure_topics(
 
     Raises ``RetryableError`` UNAVAILABLE, or ``RefusedError`` when Kafka won't have them.
     """
-    admin = _admin(bootstrap, how)
-    return await asyncio.to_thread(_ensure_topics, admin, bootstrap, list(specs), timeout_s)
+    admin = _Admin(bootstrap, how)
+    work = partial(_ensure_topics, admin, list(specs), timeout_s)
+    return await in_thread("kafka-topics", work)
 
 
 async def apply_topics(
@@ -75,53 +78,55 @@ async def apply_topics(
 
     With ``dry_run`` nothing is changed: all that differs is left.
     """
-    admin = _admin(bootstrap, how)
-    return await asyncio.to_thread(
-        _apply_topics, admin, bootstrap, list(specs), timeout_s, dry_run=dry_run
-    )
+    admin = _Admin(bootstrap, how)
+    work = partial(_apply_topics, admin, list(specs), timeout_s, dry_run=dry_run)
+    return await in_thread("kafka-topics", work)
 
 
-def _admin(bootstrap: str, how: How) -> AdminClient:
-    config: dict[str, Any] = {
-        **how,
-        "bootstrap.servers": bootstrap,
-        "error_cb": ClientErrors("topics"),
-    }
-    return AdminClient(config, logger=client_log)
+class _Admin:
+    """A client of a cluster, and what its brokers said of connections."""
+
+    def __init__(self, bootstrap: str, how: How) -> None:
+        self._bootstrap = bootstrap
+        self._errors = ClientErrors("topics")
+        config: dict[str, Any] = {
+            **how,
+            "bootstrap.servers": bootstrap,
+            "reconnect.backoff.max.ms": 2000,
+            "error_cb": self._errors.remember,
+        }
+        self.client = AdminClient(config, logger=client_log)
+
+    def error(self, error: KafkaError, what: str) -> TierlogError:
+        """Say what a failure means; why nobody answers is told to who polls."""
+        self.client.poll(0)
+        return as_error(self._errors.explain(error), what, self._bootstrap)
 
 
-def _ensure_topics(
-    admin: AdminClient, bootstrap: str, specs: list[TopicSpec], timeout_s: float
-) -> list[str]:
+def _ensure_topics(admin: _Admin, specs: list[TopicSpec], timeout_s: float) -> list[str]:
     deadline_s = time.monotonic() + timeout_s
     # Where topics are an operator's, a service may not be allowed to create any.
-    there = _listed(admin, bootstrap, timeout_s)
+    there = _listed(admin, timeout_s)
     missing = [spec for spec in specs if spec.name not in there]
-    created = _create(admin, bootstrap, missing, timeout_s) if missing else []
+    created = _create(admin, missing, timeout_s) if missing else []
     wanted = {spec.name: spec for spec in specs}
-    _wait_until_led(admin, bootstrap, wanted, deadline_s)
+    _wait_until_led(admin, wanted, deadline_s)
     if created:
         log.info("topics.created", names=created)
     return created
 
 
 def _apply_topics(
-    admin: AdminClient,
-    bootstrap: str,
-    specs: list[TopicSpec],
-    timeout_s: float,
-    *,
-    dry_run: bool,
+    admin: _Admin, specs: list[TopicSpec], timeout_s: float, *, dry_run: bool
 ) -> list[TopicReport]:
-    before = _describe(admin, bootstrap, specs, timeout_s)
+    before = _describe(admin, specs, timeout_s)
     told = {spec.name: differences(spec, before.get(spec.name)) for spec in specs}
     if not dry_run:
         for spec in specs:
-            _do(admin, bootstrap, spec, told[spec.name], timeout_s)
-        _wait_until_led(
-            admin, bootstrap, {spec.name: spec for spec in specs}, time.monotonic() + timeout_s
-        )
-    after = before if dry_run else _settled(admin, bootstrap, specs, timeout_s)
+            _do(admin, spec, told[spec.name], timeout_s)
+        wanted = {spec.name: spec for spec in specs}
+        _wait_until_led(admin, wanted, time.monotonic() + timeout_s)
+    after = before if dry_run else _settled(admin, specs, timeout_s)
     reports = []
     for spec in specs:
         left = differences(spec, after.get(spec.name))
@@ -138,22 +143,16 @@ def _apply_topics(
     return reports
 
 
-def _do(
-    admin: AdminClient,
-    bootstrap: str,
-    spec: TopicSpec,
-    told: Sequence[Difference],
-    timeout_s: float,
-) -> None:
+def _do(admin: _Admin, spec: TopicSpec, told: Sequence[Difference], timeout_s: float) -> None:
     """Do what can be done about these differences of one topic."""
     remedies = {one.remedy for one in told}
     if Remedy.CREATE in remedies:
-        _create(admin, bootstrap, [spec], timeout_s)
+        _create(admin, [spec], timeout_s)
     if Remedy.ADD_PARTITIONS in remedies:
-        futures = admin.create_partitions(
+        futures = admin.client.create_partitions(
             [NewPartitions(spec.name, spec.partitions)], request_timeout=timeout_s
         )
-        _result(futures[spec.name], f"adding partitions to {spec.name}", bootstrap, timeout_s)
+        _result(admin, futures[spec.name], f"adding partitions to {spec.name}", timeout_s)
     values = [one for one in told if one.remedy is Remedy.SET]
     if values:
         resource = ConfigResource(
@@ -164,27 +163,26 @@ def _do(
                 for one in values
             ],
         )
-        (altered,) = admin.incremental_alter_configs([resource], request_timeout=timeout_s).values()
-        _result(altered, f"setting topic {spec.name}", bootstrap, timeout_s)
+        done = admin.client.incremental_alter_configs([resource], request_timeout=timeout_s)
+        (altered,) = done.values()
+        _result(admin, altered, f"setting topic {spec.name}", timeout_s)
 
 
 def _settled(
-    admin: AdminClient, bootstrap: str, specs: Sequence[TopicSpec], timeout_s: float
+    admin: _Admin, specs: Sequence[TopicSpec], timeout_s: float
 ) -> Mapping[str, TopicState]:
     """Describe again, until brokers tell of what was changed, or time is up."""
     deadline_s = time.monotonic() + timeout_s
     while True:
-        after = _describe(admin, bootstrap, specs, timeout_s)
+        after = _describe(admin, specs, timeout_s)
         left = [one for spec in specs for one in differences(spec, after.get(spec.name))]
         if all(one.remedy is Remedy.BY_HAND for one in left) or time.monotonic() >= deadline_s:
             return after
         time.sleep(VISIBLE_POLL_S)
 
 
-def _create(
-    admin: AdminClient, bootstrap: str, specs: Sequence[TopicSpec], timeout_s: float
-) -> list[str]:
-    futures = admin.create_topics(
+def _create(admin: _Admin, specs: Sequence[TopicSpec], timeout_s: float) -> list[str]:
+    futures = admin.client.create_topics(
         [
             NewTopic(
                 spec.name,
@@ -200,9 +198,9 @@ def _create(
     created = []
     for name, future in futures.items():
         there = _result(
+            admin,
             future,
             f"creating topic {name}",
-            bootstrap,
             timeout_s,
             but=KafkaError.TOPIC_ALREADY_EXISTS,
         )
@@ -212,43 +210,44 @@ def _create(
 
 
 def _result(
-    future: "Future[Any]", what: str, bootstrap: str, timeout_s: float, *, but: int | None = None
+    admin: _Admin, future: "Future[Any]", what: str, timeout_s: float, *, but: int | None = None
 ) -> bool:
     """Wait for an answer; True when it is the refusal ``but``. Raises any other."""
     try:
         future.result(timeout_s + 1.0)  # Kafka's own answer comes first
     except TimeoutError as error:
         late = KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001 - librdkafka's own code
-        raise as_error(late, what, bootstrap) from error
+        raise admin.error(late, what) from error
     except KafkaException as error:
         cause: KafkaError = error.args[0]
         if cause.code() != but:
-            raise as_error(cause, what, bootstrap) from error
+            raise admin.error(cause, what) from error
         return True
     return False
 
 
-def _listed(admin: AdminClient, bootstrap: str, timeout_s: float) -> Mapping[str, Any]:
+def _listed(admin: _Admin, timeout_s: float) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = admin.list_topics(timeout=timeout_s).topics
+        found: Mapping[str, Any] = admin.client.list_topics(timeout=timeout_s).topics
     except KafkaException as error:
-        raise as_error(error.args[0], "listing topics", bootstrap) from error
+        raise admin.error(error.args[0], "listing topics") from error
     return found
 
 
 def _describe(
-    admin: AdminClient, bootstrap: str, specs: Sequence[TopicSpec], timeout_s: float
+    admin: _Admin, specs: Sequence[TopicSpec], timeout_s: float
 ) -> Mapping[str, TopicState]:
     """Return those of the topics that are there, as they are."""
-    listed = _listed(admin, bootstrap, timeout_s)
+    listed = _listed(admin, timeout_s)
     resources = [
         ConfigResource(ResourceType.TOPIC, spec.name) for spec in specs if spec.name in listed
     ]
     if not resources:
         return {}
     found = {}
-    for resource, future in admin.describe_configs(resources, request_timeout=timeout_s).items():
-        _result(future, f"describing topic {resource.name}", bootstrap, timeout_s)
+    described = admin.client.describe_configs(resources, request_timeout=timeout_s)
+    for resource, future in described.items():
+        _result(admin, future, f"describing topic {resource.name}", timeout_s)
         parts = listed[resource.name].partitions.values()
         found[resource.name] = TopicState(
             partitions=len(parts),
@@ -263,12 +262,10 @@ def _describe(
     return found
 
 
-def _wait_until_led(
-    admin: AdminClient, bootstrap: str, wanted: Mapping[str, TopicSpec], deadline_s: float
-) -> None:
+def _wait_until_led(admin: _Admin, wanted: Mapping[str, TopicSpec], deadline_s: float) -> None:
     while True:
         left_s = max(deadline_s - time.monotonic(), 0.1)
-        found = _listed(admin, bootstrap, left_s)
+        found = _listed(admin, left_s)
         partitions = {
             name: sum(part.leader >= 0 for part in found[name].partitions.values())
             for name in wanted
@@ -284,9 +281,8 @@ def _wait_until_led(
             return
         if time.monotonic() >= deadline_s:
             missing = sorted(set(wanted) - {n for n, count in partitions.items() if count})
-            raise as_error(
+            raise admin.error(
                 KafkaError(KafkaError._TIMED_OUT),  # noqa: SLF001 - librdkafka's own code
                 f"leading topics {missing}",
-                bootstrap,
             )
         time.sleep(VISIBLE_POLL_S)
