@@ -22,6 +22,7 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from tests.integration.spark_bulk import taking_turns
+from tests.integration.spark_hosts import BEGUN, outside_spark, two_hosts
 from tests.integration.spark_kit import (
     T0,
     blocks_of,
@@ -56,7 +57,7 @@ from tierlog_spark.jobs.scrub import scrub
 from tierlog_spark.jobs.usage import usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -108,15 +109,19 @@ async def lived(site: ServiceCluster) -> list[bytes]:
     return events
 
 
-async def contexts_of(catalog: Catalog) -> list[OffloadContext]:
-    snapshot = await catalog.streams.snapshot(STREAM)
+async def contexts_of(catalog: Catalog, name: StreamName = STREAM) -> list[OffloadContext]:
+    snapshot = await catalog.streams.snapshot(name)
     found = [await catalog.contexts.get(one.ledger_id) for one in snapshot.ledgers if one.closed]
     return [one for one in found if one is not None]
 
 
-async def attempts_in(store: ObjectStore) -> set[uuid.UUID]:
+async def attempts_in(store: ObjectStore) -> set[tuple[int, uuid.UUID | None]]:
     parsed = [parse_key("", info.key) async for info in store.list("")]
-    return {one.uuid for one in parsed if one is not None}
+    return {(one.ledger_id, one.uuid) for one in parsed if one is not None}
+
+
+def attempts_of(contexts: Sequence[OffloadContext]) -> set[tuple[int, uuid.UUID | None]]:
+    return {(one.ledger_id, one.uuid) for one in contexts}
 
 
 async def killed_back_fill(site: ServiceCluster, marks: Path) -> list[dict[str, Any]]:
@@ -146,7 +151,11 @@ async def killed_back_fill(site: ServiceCluster, marks: Path) -> list[dict[str, 
 
 
 async def test_a_back_fill_with_killed_workers_and_a_scrub_that_feeds_a_repair(
-    servers: EmbeddedServers, spark: SparkSession, cli: CommandLine, tmp_path: Path
+    servers: EmbeddedServers,
+    spark: SparkSession,
+    cli: CommandLine,
+    tmp_path: Path,
+    free_port: int,
 ) -> None:
     name = f"bulk-{uuid.uuid4().hex[:12]}"
     env = {"TIERLOG_SCHEDULER__SCRUB_INTERVAL_S": "0"}
@@ -171,6 +180,7 @@ async def test_a_back_fill_with_killed_workers_and_a_scrub_that_feeds_a_repair(
             async with open_client(site.settings) as client:
                 assert await payloads(client, STREAM) == events
             await check_scrubs(site, store, job, cli, tmp_path)
+        await check_twice_on_two_machines(site, tmp_path, free_port)
         with pytest.raises(TierlogError, match="nothing"):
             await run(bulk_offload, job, site.settings, BackFill(streams=(StreamName("nothing"),)))
     finally:
@@ -186,8 +196,53 @@ async def check_complete_once(catalog: Catalog, store: ObjectStore) -> None:
         assert ended.count(AttemptOutcome.COMPLETE) == 1
         assert ended[-1] is AttemptOutcome.COMPLETE
     assert sum(len(one.history) for one in contexts) >= LARGE + SMALL_LEDGERS + 2, "two died"
-    assert await attempts_in(store) == {one.uuid for one in contexts}
+    assert await attempts_in(store) == attempts_of(contexts)
     assert not await store.list_uploads("")
+
+
+async def check_twice_on_two_machines(site: ServiceCluster, folder: Path, port: int) -> None:
+    """A worker is killed, a task that is late is begun elsewhere too, each ledger has one copy."""
+    name, marks = StreamName("twice"), folder / "twice"
+    marks.mkdir()
+    async with open_client(site.settings) as client:
+        await client.create_stream(name, policy=POLICY)
+        for number in range(3):
+            await append(client, name, numbered(100 * number, 20))
+            await client.seal(name)
+    given = {
+        "folder": str(marks),
+        "settings": plainly(site.settings),
+        "stream": name,
+        "marks": str(marks),
+    }
+    async with two_hosts(marks, outside_spark(), port) as master:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.integration.spark_hosts",
+            json.dumps({**given, "master": master}),
+            cwd=Path(__file__).parents[2],
+            env=outside_spark(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        said, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()[-4000:]
+    counts = json.loads(said.splitlines()[-1])
+    assert (counts["ledgers"], counts["complete"], counts["incomplete"]) == (3, 3, 0)
+    assert len(list(marks.glob("task-*"))) == BEGUN, "one of three was late"
+    async with (
+        open_catalog(site.settings) as catalog,
+        open_bucket(site.settings, site.settings.s3.bucket) as store,
+    ):
+        contexts = await contexts_of(catalog, name)
+        assert [one.state for one in contexts] == [OffloadState.COMPLETE] * 3
+        # The killed attempt is on record; who found the late one's ledger locked began none.
+        assert sorted(len(one.history) for one in contexts) == [1, 1, 2]
+        ids = {one.ledger_id for one in contexts}
+        left = {one for one in await attempts_in(store) if one[0] in ids}
+        assert left == attempts_of(contexts)
+        assert not await store.list_uploads("")
 
 
 async def check_scrubs(

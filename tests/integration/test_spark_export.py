@@ -231,7 +231,7 @@ async def test_a_killed_worker_and_a_killed_driver_leave_each_event_once(
         assert unnamed(tmp_path / "out", "s", bucket.s3) == []
 
 
-async def test_a_task_that_spark_runs_twice_on_two_machines_counts_once(
+async def test_a_killed_worker_and_a_task_run_twice_on_two_machines_count_once(
     servers: EmbeddedServers, spark: SparkSession, tmp_path: Path, free_port: int
 ) -> None:
     rng = random.Random(26)
@@ -266,11 +266,11 @@ async def test_a_task_that_spark_runs_twice_on_two_machines_counts_once(
         assert driver.returncode == 0, errors.decode()[-4000:]
         assert json.loads(said.splitlines()[-1])["events"] == len(expected("s", ledgers))
         assert [plain(row) for row in await rows_in(options, "s")] == expected("s", ledgers)
-        # What the stuck one wrote is of the same events, and does not count.
-        [twice] = unnamed(tmp_path / "out", "s", bucket.s3)
-        assert pq.ParquetFile(twice).metadata.num_rows == 200
+        # What the killed one wrote, and the stuck one, is of the same events, and does not count.
+        lost = unnamed(tmp_path / "out", "s", bucket.s3)
+        assert [pq.ParquetFile(one).metadata.num_rows for one in lost] == [200, 200]
         done = await exported(spark, options)
-        assert (done.counts["removed"], done.counts["events"]) == (1, 0)
+        assert (done.counts["removed"], done.counts["events"]) == (2, 0)
         assert unnamed(tmp_path / "out", "s", bucket.s3) == []
 
 
