@@ -13,6 +13,7 @@ Invariants:
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from struct import Struct
+from struct import error as StructError  # noqa: N812 - it is a class
 from typing import Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -211,17 +212,22 @@ def _places(
     return found_starts, found_lens
 
 
-def _walk(frames: memoryview, at: int, end: int, count: int) -> tuple[list[int], list[int]] | None:
-    starts, lens, unpack = [], [], _U32.unpack_from
-    for _ in range(count):
-        if end - at < EVENT_LEN_LEN:
-            return None
-        (length,) = unpack(frames, at)
-        at += EVENT_LEN_LEN
-        starts.append(at)
-        lens.append(length)
-        at += length
-    return (starts, lens) if at == end else None
+def _walk(frames: memoryview, at: int, end: int, count: int) -> tuple[Int64s, Int64s] | None:
+    """Return where events begin and how long they are, from one length to the next."""
+    # Who passes the entry's end never comes back to it.
+    bounds, unpack = [at], _U32.unpack_from
+    note = bounds.append
+    try:
+        for _ in range(count):
+            at += EVENT_LEN_LEN + unpack(frames, at)[0]
+            note(at)
+    except StructError:
+        return None
+    if at != end:
+        return None
+    found = np.array(bounds, np.int64)
+    starts = found[:-1] + EVENT_LEN_LEN
+    return starts, found[1:] - starts
 
 
 def _u32_at(frames: memoryview, places: Int64s) -> Int64s:

@@ -41,6 +41,8 @@ from tierlog.client import open_client
 from tierlog.format.keys import parse_key
 from tierlog.model.errors import TierlogError
 from tierlog.model.ids import StreamName
+from tierlog.model.manifest import ClusterManifest
+from tierlog.model.node import Cluster
 from tierlog.model.offload import AttemptOutcome, OffloadContext, OffloadState
 from tierlog.model.policy import MIB, Policy
 from tierlog.model.prices import Prices
@@ -54,6 +56,7 @@ from tierlog_spark.jobs.cost import WhatIf, cost
 from tierlog_spark.jobs.frame import JobReport, JobRun
 from tierlog_spark.jobs.moving import Move, copy, restore
 from tierlog_spark.jobs.scrub import scrub
+from tierlog_spark.jobs.site import open_site
 from tierlog_spark.jobs.usage import usage
 
 if TYPE_CHECKING:
@@ -107,6 +110,11 @@ async def lived(site: ServiceCluster) -> list[bytes]:
             await client.seal(STREAM)
             events += some
     return events
+
+
+async def is_known(site: ServiceCluster) -> bool:
+    async with open_site(site.settings) as found:
+        return found.cluster.cluster_id in await found.manifests.clusters()
 
 
 async def contexts_of(catalog: Catalog, name: StreamName = STREAM) -> list[OffloadContext]:
@@ -163,9 +171,14 @@ async def test_a_back_fill_with_killed_workers_and_a_scrub_that_feeds_a_repair(
     try:
         await site.start()
         events = await lived(site)
+        await site.until(lambda: is_known(site), what="whose the bucket is")
         job = JobRun(spark=spark)
         planned = await run(bulk_offload, replace(job, dry_run=True), site.settings)
         assert planned.counts["ledgers"] == len(planned.rows) == LARGE + SMALL_LEDGERS
+        for job_of in (bulk_offload, scrub):
+            await check_refused(servers, site, job, job_of)
+        again = await run(bulk_offload, replace(job, dry_run=True), site.settings)
+        assert again.rows == planned.rows
 
         for done in await killed_back_fill(site, tmp_path / "marks"):
             assert (done["complete"], done["incomplete"]) == (done["ledgers"], 0)
@@ -185,6 +198,33 @@ async def test_a_back_fill_with_killed_workers_and_a_scrub_that_feeds_a_repair(
             await run(bulk_offload, job, site.settings, BackFill(streams=(StreamName("nothing"),)))
     finally:
         await site.stop()
+
+
+async def check_refused(
+    servers: EmbeddedServers, site: ServiceCluster, job: JobRun, job_of: Callable[..., JobReport]
+) -> None:
+    """Neither begins with a bucket or a metadata store that is not the cluster's."""
+    settings, nobody = site.settings, uuid.uuid4()
+    async with two_buckets(servers, "not-ours") as (other, empty):
+        manifests = other.stream("s").manifests
+        manifest = ClusterManifest(cluster=Cluster(cluster_id=nobody, created_ms=1))
+        await manifests.write_cluster(1, manifest)
+        roots = settings.zookeeper.model_copy(
+            update={"hosts": f"{servers.endpoints.zookeeper_hosts}/none-{nobody}"}
+        )
+        for words, more in (
+            (f"is of cluster {nobody}", {"bucket": other.s3.bucket}),
+            ("is of cluster none", {"bucket": empty.s3.bucket}),
+            ("is of cluster none", {"key_prefix": "elsewhere"}),
+            ("no-such-bucket", {"bucket": "no-such-bucket-here"}),
+            ("the keys", {"secret_key": SecretStr("wrong")}),
+        ):
+            s3 = settings.s3.model_copy(update=more)
+            with pytest.raises(TierlogError, match=words) as caught:
+                await run(job_of, job, settings.model_copy(update={"s3": s3}))
+            assert caught.value.remedy
+        with pytest.raises(TierlogError, match="there is no cluster in ZooKeeper"):
+            await run(job_of, job, settings.model_copy(update={"zookeeper": roots}))
 
 
 async def check_complete_once(catalog: Catalog, store: ObjectStore) -> None:
@@ -248,6 +288,9 @@ async def check_twice_on_two_machines(site: ServiceCluster, folder: Path, port: 
 async def check_scrubs(
     site: ServiceCluster, store: ObjectStore, job: JobRun, cli: CommandLine, folder: Path
 ) -> None:
+    dry = await run(scrub, replace(job, dry_run=True), site.settings)
+    assert dry.counts["streams"] == 1
+    assert dry.counts["ledgers"] >= LARGE + SMALL_LEDGERS
     clean = await run(scrub, job, site.settings)
     assert (clean.counts["remaining"], clean.counts["unread"], clean.rows) == (0, 0, [])
     assert clean.counts["copies_checked"] == LARGE + SMALL_LEDGERS
@@ -345,6 +388,8 @@ async def check_counts(bucket: MadeBucket, stream: MadeStream, job: JobRun) -> N
     only = await run(usage, job, bucket.s3, streams=[StreamName("orders")])
     assert {row["kind"] for row in only.rows} == {"copy", "manifest"}
     dry = await run(usage, replace(job, dry_run=True), bucket.s3)
+    assert (dry.counts, dry.rows) == ({"streams": 1}, ())
+    dry = await run(cost, replace(job, dry_run=True), bucket.s3, PRICES)
     assert (dry.counts, dry.rows) == ({"streams": 1}, ())
     asked = WhatIf(policy=Policy(offload_size_bytes=MIB))
     priced = await run(cost, job, bucket.s3, PRICES, what_if=asked)

@@ -349,7 +349,10 @@ async def test_bad_input_is_one_error_and_no_commit(
     servers: EmbeddedServers, spark: SparkSession, tmp_path: Path
 ) -> None:
     rng = random.Random(25)
-    async with made_bucket(servers, "export-bad") as bucket:
+    async with (
+        made_bucket(servers, "export-bad") as bucket,
+        made_bucket(servers, "export-none") as nobodys,
+    ):
         stream = bucket.stream("s")
         before = entries_of(rng, 5, at_ms=T0)
         await stream.add(81, before)
@@ -364,6 +367,7 @@ async def test_bad_input_is_one_error_and_no_commit(
         await fails(RefusedError, "there is no stream t", replace(options, streams=("t",)))
         no_bucket = bucket.s3.model_copy(update={"bucket": "no-such-bucket-here"})
         await fails(RefusedError, "no-such-bucket-here", replace(options, s3=no_bucket))
+        await fails(RefusedError, "not a bucket of Tierlog", replace(options, s3=nobodys.s3))
         assert FolderTarget(tmp_path).names() == []
 
         await spoil(bucket, key)
@@ -373,6 +377,9 @@ async def test_bad_input_is_one_error_and_no_commit(
         # What comes before it counts, when it is a batch by itself.
         length = sum(len(entry) for entry in before)
         await fails(CorruptError, key, replace(options, batch_bytes=length + 10))
+        assert [plain(row) for row in await rows_in(options, "s")] == expected("s", {81: before})
+        await bucket.objects.delete(key)
+        await fails(RefusedError, f"{key} is not there", options)
         assert [plain(row) for row in await rows_in(options, "s")] == expected("s", {81: before})
 
         # Behind what was exported, retention took something.
