@@ -252,9 +252,7 @@ async def measure(
     part = f"{ledger.ledger_id}:{int(PART * ledger.entry_count)}"
     variants = {f"{kind} {cores}": functools.partial(child, kind, cores) for kind, cores in kinds}
     variants["worker all"] = functools.partial(child, "direct", 1, ONE_TASK)
-    variants["worker part"] = functools.partial(
-        child, "direct", 1, {**ONE_TASK, "end": part}, PART
-    )
+    variants["worker part"] = functools.partial(child, "direct", 1, {**ONE_TASK, "end": part}, PART)
     return await take_turns(variants, rounds)
 
 

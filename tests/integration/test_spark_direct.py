@@ -293,9 +293,7 @@ async def test_what_is_damaged_or_missing_beside_the_data_is_named_too(
     rng = random.Random(7)
     async with made_bucket(servers, "beside") as bucket:
         stream = bucket.stream("s")
-        keys = [
-            await stream.add(number, entries_of(rng, 2, at_ms=T0)) for number in range(71, 75)
-        ]
+        keys = [await stream.add(number, entries_of(rng, 2, at_ms=T0)) for number in range(71, 75)]
         await stream.write()
         index, side, gone = f"{keys[0]}-index", f"{keys[1]}-side", f"{keys[2]}-index"
         await spoil(bucket, index)

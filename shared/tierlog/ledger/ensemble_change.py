@@ -164,9 +164,7 @@ class Ensembles:
         ]
         return [one for one in known if one not in draining] or known
 
-    async def _reach_all(
-        self, wanted: Sequence[NodeId], refusals: list[RefusedError]
-    ) -> Clients:
+    async def _reach_all(self, wanted: Sequence[NodeId], refusals: list[RefusedError]) -> Clients:
         reached: Clients = {}
 
         async def one(node_id: NodeId) -> None:
