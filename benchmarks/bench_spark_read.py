@@ -4,13 +4,15 @@ direct    ``format("tierlog")``, the payload alone: fetched, verified, taken apa
 parquet   the same payloads as an uncompressed binary column in local files, Spark's own reader
 tuples    the same as ``direct``, but handed over row by row
 export    the job ``tierlog spark export`` to a local folder: all columns, as Parquet with zstd
+worker    ``direct`` as one task, of all and of 0.3 of it: the most memory that it ever held
 
-Each on one core and on two, of events of 200 B and of 10 KB. The stream went the whole way:
+Events have 200 B or 10 KB; the first two run on one core and on two. The stream went the whole way:
 appended by a client, sealed, offloaded, named by the manifest. Each run is a session of its own
 that reads everything once before it is measured, into Spark's sink that goes nowhere.
 """
 
 import asyncio
+import contextlib
 import functools
 import os
 import tempfile
@@ -28,6 +30,7 @@ from pyspark.sql.types import StructType
 from common import (
     HOUR_MS,
     MB,
+    MIB,
     Bench,
     Claim,
     Result,
@@ -41,6 +44,7 @@ from common import (
     random_pool,
     ratio_claim,
     report,
+    rss_peak_bytes,
     run_child,
     say,
     take_turns,
@@ -48,6 +52,7 @@ from common import (
 from tierlog.client import Client
 from tierlog.model.ids import StreamName
 from tierlog.model.policy import Policy
+from tierlog.model.stream import ListedLedger
 from tierlog.runtime.settings import S3Settings, Settings, load_settings
 from tierlog_spark import TierlogDataSource
 from tierlog_spark.bucket import opened
@@ -60,6 +65,9 @@ FILES = 8
 SIZES = (200, 10_000)
 CORES = (1, 2)
 COMPLETE_S_MAX = 300.0
+# A partition so large is a whole ledger, whatever there is of it.
+ONE_TASK = {"partitionBytes": str(10**12)}
+PART = 0.3
 
 
 class TuplesReader(EventReader):
@@ -99,6 +107,7 @@ async def read_all(parameters: Mapping[str, Any]) -> Result:
             frame = (
                 spark.read.format(name)
                 .options(stream=parameters["stream"], columns="payload", pushDownFilters="false")
+                .options(**parameters["options"])
                 .load()
             )
         frame.write.format("noop").mode("overwrite").save()
@@ -107,8 +116,27 @@ async def read_all(parameters: Mapping[str, Any]) -> Result:
         seconds = time.perf_counter() - started_s
         count = frame.count() if parameters["counted"] else parameters["count"]
         assert count == parameters["count"], count
+        worker_mib = workers_peak_bytes() / MIB
         spark.stop()
-    return _result(parameters, seconds)
+    return {**_result(parameters, seconds), "worker_mib": worker_mib}
+
+
+def workers_peak_bytes() -> int:
+    """Return the most memory that one of Spark's Python workers below this process ever held."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text(encoding="utf-8").rpartition(") ")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    left, found = [os.getpid()], 0
+    while left:
+        some = children.get(left.pop(), [])
+        left += some
+        for pid in some:
+            with contextlib.suppress(OSError):
+                if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found = max(found, rss_peak_bytes(pid))
+    return found
 
 
 async def export_all(spark: SparkSession, stream: str, folder: Path) -> float:
@@ -130,8 +158,10 @@ def _result(parameters: Mapping[str, Any], seconds: float) -> Result:
     }
 
 
-async def fill(client: Client, s3: S3Settings, stream: str, payloads: list[memoryview]) -> None:
-    """Append events, seal, offload, and wait until the bucket itself knows."""
+async def fill(
+    client: Client, s3: S3Settings, stream: str, payloads: list[memoryview]
+) -> ListedLedger:
+    """Append events, seal, offload, and wait until the bucket itself knows the one ledger."""
     policy = Policy(
         ledger_bytes_max=10**12, ledger_entries_max=10**12, ledger_age_ms_max=1000 * HOUR_MS
     )
@@ -147,7 +177,8 @@ async def fill(client: Client, s3: S3Settings, stream: str, payloads: list[memor
             found = [one for one in await bucket.every_stream() if one.stream == stream]
             ledgers = [one for known in found for one in bucket.ledgers_of(known)]
             if ledgers and all(one.copy is not None for one in ledgers):
-                return
+                (ledger,) = ledgers
+                return ledger.listed
             await asyncio.sleep(0.5)
     raise SystemExit(f"the ledger was not in the bucket within {COMPLETE_S_MAX:.0f} s")
 
@@ -178,7 +209,13 @@ def claims_of(size: int, runs: Mapping[str, list[Result]]) -> list[Claim]:
     )
     found.append(ratio(f"{size} B: direct 2 / 1 cores", of="direct 2", to="direct 1", target=1.7))
     for name, results in runs.items():
-        found.append(median_claim(f"{size} B: {name}", results, "mb_per_s", unit="MB/s"))
+        of_worker = name.startswith("worker")
+        key, unit = ("worker_mib", "MiB") if of_worker else ("mb_per_s", "MB/s")
+        found.append(median_claim(f"{size} B: {name}", results, key, unit=unit))
+    found.append(
+        ratio(f"{size} B: worker, memory of all / {PART:g}", of="worker all", to="worker part",
+              key="worker_mib", target=1.1, at_most=True)
+    )  # fmt: skip
     return found
 
 
@@ -190,18 +227,21 @@ async def measure(
     payloads = list(entries_of(random_pool(), size, count))
     say(f"appending {total / MB:,.0f} MB in events of {size:,} bytes")
     async with bench.client() as client:
-        await fill(client, bench_s3(bench), StreamName(stream), payloads)
+        ledger = await fill(client, bench_s3(bench), StreamName(stream), payloads)
     write_parquet(folder / f"parquet-{size}", payloads)
 
-    def child(kind: str, cores: int) -> Awaitable[Result]:
+    def child(
+        kind: str, cores: int, options: Mapping[str, str] | None = None, share: float = 1
+    ) -> Awaitable[Result]:
         parameters = {
             "kind": kind,
             "cores": cores,
             "stream": stream,
             "parquet": str(folder / f"parquet-{size}"),
-            "count": count,
+            "count": round(share * count),
             "counted": kind == "direct" and cores == max(CORES),
-            "bytes": count * size,
+            "bytes": share * count * size,
+            "options": options or {},
         }
         return run_child(__file__, "read", parameters, bench.env)
 
@@ -209,9 +249,11 @@ async def measure(
         ("tuples", 1),
         ("export", max(CORES)),
     ]
-    return await take_turns(
-        {f"{kind} {cores}": functools.partial(child, kind, cores) for kind, cores in kinds}, rounds
-    )
+    part = f"{ledger.ledger_id}:{int(PART * ledger.entry_count)}"
+    variants = {f"{kind} {cores}": functools.partial(child, kind, cores) for kind, cores in kinds}
+    variants["worker all"] = functools.partial(child, "direct", 1, ONE_TASK)
+    variants["worker part"] = functools.partial(child, "direct", 1, {**ONE_TASK, "end": part}, PART)
+    return await take_turns(variants, rounds)
 
 
 def bench_s3(bench: Bench) -> S3Settings:

@@ -88,12 +88,12 @@ class Meter:
         return (time.process_time() - self.started_cpu_s) / seconds
 
 
-def rss_peak_bytes() -> int:
-    """Return the most memory that this program ever held.
+def rss_peak_bytes(pid: int | str = "self") -> int:
+    """Return the most memory that a program ever held; unless said, this one.
 
     Not ``ru_maxrss``: that remembers the process from before its exec.
     """
-    status = Path("/proc/self/status").read_text(encoding="ascii")
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) * 1024

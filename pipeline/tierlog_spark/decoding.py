@@ -13,6 +13,7 @@ Invariants:
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from struct import Struct
+from struct import error as StructError  # noqa: N812 - it is a class
 from typing import Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -34,6 +35,8 @@ from tierlog_spark.headers import WRITER_ID_LEN, Int64s, PlainHeaders, plain_hea
 
 _U32: Final = Struct(">I")
 _NO_WRITER: Final = -1
+# Fewer entries than that are walked through faster one by one.
+TOGETHER_MIN: Final = 64
 
 
 class Details(NamedTuple):
@@ -155,7 +158,7 @@ def _plain(
     slots = np.cumsum(counts) - counts
     of_entry = np.repeat(np.arange(len(counts)), counts)
     indexes = np.arange(len(of_entry)) - slots[of_entry]
-    event_starts, event_lens = _places(frames, headers, starts + lens, of_entry, indexes, slots)
+    event_starts, event_lens = _places(frames, headers, starts + lens, of_entry, indexes)
     bad = np.flatnonzero(event_lens < 0)
     if bad.size:
         entry = int(of_entry[bad[0]])
@@ -181,7 +184,6 @@ def _places(
     ends: Int64s,
     of_entry: Int64s,
     indexes: Int64s,
-    slots: Int64s,
 ) -> tuple[Int64s, Int64s]:
     """Return where events begin and how long they are; -1: they do not fill their entry."""
     counts, begins = headers.event_counts, headers.events_starts
@@ -200,28 +202,52 @@ def _places(
     found_starts[where] = places + EVENT_LEN_LEN
     found_lens[where] = first_lens[entries]
     guess[entries[~same]] = False
-    for entry in np.flatnonzero(has_events & ~guess).tolist():
-        slot, count = int(slots[entry]), int(counts[entry])
-        walked = _walk(frames, int(begins[entry]), int(ends[entry]), count)
-        some = slice(slot, slot + count)
-        if walked is None:
-            found_lens[some] = -1
-        else:
-            found_starts[some], found_lens[some] = walked
+    walked = has_events & ~guess
+    if walked.any():
+        some = walked[of_entry]
+        found = _walk(frames, begins[walked], ends[walked], counts[walked])
+        found_starts[some], found_lens[some] = found
     return found_starts, found_lens
 
 
-def _walk(frames: memoryview, at: int, end: int, count: int) -> tuple[list[int], list[int]] | None:
-    starts, lens, unpack = [], [], _U32.unpack_from
-    for _ in range(count):
-        if end - at < EVENT_LEN_LEN:
-            return None
-        (length,) = unpack(frames, at)
-        at += EVENT_LEN_LEN
-        starts.append(at)
-        lens.append(length)
-        at += length
-    return (starts, lens) if at == end else None
+def _walk(
+    frames: memoryview, begins: Int64s, ends: Int64s, counts: Int64s
+) -> tuple[Int64s, Int64s]:
+    """Return the same from one length to the next: of all entries together, while they are many."""
+    slots, at, step = np.cumsum(counts) - counts, begins.copy(), 0
+    starts = np.zeros(int(counts.sum()), np.int64)
+    lens = np.full(len(starts), -1, np.int64)
+    left = np.arange(len(counts))
+    while len(left) >= TOGETHER_MIN:
+        left = left[(counts[left] > step) & (at[left] + EVENT_LEN_LEN <= ends[left])]
+        here = slots[left] + step
+        lens[here] = _u32_at(frames, at[left])
+        starts[here] = at[left] + EVENT_LEN_LEN
+        at[left] = starts[here] + lens[here]
+        step += 1
+    for entry in left.tolist():
+        first, behind = int(slots[entry]) + step, int(slots[entry] + counts[entry])
+        bounds = _bounds(frames, int(at[entry]), behind - first)
+        if bounds is not None:
+            starts[first:behind] = bounds[:-1] + EVENT_LEN_LEN
+            lens[first:behind] = bounds[1:] - starts[first:behind]
+            at[entry] = bounds[-1]
+    lens[np.repeat(at != ends, counts)] = -1
+    return starts, lens
+
+
+def _bounds(frames: memoryview, at: int, count: int) -> Int64s | None:
+    """Return where so many events begin with their lengths, and where the last one ends."""
+    # Who passes an entry's end never comes back to it: that is seen behind the last one.
+    found, unpack = [at], _U32.unpack_from
+    note = found.append
+    try:
+        for _ in range(count):
+            at += EVENT_LEN_LEN + unpack(frames, at)[0]
+            note(at)
+    except StructError:
+        return None
+    return np.array(found, np.int64)
 
 
 def _u32_at(frames: memoryview, places: Int64s) -> Int64s:

@@ -5,6 +5,7 @@ Owns the order of it, for each way to read. Does not own the decisions (``planni
 
 from collections.abc import Sequence
 from dataclasses import replace
+from uuid import UUID
 
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, StreamName
@@ -27,7 +28,7 @@ from tierlog_spark.planning import (
     store_parts,
     wanted_of,
 )
-from tierlog_spark.service import checked_range, reads_of, served
+from tierlog_spark.service import checked_range, incarnation_of, reads_of, served
 
 Part = StorePart | ServicePart
 
@@ -116,21 +117,22 @@ async def _plan_served(options: ReadOptions, bounds: Bounds) -> list[Part]:
     within, found = Range(start=options.start, end=options.end), list[Part]()
     async with reads_of(options.client, options.security) as reads:
         streams = [one for name in options.streams for one in await served(reads, name)]
-    if len(options.streams) == 1:
-        check_single(options.streams[0], len(streams), within)
-    for stream in streams:
-        fixed = checked_range(stream, within)
-        if fixed is None or not bounds.wants_stream(stream.name):
-            continue
-        if options.mode is ReadMode.SERVICE:
-            found += service_parts(stream.name, fixed, bounds, options)
-        else:
-            found += await _plan_auto(stream.name, fixed, bounds, options)
+        if len(options.streams) == 1:
+            check_single(options.streams[0], len(streams), within)
+        for stream in streams:
+            fixed = checked_range(stream, within)
+            if fixed is None or not bounds.wants_stream(stream.name):
+                continue
+            if options.mode is ReadMode.SERVICE:
+                found += service_parts(stream.name, fixed, bounds, options)
+            else:
+                incarnation = await incarnation_of(reads, stream)
+                found += await _plan_auto(stream.name, incarnation, fixed, bounds, options)
     return found
 
 
 async def _plan_auto(
-    stream: StreamName, fixed: Range, bounds: Bounds, options: ReadOptions
+    stream: StreamName, incarnation: UUID, fixed: Range, bounds: Bounds, options: ReadOptions
 ) -> list[Part]:
     """Take what has a copy from the bucket, and all else of the range through the readers.
 
@@ -138,7 +140,7 @@ async def _plan_auto(
     lies behind its last one is the rest, whatever was offloaded since.
     """
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
-        known = await manifest_of(bucket, stream)
+        known = await manifest_of(bucket, stream, incarnation)
         if known is None:
             return service_parts(stream, fixed, bounds, options)
         if not has_wanted_rows(known, bounds, options):
@@ -155,15 +157,27 @@ async def _plan_auto(
     return found + service_parts(stream, behind(ledgers, fixed), bounds, options)
 
 
-async def manifest_of(bucket: Bucket, stream: StreamName) -> KnownManifest | None:
-    """Return what the bucket knows of a stream; None: nothing."""
+async def manifest_of(
+    bucket: Bucket, stream: StreamName, incarnation: UUID | None
+) -> KnownManifest | None:
+    """Return what the bucket knows of a stream; None: nothing. Refuse another one of that name."""
     try:
         found = await bucket.streams([stream])
     except RefusedError as error:
         if error.reason is not Reason.STREAM_NOT_FOUND:
             raise
         return None
-    return found[0] if found else None
+    if not found:
+        return None
+    if found[0].incarnation != incarnation:
+        raise RefusedError(
+            f"stream {stream} below {bucket.place} is another one than the readers': of "
+            f"incarnation {found[0].incarnation}, and theirs is {incarnation}",
+            remedy="Correct bucket and prefix. Or was it made anew just now? Then the bucket knows "
+            "soon; until then read with readMode=service",
+            details={"stream": stream},
+        )
+    return found[0]
 
 
 def service_parts(

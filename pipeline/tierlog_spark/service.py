@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
+from uuid import UUID
 
 from tierlog.client.reading import StreamReader
 from tierlog.format.frame import Offsets, check_frames, walk_frames
@@ -41,11 +42,15 @@ class ServedStream(NamedTuple):
 
 
 class ListedStream(NamedTuple):
-    """The ledgers of a stream that can be read; ``trimmed_end``: behind what was trimmed."""
+    """The ledgers of a stream that can be read; ``trimmed_end``: behind what was trimmed.
+
+    ``incarnation`` None: nobody asks which stream of its name it is.
+    """
 
     name: StreamName
     ledgers: Sequence[ReadableLedger]
     trimmed_end: Position | None = None
+    incarnation: UUID | None = None
 
 
 @contextlib.asynccontextmanager
@@ -101,7 +106,8 @@ async def _listed(reads: ReaderService, name: StreamName) -> ListedStream:
         page = await reads.ledgers(name, first)
         found += page.ledgers
         if page.resume is None:
-            return ListedStream(name, readable_of_served(found), page.trimmed_end)
+            ledgers = readable_of_served(found)
+            return ListedStream(name, ledgers, page.trimmed_end, page.incarnation)
         first = page.resume
 
 
@@ -128,6 +134,12 @@ async def _served(reads: ReaderService, name: StreamName) -> ServedStream:
     if not isinstance(first, Position) or not isinstance(end, Position):
         return ServedStream(name, None, None)
     return ServedStream(name, first, end)
+
+
+async def incarnation_of(reads: ReaderService, stream: ServedStream) -> UUID:
+    """Return which stream of its name the readers have."""
+    assert stream.end is not None
+    return (await reads.ledgers(stream.name, stream.end.ledger_id)).incarnation
 
 
 def checked_range(stream: ServedStream, within: Range) -> Range | None:

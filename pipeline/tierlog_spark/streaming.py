@@ -232,7 +232,7 @@ async def _parts_of(
     if options.mode is ReadMode.SERVICE:
         return _parts_served(stream, within, bounds, options)
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
-        known = await manifest_of(bucket, stream.name)
+        known = await manifest_of(bucket, stream.name, stream.incarnation)
         if known is None:
             return _parts_served(stream, within, bounds, options)
         if not has_wanted_rows(known, bounds, options):

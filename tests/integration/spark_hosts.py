@@ -1,8 +1,9 @@
 """A Spark cluster of two machines, as Spark sees it, for what it never does on one: speculation.
 
 A master and two workers with a core each, on two addresses of the loopback. `python -m
-tests.integration.spark_hosts GIVEN` is a driver there: it exports, and the first task that wrote
-a file never ends by itself.
+tests.integration.spark_hosts GIVEN` is a driver there. The worker that first comes to some point is
+killed. The next task there never ends by itself, where it exports; where it offloads, it goes on
+once it was begun elsewhere too.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
+import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyspark
 
-from tierlog.runtime.settings import S3Settings
+from tierlog.offload.driver import BlockOffloader
+from tierlog.runtime.settings import S3Settings, Settings
+from tierlog_spark.jobs.bulk_offload import BackFill, bulk_offload
 from tierlog_spark.jobs.export.job import export_to
 from tierlog_spark.jobs.export.options import ExportOptions
 from tierlog_spark.jobs.export.targets import FolderTarget
@@ -32,15 +38,21 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from tierlog.offload.drivers import DriverParts
+    from tierlog.ports.objects import ObjectInfo, ObjectStore
+
 HOSTS = ("127.0.0.1", "127.0.0.2")
 DEPLOY = "org.apache.spark.deploy"
+LATE, LATE_S_MAX, LOCKED_S = "late", 120, 3
+# Of three tasks one is killed, and one is late.
+BEGUN = 5
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "200ms",
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.4",
-    # A task that fails is not begun again: each second try is a speculative one.
-    "spark.task.maxFailures": "1",
+    # A task may fail once, as the killed one does: what is begun beyond that is speculative.
+    "spark.task.maxFailures": "2",
 }
 
 
@@ -51,19 +63,60 @@ def outside_spark() -> dict[str, str]:
     return found | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
+def is_first(mark: Path) -> bool:
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class StuckTarget(FolderTarget):
-    """`marks` remembers that a task is stuck already."""
+    """`marks` remembers that a worker was killed, and that a task is stuck."""
 
     marks: Path
 
     def put(self, name: str, body: bytes) -> None:
         FolderTarget.put(self, name, body)
-        try:
-            (self.marks / "stuck").touch(exist_ok=False)
-        except FileExistsError:
-            return
-        time.sleep(600)
+        if is_first(self.marks / "killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if is_first(self.marks / "stuck"):
+            time.sleep(600)
+
+
+class LateStore:
+    """A store that kills, and then is slow, at one call, once each; `marks` has each task too."""
+
+    def __init__(self, store: ObjectStore, marks: Path) -> None:
+        self._store = store
+        self._marks = marks
+        (marks / f"task-{uuid.uuid4()}").touch()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def put(
+        self, key: str, body: bytes, *, metadata: Mapping[str, str], **more: Any
+    ) -> ObjectInfo:
+        if key.endswith("-index"):
+            if is_first(self._marks / "killed"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if is_first(self._marks / "late"):
+                await self._be_late()
+        return await self._store.put(key, body, metadata=metadata, **more)
+
+    async def _be_late(self) -> None:
+        """Wait until this task was begun elsewhere too, and has found the ledger locked."""
+        async with asyncio.timeout(LATE_S_MAX):
+            while len(list(self._marks.glob("task-*"))) < BEGUN:
+                await asyncio.sleep(0.2)
+        await asyncio.sleep(LOCKED_S)
+
+
+def late(marks: Path, parts: DriverParts) -> BlockOffloader:
+    store: Any = LateStore(parts.objects, marks)
+    return BlockOffloader(store, parts.settings, budget=parts.budget, retries=parts.retries)
 
 
 @contextlib.asynccontextmanager
@@ -108,6 +161,17 @@ def exported(spark: SparkSession, given: dict[str, Any]) -> JobReport:
     return export_to(JobRun(spark=spark), options, target)
 
 
+def offloaded(spark: SparkSession, given: dict[str, Any]) -> JobReport:
+    settings = Settings.model_validate(given["settings"])
+    s3 = settings.s3.model_copy(update={"driver": LATE})
+    return bulk_offload(
+        JobRun(spark=spark),
+        settings.model_copy(update={"s3": s3}),
+        BackFill(streams=(given["stream"],), task_bytes=1),
+        drivers={LATE: partial(late, Path(given["marks"]))},
+    )
+
+
 def main() -> None:
     given = json.loads(sys.argv[1])
     folder = Path(given["folder"])
@@ -130,7 +194,7 @@ def main() -> None:
     spark = builder.getOrCreate()
     register(spark)
     try:
-        report = exported(spark, given)
+        report = (offloaded if "settings" in given else exported)(spark, given)
     finally:
         spark.stop()
     print(json.dumps(report.counts))

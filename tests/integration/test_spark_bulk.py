@@ -22,6 +22,7 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from tests.integration.spark_bulk import taking_turns
+from tests.integration.spark_hosts import BEGUN, outside_spark, two_hosts
 from tests.integration.spark_kit import (
     T0,
     blocks_of,
@@ -40,6 +41,8 @@ from tierlog.client import open_client
 from tierlog.format.keys import parse_key
 from tierlog.model.errors import TierlogError
 from tierlog.model.ids import StreamName
+from tierlog.model.manifest import ClusterManifest
+from tierlog.model.node import Cluster
 from tierlog.model.offload import AttemptOutcome, OffloadContext, OffloadState
 from tierlog.model.policy import MIB, Policy
 from tierlog.model.prices import Prices
@@ -53,10 +56,11 @@ from tierlog_spark.jobs.cost import WhatIf, cost
 from tierlog_spark.jobs.frame import JobReport, JobRun
 from tierlog_spark.jobs.moving import Move, copy, restore
 from tierlog_spark.jobs.scrub import scrub
+from tierlog_spark.jobs.site import open_site
 from tierlog_spark.jobs.usage import usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -108,15 +112,24 @@ async def lived(site: ServiceCluster) -> list[bytes]:
     return events
 
 
-async def contexts_of(catalog: Catalog) -> list[OffloadContext]:
-    snapshot = await catalog.streams.snapshot(STREAM)
+async def is_known(site: ServiceCluster) -> bool:
+    async with open_site(site.settings) as found:
+        return found.cluster.cluster_id in await found.manifests.clusters()
+
+
+async def contexts_of(catalog: Catalog, name: StreamName = STREAM) -> list[OffloadContext]:
+    snapshot = await catalog.streams.snapshot(name)
     found = [await catalog.contexts.get(one.ledger_id) for one in snapshot.ledgers if one.closed]
     return [one for one in found if one is not None]
 
 
-async def attempts_in(store: ObjectStore) -> set[uuid.UUID]:
+async def attempts_in(store: ObjectStore) -> set[tuple[int, uuid.UUID | None]]:
     parsed = [parse_key("", info.key) async for info in store.list("")]
-    return {one.uuid for one in parsed if one is not None}
+    return {(one.ledger_id, one.uuid) for one in parsed if one is not None}
+
+
+def attempts_of(contexts: Sequence[OffloadContext]) -> set[tuple[int, uuid.UUID | None]]:
+    return {(one.ledger_id, one.uuid) for one in contexts}
 
 
 async def killed_back_fill(site: ServiceCluster, marks: Path) -> list[dict[str, Any]]:
@@ -146,7 +159,11 @@ async def killed_back_fill(site: ServiceCluster, marks: Path) -> list[dict[str, 
 
 
 async def test_a_back_fill_with_killed_workers_and_a_scrub_that_feeds_a_repair(
-    servers: EmbeddedServers, spark: SparkSession, cli: CommandLine, tmp_path: Path
+    servers: EmbeddedServers,
+    spark: SparkSession,
+    cli: CommandLine,
+    tmp_path: Path,
+    free_port: int,
 ) -> None:
     name = f"bulk-{uuid.uuid4().hex[:12]}"
     env = {"TIERLOG_SCHEDULER__SCRUB_INTERVAL_S": "0"}
@@ -154,9 +171,14 @@ async def test_a_back_fill_with_killed_workers_and_a_scrub_that_feeds_a_repair(
     try:
         await site.start()
         events = await lived(site)
+        await site.until(lambda: is_known(site), what="whose the bucket is")
         job = JobRun(spark=spark)
         planned = await run(bulk_offload, replace(job, dry_run=True), site.settings)
         assert planned.counts["ledgers"] == len(planned.rows) == LARGE + SMALL_LEDGERS
+        for job_of in (bulk_offload, scrub):
+            await check_refused(servers, site, job, job_of)
+        again = await run(bulk_offload, replace(job, dry_run=True), site.settings)
+        assert again.rows == planned.rows
 
         for done in await killed_back_fill(site, tmp_path / "marks"):
             assert (done["complete"], done["incomplete"]) == (done["ledgers"], 0)
@@ -171,10 +193,38 @@ async def test_a_back_fill_with_killed_workers_and_a_scrub_that_feeds_a_repair(
             async with open_client(site.settings) as client:
                 assert await payloads(client, STREAM) == events
             await check_scrubs(site, store, job, cli, tmp_path)
+        await check_twice_on_two_machines(site, tmp_path, free_port)
         with pytest.raises(TierlogError, match="nothing"):
             await run(bulk_offload, job, site.settings, BackFill(streams=(StreamName("nothing"),)))
     finally:
         await site.stop()
+
+
+async def check_refused(
+    servers: EmbeddedServers, site: ServiceCluster, job: JobRun, job_of: Callable[..., JobReport]
+) -> None:
+    """Neither begins with a bucket or a metadata store that is not the cluster's."""
+    settings, nobody = site.settings, uuid.uuid4()
+    async with two_buckets(servers, "not-ours") as (other, empty):
+        manifests = other.stream("s").manifests
+        manifest = ClusterManifest(cluster=Cluster(cluster_id=nobody, created_ms=1))
+        await manifests.write_cluster(1, manifest)
+        roots = settings.zookeeper.model_copy(
+            update={"hosts": f"{servers.endpoints.zookeeper_hosts}/none-{nobody}"}
+        )
+        for words, more in (
+            (f"is of cluster {nobody}", {"bucket": other.s3.bucket}),
+            ("is of cluster none", {"bucket": empty.s3.bucket}),
+            ("is of cluster none", {"key_prefix": "elsewhere"}),
+            ("no-such-bucket", {"bucket": "no-such-bucket-here"}),
+            ("the keys", {"secret_key": SecretStr("wrong")}),
+        ):
+            s3 = settings.s3.model_copy(update=more)
+            with pytest.raises(TierlogError, match=words) as caught:
+                await run(job_of, job, settings.model_copy(update={"s3": s3}))
+            assert caught.value.remedy
+        with pytest.raises(TierlogError, match="there is no cluster in ZooKeeper"):
+            await run(job_of, job, settings.model_copy(update={"zookeeper": roots}))
 
 
 async def check_complete_once(catalog: Catalog, store: ObjectStore) -> None:
@@ -186,13 +236,61 @@ async def check_complete_once(catalog: Catalog, store: ObjectStore) -> None:
         assert ended.count(AttemptOutcome.COMPLETE) == 1
         assert ended[-1] is AttemptOutcome.COMPLETE
     assert sum(len(one.history) for one in contexts) >= LARGE + SMALL_LEDGERS + 2, "two died"
-    assert await attempts_in(store) == {one.uuid for one in contexts}
+    assert await attempts_in(store) == attempts_of(contexts)
     assert not await store.list_uploads("")
+
+
+async def check_twice_on_two_machines(site: ServiceCluster, folder: Path, port: int) -> None:
+    """A worker is killed, a task that is late is begun elsewhere too, each ledger has one copy."""
+    name, marks = StreamName("twice"), folder / "twice"
+    marks.mkdir()
+    async with open_client(site.settings) as client:
+        await client.create_stream(name, policy=POLICY)
+        for number in range(3):
+            await append(client, name, numbered(100 * number, 20))
+            await client.seal(name)
+    given = {
+        "folder": str(marks),
+        "settings": plainly(site.settings),
+        "stream": name,
+        "marks": str(marks),
+    }
+    async with two_hosts(marks, outside_spark(), port) as master:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.integration.spark_hosts",
+            json.dumps({**given, "master": master}),
+            cwd=Path(__file__).parents[2],
+            env=outside_spark(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        said, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()[-4000:]
+    counts = json.loads(said.splitlines()[-1])
+    assert (counts["ledgers"], counts["complete"], counts["incomplete"]) == (3, 3, 0)
+    assert len(list(marks.glob("task-*"))) == BEGUN, "one of three was late"
+    async with (
+        open_catalog(site.settings) as catalog,
+        open_bucket(site.settings, site.settings.s3.bucket) as store,
+    ):
+        contexts = await contexts_of(catalog, name)
+        assert [one.state for one in contexts] == [OffloadState.COMPLETE] * 3
+        # The killed attempt is on record; who found the late one's ledger locked began none.
+        assert sorted(len(one.history) for one in contexts) == [1, 1, 2]
+        ids = {one.ledger_id for one in contexts}
+        left = {one for one in await attempts_in(store) if one[0] in ids}
+        assert left == attempts_of(contexts)
+        assert not await store.list_uploads("")
 
 
 async def check_scrubs(
     site: ServiceCluster, store: ObjectStore, job: JobRun, cli: CommandLine, folder: Path
 ) -> None:
+    dry = await run(scrub, replace(job, dry_run=True), site.settings)
+    assert dry.counts["streams"] == 1
+    assert dry.counts["ledgers"] >= LARGE + SMALL_LEDGERS
     clean = await run(scrub, job, site.settings)
     assert (clean.counts["remaining"], clean.counts["unread"], clean.rows) == (0, 0, [])
     assert clean.counts["copies_checked"] == LARGE + SMALL_LEDGERS
@@ -290,6 +388,8 @@ async def check_counts(bucket: MadeBucket, stream: MadeStream, job: JobRun) -> N
     only = await run(usage, job, bucket.s3, streams=[StreamName("orders")])
     assert {row["kind"] for row in only.rows} == {"copy", "manifest"}
     dry = await run(usage, replace(job, dry_run=True), bucket.s3)
+    assert (dry.counts, dry.rows) == ({"streams": 1}, ())
+    dry = await run(cost, replace(job, dry_run=True), bucket.s3, PRICES)
     assert (dry.counts, dry.rows) == ({"streams": 1}, ())
     asked = WhatIf(policy=Policy(offload_size_bytes=MIB))
     priced = await run(cost, job, bucket.s3, PRICES, what_if=asked)

@@ -285,3 +285,29 @@ async def test_what_is_wrong_is_said_once_with_its_name_and_remedy(
         stream.copies[LedgerId(65)] = without
         await stream.write()
         await fails(bare, "65:", "checksum differs", start="65:0")
+
+
+async def test_what_is_damaged_or_missing_beside_the_data_is_named_too(
+    servers: EmbeddedServers,
+) -> None:
+    rng = random.Random(7)
+    async with made_bucket(servers, "beside") as bucket:
+        stream = bucket.stream("s")
+        keys = [await stream.add(number, entries_of(rng, 2, at_ms=T0)) for number in range(71, 75)]
+        await stream.write()
+        index, side, gone = f"{keys[0]}-index", f"{keys[1]}-side", f"{keys[2]}-index"
+        await spoil(bucket, index)
+        await spoil(bucket, side)
+        await bucket.objects.delete(gone)
+        given = options_of(bucket.s3, stream="s")
+        for number, name in enumerate((index, side, gone), 71):
+            with pytest.raises(TierlogError, match=name) as caught:
+                await rows_read(given, start=f"{number}:0", end=f"{number + 1}:0")
+            assert caught.value.remedy
+        assert len(await rows_read(given, start="74:0")) == 40
+        (manifest,) = [info.key async for info in bucket.objects.list("streams/")]
+        await spoil(bucket, manifest)
+        with pytest.raises(CorruptError) as damaged:
+            await rows_read(given)
+        assert manifest in str(damaged.value)
+        assert damaged.value.remedy

@@ -231,7 +231,7 @@ async def test_a_killed_worker_and_a_killed_driver_leave_each_event_once(
         assert unnamed(tmp_path / "out", "s", bucket.s3) == []
 
 
-async def test_a_task_that_spark_runs_twice_on_two_machines_counts_once(
+async def test_a_killed_worker_and_a_task_run_twice_on_two_machines_count_once(
     servers: EmbeddedServers, spark: SparkSession, tmp_path: Path, free_port: int
 ) -> None:
     rng = random.Random(26)
@@ -266,11 +266,11 @@ async def test_a_task_that_spark_runs_twice_on_two_machines_counts_once(
         assert driver.returncode == 0, errors.decode()[-4000:]
         assert json.loads(said.splitlines()[-1])["events"] == len(expected("s", ledgers))
         assert [plain(row) for row in await rows_in(options, "s")] == expected("s", ledgers)
-        # What the stuck one wrote is of the same events, and does not count.
-        [twice] = unnamed(tmp_path / "out", "s", bucket.s3)
-        assert pq.ParquetFile(twice).metadata.num_rows == 200
+        # What the killed one wrote, and the stuck one, is of the same events, and does not count.
+        lost = unnamed(tmp_path / "out", "s", bucket.s3)
+        assert [pq.ParquetFile(one).metadata.num_rows for one in lost] == [200, 200]
         done = await exported(spark, options)
-        assert (done.counts["removed"], done.counts["events"]) == (1, 0)
+        assert (done.counts["removed"], done.counts["events"]) == (2, 0)
         assert unnamed(tmp_path / "out", "s", bucket.s3) == []
 
 
@@ -349,7 +349,10 @@ async def test_bad_input_is_one_error_and_no_commit(
     servers: EmbeddedServers, spark: SparkSession, tmp_path: Path
 ) -> None:
     rng = random.Random(25)
-    async with made_bucket(servers, "export-bad") as bucket:
+    async with (
+        made_bucket(servers, "export-bad") as bucket,
+        made_bucket(servers, "export-none") as nobodys,
+    ):
         stream = bucket.stream("s")
         before = entries_of(rng, 5, at_ms=T0)
         await stream.add(81, before)
@@ -364,6 +367,7 @@ async def test_bad_input_is_one_error_and_no_commit(
         await fails(RefusedError, "there is no stream t", replace(options, streams=("t",)))
         no_bucket = bucket.s3.model_copy(update={"bucket": "no-such-bucket-here"})
         await fails(RefusedError, "no-such-bucket-here", replace(options, s3=no_bucket))
+        await fails(RefusedError, "not a bucket of Tierlog", replace(options, s3=nobodys.s3))
         assert FolderTarget(tmp_path).names() == []
 
         await spoil(bucket, key)
@@ -373,6 +377,9 @@ async def test_bad_input_is_one_error_and_no_commit(
         # What comes before it counts, when it is a batch by itself.
         length = sum(len(entry) for entry in before)
         await fails(CorruptError, key, replace(options, batch_bytes=length + 10))
+        assert [plain(row) for row in await rows_in(options, "s")] == expected("s", {81: before})
+        await bucket.objects.delete(key)
+        await fails(RefusedError, f"{key} is not there", options)
         assert [plain(row) for row in await rows_in(options, "s")] == expected("s", {81: before})
 
         # Behind what was exported, retention took something.

@@ -7,13 +7,22 @@ locally between its plan and its tasks.
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
-from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from tests.integration.spark_kit import Read, options_of, planned, rows_read
+from tests.integration.spark_kit import (
+    T0,
+    Read,
+    entries_of,
+    made_bucket,
+    options_of,
+    planned,
+    rows_read,
+)
 from tests.integration.test_reader_tiers import SMALL, append, numbered, offloaded_and_gone
 from tests.integration.test_spark_stream import stream_reader
 from tierlog.client import StructuredEvent, open_client
@@ -151,6 +160,31 @@ async def test_partitions_times_and_what_is_wrong(cluster: ServiceCluster) -> No
         ):
             with pytest.raises(RefusedError, match=words):
                 await planned({**given, "readMode": "auto", **more})
+
+
+async def test_another_buckets_stream_of_the_same_name_is_not_mixed_in(
+    cluster: ServiceCluster,
+) -> None:
+    name = "spark-namesake"
+    async with (
+        open_client(cluster.settings) as client,
+        made_bucket(cluster.servers, "namesake") as other,
+    ):
+        await client.create_stream(name)
+        await append(client, name, numbered(0, 5))
+        stream = other.stream(name)
+        await stream.add(1, entries_of(random.Random(9), 2, at_ms=T0))
+        await stream.write()
+        reader = cluster.address("reader", "http")
+        given = options_of(other.s3, readerAddress=reader, stream=name, readMode="auto")
+        with pytest.raises(RefusedError, match="is another one than the readers'") as caught:
+            await planned(given)
+        assert caught.value.remedy
+        query = stream_reader(given)
+        start = {name: "0:0"}
+        end = await asyncio.to_thread(query.latestOffset, start, ReadAllAvailable())
+        with pytest.raises(RefusedError, match="is another one than the readers'"):
+            await asyncio.to_thread(query.partitions, start, end)
 
 
 Batch = tuple[Any, Any, list[dict[str, Any]]]

@@ -93,12 +93,15 @@ async def test_a_spark_session_reads_it_with_neither_a_service_nor_zookeeper(
             # Spark's own plan says what it still applies itself.
             plan = some._jdf.queryExecution().executedPlan().toString()
             assert "ledger_id" not in plan.partition("Filter")[2].partition("\n")[0]
+            shown = some._jdf.queryExecution().toString()
+            assert given["secretKey"] not in shown
         finally:
             for name in ("zookeeper", "kafka", "redis"):
                 await servers.restart(name)
         await spoil(bucket, keys[1])
-        with pytest.raises(Exception, match=f"{keys[1]}.*another checksum"):
+        with pytest.raises(Exception, match=f"{keys[1]}.*another checksum") as caught:
             frame.where("ledger_id = 72").collect()
+        assert given["secretKey"] not in str(caught.value)
 
 
 def entries(first: int, count: int) -> list[bytes]:
@@ -147,6 +150,9 @@ async def test_a_query_and_its_restart_read_each_entry_once(
             {"s": "12:0"},
             {"s": "15:0"},
         ]
+        secret = given["secretKey"].encode()
+        kept = [one for one in (tmp_path / "checkpoint").rglob("*") if one.is_file()]
+        assert not [one for one in kept if secret in one.read_bytes()]
 
 
 def rows_there(client: SyncClient) -> list[tuple[bytes | None, bytes]]:

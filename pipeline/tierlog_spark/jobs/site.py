@@ -1,7 +1,7 @@
 """A cluster as jobs find it: its metadata, and its bucket as it is.
 
-Invariant: nothing is made. A metadata store without a cluster is refused, and a bucket that has
-manifests of other clusters alone.
+Invariant: nothing is made. A metadata store without a cluster is refused, and a bucket without a
+manifest of that cluster, which its scheduler writes first of all.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ class Site:
     meter: CostMeter
 
     async def check_ours(self, settings: Settings) -> None:
-        """Refuse a bucket that is another cluster's alone, or that can't be read."""
+        """Refuse a bucket that is another cluster's or nobody's, or that can't be read."""
         there = await self.manifests.clusters()
-        if there and self.cluster.cluster_id not in there:
-            named = ", ".join(sorted(map(str, there)))
+        if self.cluster.cluster_id not in there:
+            named = ", ".join(sorted(map(str, there))) or "none"
             raise RefusedError(
-                f"bucket {settings.s3.bucket} is of cluster {named}, and ZooKeeper at "
-                f"{settings.zookeeper.hosts} has {self.cluster.cluster_id}",
+                f"ZooKeeper at {settings.zookeeper.hosts} has cluster {self.cluster.cluster_id}, "
+                f"and bucket {settings.s3.bucket} is of cluster {named}",
                 remedy="Correct TIERLOG_S3__BUCKET, TIERLOG_S3__KEY_PREFIX or "
-                "TIERLOG_ZOOKEEPER__HOSTS",
+                "TIERLOG_ZOOKEEPER__HOSTS; in a new bucket the scheduler writes whose it is",
                 details={"bucket": settings.s3.bucket},
             )
 

@@ -62,10 +62,12 @@ class LedgerRow(BaseModel):
 class Ledgers(BaseModel):
     """A stream's ledgers in order, the open one to its last confirmed entry.
 
-    `next`: the ledger to go on with; null: there are no more.
+    `next`: the ledger to go on with; null: there are no more. `incarnation`: which stream of that
+    name, as manifests say it.
     """
 
     stream: str
+    incarnation: str
     ledgers: list[LedgerRow]
     trimmed_end: str | None
     next: int | None
@@ -109,7 +111,13 @@ def add_routes(app: FastAPI, reads: ServedReads, seek: TimeSeek, limits: ReadLim
             for one in found.ledgers
         ]
         trimmed = None if found.trimmed_end is None else str(found.trimmed_end)
-        return Ledgers(stream=stream, ledgers=rows, trimmed_end=trimmed, next=found.resume)
+        return Ledgers(
+            stream=stream,
+            incarnation=str(found.incarnation),
+            ledgers=rows,
+            trimmed_end=trimmed,
+            next=found.resume,
+        )
 
     async def position(stream: str, time: Annotated[str, Query()]) -> Place:
         name = stream_name(stream)

@@ -260,6 +260,7 @@ class StreamSource:
                     )
                 )
         return ServedLedgers(
+            incarnation=snapshot.stream.incarnation,
             ledgers=tuple(found[:count_max]),
             trimmed_end=snapshot.stream.trimmed_end,
             resume=found[count_max].ledger_id if count_max < len(found) else None,

@@ -34,7 +34,7 @@ from tierlog.client.ledger_reader import LedgerEntry, LedgerReader
 from tierlog.client.ledger_writer import AppenderLimits, LedgerAppender
 from tierlog.format.block import entry_len_max
 from tierlog.format.run import RUN_BYTES_MAX
-from tierlog.ledger.ensemble_change import Clients, Ensembles, reach
+from tierlog.ledger.ensemble_change import Clients, Ensembles, NodesRefuseError, reach
 from tierlog.ledger.writer import LedgerWriter, WriterLimits
 from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, NodeId
@@ -247,13 +247,16 @@ class Ledgers:
         ledger_id = await catalog.ledgers.new_id()
         retired: set[NodeId] = set()
         while True:
-            ensemble, clients = await self._ensembles.open(
-                ensemble_size=shape.ensemble_size,
-                write_quorum=shape.write_quorum,
-                ack_quorum=shape.ack_quorum,
-                seed=f"{ledger_id}".encode(),
-                retired=retired,
-            )
+            try:
+                ensemble, clients = await self._ensembles.open(
+                    ensemble_size=shape.ensemble_size,
+                    write_quorum=shape.write_quorum,
+                    ack_quorum=shape.ack_quorum,
+                    seed=f"{ledger_id}".encode(),
+                    retired=retired,
+                )
+            except NodesRefuseError as error:
+                raise error.refusal from error
             metadata = LedgerMetadata(
                 ensemble_size=shape.ensemble_size,
                 write_quorum=shape.write_quorum,

@@ -26,7 +26,13 @@ from tierlog.catalog import Catalog
 from tierlog.catalog.naming import NodeRetiredError
 from tierlog.ledger.directory import LiveNodes, NodeDirectory
 from tierlog.ledger.placement import choose_ensemble, choose_replacement
-from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
+from tierlog.model.errors import (
+    IndeterminateError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, Segment
 from tierlog.model.node import NodeInfo
@@ -40,6 +46,22 @@ Clients = dict[NodeId, StorageNodeClient]
 
 Publish = Callable[[LedgerMetadata, LedgerMetadata], Awaitable[LedgerMetadata]]
 """Before and after, to what stands then; a refusal or an unknown end breaks the writer."""
+
+
+class NodesRefuseError(RetryableError):
+    """Too few nodes are left, since some refuse who asks; ``refusal`` is what one of them said.
+
+    To an owner it is what too few nodes are at any time. Who writes by itself tells the refusal.
+    """
+
+    def __init__(self, error: RetryableError, refusal: RefusedError) -> None:
+        super().__init__(
+            f"{error.message}; one says: {refusal.message}",
+            reason=error.reason,
+            remedy=error.remedy,
+            details=error.details,
+        )
+        self.refusal = refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +131,24 @@ class Ensembles:
         if sum(_serves(info) for info in live.values()) < ensemble_size:
             known = await self._known(retired)
         failed: set[NodeId] = set()
+        refusals: list[RefusedError] = []
         while True:
-            ensemble = choose_ensemble(
-                live.values(),
-                ensemble_size=ensemble_size,
-                seed=seed,
-                preferred=self._preferred,
-                excluded=failed,
-                known=known,
-                placeholders_max=write_quorum - ack_quorum,
-            )
+            try:
+                ensemble = choose_ensemble(
+                    live.values(),
+                    ensemble_size=ensemble_size,
+                    seed=seed,
+                    preferred=self._preferred,
+                    excluded=failed,
+                    known=known,
+                    placeholders_max=write_quorum - ack_quorum,
+                )
+            except RetryableError as error:
+                if not refusals:
+                    raise
+                raise NodesRefuseError(error, refusals[0]) from error
             wanted = [one for one in ensemble if one not in failed and _serves(live.get(one))]
-            clients = await self._reach_all(wanted)
+            clients = await self._reach_all(wanted, refusals)
             if len(clients) == len(wanted):
                 return ensemble, clients
             failed.update(one for one in wanted if one not in clients)
@@ -136,11 +164,13 @@ class Ensembles:
         ]
         return [one for one in known if one not in draining] or known
 
-    async def _reach_all(self, wanted: Sequence[NodeId]) -> Clients:
+    async def _reach_all(self, wanted: Sequence[NodeId], refusals: list[RefusedError]) -> Clients:
         reached: Clients = {}
 
         async def one(node_id: NodeId) -> None:
-            client = await reach(self._nodes, node_id, self._limits.connect_s_max)
+            client = await reach(
+                self._nodes, node_id, self._limits.connect_s_max, refusals=refusals
+            )
             if client is not None:
                 reached[node_id] = client
 
@@ -310,11 +340,16 @@ class EnsembleChanger:
 
 
 async def reach(
-    nodes: NodeDirectory[StorageNodeClient], node_id: NodeId, seconds_max: float
+    nodes: NodeDirectory[StorageNodeClient],
+    node_id: NodeId,
+    seconds_max: float,
+    *,
+    refusals: list[RefusedError] | None = None,
 ) -> StorageNodeClient | None:
     """Return a client of a node, or None when it can't be reached in that time.
 
-    A node that failed lately gets a part of it: others wait meanwhile.
+    A node that failed lately gets a part of it: others wait meanwhile. ``refusals`` takes what a
+    node says that is there and refuses who asks.
     """
     if nodes.failed_lately(node_id):
         seconds_max *= FAILED_LATELY_SHARE
@@ -322,6 +357,8 @@ async def reach(
         async with asyncio.timeout(seconds_max):
             return await nodes.client(node_id)
     except (TierlogError, TimeoutError) as error:
+        if refusals is not None and isinstance(error, RefusedError):
+            refusals.append(error)
         nodes.failed(node_id)
         log.info("ensemble.node_not_reached", node_id=node_id, cause=str(error))
         return None

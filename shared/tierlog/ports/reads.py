@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from uuid import UUID
 
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import Edge, Position
@@ -68,6 +69,7 @@ class ServedLedgers:
     are more; None: there are none.
     """
 
+    incarnation: UUID
     ledgers: Sequence[ServedLedger]
     trimmed_end: Position | None = None
     resume: LedgerId | None = None

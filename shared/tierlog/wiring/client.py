@@ -97,11 +97,12 @@ async def open_client_connections(
 @contextlib.asynccontextmanager
 async def open_attach_desk(settings: Settings, *, ingest_grpc: str) -> AsyncIterator[AttachDesk]:
     """Give what attaches staging ledgers, by the ingest nodes at these addresses."""
+    timeout_s, calling = settings.client.timeout_s, calling_of(settings.security)
     control = IngestNodes(
         split_addresses(ingest_grpc),
-        lambda address: GrpcStreamControl(address, timeout_s=settings.client.timeout_s),
+        lambda address: GrpcStreamControl(address, timeout_s=timeout_s, calling=calling),
     )
     try:
-        yield GrpcAttachDesk(control)
+        yield GrpcAttachDesk(control, calling=calling)
     finally:
         await control.close()

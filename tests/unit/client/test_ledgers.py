@@ -315,6 +315,21 @@ async def test_a_ledger_with_a_key_is_signed_and_read_only_with_it(cluster, ledg
 
 
 @on_three_nodes
+async def test_who_may_not_write_to_the_nodes_is_told_that_and_leaves_nothing(cluster, ledgers):
+    async def refuse(_):
+        raise RefusedError("who asks is not known", reason=Reason.UNAUTHENTICATED, remedy="Say so")
+
+    ledgers.parts.nodes.client = refuse
+    with pytest.raises(RefusedError, match=r"who asks is not known\. Say so") as caught:
+        await ledgers.create(THREE)
+    assert caught.value.reason is Reason.UNAUTHENTICATED
+    # To an owner, which goes on trying, it is what too few nodes always are.
+    assert isinstance(caught.value.__cause__, RetryableError)
+    assert "3 failed just now; one says: who asks" in str(caught.value.__cause__)
+    assert await ledgers.ledgers() == {}
+
+
+@on_three_nodes
 async def test_an_applications_own_metadata_is_kept_and_cant_be_mistaken(cluster, ledgers):
     async with await ledgers.create(THREE, custom={"color": b"blue"}) as ledger:
         pass

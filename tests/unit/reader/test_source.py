@@ -178,6 +178,7 @@ async def test_ledgers_are_listed_page_by_page_the_open_one_as_far_as_it_is_conf
         ]
         assert [one.length for one in page.ledgers] == [sum(map(len, one)) for one in (A, B)]
         assert (page.resume, page.trimmed_end) == (third, None)
+        assert page.incarnation == (await world.catalog().streams.get(STREAM)).incarnation
         rest = await source.ledgers(STREAM, third, count_max=2)
         assert [(one.ledger_id, one.entry_count, one.closed) for one in rest.ledgers] == [
             (third, len(C), False)

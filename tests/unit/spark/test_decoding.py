@@ -122,8 +122,9 @@ def some_entry(rng: random.Random, number: int) -> bytes:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("verify", [True, False])
-def test_in_bulk_is_as_one_by_one(seed, verify):
+def test_in_bulk_is_as_one_by_one(seed, verify, monkeypatch):
     rng = random.Random(seed)
+    monkeypatch.setattr(decoding, "TOGETHER_MIN", rng.choice([1, 5, 64]))
     entries = [some_entry(rng, number) for number in range(rng.choice([1, 5, 60]))]
     first = rng.choice([0, 9, 2**33])
     found = [plain(row) for row in rows_of(entries, verify=verify, first=first)]
@@ -183,12 +184,32 @@ def test_entries_without_an_append_header_are_refused(data):
     assert caught.value.details["entry_id"] == "1"
 
 
-def test_events_that_do_not_fill_their_entry_are_told_even_where_grains_vouch():
-    entry = bytearray(encode_entry([b"abcd", b"efgh"], publish_time_ms=1))
-    at = entry.index(b"abcd") - 4
-    entry[at : at + 4] = (9).to_bytes(4, "big")
-    with pytest.raises(CorruptError, match="fill"):
-        rows_of([bytes(entry)], verify=False)
+@pytest.mark.parametrize("together_min", [1, 5, 64])
+@pytest.mark.parametrize("seed", range(10))
+def test_events_that_do_not_fill_their_entry_are_told_even_where_grains_vouch(
+    seed, together_min, monkeypatch
+):
+    monkeypatch.setattr(decoding, "TOGETHER_MIN", together_min)
+    rng = random.Random(seed)
+    entries = []
+    for _ in range(10):
+        payloads = [rng.randbytes(rng.randrange(1, 50)) for _ in range(rng.randrange(2, 9))]
+        entries.append(encode_entry(payloads, publish_time_ms=1))
+    which = rng.randrange(10)
+    entry = decode_entry(entries[which])
+    at = len(entries[which]) - len(entry.packed)
+    for _ in range(rng.randrange(entry.header.event_count)):
+        at += 4 + int.from_bytes(entries[which][at : at + 4], "big")
+    length = int.from_bytes(entries[which][at : at + 4], "big")
+    wrong = rng.choice([0, length - 1, length + 1, 60, 10**6, 2**32 - 1])
+    if wrong == length:
+        wrong += 1
+    damaged = bytearray(entries[which])
+    damaged[at : at + 4] = wrong.to_bytes(4, "big")
+    entries[which] = bytes(damaged)
+    with pytest.raises(CorruptError, match="fill") as caught:
+        rows_of(entries, verify=False)
+    assert caught.value.details["entry_id"] == str(which)
 
 
 def test_absurd_times_become_the_last_that_spark_has():

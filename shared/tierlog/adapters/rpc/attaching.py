@@ -12,6 +12,7 @@ from tierlog.model.ids import StreamName
 from tierlog.ports.streams import Attachment, AttachOutcome, StreamControl
 from tierlog.proto.v1 import ingest_pb2 as pb
 from tierlog.proto.v1 import ingest_pb2_grpc as rpc
+from tierlog.runtime.calling import Calling
 from tierlog.runtime.errors import error_of_grpc
 from tierlog.runtime.rpc import open_channel
 
@@ -25,8 +26,9 @@ _OUTCOMES: Final = {
 class GrpcAttachDesk:
     """Asks the owner that ``control`` finds; a connection for each call, since they are rare."""
 
-    def __init__(self, control: StreamControl) -> None:
+    def __init__(self, control: StreamControl, *, calling: Calling) -> None:
         self._control = control
+        self._calling = calling
 
     def __repr__(self) -> str:
         return f"<GrpcAttachDesk {self._control!r}>"
@@ -43,7 +45,7 @@ class GrpcAttachDesk:
             writer_id=wanted.writer_id.bytes,
             number=wanted.number,
         )
-        channel = open_channel(owner.grpc_address)
+        channel = open_channel(owner.grpc_address, self._calling)
         try:
             answer = await rpc.IngestStub(channel).Attach(request, timeout=deadline_s)
         except grpc.aio.AioRpcError as error:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
+from uuid import UUID
 
 from tierlog.adapters.rpc.rest import HttpAnswer, RestService
 from tierlog.format.checksum import crc32c
@@ -66,6 +67,7 @@ class HttpReads:
         found = await self._service.json("GET", path, params={"from": str(first)})
         trimmed, resume = found["trimmed_end"], found["next"]
         return ServedLedgers(
+            incarnation=UUID(found["incarnation"]),
             ledgers=tuple(
                 ServedLedger(
                     ledger_id=LedgerId(one["ledger_id"]),
