@@ -146,3 +146,38 @@ def test_each_route_that_a_document_names_is_there():
     }
     assert len(named) > 20
     assert {one for one in named if not any(route.fullmatch(one[1]) for route in known)} == set()
+
+
+def test_each_route_that_there_is_stands_in_the_page_of_routes():
+    page = re.sub(r"\{\w+\}", "{}", (REFERENCE / "http.md").read_text("utf-8"))
+    lacking = {
+        name
+        for surface in surfaces()
+        for name in surface.operations
+        if name.startswith(("GET ", "POST ", "PUT ", "DELETE ")) and not name.endswith("-redirect")
+        if not _is_told(re.sub(r"\{\w+\}", "{}", name), page)
+    }
+    assert lacking == set()
+
+
+def _is_told(route: str, page: str) -> bool:
+    """Tell whether a route is in a page, whole or by its end behind another one's."""
+    method, _, path = route.partition(" ")
+    ways = [route, f"…/{path.rpartition('/')[2]}", *([f"GET {path}"] if method == "PUT" else [])]
+    return any(re.search(rf"`{re.escape(one)}[`?]", page) for one in ways)
+
+
+def test_each_place_that_the_architecture_sends_to_is_there():
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    table = page.partition("## Where a thing is\n")[2].partition("\n## ")[0]
+    places = re.findall(r"`([^`…]+)`", table.partition("|---|---|\n")[2])
+    assert len(places) > 60
+    rooms = [ROOT / "shared" / "tierlog", *ROOT.glob("services/*/tierlog_*"), ROOT, ROOT / "tests"]
+    assert [one for one in places if not any(_leads(room, one) for room in rooms)] == ["tierlog up"]
+
+
+def _leads(room: Path, place: str) -> bool:
+    """Tell whether a room, or one of its folders, has a module, a folder or a file of that name."""
+    where = place.rstrip("/")
+    names = (where, f"{where}.py", f"*/{where}", f"*/{where}.py")
+    return any(True for name in names for _ in room.glob(name))

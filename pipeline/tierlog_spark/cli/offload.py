@@ -56,14 +56,21 @@ def bulk_offload(
     from tierlog.cli.objects import load_s3
     from tierlog.cli.policy import parse_size, parse_time
     from tierlog.client.endpoints import with_zookeeper
+    from tierlog.model.errors import RefusedError
+    from tierlog.model.policy import NEVER
     from tierlog.wiring.build import system_clock
     from tierlog_spark.jobs.bulk_offload import BackFill
     from tierlog_spark.jobs.bulk_offload import bulk_offload as job
 
-    settings = with_zookeeper(load_s3())
     before = None
     if older_than is not None:
-        before = system_clock().wall_ms() - parse_time(older_than)
+        age_ms = parse_time(older_than)
+        if age_ms == NEVER:
+            raise RefusedError(
+                "no ledger was closed never ago", remedy="Give --older-than as 1d, or leave it out"
+            )
+        before = system_clock().wall_ms() - age_ms
+    settings = with_zookeeper(load_s3())
     wish = BackFill(
         streams=tuple(stream_names(stream)),
         closed_before_ms=before,

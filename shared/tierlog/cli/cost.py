@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Requests to the object store, and their price.")
 
 TIMEOUT_S: Final = 10.0
+AMOUNT_MAX: Final = 1e9
 
 
 def _price_text(value: float) -> str:
@@ -73,8 +74,12 @@ def what_if(
     ledger: Annotated[str, typer.Option(help="How long ledgers are.")] = "1GB",
     block: Annotated[str, typer.Option(help="The block size, which is a part's.")] = "64MiB",
     read_size: Annotated[str, typer.Option("--range", help="Bytes of one ranged GET.")] = "1MiB",
-    reads: Annotated[float, typer.Option(min=0, help="How often all is read from tier 2.")] = 1.0,
-    kept_days: Annotated[float, typer.Option(min=0, help="How long it is kept.")] = 30.0,
+    reads: Annotated[
+        float, typer.Option(min=0, max=AMOUNT_MAX, help="How often all is read from tier 2.")
+    ] = 1.0,
+    kept_days: Annotated[
+        float, typer.Option(min=0, max=AMOUNT_MAX, help="How long it is kept.")
+    ] = 30.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Say what a month would cost, with these sizes and the prices of the settings."""

@@ -57,6 +57,7 @@ def list_letters(
 @command
 def show(place: Place, *, output: OutputOption = Output.TABLE) -> None:
     """Show a dead letter: its error, its headers, and what it asked for."""
+    _check(place)
     print_one(_shown(with_client(lambda client: client.dead_letters.get(place)), output), output)
 
 
@@ -79,6 +80,7 @@ def replay(
             remedy="As: tierlog dlq replay 0:17; or: tierlog dlq replay --all --stream orders",
         )
     if place is not None:
+        _check(place)
         one = with_client(lambda client: client.dead_letters.replay(place))
         print_one(_shown(one, output), output)
         return
@@ -95,8 +97,15 @@ def replay(
 @command
 def dismiss(place: Place, *, output: OutputOption = Output.TABLE) -> None:
     """Note that a dead letter needs nothing any more; it stays until its time is over."""
+    _check(place)
     done = with_client(lambda client: client.dead_letters.dismiss(place))
     print_one(_shown(done, output), output)
+
+
+def _check(place: str) -> None:
+    from tierlog.offload.dead_letters import parse_place
+
+    parse_place(place)
 
 
 def _name(stream: str | None) -> Any:  # noqa: ANN401 - a checked name

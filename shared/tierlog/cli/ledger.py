@@ -30,6 +30,7 @@ from tierlog.cli.output import (
 from tierlog.cli.read import ReadOutput, print_payload, text_or_base64
 from tierlog.cli.session import command, load
 from tierlog.cli.stream import LEDGER_COLUMNS, counted, with_client
+from tierlog.model.ids import LEDGER_ID_MAX
 
 if TYPE_CHECKING:
     from tierlog.catalog import Catalog
@@ -44,7 +45,7 @@ Result = TypeVar("Result")
 TELL_S: Final = 2.0
 """So often a command that waits looks what for."""
 
-LedgerNumber = Annotated[int, typer.Argument(help="The ledger's id.", min=0)]
+LedgerNumber = Annotated[int, typer.Argument(help="The ledger's id.", min=0, max=LEDGER_ID_MAX)]
 
 BARE_COLUMNS = {
     "ledger_id": None,

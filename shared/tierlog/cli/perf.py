@@ -21,7 +21,7 @@ import typer
 
 from tierlog.cli.output import Columns, Output, OutputOption, print_rows
 from tierlog.cli.session import command, load
-from tierlog.model.errors import RefusedError
+from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.partitions import count_told, partition_names
 
 if TYPE_CHECKING:
@@ -69,6 +69,20 @@ class WriteLoad:
     warmup_s: float = 1.0
     conditional: bool = True
 
+    @property
+    def batch_bytes(self) -> int:
+        """What the events of a batch come to."""
+        return self.batch_events * (self.event_bytes + LENGTH_LEN)
+
+    def check(self, bytes_max: int) -> None:
+        """Refuse batches that no frame holds, before the first one is in memory."""
+        if self.batch_bytes > bytes_max:
+            raise RefusedError(
+                f"a batch of {self.batch_bytes} bytes is above the {bytes_max} of a frame",
+                reason=Reason.TOO_LARGE,
+                remedy="Give fewer --batch-events, or --event-bytes",
+            )
+
 
 @app.command("write")
 @command
@@ -111,7 +125,9 @@ def write(
     async def run() -> dict[str, object]:
         from tierlog.client import open_client
 
-        async with open_client(load()) as client:
+        settings = load()
+        wanted.check(settings.wire.frame_bytes_max)
+        async with open_client(settings) as client:
             return await write_load(client, wanted)
 
     print_rows([asyncio.run(run())], COLUMNS, output)
@@ -215,7 +231,7 @@ class _Producer:
         wanted = self.wanted
         async with client.writer(
             self.stream,
-            batch_bytes=wanted.batch_events * (wanted.event_bytes + LENGTH_LEN),
+            batch_bytes=wanted.batch_bytes,
             linger_s=0,
             exactly_once=wanted.conditional,
             on_acked=self._acked,

@@ -17,7 +17,7 @@ from tierlog.cli.session import command
 from tierlog.cli.stream import Name, with_client
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import INT64_MAX
-from tierlog.model.policy import MIB, MINUTE_MS, NEVER
+from tierlog.model.policy import MIB, MINUTE_MS, NEVER, check_namespace
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -180,7 +180,7 @@ def _level(stream: str | None, namespace: str | None, *, cluster: bool) -> str |
             "name a stream, or --namespace, or --cluster",
             remedy="As: tierlog policy show orders.paid; tierlog policy show --namespace orders",
         )
-    return namespace
+    return check_namespace(namespace) if namespace is not None else None
 
 
 async def _read(client: "Client", stream: str | None, namespace: str | None) -> Any:  # noqa: ANN401

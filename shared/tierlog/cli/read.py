@@ -71,6 +71,10 @@ def read(
     if explained is not None:
         _check_explain(stream)
         stream_name(explained)
+        if follow or until is not None:
+            raise RefusedError(
+                "explain reads once, from --from on", remedy="Leave out --follow and --to"
+            )
         asyncio.run(_explain(explained, start, limit or 1, output))
         return
     stream_name(stream)

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import typer
 
+from tierlog.cli.append import open_input
 from tierlog.cli.output import (
     Output,
     OutputOption,
@@ -148,7 +149,8 @@ async def _newest(client: "Client") -> str:
 def ledgers_of(path: Path) -> list[LedgerId]:
     """Return the ledgers that a report names; ``RefusedError`` when it is none."""
     try:
-        found = json.loads(path.read_bytes())
+        with open_input(path) as file:
+            found = json.load(file)
         rows = found["findings"] if "findings" in found else found["rows"]
         named = {LedgerId(int(one["ledger_id"])) for one in rows if one["ledger_id"] is not None}
     except (ValueError, KeyError, TypeError) as error:
