@@ -40,13 +40,13 @@ from tierlog.offload.messages import Stationery, Topics
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.ports.retrying import Retries, RetryLimits
 from tierlog.ports.storage_node import StorageNodeClient, StorageNodeControl
+from tierlog.runtime.sections import WireSettings
 from tierlog.runtime.settings import (
     IngestSettings,
     ListenSettings,
     OwnerSettings,
     ReplicationSettings,
     StorageSettings,
-    WireSettings,
 )
 from tierlog.runtime.worker import WorkerLimits, run_worker
 from tierlog.wire.connection import Hello, WireClient

@@ -41,7 +41,8 @@ from tierlog.ports.streams import OwnerInfo
 from tierlog.ports.tracing import NO_TRACER, Tracer
 from tierlog.ports.transport import Transport
 from tierlog.ports.waiting import first_of
-from tierlog.runtime.settings import IngestSettings, WireSettings
+from tierlog.runtime.sections import WireSettings
+from tierlog.runtime.settings import IngestSettings
 from tierlog.wire.auth import Authenticator, OpenAuthenticator
 from tierlog.wire.connection import Hello
 from tierlog.wire.messages import ROLE_OWNER, Credentials

@@ -3,9 +3,9 @@
 Invariant: a section takes no name that it doesn't know, and doesn't change once it is read.
 """
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 MIB = 1024 * 1024
 
@@ -111,3 +111,19 @@ class TracingSettings(Section):
     queued_spans_max: int = Field(default=2048, gt=0)
     """More than so many that wait to be sent are dropped."""
     export_timeout_s: float = Field(default=10.0, gt=0)
+
+
+class WireSettings(Section):
+    """Limits of the wire, on both sides."""
+
+    frame_bytes_max: PositiveBytes = 8 * MIB
+    header_bytes_max: PositiveBytes = 64 * 1024
+    credit_bytes: PositiveBytes = 16 * MIB
+    hello_timeout_s: Seconds = 5.0
+    token: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.header_bytes_max >= self.frame_bytes_max:
+            raise ValueError("header_bytes_max must be below frame_bytes_max")
+        return self

@@ -49,6 +49,7 @@ from tierlog.runtime.sections import (
     Seconds,
     TracingSettings,
     UpSettings,
+    WireSettings,
 )
 from tierlog.runtime.sections import Section as _Section
 from tierlog.runtime.security import OuterTlsSettings, SaslSettings, SecuritySettings, apart
@@ -219,22 +220,6 @@ class ListenSettings(HttpListenSettings):
 
     grpc_port: int = Field(default=0, ge=0, le=65535)
     wire_port: int = Field(default=0, ge=0, le=65535)
-
-
-class WireSettings(_Section):
-    """Limits of the wire, on both sides."""
-
-    frame_bytes_max: PositiveBytes = 8 * MIB
-    header_bytes_max: PositiveBytes = 64 * 1024
-    credit_bytes: PositiveBytes = 16 * MIB
-    hello_timeout_s: Seconds = 5.0
-    token: SecretStr | None = None
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.header_bytes_max >= self.frame_bytes_max:
-            raise ValueError("header_bytes_max must be below frame_bytes_max")
-        return self
 
 
 class StorageSettings(_Section):

@@ -14,7 +14,7 @@ from tierlog.ports.files import Files
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.ports.transport import Transport
 from tierlog.runtime.calling import PLAIN, Calling
-from tierlog.runtime.settings import WireSettings
+from tierlog.runtime.sections import WireSettings
 from tierlog.runtime.tls import ServerTls
 from tierlog.wire.codec import FrameLimits
 from tierlog.wire.connection import Hello

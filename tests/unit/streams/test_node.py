@@ -28,7 +28,8 @@ from tierlog.model.errors import IndeterminateError, RefusedError, RetryableErro
 from tierlog.model.ledger import LedgerState
 from tierlog.model.policy import Policy
 from tierlog.ports.files import DiskFailedError
-from tierlog.runtime.settings import IngestSettings, OwnerSettings, StorageSettings, WireSettings
+from tierlog.runtime.sections import WireSettings
+from tierlog.runtime.settings import IngestSettings, OwnerSettings, StorageSettings
 from tierlog.wire.connection import Hello, WireClient
 from tierlog.wire.messages import ROLE_PRODUCER
 from tierlog_ingest.app import FrontAddresses, IngestNode, NodePorts
