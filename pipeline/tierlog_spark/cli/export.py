@@ -79,6 +79,7 @@ def export(  # noqa: PLR0913 - options of a command
     from tierlog.cli.policy import parse_size
     from tierlog_spark.jobs.export import ExportOptions
     from tierlog_spark.jobs.export import export as export_streams
+    from tierlog_spark.jobs.export.targets import target_of
 
     options = ExportOptions(
         streams=tuple(streams),
@@ -91,7 +92,9 @@ def export(  # noqa: PLR0913 - options of a command
         batch_bytes=parse_size(batch),
         file_bytes=parse_size(file_size),
     )
-    options.names()  # what is wrong with it is told before Spark starts
+    # What is wrong with it is told before Spark starts.
+    options.names()
+    target_of(to, options.s3)
     run_job(
         lambda run: export_streams(run, options),
         columns=COLUMNS,

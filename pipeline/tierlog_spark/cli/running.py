@@ -28,6 +28,8 @@ Metrics = Annotated[
 ]
 CORES = 0
 MEMORY = "1G"
+MEMORY_MB_MIN = 512
+"""With less Spark's JVM ends at its start."""
 
 __all__ = [
     "CORES", "EXIT_FINDINGS", "EXIT_INCOMPLETE", "MEMORY", "Cores", "DryRun", "Memory", "Metrics",
@@ -48,13 +50,20 @@ def run_job(
 ) -> "JobReport":
     """Run a job in a session of its own, show its report, and return it."""
     from tierlog.cli.policy import parse_size
+    from tierlog.model.errors import RefusedError
     from tierlog.model.policy import MIB
     from tierlog_spark.jobs.frame import JobRun, plain_spark_errors, write_metrics
     from tierlog_spark.jobs.session import job_session
 
+    memory_mb = parse_size(memory) // MIB
+    if memory_mb < MEMORY_MB_MIN:
+        raise RefusedError(
+            f"--memory {memory} is too little for Spark's JVM",
+            remedy=f"Give {MEMORY_MB_MIN}M or more",
+        )
     cores = cores or os.cpu_count() or 1
     with (
-        job_session(cores=cores, memory_mb=max(1, parse_size(memory) // MIB)) as spark,
+        job_session(cores=cores, memory_mb=memory_mb) as spark,
         job_progress(quiet=quiet) as progress,
         plain_spark_errors(),
     ):

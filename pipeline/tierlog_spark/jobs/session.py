@@ -4,7 +4,9 @@ Invariant: what was started here is stopped here.
 """
 
 import contextlib
+import logging
 import os
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,11 +24,18 @@ _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 TRIES: Final = 4
 
 
+def _is_not_py4j(record: logging.LogRecord) -> bool:
+    """Leave out what Py4J logs of a call that failed: it raises it too, and Ctrl-C fails some."""
+    return record.module != "java_gateway"
+
+
 @contextlib.contextmanager
 def job_session(
     *, cores: int, memory_mb: int, environ: Mapping[str, str] = os.environ
 ) -> "Iterator[SparkSession]":
     """Give a session; ``cores`` and ``memory_mb`` are for one on this machine alone."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_not_py4j)
     if _SUBMITTED in environ:
         from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -41,6 +50,9 @@ def job_session(
         folder = Path(name)
         os.environ.update(spark_environment(folder, environ))
         session = local_session(folder, cores=cores, memory_mb=memory_mb, tries=TRIES)
+        with contextlib.suppress(ValueError):  # not on the main thread
+            # Spark's own handler calls the JVM in the middle of another call, and fails.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             yield session
         finally:

@@ -48,8 +48,19 @@ def test_numbers_out_of_bounds_are_wrong_usage(words):
     assert "less than or equal to" in run(main.app, words)
 
 
-def test_a_back_fill_of_ledgers_older_than_never_is_not_one_of_all():
-    assert "never" in run(spark, ["bulk-offload", "--older-than", "never"])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["bulk-offload", "--older-than", "never"], "never"),
+        (["usage", "--memory", "100M"], "too little for Spark"),
+        (["export", "logs", "--to", "s3://"], "is no place for an export"),
+    ],
+)
+def test_a_job_that_makes_no_sense_ends_before_spark_begins(words, told):
+    """A back-fill of what is older than never was one of all."""
+    said = run(spark, words)
+    assert told in said
+    assert "remedy: " in said
 
 
 def test_a_report_that_is_there_is_read(tmp_path):
