@@ -12,6 +12,7 @@ from tierlog.model.errors import RefusedError
 from tierlog_spark.cli.running import CORES, MEMORY, Cores, DryRun, Memory, Metrics, Quiet, run_job
 
 if TYPE_CHECKING:
+    from tierlog_spark.jobs.export import ExportOptions
     from tierlog_spark.jobs.export.values import ValueSchema
 
 COLUMNS: Final = {
@@ -79,7 +80,6 @@ def export(  # noqa: PLR0913 - options of a command
     from tierlog.cli.policy import parse_size
     from tierlog_spark.jobs.export import ExportOptions
     from tierlog_spark.jobs.export import export as export_streams
-    from tierlog_spark.jobs.export.targets import target_of
 
     options = ExportOptions(
         streams=tuple(streams),
@@ -92,9 +92,7 @@ def export(  # noqa: PLR0913 - options of a command
         batch_bytes=parse_size(batch),
         file_bytes=parse_size(file_size),
     )
-    # What is wrong with it is told before Spark starts.
-    options.names()
-    target_of(to, options.s3)
+    _check(options)
     run_job(
         lambda run: export_streams(run, options),
         columns=COLUMNS,
@@ -126,6 +124,14 @@ def exported(
     print_rows([asdict(one) for one in found], FILE_COLUMNS, output)
     if output is Output.TABLE:
         say(f"{len(found)} files, {sum(one.rows for one in found)} events")
+
+
+def _check(options: "ExportOptions") -> None:
+    """Refuse what is wrong with an export before Spark starts."""
+    from tierlog_spark.jobs.export.targets import target_of
+
+    options.names()
+    target_of(options.to, options.s3)
 
 
 def _schema(
