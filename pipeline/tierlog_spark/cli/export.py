@@ -92,8 +92,7 @@ def export(  # noqa: PLR0913 - options of a command
         batch_bytes=parse_size(batch),
         file_bytes=parse_size(file_size),
     )
-    # What is wrong with it is told before Spark starts.
-    options.names()
+    options.names()  # what is wrong with it is told before Spark starts
     target_of(to, options.s3)
     run_job(
         lambda run: export_streams(run, options),
