@@ -126,11 +126,10 @@ class S3Settings(_Section):
     requests_per_s_max: float = Field(default=0.0, ge=0)
     """Requests that a process sends, tries that are repeated included; 0: as many as it likes."""
     data_sha256: bool = False
-    """Keeps a SHA-256 of each data object too, which costs three times an upload's CPU. This and
-    the next one hold for streams of which no level of a policy says it."""
+    """Keeps a SHA-256 of data objects, for three times the CPU, where no policy says otherwise."""
     read_back: Literal["none", "sample", "full"] = "sample"
     """How much of a copy in S3 is read and compared before the local one is deleted: none of it,
-    eight grains of 64 KiB, or all."""
+    eight grains of 64 KiB, or all; where no policy says otherwise."""
 
     def longest_request_s(self, length: int) -> float:
         """Return the longest that one request with so many bytes is on its way."""
