@@ -7,7 +7,7 @@ from tierlog.adapters.memory.faults import Outcome
 from tierlog.catalog.ledgers import PAGE_LEDGERS, TAIL_LEDGERS_MAX
 from tierlog.catalog.streams import check_owner
 from tierlog.format import paths
-from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.partitions import partition_names
 from tierlog.model.policy import DELETION_LAG_DEFAULT_MS, Policy
@@ -213,7 +213,8 @@ async def test_a_catalog_says_whether_its_store_answers():
     process = World().process()
     assert await process.catalog.answers()
     process.faults.next("metadata.children", Outcome.REFUSED)
-    assert not await process.catalog.answers()
+    with pytest.raises(RetryableError, match="could not reach"):
+        await process.catalog.answers()
     assert await process.catalog.answers()
 
 

@@ -43,7 +43,10 @@ async def listening(authority, issued, *, mutual=False):
         context.load_verify_locations(authority.file)
         context.verify_mode = ssl.CERT_REQUIRED
 
+    writers = []
+
     async def serve(reader, writer):
+        writers.append(writer)
         with contextlib.suppress(OSError):
             await reader.read(65536)
         writer.close()
@@ -54,6 +57,11 @@ async def listening(authority, issued, *, mutual=False):
     finally:
         server.close()
         await server.wait_closed()
+        for writer in writers:
+            # A farewell over TLS takes turns of a loop that is about to end.
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 def how_of(authority, issued=None):
