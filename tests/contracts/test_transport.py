@@ -194,6 +194,31 @@ async def test_tls_carries_frames():
     await listener.close()
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_who_hangs_up_over_tls_waits_for_no_farewell(at_once):
+    server_tls, client_tls = _tls_contexts()
+    transport = TcpTransport(server_tls=server_tls, client_tls=client_tls)
+
+    async def handler(channel):
+        while await channel.receive() is not None:
+            channel.send(b"heard")
+
+    listener = await transport.listen("localhost:0", handler)
+    client = await transport.connect(listener.address)
+    client.send(b"hello")
+    assert await client.receive() is not None
+    ended = asyncio.create_task(client.wait_closed())
+    if at_once:
+        client.hang_up()
+    else:
+        client.close()
+    for _ in range(3):  # as a loop that ends still takes
+        await asyncio.sleep(0)
+    assert ended.done() is at_once
+    await ended
+    await listener.close()
+
+
 def _tls_contexts():
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     pem = Path(__file__).parent / "localhost.pem"  # of this test alone, and worth nothing

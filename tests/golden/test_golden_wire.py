@@ -95,6 +95,9 @@ class Script:
         await self._closed.wait()
         return None
 
+    def hang_up(self):
+        self.close()
+
     def close(self):
         self._closed.set()
 

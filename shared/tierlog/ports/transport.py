@@ -53,6 +53,10 @@ class Channel(Protocol):
         """Give up the connection; what is queued may be lost."""
         ...
 
+    def hang_up(self) -> None:
+        """Give it up at once, since nothing that was sent still matters."""
+        ...
+
 
 ChannelHandler = Callable[[Channel], Awaitable[None]]
 

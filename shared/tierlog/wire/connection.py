@@ -217,7 +217,7 @@ class WireClient:
         except TimeoutError:
             pass  # what is left ends as indeterminate below
         finally:
-            self._channel.close()  # though nobody waits for the end
+            self._channel.hang_up()  # though nobody waits for the end
         await self._ended.wait()
 
     # Sending
@@ -435,7 +435,7 @@ async def _call(
     try:
         return channel, await _exchange_hello(channel, hello, versions)
     except BaseException:
-        channel.close()
+        channel.hang_up()
         raise
 
 

@@ -236,6 +236,9 @@ class MemoryChannel:
             self._pass_on(None)
             self._changed.set()
 
+    def hang_up(self) -> None:
+        self.close()
+
     def cut(self) -> None:
         """Lose the connection; what the caller sent may still arrive."""
         caller, called = (self, self.other) if self.is_caller else (self.other, self)

@@ -161,6 +161,7 @@ class TcpChannel(asyncio.BufferedProtocol):
         self._decoder = FrameDecoder(limits.frames)
         self._transport: asyncio.Transport | None = None
         self._peer = ""
+        self._encrypted = False
         self._certificate_names: Sequence[str] = ()
         self._queued_bytes = 0  # received, not taken
         self._reading = True
@@ -246,6 +247,12 @@ class TcpChannel(asyncio.BufferedProtocol):
         self._arrived.set()
         self._drained.set()
 
+    def hang_up(self) -> None:
+        self.close()
+        # A farewell over TLS waits for the peer's, and the loop may be about to end.
+        if self._encrypted and self._transport is not None and not self._gone.is_set():
+            self._transport.abort()
+
     async def wait_closed(self) -> None:
         """Wait until the socket is closed."""
         await self._gone.wait()
@@ -259,10 +266,10 @@ class TcpChannel(asyncio.BufferedProtocol):
         self._peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
         # Whatever the kernel does not take at once stays in our queue, uncopied. (asyncio's TLS
         # compares with >=, so that at 0 it would pause for ever.)
-        encrypted = transport.get_extra_info("sslcontext") is not None
-        if encrypted:
+        self._encrypted = transport.get_extra_info("sslcontext") is not None
+        if self._encrypted:
             self._certificate_names = peer_names(transport)
-        self._transport.set_write_buffer_limits(high=TLS_QUEUE_HIGH if encrypted else 0)
+        self._transport.set_write_buffer_limits(high=TLS_QUEUE_HIGH if self._encrypted else 0)
         if self._accept is not None:
             self._accept(self)
 
