@@ -106,7 +106,10 @@ class StreamReader:
 
     @property
     def resume(self) -> Position | Edge:
-        """Where to go on: right behind what was yielded last. Partitions have each their own."""
+        """Where to go on: right behind what was yielded last. Partitions have each their own.
+
+        An entry counts once its last event was yielded: whoever goes on there misses none.
+        """
         last = self._last
         return self._resume if last is None else _behind(last)
 
@@ -195,6 +198,8 @@ class StreamReader:
         """Iterate over entries."""
         async with contextlib.aclosing(self.answers()) as answers:
             async for answer in answers:
+                if answer.partition is None:  # nothing of it was yielded yet, nor may ever be
+                    self._go_on_at(Position(answer.ledger_id, answer.first_entry_id))
                 for entry in chain.from_iterable(_pieces_of(answer)):
                     if entry.partition is None:
                         self._last = entry.position
@@ -204,7 +209,14 @@ class StreamReader:
         """Iterate over events; in a raw stream each entry is one."""
         async with contextlib.aclosing(self.entries()) as entries:
             async for entry in entries:
-                for event in events_of(entry):
+                if entry.partition is None:
+                    self._go_on_at(entry.position)
+                events = events_of(entry)
+                for event in events[:-1]:
+                    yield event
+                if entry.partition is None:
+                    self._last = entry.position
+                for event in events[-1:]:
                     yield event
 
     async def _next(self, where: Position | Edge, left: int | None) -> FramesAnswer:

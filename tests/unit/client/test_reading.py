@@ -1,6 +1,7 @@
 """A reader yields what lies between two positions, in order, once; and never what is damaged."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -126,10 +127,40 @@ async def test_a_damaged_entry_is_told_with_its_position_and_never_yielded():
     service = Stream()
     good = service.ledgers[0][2]
     service.ledgers[0][2] = good[:-1] + bytes([good[-1] ^ 1])
-    found = []
+    reader = StreamReader(LOGS, service)
+    events = reader.events()
+    found = [(await anext(events)).payload for _ in range(2)]
     with pytest.raises(CorruptError) as caught:
-        found.extend([one async for one in StreamReader(LOGS, service).events()])
+        await anext(events)
     assert caught.value.details["position"] == "0:2"
+    assert found == [b"0:0", b"0:1"]
+    assert reader.resume == at(0, 2), "who goes on there does not pass over it"
+
+
+class Miscounted(Stream):
+    """Announces an entry too many from the second ledger on."""
+
+    async def read(self, stream, where, **budget):
+        answer = await super().read(stream, where, **budget)
+        return replace(answer, count=answer.count + (answer.ledger_id > 0))
+
+
+@on_virtual_time
+async def test_who_goes_on_after_an_answer_that_was_refused_misses_none_of_it():
+    reader = StreamReader(LOGS, Miscounted(), start=at(0, 4))
+    with pytest.raises(CorruptError, match="announced"):
+        assert [one.position async for one in reader.entries()]
+    assert reader.resume == at(1, 0)
+
+
+@on_virtual_time
+async def test_who_stops_amid_the_events_of_an_entry_is_given_it_again():
+    service = Service()
+    service.lay([[entry("before"), encode_entry([b"a", b"b", b"c"], publish_time_ms=5)]])
+    reader, after = StreamReader(LOGS, service), {}
+    async for one in reader.events():
+        after[one.payload] = reader.resume
+    assert after == {b"before": at(0, 1), b"a": at(0, 1), b"b": at(0, 1), b"c": at(0, 2)}
 
 
 @on_virtual_time
