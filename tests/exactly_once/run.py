@@ -113,8 +113,12 @@ class Run:
             await asyncio.sleep(self.rng.uniform(0.2, 1.2))
             what = self.rng.choices(("producer", "owner", "node", "offloader"), (6, 2, 1, 1))[0]
             if what == "producer":
-                if self._producers:
-                    self._producers[self.rng.choice(sorted(self._producers))].kill()
+                running = sorted(
+                    name for name, one in self._producers.items() if one.returncode is None
+                )
+                if not running:
+                    continue
+                self._producers[self.rng.choice(running)].kill()
             else:
                 name = await self._process(what)
                 self.cluster.kill(name)
