@@ -41,6 +41,7 @@ def _alert(name: str, severity: str, lasting: str, expr: str, summary: str) -> A
 
 FSYNC: Final = "tierlog_journal_fsync_duration_seconds"
 AGE: Final = "tierlog_offload_oldest_pending_age_seconds"
+HITS: Final = "rate(tierlog_cache_hit_bytes_total[15m])"
 
 GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
     "tierlog-data": (
@@ -57,6 +58,11 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
         _alert(
             "DiskFilling", WARNING, "10m", "tierlog_disk_space_level == 1",
             "a storage node has little free space left",
+        ),
+        _alert(
+            "DiskWillFill", WARNING, "60m",
+            "predict_linear(tierlog_disk_free_bytes[6h], 24 * 3600) < 0",
+            "a storage node's disk will be full within a day, if it goes on like this",
         ),
         _alert(
             "CopiesMissing", WARNING, "30m",
@@ -148,6 +154,13 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
             "ReaderCacheFull", WARNING, "15m",
             'increase(tierlog_cache_refusals_total{who="wanted"}[10m]) > 0',
             "a reader's cache has no room for what readers wait for",
+        ),
+        _alert(
+            "CacheThrash", WARNING, "30m",
+            f"{HITS} / ({HITS} + rate(tierlog_cache_miss_bytes_total[15m])) < 0.2"
+            " and sum without (reason)"
+            ' (rate(tierlog_cache_evictions_total{reason!="idle"}[15m])) > 1',
+            "a reader's cache gives room away before what lies there is read",
         ),
     ),
 }  # fmt: skip
