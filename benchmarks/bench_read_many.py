@@ -57,7 +57,7 @@ class Readers:
         """Let so many read the ledger from its beginning, cold."""
         await cold_reader(self.bench)
         result = await self._read(["earliest"] * number, self._byte_count, READ_BYTES)
-        gets = await reader_says(self.bench, "tierlog_reader_ranges_fetched")
+        gets = await reader_says(self.bench, "tierlog_reader_ranges_fetched_total")
         each = result["bytes"] / number
         return {**result, "gets": gets, "gets_per_range": gets / max(1.0, each / MIB)}
 

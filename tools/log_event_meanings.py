@@ -169,7 +169,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "policy.contradicts_itself": "A stream's policy contradicts itself; nothing is done for it",
     "producer.failed": "The Kafka producer met a fatal error: a broker lost its memory",
     "producer.gave_up_events": "Events that were queued were given up; who published them was told",
-    "producer.renewed": "The producer failed for good, and another one took its place",
+    "producer.renewed": "A new producer: the old one failed for good or has older files of TLS",
     "progress.corrupt": "The scheduler's progress can't be read: lags begin anew",
     "progress.not_saved": "The scheduler's progress could not be saved; it is tried again",
     "queue.awaited": "Kafka was not reached when the process started; it is asked again",

@@ -89,6 +89,10 @@ REFUSED = {
         {"settings": {"zookeeper": {"tls": {"enabled": False}}}},
         "zookeeper would be reached in plain text",
     ),
+    "S3 in plain text": (
+        {"settings": {"s3": {"endpoint_url": "http://minio:9000"}}},
+        "s3 would be reached in plain text",
+    ),
     "Redis in plain text": (
         {"settings": {"redis": {"url": "redis://redis:6379/0"}}},
         "redis would be reached in plain text",

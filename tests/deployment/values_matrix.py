@@ -117,7 +117,10 @@ SWITCHES: Final[dict[str, Values]] = {
     },
     "odd-texts": {
         "settings": {
-            "s3": {"key_prefix": 'logs/"quoted" $(HOME) {{ x }}: #', "endpoint_url": "http://s3:1"},
+            "s3": {
+                "key_prefix": 'logs/"quoted" $(HOME) {{ x }}: #',
+                "endpoint_url": "https://s3:1",
+            },
             "log": {"level": "debug"},
             "ingest": {"replication": {"enabled": False}},
         }

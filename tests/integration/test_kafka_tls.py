@@ -11,9 +11,11 @@ import uuid
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from confluent_kafka import Consumer
 
 from tests.plugins.fix_servers import run_apart
 from tests.security.making import Authority
+from tierlog.adapters.kafka import source as source_module
 from tierlog.adapters.kafka.common import connection_of
 from tierlog.adapters.kafka.publisher import KafkaPublisher
 from tierlog.adapters.kafka.source import KafkaEventSource
@@ -203,3 +205,57 @@ async def test_without_one_that_it_believes_nobody_is_let_in(broker):
 async def test_a_listener_without_tls_is_not_spoken_to(broker):
     error = await refusal(broker.settings("broker", ca_file=broker.authority.file))
     assert "kafka.tls" in error.remedy
+
+
+def put(issued, certificate, key):
+    """Put a certificate and its key where others lie, as who rotates them does."""
+    for new, old in ((issued.certificate, certificate), (issued.key, key)):
+        beside = old.with_suffix(".new")
+        beside.write_bytes(new.read_bytes())
+        beside.rename(old)
+
+
+async def test_files_are_read_again_when_they_change(broker, tmp_path, monkeypatch):
+    """Shown by others that the broker does not believe: whoever kept the old ones would go on."""
+    good, strange = broker.authority.issue("rotated"), broker.strange.issue("rotated")
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    put(good, certificate, key)
+    settings = broker.settings(
+        "mutual", ca_file=broker.authority.file, certificate_file=certificate, key_file=key
+    )
+    members = []
+
+    def member(*args, **options):
+        members.append(Consumer(*args, **options))
+        return members[-1]
+
+    monkeypatch.setattr(source_module, "Consumer", member)
+    how, bootstrap, topic = connection_of(settings), settings.bootstrap_servers, str(uuid.uuid4())
+    specs = topic_specs([topic], partitions=1, replication_factor=1)
+    await ensure_topics(bootstrap, specs, how=how)
+    publisher = KafkaPublisher(bootstrap, publish_timeout_s=5.0, how=how)
+    source = KafkaEventSource(bootstrap, [topic], group=topic, how=how)
+
+    async def goes_there(value):
+        await publisher.publish(topic, key=b"k", value=value, headers={})
+        async with asyncio.timeout(60):
+            event = await source.take()
+        assert event.value == value
+        await source.ack(event)
+
+    try:
+        await goes_there(b"by the first")
+        put(strange, certificate, key)
+        with pytest.raises(RetryableError):
+            await publisher.publish(topic, key=b"k", value=b"by nobody", headers={})
+        put(good, certificate, key)
+        await goes_there(b"by the third")
+        assert len(members) >= 2
+        # A key without its certificate is what a rotation looks like half way.
+        key.write_bytes(strange.key.read_bytes())
+        count = len(members)
+        await goes_there(b"by those that were read")
+        assert len(members) == count
+    finally:
+        await source.close()
+        await publisher.close()

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 
 @contextlib.asynccontextmanager
-async def encrypted(address, issued):
+async def encrypted(address, issued, own_port=0):
     """Take TLS connections, and pass on what is in them."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(issued.certificate, issued.key)
@@ -45,7 +45,7 @@ async def encrypted(address, issued):
             tasks.create_task(pass_on(reader, behind_writer))
             tasks.create_task(pass_on(behind_reader, writer))
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    server = await asyncio.start_server(serve, "127.0.0.1", own_port, ssl=context)
     try:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
@@ -87,9 +87,9 @@ async def test_zookeeper_over_tls(servers, authority, tmp_path, caplog):
     gc.collect()
 
 
-async def test_redis_over_tls(servers, authority):
+async def test_redis_over_tls(servers, authority, tmp_path):
     plain = servers.endpoints.redis_url.removeprefix("redis://").partition("/")[0]
-    prefix = f"tls-{uuid.uuid4()}:"
+    prefix, clock = f"tls-{uuid.uuid4()}:", SimClock()
 
     def cache(address):
         settings = RedisSettings.model_validate(
@@ -100,7 +100,7 @@ async def test_redis_over_tls(servers, authority):
         )
         return RedisCache(
             url_of(settings),
-            clock=SimClock(),
+            clock=clock,
             key_prefix=prefix,
             timeout_s=2.0,
             how=connection_of(settings),
@@ -112,7 +112,21 @@ async def test_redis_over_tls(servers, authority):
         await good.put("key", b"value", ttl_s=60)
         assert await good.get("key") == b"value"
         await good.close()
-    elsewhere = authority.issue("elsewhere", dns=("elsewhere",), addresses=())
+        # Of another authority, behind the same address and in the same file.
+        kept = cache(address)
+        assert await kept.get("key") == b"value"
+        await kept._redis.connection_pool.disconnect()
+    folder = tmp_path / "next"
+    folder.mkdir()
+    following = Authority(folder)
+    async with encrypted(plain, following.issue("redis"), int(address.rpartition(":")[2])):
+        clock.advance(60)
+        assert await kept.get("key") is None
+        authority.file.write_bytes(following.file.read_bytes())
+        clock.advance(60)
+        assert await kept.get("key") == b"value"
+        await kept.close()
+    elsewhere = following.issue("elsewhere", dns=("elsewhere",), addresses=())
     async with encrypted(plain, elsewhere) as address:
         bad = cache(address)
         assert await bad.get("key") is None

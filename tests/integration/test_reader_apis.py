@@ -61,8 +61,8 @@ async def test_followers_from_the_first_entry_run_into_the_tail_while_ledgers_mo
             assert {"tier2", "memory"} <= tiers
         ledgers = (await client.stream("moving"))["ledgers"]
         assert sum(not one["tier1"] for one in ledgers) >= 3, "ledgers went while they were read"
-    assert await gauge(cluster, "tierlog_reader_cache_overflow_bytes") == 0
-    assert await gauge(cluster, "tierlog_reader_tail_hit_bytes") > 0
+    assert await gauge(cluster, "tierlog_cache_overflow_bytes") == 0
+    assert await gauge(cluster, "tierlog_reader_tail_hit_bytes_total") > 0
 
 
 async def _followed(client, count):

@@ -89,7 +89,7 @@ async def gauges(cluster):
     url = f"http://{cluster.address('reader', 'http')}/metrics"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         lines = (await answer.text()).splitlines()
-    rows = [line.split() for line in lines if not line.startswith("#") and "{" not in line]
+    rows = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in rows}
 
 
@@ -104,10 +104,12 @@ async def test_what_was_read_once_of_an_offloaded_stream_is_in_the_cache(cluster
         assert await payloads(client, "again") == events
         after = await gauges(cluster)
     grown = {name: after[name] - before[name] for name in before if name.startswith("tierlog")}
-    assert grown["tierlog_reader_range_bytes_fetched"] == 0
-    assert grown["tierlog_reader_cache_miss_bytes"] == 0
-    assert grown["tierlog_reader_cache_hit_bytes"] >= sum(map(len, events))
-    used, limit = (after[f"tierlog_reader_cache_{name}_bytes"] for name in ("used", "limit"))
+    assert grown["tierlog_reader_range_bytes_fetched_total"] == 0
+    assert grown["tierlog_cache_miss_bytes_total"] == grown["tierlog_cache_misses_total"] == 0
+    assert grown["tierlog_cache_hits_total"] > 0
+    assert grown['tierlog_read_duration_seconds_count{tier="tier2"}'] > 0
+    assert grown["tierlog_cache_hit_bytes_total"] >= sum(map(len, events))
+    used, limit = after['tierlog_cache_bytes{state="used"}'], after["tierlog_cache_limit_bytes"]
     assert sum(map(len, events)) < used <= limit
 
 
@@ -140,7 +142,7 @@ async def test_http_says_what_it_sends_and_problems_are_told(cluster):
                 assert (answer.status, problem["reason"]) == (status, reason)
                 assert problem["remedy"]
         async with session.get(f"http://{cluster.address('reader', 'http')}/metrics") as answer:
-            assert 'tierlog_reader_entries_total{tier="tier1"}' in await answer.text()
+            assert 'tierlog_read_entries_total{tier="tier1"}' in await answer.text()
 
 
 async def test_grpc_reads_entries_and_bounds(cluster):

@@ -97,6 +97,17 @@ def test_outer_systems_are_not_reached_in_plain_text_unless_that_is_said(whole, 
 
 
 @pytest.mark.parametrize("service", SERVICES)
+def test_entries_go_to_the_store_over_tls_unless_that_is_said(whole, service):
+    far = {"endpoint_url": "http://10.0.0.5:9000"}
+    with pytest.raises(RefusedError, match="s3 is reached in plain text"):
+        check_security(settings_of(whole, s3=far), service)
+    meshed = {**whole["security"], "plain_text_to": ["s3"]}
+    check_security(settings_of(whole, s3=far, security=meshed), service)
+    for fine in ("", "https://10.0.0.5:9", "http://127.0.0.1:8333", "http://localhost:8333"):
+        check_security(settings_of(whole, s3={"endpoint_url": fine}), service)
+
+
+@pytest.mark.parametrize("service", SERVICES)
 def test_what_a_collector_is_shown_goes_over_tls(whole, service):
     def tracing(url, **more):
         return {"enabled": True, "endpoint_url": url, "headers": "authorization=Bearer x", **more}

@@ -40,7 +40,8 @@ def _alert(name: str, severity: str, lasting: str, expr: str, summary: str) -> A
 
 
 FSYNC: Final = "tierlog_journal_fsync_duration_seconds"
-AGE: Final = "tierlog_offload_oldest_byte_age_seconds_max"
+AGE: Final = "tierlog_offload_oldest_pending_age_seconds"
+HITS: Final = "rate(tierlog_cache_hit_bytes_total[15m])"
 
 GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
     "tierlog-data": (
@@ -57,6 +58,11 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
         _alert(
             "DiskFilling", WARNING, "10m", "tierlog_disk_space_level == 1",
             "a storage node has little free space left",
+        ),
+        _alert(
+            "DiskWillFill", WARNING, "60m",
+            "predict_linear(tierlog_disk_free_bytes[6h], 24 * 3600) < 0",
+            "a storage node's disk will be full within a day, if it goes on like this",
         ),
         _alert(
             "CopiesMissing", WARNING, "30m",
@@ -84,7 +90,7 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
         ),
         _alert(
             "ObjectsDiffer", WARNING, "0m",
-            "delta(tierlog_reader_ranges_differed[30m]) > 0",
+            "increase(tierlog_reader_ranges_differed_total[30m]) > 0",
             "the object store gave bytes that are not what was written",
         ),
     ),
@@ -99,15 +105,15 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
         ),
         _alert(
             "OffloadsFailing", WARNING, "15m",
-            'sum by (namespace) (rate(tierlog_offloader_requests_total'
+            'sum by (namespace) (rate(tierlog_offload_attempts_total'
             '{outcome=~"failed|refused"}[15m]))'
-            " > sum by (namespace) (rate(tierlog_offloader_requests_total"
+            " > sum by (namespace) (rate(tierlog_offload_attempts_total"
             '{outcome="completed"}[15m]))',
             "more offloads fail than succeed",
         ),
         _alert(
             "DeadLetters", WARNING, "0m",
-            "sum by (namespace, reason) (increase(tierlog_offloader_dead_letters_total[30m])) > 0",
+            "sum by (namespace, reason) (increase(tierlog_dlq_messages_total[30m])) > 0",
             "requests kept failing and were put aside",
         ),
         _alert(
@@ -146,8 +152,15 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
         ),
         _alert(
             "ReaderCacheFull", WARNING, "15m",
-            'delta(tierlog_reader_cache_refusals{who="wanted"}[10m]) > 0',
+            'increase(tierlog_cache_refusals_total{who="wanted"}[10m]) > 0',
             "a reader's cache has no room for what readers wait for",
+        ),
+        _alert(
+            "CacheThrash", WARNING, "30m",
+            f"{HITS} / ({HITS} + rate(tierlog_cache_miss_bytes_total[15m])) < 0.2"
+            " and sum without (reason)"
+            ' (rate(tierlog_cache_evictions_total{reason!="idle"}[15m])) > 1',
+            "a reader's cache gives room away before what lies there is read",
         ),
     ),
 }  # fmt: skip

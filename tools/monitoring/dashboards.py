@@ -14,15 +14,15 @@ WIDTH: Final = 24
 HEIGHT: Final = 8
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 OF: Final = '{namespace=~"$namespace"}'
-TIER: Final = "sum by (tier) (rate(tierlog_reader_{what}_total{of}[5m]))"
+TIER: Final = "sum by (tier) (rate(tierlog_{what}_total{of}[5m]))"
 QUANTILE: Final = (
     "histogram_quantile({share}, sum by (le) "
-    "(rate(tierlog_offloader_request_seconds_bucket{of}[15m])))"
+    "(rate(tierlog_offload_attempt_duration_seconds_bucket{of}[15m])))"
 )
 HITS: Final = (
-    f"sum(deriv(tierlog_reader_cache_hit_bytes{OF}[5m])) / "
-    f"(sum(deriv(tierlog_reader_cache_hit_bytes{OF}[5m])) + "
-    f"sum(deriv(tierlog_reader_cache_miss_bytes{OF}[5m])))"
+    f"sum(rate(tierlog_cache_hit_bytes_total{OF}[5m])) / "
+    f"(sum(rate(tierlog_cache_hit_bytes_total{OF}[5m])) + "
+    f"sum(rate(tierlog_cache_miss_bytes_total{OF}[5m])))"
 )
 FSYNC: Final = "tierlog_journal_fsync_duration_seconds"
 
@@ -55,6 +55,12 @@ def rate(name: str, by: str = "") -> str:
     return f"sum{grouped} (rate({name}{OF}[5m]))"
 
 
+def slowest(name: str, by: str = "") -> str:
+    """Return what 99 of 100 do not exceed, of a histogram."""
+    grouped = f"le, {by}" if by else "le"
+    return f"histogram_quantile(0.99, sum by ({grouped}) (rate({name}_bucket{OF}[5m])))"
+
+
 def top(name: str, function: str = "max") -> str:
     """Return a gauge over all processes."""
     return f"{function}({name}{OF})"
@@ -79,27 +85,29 @@ OVERVIEW: Final[Rows] = (
         (
             number(
                 "Oldest byte that is not in S3",
-                top("tierlog_offload_oldest_byte_age_seconds_max"),
+                top("tierlog_offload_oldest_pending_age_seconds"),
                 unit="s",
                 red_from=6 * 3600,
             ),
             number(
                 "Dead letters, last day",
-                f"sum(increase(tierlog_offloader_dead_letters_total{OF}[1d]))",
+                f"sum(increase(tierlog_dlq_messages_total{OF}[1d]))",
                 red_from=1,
             ),
             number("Schedulers that lead", top("tierlog_scheduler_leading", "sum")),
             lines(
                 "Offloads by outcome",
                 "ops",
-                (rate("tierlog_offloader_requests_total", "outcome"), "{{outcome}}"),
+                (rate("tierlog_offload_attempts_total", "outcome"), "{{outcome}}"),
             ),
         ),
     ),
     (
         "Can it be read?",
         (
-            lines("Bytes served by tier", "Bps", (TIER.format(what="bytes", of=OF), "{{tier}}")),
+            lines(
+                "Bytes served by tier", "Bps", (TIER.format(what="read_bytes", of=OF), "{{tier}}")
+            ),
             lines("Reads by tier", "reqps", (TIER.format(what="reads", of=OF), "{{tier}}")),
             lines(
                 "Journal: bytes written",
@@ -117,13 +125,15 @@ OFFLOAD: Final[Rows] = (
             lines(
                 "Oldest byte that is not in S3, by stream",
                 "s",
-                (f"topk(10, tierlog_offload_oldest_byte_age_seconds{OF})", "{{stream}}"),
+                (f"topk(10, tierlog_stream_offload_oldest_pending_age_seconds{OF})", "{{stream}}"),
             ),
             lines(
                 "Requests in hand",
                 "short",
                 (top("tierlog_offloader_requests_in_hand", "sum"), "in hand"),
             ),
+            lines("Bytes that are not in S3", "bytes", (top("tierlog_offload_lag_bytes"), "")),
+            lines("Ledgers", "short", (f"max by (state) (tierlog_ledgers{OF})", "{{state}}")),
             lines(
                 "How long a copy takes",
                 "s",
@@ -144,6 +154,19 @@ OFFLOAD: Final[Rows] = (
                 "Requests by cause and operation",
                 "reqps",
                 (rate("tierlog_s3_requests_total", "cause, operation"), "{{cause}} {{operation}}"),
+            ),
+            lines(
+                "99 of 100 requests take",
+                "s",
+                (slowest("tierlog_s3_request_duration_seconds", "operation"), "{{operation}}"),
+            ),
+            lines(
+                "Requests that failed",
+                "ops",
+                (
+                    f'sum by (code) (rate(tierlog_s3_answers_total{{code!="ok",{OF[1:]}[5m]))',
+                    "{{code}}",
+                ),
             ),
             lines("Bytes sent", "Bps", (rate("tierlog_s3_sent_bytes_total", "cause"), "{{cause}}")),
             lines(
@@ -176,9 +199,15 @@ READER: Final[Rows] = (
     (
         "What is served",
         (
-            lines("Bytes by tier", "Bps", (TIER.format(what="bytes", of=OF), "{{tier}}")),
-            lines("Entries by tier", "ops", (TIER.format(what="entries", of=OF), "{{tier}}")),
+            lines("Bytes by tier", "Bps", (TIER.format(what="read_bytes", of=OF), "{{tier}}")),
+            lines("Entries by tier", "ops", (TIER.format(what="read_entries", of=OF), "{{tier}}")),
             lines("Reads by tier", "reqps", (TIER.format(what="reads", of=OF), "{{tier}}")),
+            lines(
+                "99 of 100 reads take",
+                "s",
+                (slowest("tierlog_read_duration_seconds", "tier"), "{{tier}}"),
+                (slowest("tierlog_index_read_duration_seconds"), "index"),
+            ),
         ),
     ),
     (
@@ -187,8 +216,8 @@ READER: Final[Rows] = (
             lines(
                 "How full",
                 "bytes",
-                (f"tierlog_reader_cache_used_bytes{OF}", "{{pod}} used"),
-                (f"tierlog_reader_cache_limit_bytes{OF}", "{{pod}} limit"),
+                (f"sum by (pod, state) (tierlog_cache_bytes{OF})", "{{pod}} {{state}}"),
+                (f"tierlog_cache_limit_bytes{OF}", "{{pod}} limit"),
             ),
             lines(
                 "Share of bytes that were in the cache",
@@ -201,12 +230,12 @@ READER: Final[Rows] = (
             lines(
                 "Evicted, by who asked for room",
                 "short",
-                (f"sum by (why) (delta(tierlog_reader_cache_evictions{OF}[5m]))", "{{why}}"),
+                (rate("tierlog_cache_evictions_total", "reason"), "{{reason}}"),
             ),
             lines(
                 "No room",
                 "short",
-                (f"sum by (who) (delta(tierlog_reader_cache_refusals{OF}[5m]))", "{{who}}"),
+                (rate("tierlog_cache_refusals_total", "who"), "{{who}}"),
             ),
         ),
     ),
@@ -216,10 +245,12 @@ READER: Final[Rows] = (
             lines(
                 "Bytes fetched",
                 "Bps",
-                (f"sum(deriv(tierlog_reader_range_bytes_fetched{OF}[5m]))", "fetched"),
+                (rate("tierlog_reader_range_bytes_fetched_total"), "fetched"),
             ),
             number(
-                "Ranges that differed", top("tierlog_reader_ranges_differed", "sum"), red_from=1
+                "Ranges that differed",
+                top("tierlog_reader_ranges_differed_total", "sum"),
+                red_from=1,
             ),
         ),
     ),
@@ -233,6 +264,11 @@ INGEST: Final[Rows] = (
                 "A sync, on average",
                 "s",
                 (f"rate({FSYNC}_sum{OF}[5m]) / rate({FSYNC}_count{OF}[5m])", "{{pod}}"),
+            ),
+            lines(
+                "99 of 100 appends take",
+                "s",
+                (slowest("tierlog_append_duration_seconds", "pod"), "{{pod}}"),
             ),
             lines("Bytes that wait", "bytes", (f"tierlog_journal_queue_bytes{OF}", "{{pod}}")),
             lines(

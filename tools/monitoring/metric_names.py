@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import REGISTRY
@@ -21,12 +21,15 @@ import tierlog_scheduler
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.costs import CostCollector
 from tierlog_ingest.metrics import NodeCollector
+from tierlog_ingest.streams.appends import QueueBudget
 from tierlog_scheduler.metrics import SchedulerCollector
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from prometheus_client.core import Metric
+
+    from tierlog_scheduler.policy import OffloadLag
 
 PREFIX: Final = "tierlog_"
 ROOMS: Final = (tierlog.offload, tierlog_offloader, tierlog_reader, tierlog_scheduler)
@@ -44,8 +47,8 @@ def metric_names() -> set[str]:
             if not module.name.endswith(("__main__", ".main")):
                 importlib.import_module(module.name)
     found = _names(REGISTRY.collect())
-    found |= _names(NodeCollector(_EveryNumber(), streams_max=1).collect())
-    found |= _names(SchedulerCollector(_Leader()).collect())  # type: ignore[arg-type]
+    found |= _names(NodeCollector(_EveryNumber(), appends=QueueBudget(1), streams_max=1).collect())
+    found |= _names(SchedulerCollector(_Leader(), streams_max=1).collect())  # type: ignore[arg-type]
     return found | _names(CostCollector(CostMeter()).collect())
 
 
@@ -81,7 +84,8 @@ class _Leader:
     leading = True
     passes = 0
     pass_s = 0.0
-    oldest_byte_age_ms: Final[dict[str, int]] = {}
+    lags: Final[dict[str, OffloadLag]] = {}
+    ledger_states: Final[Counter[str]] = Counter()
 
     class mirror:  # noqa: N801 - an attribute's name
         """What it knows."""

@@ -120,7 +120,7 @@ async def _front(
     )
     add_all_routes(app, node, clock=system_clock())
     guard_http(app, access.HTTP_RULES, protection.gate)
-    collector = NodeCollector(node, streams_max=metrics.streams_max if metrics.per_stream else 0)
+    collector = NodeCollector(node, appends=node.owners.budget, streams_max=metrics.streams_shown)
     REGISTRY.register(collector)
 
     def register(server: grpc.aio.Server) -> None:

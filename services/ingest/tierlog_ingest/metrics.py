@@ -5,6 +5,7 @@ Owns: names and units. Does not own the numbers (``statistics`` of the node and 
 Invariant: every number of the storage's statistics is here, under one name; what only grows is a
 counter, and starts anew with the process.
 
+    slow appends        tierlog_append_duration_seconds
     a slow disk         tierlog_journal_fsync_duration_seconds, tierlog_journal_slow_fsyncs_total
     a full disk         tierlog_disk_space_level, tierlog_disk_free_bytes, tierlog_storage_read_only
     damage              tierlog_storage_limbo, tierlog_index_doubtful_ledgers
@@ -19,10 +20,13 @@ from typing import Any, Final, Protocol
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
+
+from tierlog.model.durations import Durations
 
 _GAUGES: Final = {
     "ledgers": ("storage_ledgers", "Ledgers that the node holds entries of"),
@@ -81,14 +85,22 @@ class Node(Protocol):
         ...
 
 
+class Appends(Protocol):
+    """What came of the appends to a node's streams."""
+
+    durations: Durations
+    conditions_failed: int
+
+
 class NodeCollector(Collector):
     """Metrics of one node: of its storage, and of its streams together.
 
     ``streams_max`` of them are shown by themselves, too.
     """
 
-    def __init__(self, node: Node, *, streams_max: int = 0) -> None:
+    def __init__(self, node: Node, *, appends: Appends | None = None, streams_max: int = 0) -> None:
         self._node = node
+        self._appends = appends
         self._streams_max = streams_max
 
     def collect(self) -> Iterator[Metric]:
@@ -102,6 +114,8 @@ class NodeCollector(Collector):
             ("in_flight_bytes", "Bytes of runs that are not confirmed yet"),
         ):
             yield _gauge(f"ingest_{name}", what, sum(one[name] for one in streams))
+        if self._appends is not None:
+            yield from append_metrics(self._appends)
         if self._streams_max:
             yield from stream_metrics(streams, self._streams_max)
         recovering, storage = state["recovering"], state["storage"]
@@ -114,6 +128,21 @@ class NodeCollector(Collector):
         replication = state.get("replication")
         if isinstance(replication, Mapping):
             yield from replication_metrics(replication)
+
+
+def append_metrics(appends: Appends) -> Iterator[Metric]:
+    """Return how long answers took, of all streams together."""
+    yield HistogramMetricFamily(
+        "tierlog_append_duration_seconds",
+        "How long appends waited in their owner until they were answered",
+        buckets=appends.durations.buckets(),
+        sum_value=appends.durations.sum_s,
+    )
+    yield CounterMetricFamily(
+        "tierlog_append_conditional_failures",
+        "Appends whose condition did not hold",
+        value=appends.conditions_failed,
+    )
 
 
 def stream_metrics(streams: list[dict[str, Any]], streams_max: int) -> Iterator[Metric]:

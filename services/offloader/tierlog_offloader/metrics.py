@@ -14,19 +14,22 @@ OUTCOMES: Final = {
 }
 
 REQUESTS: Final = Counter(
-    "tierlog_offloader_requests_total", "Requests that ended, by how", ["outcome"]
+    "tierlog_offload_attempts_total", "Requests that ended, by how", ["outcome"]
 )
 DEAD_LETTERS: Final = Counter(
-    "tierlog_offloader_dead_letters_total", "Events that were put aside, by reason", ["reason"]
+    "tierlog_dlq_messages_total", "Events that were put aside, by reason", ["reason"]
 )
 # From the start: of what appears with its first increase nobody sees an increase.
 for _outcome in OUTCOMES.values():
     REQUESTS.labels(_outcome)
 for _reason in Reason:
     DEAD_LETTERS.labels(_reason.value)
+BYTES: Final = Counter(
+    "tierlog_offload_bytes_total", "Bytes of the data objects of complete copies"
+)
 IN_HAND: Final = Gauge("tierlog_offloader_requests_in_hand", "Requests that are being handled")
 SECONDS: Final = Histogram(
-    "tierlog_offloader_request_seconds",
+    "tierlog_offload_attempt_duration_seconds",
     "How long requests took that ended in a complete copy",
     buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000),
 )

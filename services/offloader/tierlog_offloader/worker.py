@@ -173,6 +173,7 @@ class OffloadWorker(OffloadAttempts):
         metrics.REQUESTS.labels(metrics.OUTCOMES[done.outcome]).inc()
         if done.outcome == COMPLETED:
             metrics.SECONDS.observe(took_s)
+            metrics.BYTES.inc(result.data_len)
 
     async def _put_aside(self, event: Event, error: TierlogError) -> None:
         log.warning(

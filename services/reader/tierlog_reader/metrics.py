@@ -1,10 +1,13 @@
 """What the reader counts, for /metrics."""
 
 import collections
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from tierlog.offload.ranges import Ranges
 from tierlog_reader.cache.manager import Asks
@@ -19,44 +22,86 @@ from tierlog_reader.tier2 import ObjectTier
 
 _served: Final[collections.Counter[Tier]] = collections.Counter()
 
-READS: Final = Counter("tierlog_reader_reads_total", "Reads that were answered", ["tier"])
-ENTRIES: Final = Counter("tierlog_reader_entries_total", "Entries that were served", ["tier"])
-BYTES: Final = Counter("tierlog_reader_bytes_total", "Bytes of frames that were served", ["tier"])
-_FETCHES: Final = Gauge(
-    "tierlog_reader_ranges_fetched", "Ranges that were asked of the object store"
+
+class Grows(Collector):
+    """A counter that somebody else counts; 0 until it is said who does.
+
+    With ``label`` one for each of ``values``, which are there from the start: of what appears with
+    its first increase nobody sees an increase.
+    """
+
+    def __init__(self, name: str, what: str, label: str = "", values: tuple[str, ...] = ()) -> None:
+        self._name, self._what = name, what
+        self._labels = [label] if label else []
+        self._asked: dict[str, Callable[[], float]] = dict.fromkeys(values or ("",), lambda: 0)
+        REGISTRY.register(self)
+
+    def set_function(self, asked: Callable[[], float], value: str = "") -> None:
+        """Say where the number is."""
+        assert value in self._asked, value
+        self._asked[value] = asked
+
+    def collect(self) -> Iterator[Metric]:
+        """Give the numbers as they are now."""
+        family = CounterMetricFamily(self._name, self._what, labels=self._labels)
+        for value, asked in self._asked.items():
+            family.add_metric([value] if self._labels else [], asked())
+        yield family
+
+
+_ASKERS: Final = tuple(one.value for one in Asks)
+
+READS: Final = Counter("tierlog_reads_total", "Reads that were answered", ["tier"])
+ENTRIES: Final = Counter("tierlog_read_entries_total", "Entries that were served", ["tier"])
+BYTES: Final = Counter("tierlog_read_bytes_total", "Bytes of frames that were served", ["tier"])
+_FETCHES: Final = Grows(
+    "tierlog_reader_ranges_fetched_total", "Ranges that were asked of the object store"
 )
-_FETCHED: Final = Gauge("tierlog_reader_range_bytes_fetched", "Bytes that the object store gave")
-_MISMATCHES: Final = Gauge(
-    "tierlog_reader_ranges_differed",
+_FETCHED: Final = Grows(
+    "tierlog_reader_range_bytes_fetched_total", "Bytes that the object store gave"
+)
+_MISMATCHES: Final = Grows(
+    "tierlog_reader_ranges_differed_total",
     "Ranges that were not what was written, and were fetched once more",
 )
-_HITS: Final = Gauge("tierlog_reader_cache_hit_bytes", "Bytes of objects that were in the cache")
-_MISSES: Final = Gauge(
-    "tierlog_reader_cache_miss_bytes", "Bytes of objects that a read had to wait for"
+_READ_HITS: Final = Grows(
+    "tierlog_cache_hits_total", "Ranges of objects that were in the cache as a whole"
 )
-_USED: Final = Gauge(
-    "tierlog_reader_cache_used_bytes", "What the cache holds, with all metadata and promised room"
+_READ_MISSES: Final = Grows(
+    "tierlog_cache_misses_total", "Ranges of objects that a read had to wait for"
 )
-_LIMIT: Final = Gauge("tierlog_reader_cache_limit_bytes", "What the cache may hold")
-_ENTRIES: Final = Gauge("tierlog_reader_cache_entries", "Entries in the cache")
+_HITS: Final = Grows("tierlog_cache_hit_bytes_total", "Bytes of objects that were in the cache")
+_MISSES: Final = Grows(
+    "tierlog_cache_miss_bytes_total", "Bytes of objects that a read had to wait for"
+)
+_CACHE_BYTES: Final = Gauge(
+    "tierlog_cache_bytes",
+    "The cache's room: used with all metadata, promised to what is being fetched, and free",
+    ["state"],
+)
+_LIMIT: Final = Gauge("tierlog_cache_limit_bytes", "What the cache may hold")
+_ENTRIES: Final = Gauge("tierlog_cache_entries", "Entries in the cache")
 _COMPILED: Final = Gauge(
-    "tierlog_reader_cache_compiled", "1: the cache runs compiled; 0: as plain Python, slower"
+    "tierlog_cache_compiled", "1: the cache runs compiled; 0: as plain Python, slower"
 )
-_EVICTIONS: Final = Gauge(
-    "tierlog_reader_cache_evictions",
+_EVICTIONS: Final = Grows(
+    "tierlog_cache_evictions_total",
     "Entries that went from the cache, by who asked for their room; idle: nobody did",
-    ["why"],
+    "reason",
+    (*_ASKERS, "idle"),
 )
 _OVERFLOW: Final = Gauge(
-    "tierlog_reader_cache_overflow_bytes", "Bytes of the pool above its limit; always 0"
+    "tierlog_cache_overflow_bytes", "Bytes of the pool above its limit; always 0"
 )
 _OCCUPANCY: Final = Gauge(
-    "tierlog_reader_cache_occupancy", "How full the cache is, promised room included: 0 to 1"
+    "tierlog_cache_occupancy", "How full the cache is, promised room included: 0 to 1"
 )
-_AHEAD: Final = Gauge(
-    "tierlog_reader_ahead_bytes", "Bytes that were fetched before anybody wanted them"
+_AHEAD: Final = Grows(
+    "tierlog_reader_ahead_bytes_total", "Bytes that were fetched before anybody wanted them"
 )
-_AHEAD_READ: Final = Gauge("tierlog_reader_ahead_read_bytes", "Those of them that were read then")
+_AHEAD_READ: Final = Grows(
+    "tierlog_reader_ahead_read_bytes_total", "Those of them that were read then"
+)
 _AHEAD_SHARE: Final = Gauge(
     "tierlog_reader_ahead_efficiency", "The share of what was fetched ahead that was read: 0 to 1"
 )
@@ -65,11 +110,11 @@ _GETS_PER_MB: Final = Gauge(
     "Ranges asked of the object store for each 10^6 bytes of tier 2 that were served",
 )
 _FOLLOWED: Final = Gauge("tierlog_reader_ledgers_followed", "Open ledgers that are subscribed to")
-_TAIL_HITS: Final = Gauge(
-    "tierlog_reader_tail_hit_bytes", "Bytes served from the tails of streams in memory"
+_TAIL_HITS: Final = Grows(
+    "tierlog_reader_tail_hit_bytes_total", "Bytes served from the tails of streams in memory"
 )
-_TAIL_TAKEN: Final = Gauge(
-    "tierlog_reader_tail_taken_bytes", "Bytes that subscriptions took from tier 1"
+_TAIL_TAKEN: Final = Grows(
+    "tierlog_reader_tail_taken_bytes_total", "Bytes that subscriptions took from tier 1"
 )
 _MEMORY: Final = Gauge(
     "tierlog_reader_memory_bytes", "What the process holds for its clients, by part", ["part"]
@@ -78,14 +123,15 @@ _MEMORY_LIMIT: Final = Gauge(
     "tierlog_reader_memory_limit_bytes", "What each part may hold; together the budget", ["part"]
 )
 _ROOM_WAITING: Final = Gauge("tierlog_reader_room_waiting", "Answers that wait for room")
-_ROOM_WAITS: Final = Gauge("tierlog_reader_room_waits", "Answers that had to wait for room")
-_ROOM_REFUSED: Final = Gauge(
-    "tierlog_reader_room_refused", "Answers that got none in time: RESOURCE_EXHAUSTED"
+_ROOM_WAITS: Final = Grows("tierlog_reader_room_waits_total", "Answers that had to wait for room")
+_ROOM_REFUSED: Final = Grows(
+    "tierlog_reader_room_refused_total", "Answers that got none in time: RESOURCE_EXHAUSTED"
 )
-_REFUSALS: Final = Gauge(
-    "tierlog_reader_cache_refusals",
+_REFUSALS: Final = Grows(
+    "tierlog_cache_refusals_total",
     "Times that the cache had no room: for what is fetched ahead, or what a reader waits for",
-    ["who"],
+    "who",
+    _ASKERS,
 )
 
 
@@ -97,7 +143,13 @@ def watch(ranges: Ranges, memory: CachedRanges) -> None:
     _MISMATCHES.set_function(lambda: ranges.mismatches)
     _HITS.set_function(lambda: ranges.bytes_from_memory)
     _MISSES.set_function(lambda: ranges.bytes_waited_for)
-    _USED.set_function(lambda: manager.used_bytes + manager.promised_bytes)
+    _READ_HITS.set_function(lambda: ranges.hits)
+    _READ_MISSES.set_function(lambda: ranges.misses)
+    _CACHE_BYTES.labels("used").set_function(lambda: manager.used_bytes)
+    _CACHE_BYTES.labels("promised").set_function(lambda: manager.promised_bytes)
+    _CACHE_BYTES.labels("free").set_function(
+        lambda: max(0, store.bytes_max - manager.used_bytes - manager.promised_bytes)
+    )
     _LIMIT.set(store.bytes_max)
     _COMPILED.set(COMPILED)
     _ENTRIES.set_function(lambda: store.entries)
@@ -107,11 +159,10 @@ def watch(ranges: Ranges, memory: CachedRanges) -> None:
     _AHEAD_READ.set_function(lambda: manager.ahead_read_bytes)
     _AHEAD_SHARE.set_function(lambda: manager.ahead_read_bytes / max(1, manager.ahead_bytes))
     _GETS_PER_MB.set_function(lambda: 1e6 * ranges.fetches / max(1, _served[Tier.TIER2]))
-    askers = [Asks.TAIL.value, Asks.WANTED.value, Asks.AHEAD.value]
-    for why in [*askers, "idle"]:
-        _EVICTIONS.labels(why).set_function(partial(manager.evictions.__getitem__, why))
-    for who in askers:
-        _REFUSALS.labels(who).set_function(partial(manager.refusals.__getitem__, who))
+    for why in (*_ASKERS, "idle"):
+        _EVICTIONS.set_function(partial(manager.evictions.__getitem__, why), why)
+    for who in _ASKERS:
+        _REFUSALS.set_function(partial(manager.refusals.__getitem__, who), who)
 
 
 def watch_memory(parts: Parts, ranges: Ranges, memory: CachedRanges, tier2: ObjectTier) -> None:

@@ -40,6 +40,7 @@ from tierlog_reader.places import (
     not_yet,
     why_tier,
 )
+from tierlog_reader.timings import OF_TIER
 from tierlog_reader.trace import step
 from tierlog_reader.views import Views
 
@@ -363,11 +364,15 @@ class StreamSource:
             raise (told[0] if told else nowhere) from None
         try:
             if tier is Tier.TIER1:
-                with step("tier1", f"ledger {ledger.ledger_id}"):
+                with step("tier1", f"ledger {ledger.ledger_id}"), OF_TIER[tier].time():
                     chunk = await self._tier1.read(ledger, spot.entry_id, budget)
             else:
                 assert context is not None
-                with spending(Cause.READ, stream), step("tier2", f"ledger {ledger.ledger_id}"):
+                with (
+                    spending(Cause.READ, stream),
+                    step("tier2", f"ledger {ledger.ledger_id}"),
+                    OF_TIER[tier].time(),
+                ):
                     chunk = await self._tier2.read(
                         ledger, context, spot.entry_id, budget, self._following(snapshot, priority)
                     )

@@ -41,6 +41,7 @@ from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads
 from tierlog_reader.chunk import Budget, Chunk
 from tierlog_reader.places import Following, Tier
+from tierlog_reader.timings import INDEX_READ
 
 log = structlog.get_logger()
 
@@ -312,13 +313,14 @@ class ObjectTier:
             )
         if location.is_single:
             return await self._opened_single(ledger, context, location)
-        index = await load_index(
-            self._objects,
-            location,
-            copy=context.copy,
-            cache=self._shared,
-            ttl_s=self._limits.index_ttl_s,
-        )
+        with INDEX_READ.time():
+            index = await load_index(
+                self._objects,
+                location,
+                copy=context.copy,
+                cache=self._shared,
+                ttl_s=self._limits.index_ttl_s,
+            )
         _check_last(index.last_entry_id, ledger, location)
         side = await open_side(
             self._objects,
@@ -359,13 +361,14 @@ class ObjectTier:
     async def _opened_single(
         self, ledger: ListedLedger, context: OffloadContext, location: Tier2Location
     ) -> FrameHandle:
-        index = await load_single_index(
-            self._objects,
-            location,
-            copy=context.copy,
-            cache=self._shared,
-            ttl_s=self._limits.index_ttl_s,
-        )
+        with INDEX_READ.time():
+            index = await load_single_index(
+                self._objects,
+                location,
+                copy=context.copy,
+                cache=self._shared,
+                ttl_s=self._limits.index_ttl_s,
+            )
         _check_last(index.last_entry_id, ledger, location)
         return SingleHandle(
             ledger.ledger_id, location, index, ranges=self._ranges, offsets=self.offsets

@@ -88,7 +88,7 @@ async def serve(
         staging = _staging(parts, settings, scheduler)
         app = build_app(catalog, scheduler, letters, manifests, scrubs, checks=checks, ids=ids)
         guard_http(app, HTTP_RULES, protection.gate)
-        collector = SchedulerCollector(scheduler)
+        collector = SchedulerCollector(scheduler, streams_max=settings.metrics.streams_shown)
         REGISTRY.register(collector)
         try:
             async with (

@@ -1,11 +1,13 @@
 """The scheduler's state as Prometheus metrics, read when they are asked for.
 
-    data not in S3 in time   tierlog_offload_oldest_byte_age_seconds_max (and by stream)
+    data not in S3 in time   tierlog_offload_oldest_pending_age_seconds
+    how much of it           tierlog_offload_lag_bytes, tierlog_offload_lag_ledgers
     a leader that is stuck   tierlog_scheduler_passes_total does not grow
     too many streams         tierlog_scheduler_pass_duration_seconds nears scheduler.interval_s
 
-Invariant: only the leader knows ages; others say nothing of them, so that a sum or a maximum over
-all processes is the leader's word. At most ``STREAMS_MAX`` streams have a metric of their own.
+Invariant: they come from the metadata, by the leader alone: others say nothing of them, so that a
+sum or a maximum over all processes is the leader's word, and workers that fail hide nothing. With
+``metrics.per_stream`` the streams that are furthest behind have metrics of their own.
 """
 
 import heapq
@@ -15,23 +17,23 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tierlog_scheduler.policy import STATES
 from tierlog_scheduler.scheduler import Scheduler
 
-STREAMS_MAX: Final = 100
-AGE: Final = "tierlog_offload_oldest_byte_age_seconds"
+AGE: Final = "offload_oldest_pending_age_seconds"
+LAG: Final = "offload_lag_bytes"
 
 
 class SchedulerCollector(Collector):
-    """Metrics of one scheduler."""
+    """Metrics of one scheduler; ``streams_max`` streams are shown by themselves, too."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, *, streams_max: int = 0) -> None:
         self._scheduler = scheduler
+        self._streams_max = streams_max
 
     def collect(self) -> Iterator[Metric]:
         found = self._scheduler
-        yield GaugeMetricFamily(
-            "tierlog_scheduler_leading", "1: this process leads", value=float(found.leading)
-        )
+        yield _gauge("scheduler_leading", "1: this process leads", found.leading)
         yield CounterMetricFamily(
             "tierlog_scheduler_passes", "Passes over all streams", value=found.passes
         )
@@ -40,21 +42,45 @@ class SchedulerCollector(Collector):
         )
         if not found.leading:
             return
-        yield GaugeMetricFamily(
-            "tierlog_scheduler_pass_duration_seconds", "The last pass", value=found.pass_s
-        )
-        yield GaugeMetricFamily(
-            "tierlog_scheduler_streams", "Streams that it knows", value=len(found.mirror.streams)
-        )
-        ages = found.oldest_byte_age_ms
-        yield GaugeMetricFamily(
-            f"{AGE}_max",
+        yield _gauge("scheduler_pass_duration_seconds", "The last pass", found.pass_s)
+        yield _gauge("scheduler_streams", "Streams that it knows", len(found.mirror.streams))
+        lags = found.lags.values()
+        yield _gauge(
+            AGE,
             "How old the oldest byte may be that is not in tier 2, of all offloaded streams",
-            value=max(ages.values(), default=0) / 1000,
+            max((one.age_ms for one in lags), default=0) / 1000,
         )
-        by_stream = GaugeMetricFamily(
-            AGE, f"The same by stream, of the {STREAMS_MAX} oldest", labels=["stream"]
+        yield _gauge(
+            LAG,
+            "Bytes of closed ledgers of offloaded streams that are not in tier 2",
+            sum(one.length for one in lags),
         )
-        for name, age_ms in heapq.nlargest(STREAMS_MAX, ages.items(), key=lambda one: one[1]):
-            by_stream.add_metric([name], age_ms / 1000)
-        yield by_stream
+        yield _gauge(
+            "offload_lag_ledgers",
+            "Ledgers of offloaded streams that are not in tier 2, open ones too",
+            sum(one.ledgers for one in lags),
+        )
+        ledgers = GaugeMetricFamily("tierlog_ledgers", "Ledgers by state", labels=["state"])
+        for state in STATES:
+            ledgers.add_metric([state], found.ledger_states[state])
+        yield ledgers
+        if self._streams_max:
+            yield from self._by_stream()
+
+    def _by_stream(self) -> Iterator[Metric]:
+        ages = GaugeMetricFamily(
+            f"tierlog_stream_{AGE}", "The same by stream, of the oldest", labels=["stream"]
+        )
+        lags = GaugeMetricFamily(
+            f"tierlog_stream_{LAG}", "The same by stream, of the oldest", labels=["stream"]
+        )
+        for name, lag in heapq.nlargest(
+            self._streams_max, self._scheduler.lags.items(), key=lambda item: item[1].age_ms
+        ):
+            ages.add_metric([name], lag.age_ms / 1000)
+            lags.add_metric([name], lag.length)
+        yield from (ages, lags)
+
+
+def _gauge(name: str, what: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"tierlog_{name}", what, value=float(value))

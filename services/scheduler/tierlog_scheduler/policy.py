@@ -33,6 +33,11 @@ from tierlog.offload.messages import Trigger
 from tierlog_scheduler.clocks import Now
 
 BACKOFF_DOUBLINGS_MAX: Final = 6
+_STATES: Final = {
+    state: {"LOCAL": "sealed", "COMPLETE": "offloaded"}.get(state.name, state.name.lower())
+    for state in OffloadState
+}
+STATES: Final = ("open", *_STATES.values(), "unknown")
 _TO_OFFLOAD: Final = frozenset({OffloadState.LOCAL, OffloadState.OFFLOADING})
 
 
@@ -54,11 +59,30 @@ class Delays:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadLag:
+    """What is not in tier 2 yet: how old its oldest byte may be, its bytes, how many ledgers.
+
+    A byte is at most as old as its ledger; an open one's length is known to its owner alone.
+    """
+
+    age_ms: int
+    length: int
+    ledgers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerView:
     """A ledger as its stream lists it, with its context (None: not read, or gone)."""
 
     listed: ListedLedger
     context: OffloadContext | None
+
+    @property
+    def state(self) -> str:
+        """Where it is, as metrics say it: a state of its context, or open."""
+        if not self.listed.closed:
+            return "open"
+        return _STATES[self.context.state] if self.context is not None else "unknown"
 
     @property
     def to_offload(self) -> bool:
@@ -262,19 +286,20 @@ def sweeps(
         yield SweepAbandoned(ledger_id=context.ledger_id, attempt=attempt, strike_off=strike_off)
 
 
-def oldest_byte_age_ms(view: StreamView, now: Now) -> int:
-    """Return how old the oldest byte may be that is not in tier 2 yet; 0: there is none.
-
-    By when its ledger was opened: no byte of it is older.
-    """
-    opened = (
-        one.listed.opened_ms
+def offload_lag(view: StreamView, now: Now) -> OffloadLag:
+    """Return what of a stream is not in tier 2 yet."""
+    waiting = [
+        one.listed
         for one in view.ledgers
         if not (one.listed.closed and one.listed.entry_count == 0)
         and (one.context is None or not one.context.complete)
+    ]
+    oldest_ms = min((one.opened_ms for one in waiting), default=now.wall_ms)
+    return OffloadLag(
+        age_ms=max(0, now.wall_ms - oldest_ms),
+        length=sum(one.length for one in waiting),
+        ledgers=len(waiting),
     )
-    oldest_ms = min(opened, default=None)
-    return 0 if oldest_ms is None else max(0, now.wall_ms - oldest_ms)
 
 
 def sealed_before(ledgers: Sequence[ListedLedger], before: Position | None) -> list[ListedLedger]:

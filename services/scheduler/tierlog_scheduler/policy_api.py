@@ -26,7 +26,7 @@ from tierlog_scheduler.documents import (
     ThresholdDocument,
 )
 from tierlog_scheduler.explain import explain
-from tierlog_scheduler.policy import oldest_byte_age_ms
+from tierlog_scheduler.policy import offload_lag
 from tierlog_scheduler.scheduler import Scheduler
 
 
@@ -74,7 +74,7 @@ class PolicyApi:
             paused=view.paused,
             deletions_stopped=self._scheduler.deletions_stopped(stream.name),
             unexpected_error=self._scheduler.defect(stream.name),
-            oldest_byte_age_ms=oldest_byte_age_ms(view, now),
+            oldest_byte_age_ms=offload_lag(view, now).age_ms,
             thresholds=[
                 ThresholdDocument(name=key, value=effective[key], level=level)
                 for key, level in answer.levels.items()

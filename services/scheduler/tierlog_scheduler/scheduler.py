@@ -18,6 +18,7 @@ again from the last checkpoint, which is at most ``checkpoint_s`` old.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -58,10 +59,11 @@ from tierlog_scheduler.policy import (
     Delays,
     DeleteTier1,
     LedgerView,
+    OffloadLag,
     RequestOffload,
     StreamView,
     decide,
-    oldest_byte_age_ms,
+    offload_lag,
     sealed_before,
 )
 
@@ -155,8 +157,10 @@ class Scheduler:
         self.passes = 0
         self.pass_s = 0.0
         """How long the last pass took."""
-        self.oldest_byte_age_ms: dict[StreamName, int] = {}
-        """By stream that is offloaded by itself: how old what is not in tier 2 may be."""
+        self.lags: dict[StreamName, OffloadLag] = {}
+        """By stream that is offloaded by itself: what is not in tier 2."""
+        self.ledger_states: Counter[str] = Counter()
+        """How many ledgers are where, by the names of their contexts' states; open and sealed."""
         self._forget()
 
     def __repr__(self) -> str:
@@ -170,7 +174,7 @@ class Scheduler:
         self._saved_s = self._passed_s = self._clock.monotonic_s()
         self._waits = self._noted = False
         self._defects: dict[StreamName, str] = {}
-        self.oldest_byte_age_ms = {}
+        self.lags, self.ledger_states = {}, Counter()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Stand for election and lead, until ``stop``."""
@@ -216,7 +220,7 @@ class Scheduler:
                 await self._retire()
         finally:
             self.leading = False
-            self.oldest_byte_age_ms = {}
+            self.lags, self.ledger_states = {}, Counter()
             log.info("leader.retired")
 
     async def _retire(self) -> None:
@@ -264,7 +268,8 @@ class Scheduler:
 
     async def _act(self, now: Now) -> None:
         seen: set[LedgerId] = set()
-        ages: dict[StreamName, int] = {}
+        lags: dict[StreamName, OffloadLag] = {}
+        states: Counter[str] = Counter()
         self._waits, self._defects = False, {}
         async with asyncio.TaskGroup() as group:
             for count, (name, known) in enumerate(list(self.mirror.items())):
@@ -273,8 +278,9 @@ class Scheduler:
                 try:
                     view = self._view(known)
                     self._note(view, now, seen)
+                    states.update(one.state for one in view.ledgers)
                     if view.policy.offloads:
-                        ages[name] = oldest_byte_age_ms(view, now)
+                        lags[name] = offload_lag(view, now)
                     actions = self._decide(view, now)
                 except Exception as error:  # noqa: BLE001 - told: metric, log, status
                     seen |= self._note_undecided(known, error)
@@ -282,7 +288,7 @@ class Scheduler:
                 if actions:
                     await self._slots.acquire()
                     group.create_task(self._do(known.snapshot.stream, actions, now))
-        self.oldest_byte_age_ms = ages
+        self.lags, self.ledger_states = lags, states
         self._memory.tidy(self.mirror, seen)
 
     def _note_undecided(self, known: KnownStream, error: Exception) -> set[LedgerId]:

@@ -159,6 +159,8 @@ class Ranges:
         self.fetches = 0
         self.bytes_fetched = 0
         self.mismatches = 0
+        self.hits = self.misses = 0
+        """Reads that memory answered alone, and that had to wait for some of it."""
         self.bytes_from_memory = 0
         self.bytes_waited_for = 0
 
@@ -188,7 +190,10 @@ class Ranges:
         pieces = self._kept(source.key, start, end)
         at = start + sum(map(len, pieces))
         if at < end:
+            self.misses += 1
             pieces += await self._rest(source, start, at, end, exact=exact)
+        else:
+            self.hits += 1
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     async def warm(self, source: Source, start: int, end: int, *, growth: int = 1) -> None:

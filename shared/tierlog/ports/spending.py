@@ -8,19 +8,25 @@ Invariants:
     * A task's purpose is that of the innermost ``spending`` around it; tasks that it begins have
       it too. Without any it is OTHER, of no stream.
     * Counts only grow, and at most ``STREAMS_MAX`` streams are told apart; later ones are counted
-      together under ``OTHER_STREAMS``, so that memory is bounded.
+      together under ``OTHER_STREAMS``, so that memory is bounded. So are codes, which a store may
+      invent.
 """
 
 import contextlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from tierlog.model.durations import Durations
+
 STREAMS_MAX: Final = 10_000
 NO_STREAM: Final = ""
 OTHER_STREAMS: Final = "*"
+ANSWERS_MAX: Final = 500
+OTHER_CODES: Final = "other"
 
 
 class Cause(StrEnum):
@@ -90,6 +96,10 @@ class CostMeter:
         self._streams_max = streams_max
         self._streams: set[str] = set()
         self._amounts: dict[Spent, Amount] = {}
+        self.durations: defaultdict[str, Durations] = defaultdict(Durations)
+        """How long tries took, by operation."""
+        self.answers: Counter[tuple[str, str]] = Counter()
+        """How tries ended, by operation and code."""
 
     def __repr__(self) -> str:
         return f"<CostMeter {sum(one.requests for one in self._amounts.values())} requests>"
@@ -108,6 +118,13 @@ class CostMeter:
         amount.requests += requests
         amount.bytes_sent += sent
         amount.bytes_received += received
+
+    def answered(self, operation: str, *, code: str, took_s: float) -> None:
+        """Count how a try ended: ``ok``, the store's name of an error, or the error's kind."""
+        self.durations[operation].add(took_s)
+        if (operation, code) not in self.answers and len(self.answers) >= ANSWERS_MAX:
+            code = OTHER_CODES
+        self.answers[operation, code] += 1
 
     def _told_apart(self, stream: str) -> str:
         if stream not in self._streams:

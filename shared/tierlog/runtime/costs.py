@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from fastapi import FastAPI
 from prometheus_client import REGISTRY
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
@@ -62,7 +62,21 @@ class CostCollector(Collector):
             requests.add_metric(list(of), total.requests)
             sent.add_metric(list(of), total.bytes_sent)
             received.add_metric(list(of), total.bytes_received)
-        return iter((requests, sent, received))
+        yield from (requests, sent, received)
+        took = HistogramMetricFamily(
+            "tierlog_s3_request_duration_seconds",
+            "How long tries took, bodies included",
+            labels=["operation"],
+        )
+        for operation, durations in sorted(self._meter.durations.items()):
+            took.add_metric([operation], durations.buckets(), durations.sum_s)
+        yield took
+        ended = CounterMetricFamily(
+            "tierlog_s3_answers", "How tries ended", labels=["operation", "code"]
+        )
+        for ending, count in sorted(self._meter.answers.items()):
+            ended.add_metric(list(ending), count)
+        yield ended
 
 
 def costs_of(service: str, meter: CostMeter) -> Costs:

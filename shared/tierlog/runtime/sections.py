@@ -85,12 +85,18 @@ class LogSettings(Section):
 class MetricsSettings(Section):
     """What ``/metrics`` shows beside totals.
 
-    With per_stream an ingest node names the streams that have most under way, so many at most:
-    each costs whoever keeps the metrics a few series.
+    With per_stream an ingest node names the streams that have most under way, and the scheduler
+    those that are furthest behind, so many at most: each costs whoever keeps the metrics a few
+    series.
     """
 
     per_stream: bool = False
     streams_max: int = Field(default=500, gt=0, le=10_000)
+
+    @property
+    def streams_shown(self) -> int:
+        """How many streams have metrics of their own."""
+        return self.streams_max if self.per_stream else 0
 
 
 class TracingSettings(Section):

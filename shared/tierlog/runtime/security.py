@@ -16,7 +16,7 @@ from tierlog.model.errors import RefusedError
 from tierlog.runtime.reloading import Reloading, secret_of
 from tierlog.runtime.sections import Section
 
-OuterSystem = Literal["collector", "kafka", "redis", "zookeeper"]
+OuterSystem = Literal["collector", "kafka", "redis", "s3", "zookeeper"]
 Algorithm = Literal[
     "ES256", "ES384", "ES512", "EdDSA", "PS256", "PS384", "PS512", "RS256", "RS384", "RS512"
 ]

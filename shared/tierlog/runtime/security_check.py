@@ -42,6 +42,7 @@ def check_security(settings: Settings, service: str) -> None:
         _check_outer(settings, system)
     _check_collector(settings)
     check_endpoint(settings.s3.endpoint_url, production=settings.profile == "production")
+    _check_store(settings)
 
 
 def _check_own(settings: Settings) -> None:
@@ -81,15 +82,32 @@ def _check_outer(settings: Settings, system: str) -> None:
         )
 
 
+def _check_store(settings: Settings) -> None:
+    """Refuse to send entries past everybody on the way: signatures hide nothing."""
+    url = settings.s3.endpoint_url
+    if not url or _is_safe(url) or "s3" in settings.security.plain_text_to:
+        return
+    raise RefusedError(
+        "security is enforced, and s3 is reached in plain text",
+        remedy="Set TIERLOG_S3__ENDPOINT_URL to an https address; where something else encrypts, "
+        f"name s3 in TIERLOG_SECURITY__PLAIN_TEXT_TO; {_OPEN}",
+    )
+
+
+def _is_safe(url: str) -> bool:
+    """Tell whether nobody can listen on the way: TLS, or this machine alone."""
+    parts = urlsplit(url)
+    address = _address_of(parts.hostname or "")
+    is_here = parts.hostname == "localhost" or (address is not None and address.is_loopback)
+    return parts.scheme == "https" or is_here
+
+
 def _check_collector(settings: Settings) -> None:
     """Refuse to send what a collector alone may see past everybody on the way."""
     tracing = settings.tracing
     if not tracing.enabled or tracing.headers is None:
         return
-    url = urlsplit(tracing.endpoint_url)
-    address = _address_of(url.hostname or "")
-    is_here = url.hostname == "localhost" or (address is not None and address.is_loopback)
-    if url.scheme == "https" or is_here or "collector" in settings.security.plain_text_to:
+    if _is_safe(tracing.endpoint_url) or "collector" in settings.security.plain_text_to:
         return
     raise RefusedError(
         "security is enforced, and tracing.headers would be sent in plain text",

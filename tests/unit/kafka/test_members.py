@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition
 
 from tierlog.adapters.kafka import source as module
 from tierlog.adapters.kafka.source import KafkaEventSource
-from tierlog.model.errors import RetryableError
+from tierlog.model.errors import RefusedError, RetryableError
 
 READY_MAX = 4
 
@@ -108,8 +108,14 @@ async def test_partitions_that_come_when_it_is_full_no_more_leave_none_paused(mo
         await source.close()
 
 
-async def test_where_no_consumer_can_be_made_who_takes_is_told(tmp_path):
+async def test_files_of_tls_that_are_not_there_are_refused_at_once(tmp_path):
     how = {"security.protocol": "ssl", "ssl.ca.location": str(tmp_path / "nothing.pem")}
+    with pytest.raises(RefusedError, match=r"kafka\.tls can't be read"):
+        KafkaEventSource("127.0.0.1:1", ["t"], group="g", how=how)
+
+
+async def test_where_no_consumer_can_be_made_who_takes_is_told():
+    how = {"security.protocol": "nonsense"}
     source = KafkaEventSource("127.0.0.1:1", ["t"], group="g", how=how)
     try:
         async with asyncio.timeout(10):

@@ -23,6 +23,7 @@ from tierlog.model.prices import (
 )
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.ports.spending import (
+    ANSWERS_MAX,
     OTHER_STREAMS,
     Amount,
     Cause,
@@ -150,3 +151,25 @@ async def test_a_service_shows_its_counts_and_its_metrics_leave_streams_out():
     assert REGISTRY.get_sample_value("tierlog_s3_requests_total", labels) is None
     shown = costs_of("offloader", meter)
     assert [(one.stream, one.requests) for one in shown.costs] == [("a", 1), ("b", 1)]
+
+
+async def test_metrics_say_how_tries_ended_and_how_long_they_took():
+    meter = CostMeter()
+    meter.answered("upload_part", code="ok", took_s=0.02)
+    meter.answered("upload_part", code="ok", took_s=40)
+    meter.answered("upload_part", code="SlowDown", took_s=0.001)
+    for number in range(ANSWERS_MAX + 5):
+        meter.answered("get_object", code=f"Invented{number}", took_s=0.5)
+    name, of = "tierlog_s3_request_duration_seconds", {"operation": "upload_part"}
+    async with serve_costs(FastAPI(), "offloader", meter):
+        shown = {
+            bound: REGISTRY.get_sample_value(f"{name}_bucket", {**of, "le": bound})
+            for bound in ("0.001", "0.01", "0.03", "30.0", "+Inf")
+        }
+        assert shown == {"0.001": 1, "0.01": 1, "0.03": 2, "30.0": 2, "+Inf": 3}
+        assert REGISTRY.get_sample_value(f"{name}_sum", of) == pytest.approx(40.021)
+        slow = {**of, "code": "SlowDown"}
+        assert REGISTRY.get_sample_value("tierlog_s3_answers_total", slow) == 1
+        other = {"operation": "get_object", "code": "other"}
+        assert REGISTRY.get_sample_value("tierlog_s3_answers_total", other) == 7
+    assert len(meter.answers) == ANSWERS_MAX + 1

@@ -14,7 +14,7 @@ from tierlog.model.policy import Policy
 from tierlog_scheduler import retention
 from tierlog_scheduler.clocks import History, Now
 from tierlog_scheduler.explain import What, explain
-from tierlog_scheduler.policy import DeleteTier1, RequestOffload, decide, oldest_byte_age_ms
+from tierlog_scheduler.policy import DeleteTier1, RequestOffload, decide, offload_lag
 
 HISTORY = History([LedgerSample(LedgerId(1000), 5)])
 NOW = Now(wall_ms=1_000_000, progress_ms=1_000_000, history=HISTORY)
@@ -138,4 +138,11 @@ def test_leftovers_are_told():
     ],
 )
 def test_the_age_of_the_oldest_byte_is_that_of_its_ledger(views, age_ms):
-    assert oldest_byte_age_ms(stream(*views), NOW) == age_ms
+    assert offload_lag(stream(*views), NOW).age_ms == age_ms
+
+
+def test_what_is_not_in_tier_2_is_counted_in_bytes_and_ledgers():
+    views = (ledger(1, state=S.COMPLETE), ledger(2), ledger(3, state=S.OFFLOADING))
+    lag = offload_lag(stream(*views, ledger(4, is_open=True)), NOW)
+    assert lag.ledgers == 3
+    assert lag.length == sum(one.listed.length for one in views[1:]) > 0

@@ -9,7 +9,7 @@ from tests.unit.scheduler.test_api import ask, served
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
 from tierlog.model.ids import StreamName
 from tierlog.model.policy import MINUTE_MS, Policy
-from tierlog_scheduler.metrics import AGE, STREAMS_MAX, SchedulerCollector
+from tierlog_scheduler.metrics import AGE, LAG, SchedulerCollector
 from tierlog_scheduler.policy_api import PolicyApi
 
 PAID = StreamName("shop.paid")
@@ -135,13 +135,16 @@ async def test_a_partitioned_stream_is_deleted_with_its_partitions():
     assert await catalog.streams.names() == [STREAM]
 
 
-async def test_ages_are_metrics_of_the_leader_alone():
+SHOWN = 7
+
+
+async def test_what_is_behind_is_a_metric_of_the_leader_alone_and_by_stream_where_wanted():
     world = World()
     claimed = await world.stream(policy=Policy(offload_time_ms=10**9))
     await world.seal(claimed, ENTRIES)
     kept = await world.stream(StreamName("kept"))
     await world.seal(kept, ENTRIES)
-    for number in range(STREAMS_MAX + 5):
+    for number in range(SHOWN + 5):
         await world.catalog().streams.create(
             StreamName(f"n{number}"), policy=Policy(offload_time_ms=10**9)
         )
@@ -149,14 +152,21 @@ async def test_ages_are_metrics_of_the_leader_alone():
     await leader.begin()
     world.clock.advance(3600)
     await leader.run_pass()
-    assert f"{AGE}_max" not in {one.name for one in SchedulerCollector(leader).collect()}
+    assert f"tierlog_{AGE}" not in {one.name for one in SchedulerCollector(leader).collect()}
     leader.leading = True
     found = {one.name: one for one in SchedulerCollector(leader).collect()}
-    assert found[f"{AGE}_max"].samples[0].value == pytest.approx(3600, abs=5)
-    ages = {one.labels["stream"]: one.value for one in found[AGE].samples}
+    assert found[f"tierlog_{AGE}"].samples[0].value == pytest.approx(3600, abs=5)
+    assert found["tierlog_offload_lag_ledgers"].samples[0].value == 1
+    assert found[f"tierlog_{LAG}"].samples[0].value > 0
+    states = {one.labels["state"]: one.value for one in found["tierlog_ledgers"].samples}
+    assert {name: count for name, count in states.items() if count} == {"sealed": 2}
+    assert not [one for one in found.values() if any("stream" in has.labels for has in one.samples)]
+    collector = SchedulerCollector(leader, streams_max=SHOWN)
+    found = {one.name: one for one in collector.collect()}
+    ages = {one.labels["stream"]: one.value for one in found[f"tierlog_stream_{AGE}"].samples}
     assert ages[STREAM] == pytest.approx(3600, abs=5)
     assert "kept" not in ages
-    assert len(ages) == STREAMS_MAX
+    assert len(ages) == SHOWN
     assert found["tierlog_scheduler_leading"].samples[0].value == 1
 
 

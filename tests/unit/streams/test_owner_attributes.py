@@ -35,6 +35,7 @@ from tierlog.model.ids import StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog.ports.streams import FIRST_KEY, LAST_KEY
+from tierlog_ingest.metrics import append_metrics
 
 
 async def failed(answer):
@@ -67,6 +68,21 @@ async def test_appends_of_writers_are_pipelined_checked_and_counted():
     assert entries == [entry(w, n) for n in range(1, 51) for w in (W1, W2)]
     # They were put together, as plain ones are.
     assert len(cluster.nodes["n1"].runs[0]) < 10
+
+
+@on_virtual_time
+async def test_metrics_say_how_long_answers_took_and_how_many_conditions_did_not_hold():
+    async with one_owner() as (_, owners):
+        await send(owners, STREAM, W1, 1)
+        await failed(send(owners, STREAM, W1, 1))
+        shown = {
+            sample.name: sample.value
+            for family in append_metrics(owners.budget)
+            for sample in family.samples
+        }
+    assert shown["tierlog_append_conditional_failures_total"] == 1
+    assert shown["tierlog_append_duration_seconds_count"] == 2
+    assert shown["tierlog_append_duration_seconds_bucket"] == 2
 
 
 @pytest.mark.covers("E03", "E04")

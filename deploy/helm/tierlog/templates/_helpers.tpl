@@ -249,6 +249,9 @@ capabilities: {drop: [ALL]}
 {{- if and $plain (not (dig "redis" "tls" "enabled" false .Values.settings)) (not (has "redis" (dig "plain_text_to" list $security))) -}}
 {{- fail "redis would be reached in plain text: write rediss://, set settings.redis.tls.enabled, or name it in settings.security.plain_text_to" -}}
 {{- end -}}
+{{- if and (hasPrefix "http://" (toString (dig "s3" "endpoint_url" "" .Values.settings))) (not (has "s3" (dig "plain_text_to" list $security))) -}}
+{{- fail "s3 would be reached in plain text: write https:// in settings.s3.endpoint_url, or name it in settings.security.plain_text_to" -}}
+{{- end -}}
 {{- if .Values.wire.existingSecret -}}
 {{- fail "wire.existingSecret is a secret of the open mode, and security is on: services show security.token, or their certificates" -}}
 {{- end -}}

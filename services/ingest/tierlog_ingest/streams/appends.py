@@ -23,6 +23,7 @@ from tierlog.format.block import entry_len_max
 from tierlog.format.frame import FRAME_HEADER_LEN, Offsets
 from tierlog.format.run import Run
 from tierlog.model.attributes import AppendCondition, AttributeKey
+from tierlog.model.durations import Durations
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.policy import BLOCK_SIZE_MIN, MIB
@@ -42,6 +43,9 @@ class QueueBudget:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.used = 0
+        self.durations = Durations()
+        """How long appends waited for their answer, whatever it was."""
+        self.conditions_failed = 0
         self._room = asyncio.Event()
         self._room.set()
 
@@ -63,8 +67,14 @@ class QueueBudget:
         if self.used >= self.bytes_max:
             self._room.clear()
 
-    def give_back(self, size: int) -> None:
-        """Count an append out."""
+    def give_back(self, size: int, answer: Answer, took_s: float) -> None:
+        """Count an append out, with what came of it."""
+        self.durations.add(took_s)
+        if not answer.cancelled():
+            error = answer.exception()
+            self.conditions_failed += (
+                isinstance(error, TierlogError) and error.reason is Reason.CONDITIONAL_APPEND_FAILED
+            )
         self.used -= size
         assert self.used >= 0
         if self.used < self.bytes_max:
@@ -209,7 +219,10 @@ class AppendQueue:
         loop = asyncio.get_running_loop()
         append = Append(draft, entry_len, loop.create_future(), condition)
         # Whoever ends it, a caller that goes away included.
-        append.answer.add_done_callback(lambda _: self._budget.give_back(size))
+        begun_s = loop.time()
+        append.answer.add_done_callback(
+            lambda answer: self._budget.give_back(size, answer, loop.time() - begun_s)
+        )
         append.timer = loop.call_later(timeout_s, self._expire, append, timeout_s)
         self._waiting.append(append)
         self._wake()

@@ -31,7 +31,7 @@ from tierlog.model.stream import Stream, StreamLifecycle
 from tierlog.ports.streams import Attachment, AttachOutcome, AttributeValues
 from tierlog.ports.tracing import apart
 from tierlog.ports.waiting import first_of
-from tierlog_ingest.streams.appends import Answer
+from tierlog_ingest.streams.appends import Answer, QueueBudget
 from tierlog_ingest.streams.claims import Claims
 from tierlog_ingest.streams.owner import StreamOwner
 from tierlog_ingest.streams.ownership import (
@@ -135,6 +135,11 @@ class Owners:
             self.hand_over()
         elif self._claims.draining and not hands_over:
             self.take_again()
+
+    @property
+    def budget(self) -> QueueBudget:
+        """The appends of all streams that have no answer yet, and how long answers took."""
+        return self._parts.budget
 
     async def ready(self) -> None:
         """Wait until there is room for another append."""

@@ -9,6 +9,8 @@ Invariants:
     * After a fatal error (a broker that lost its memory) a new producer takes the place of the old
       one, and what that did not have acknowledged goes again by it: some of it twice, as the port
       allows. An event is sent at most ``SENDS_MAX`` times.
+    * When the files of TLS are others, so does one that has read them; what the old one has queued,
+      it sends.
 """
 
 import asyncio
@@ -25,6 +27,7 @@ from tierlog.adapters.kafka.common import (
     UNKNOWN_TOPIC,
     ClientErrors,
     How,
+    WatchedFiles,
     as_error,
     client_log,
     from_thread,
@@ -75,6 +78,8 @@ class KafkaPublisher:
         self._slots = asyncio.Semaphore(queued_max)
         self._ensuring = asyncio.Lock()
         self._closed = False
+        self._files = WatchedFiles(how)
+        self._generation = self._files.generation()
         self._producing = _Producing(self._config, asyncio.get_running_loop())
         self._retired: list[_Producing] = []
 
@@ -85,6 +90,7 @@ class KafkaPublisher:
         self, topic: str, *, key: bytes, value: bytes, headers: Mapping[str, bytes]
     ) -> None:
         async with self._slots:
+            self._look_at_files()
             for left in reversed(range(SENDS_MAX)):
                 producing = self._producing
                 error = await self._send(producing, topic, key, value, headers)
@@ -133,11 +139,26 @@ class KafkaPublisher:
             error = failure.args[0]
         spent = error is not None and (producing.is_spent or _is_fatal(error))
         if spent and producing is self._producing:
-            log.warning("producer.renewed", cause=str(error))
-            self._retired = [one for one in self._retired if one.is_alive] + [producing]
             producing.retire()
-            self._producing = _Producing(self._config, asyncio.get_running_loop())
+            self._renew(str(error))
         return error
+
+    def _look_at_files(self) -> None:
+        generation = self._files.generation()
+        if generation == self._generation or self._closed:
+            return
+        old = self._producing
+        with contextlib.suppress(KafkaException):  # they are others again: the next time, then
+            self._renew("other files of kafka.tls")
+            old.finish()
+            self._generation = generation
+
+    def _renew(self, cause: str) -> None:
+        """Put a new producer in the place of one that ends."""
+        fresh = _Producing(self._config, asyncio.get_running_loop())
+        log.warning("producer.renewed", cause=cause)
+        self._retired = [one for one in (*self._retired, self._producing) if one.is_alive]
+        self._producing = fresh
 
 
 def _is_fatal(error: KafkaError) -> bool:
@@ -188,9 +209,13 @@ class _Producing:
         self._flush_s_max = 0.0
         self._stopping.set()
 
+    def finish(self) -> None:
+        """Send what is queued, within a bound, and stop, without waiting for it."""
+        self._stopping.set()
+
     def close(self) -> None:
         """Send what is queued, within a bound; blocks."""
-        self._stopping.set()
+        self.finish()
         self._thread.join()
 
     def _delivered(

@@ -14,6 +14,7 @@ Invariants:
     * An acknowledgement or a redelivery of a partition that changed hands meanwhile is dropped.
     * At most ``ready_max`` events (and what one poll adds) wait to be taken. Then the thread
       waits for room, shortly, and after that pauses the partitions, which costs a new fetch.
+    * When the files of TLS are others it becomes a member anew, which reads them.
     * An event leaves its place only together with the return of ``take``: cancelling loses none.
 
 Crash: nothing but the group's committed offsets survives, and nothing else is needed.
@@ -34,6 +35,7 @@ from tierlog.adapters.kafka.common import (
     UNKNOWN_TOPIC,
     ClientErrors,
     How,
+    WatchedFiles,
     as_error,
     client_log,
     from_thread,
@@ -120,6 +122,7 @@ class KafkaEventSource:
             "error_cb": ClientErrors(group),
             "on_commit": self._on_commit,
         }
+        self._files = WatchedFiles(how)
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._joins_left = self._polls_since_loss = 0
@@ -220,23 +223,24 @@ class KafkaEventSource:
         from_thread(self._loop, self._woken.set)
 
     def _be_member(self) -> None:
+        generation = self._files.generation()
         consumer = Consumer(self._config, logger=client_log)
         try:
-            self._consume(consumer)
+            self._consume(consumer, generation)
         except KafkaException as error:
             log.warning("source.restarted", group=self._group, cause=str(error))
         finally:
             consumer.close()
             self._drop_all()
 
-    def _consume(self, consumer: Consumer) -> None:
+    def _consume(self, consumer: Consumer, generation: int) -> None:
         consumer.subscribe(
             self._topics,
             on_assign=self._on_assign,
             on_revoke=self._on_revoke,
             on_lost=self._on_lost,
         )
-        while not self._stopping.is_set():
+        while not self._stopping.is_set() and self._files.generation() == generation:
             self._pause_or_resume(consumer)
             message = consumer.poll(POLL_S)
             if message is not None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import structlog
-from redis.asyncio import Redis
+from redis.asyncio import Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -76,6 +76,14 @@ def digest_key(secret: str | None) -> bytes:
     return hashlib.sha256(secret.encode()).digest() if secret is not None else b""
 
 
+class _Fresh(SSLConnection):
+    """Reads the files of TLS whenever it connects, and not the first time alone."""
+
+    async def connect_check_health(self, *args: Any, **options: Any) -> None:  # noqa: ANN401
+        self.ssl_context.context = None
+        await super().connect_check_health(*args, **options)
+
+
 class RedisCache:
     """One Redis, shared with whoever has the same prefix (and secret)."""
 
@@ -108,6 +116,9 @@ class RedisCache:
             max_connections=CONNECTIONS_MAX,
             **how,
         )
+        pool = self._redis.connection_pool
+        if pool.connection_class is SSLConnection:
+            pool.connection_class = _Fresh
 
     def __repr__(self) -> str:
         return f"RedisCache(prefix={self._key_prefix!r}, failures={self._failures})"

@@ -22,6 +22,7 @@ from tierlog.adapters.s3.body import BuffersBody
 from tierlog.adapters.s3.credentials import Credentials
 from tierlog.adapters.s3.errors import (
     CutBodyError,
+    code_of,
     keys_are_over,
     retry_after_s,
     sends_again,
@@ -119,16 +120,26 @@ class Requests:
         self._meter.count(operation, sent=length)
         limit_s = self._settings.longest_request_s(max(length, expects))
         deadline = asyncio.timeout(limit_s)
+        begun_s, code = self._clock.monotonic_s(), "cancelled"
         try:
             async with deadline:
                 if isinstance(body, BuffersBody) and self._bytes is not None:
                     body.pace = _pace(self._bytes, deadline)
                 answer = await getattr(self._client, operation)(**params)
-                return answer if take is None else await take(answer)
+                found = answer if take is None else await take(answer)
+                code = "ok"
+                return found
         except TimeoutError as error:
+            code = "timeout"
             if not deadline.expired():
                 raise
             raise TimeoutError(f"not done within {limit_s:.0f} s") from error
+        except TROUBLE as error:
+            code = code_of(error) if isinstance(error, ClientError) else type(error).__name__
+            raise
+        finally:
+            took_s = self._clock.monotonic_s() - begun_s
+            self._meter.answered(operation, code=code, took_s=took_s)
 
 
 def _pace(bucket: TokenBucket, deadline: asyncio.Timeout) -> Callable[[int], Awaitable[None]]:
