@@ -233,7 +233,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "source.revoked": "Partitions were given back to the consumer group",
     "space.ample": "The disk has room again",
     "space.low": "The disk is getting full",
-    "spark.entries_lost": "A Spark query went on behind entries that were trimmed before it",
+    "spark.entries_lost": "A Spark query went on behind entries that were gone before it",
     "staging.deleted": "Staged ledgers that nobody attached were deleted",
     "staging.kept": "A staged ledger is not deleted: something about it is unclear",
     "staging.not_swept": "What a writer staged could not be swept; the scheduler does it later",

@@ -217,10 +217,11 @@ async def _plan_direct(
             if wanted is None:
                 continue
             assert known.head is not None
-            trimmed = _trimmed_end(known.head)
-            _check_loss(known.stream, wanted, trimmed, fail=options.fail_on_data_loss)
+            ledgers, trimmed = bucket.ledgers_of(known), _trimmed_end(known.head)
+            first_id = ledgers[0].listed.ledger_id if ledgers else None
+            _check_loss(known.stream, wanted, trimmed, first_id, fail=options.fail_on_data_loss)
             if has_wanted_rows(known, bounds, options):
-                some = copied_alone(wanted_of(bucket.ledgers_of(known), wanted, bounds), wanted)
+                some = copied_alone(wanted_of(ledgers, wanted, bounds), wanted)
                 found += await store_parts_of(bucket, known, some, bounds, options)
     return found
 
@@ -270,10 +271,11 @@ def _parts_served(
 
 
 def check_served(stream: ListedStream, within: Range, *, fail_on_data_loss: bool) -> None:
-    """Refuse a range of which entries were trimmed unread, or of which the readers lack the end."""
+    """Refuse a range of which entries went unread, or of which the readers lack the end."""
     assert within.end is not None
     trimmed = stream.trimmed_end
-    _check_loss(stream.name, within, trimmed, fail=fail_on_data_loss)
+    first = stream.ledgers[0].ledger_id if stream.ledgers else None
+    _check_loss(stream.name, within, trimmed, first, fail=fail_on_data_loss)
     ends = [normal(one, one.entry_count) for one in stream.ledgers[-1:]]
     if trimmed is not None:
         ends.append(Position(LedgerId(trimmed.ledger_id + 1), EntryId(0)))
@@ -296,17 +298,34 @@ def _trimmed_end(head: ManifestHead) -> Position | None:
     return Position(head.trimmed_through, EntryId(head.trimmed_last + 1))
 
 
-def _check_loss(stream: StreamName, within: Range, trimmed: Position | None, *, fail: bool) -> None:
-    """Refuse to go on where entries were trimmed that nobody has read; or say so and go on."""
+def _check_loss(
+    stream: StreamName,
+    within: Range,
+    trimmed: Position | None,
+    first: LedgerId | None,
+    *,
+    fail: bool,
+) -> None:
+    """Refuse to go on where entries went that nobody has read; or say so and go on.
+
+    ``first``: the stream's first ledger. An offset lies in a ledger that has entries, or right
+    behind one, and only trimming takes such a ledger away.
+    """
     start = within.start
     assert start is not None
-    if trimmed is None or start >= trimmed:
+    if trimmed is not None and start < trimmed:
+        begins, reason = trimmed, Reason.TRIMMED
+        what = f"was trimmed up to {trimmed}, and"
+    elif trimmed is None and first is not None and BEGINNING.ledger_id < start.ledger_id < first:
+        begins, reason = Position(first, EntryId(0)), Reason.NO_SUCH_ENTRY
+        what = f"begins at {begins}, and was made anew or restored since"
+    else:
         return
     if fail:
         raise RefusedError(
-            f"stream {stream} was trimmed up to {trimmed}, and the query had read up to {start}",
-            reason=Reason.TRIMMED,
-            remedy="Go on without what was trimmed: failOnDataLoss=false",
+            f"stream {stream} {what} the query had read up to {start}",
+            reason=reason,
+            remedy="Go on with what is there: failOnDataLoss=false",
             details={"stream": stream},
         )
-    log.warning("spark.entries_lost", stream=stream, position=str(start), trimmed=str(trimmed))
+    log.warning("spark.entries_lost", stream=stream, position=str(start), begins=str(begins))

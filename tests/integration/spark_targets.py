@@ -23,7 +23,7 @@ from tierlog_spark.jobs.frame import JobRun
 from tierlog_spark.jobs.session import job_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 CLAIM, FIRST, SECOND = (record_name(number) for number in (1, 2, 3))
 
@@ -62,6 +62,22 @@ class OvertakenTarget(FolderTarget):
         if name == FIRST:
             self.first()
         return FolderTarget.put_new(self, name, body)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Tasks only write files.
+        return FolderTarget, (self.folder,)
+
+
+@dataclass(frozen=True)
+class WatchedTarget(FolderTarget):
+    """Notes what the driver deletes."""
+
+    deleted: list[str]
+
+    def delete(self, names: Iterable[str]) -> None:
+        wanted = list(names)
+        self.deleted.extend(wanted)
+        FolderTarget.delete(self, wanted)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Tasks only write files.

@@ -36,7 +36,7 @@ from tests.integration.spark_kit import (
     plain,
     spoil,
 )
-from tests.integration.spark_targets import DeafTarget, OvertakenTarget
+from tests.integration.spark_targets import DeafTarget, OvertakenTarget, WatchedTarget
 from tierlog.format.entry import encode_entry
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId
@@ -343,6 +343,26 @@ async def test_a_schema_gives_values_and_tells_what_is_not_of_it(
         wrong = replace(options, schema=JsonSchema("id BIGGEST"))
         with pytest.raises(RefusedError, match="'id BIGGEST' is no schema"):
             await exported(spark, wrong)
+
+
+async def test_a_run_that_fails_takes_away_what_it_wrote(
+    servers: EmbeddedServers, spark: SparkSession, tmp_path: Path
+) -> None:
+    # More than Spark hands a task at once, so that a file is there before the bad event is met.
+    events = [*[GOOD[0]] * 25_000, BAD[0]]
+    entry = encode_entry(events, publish_time_ms=T0, writer_id=UUID(int=1), event_number=1)
+    async with made_bucket(servers, "export-failed") as bucket:
+        stream = bucket.stream("s")
+        await stream.add(76, [entry])
+        await stream.write()
+        schema = JsonSchema("id BIGINT")
+        options = options_for(bucket, tmp_path, "s", schema=schema, file_bytes=1)
+        deleted: list[str] = []
+        target = WatchedTarget(tmp_path, deleted)
+        with pytest.raises(RefusedError, match="event 25000 of entry 76:0"):
+            await asyncio.to_thread(export_to, JobRun(spark=spark), options, target)
+        assert deleted
+        assert unnamed(tmp_path, "s", bucket.s3) == []
 
 
 async def test_bad_input_is_one_error_and_no_commit(

@@ -84,6 +84,26 @@ async def test_what_was_trimmed_unread_is_told_and_what_was_read_is_not_missed(
         assert await asyncio.to_thread(numbers, reader, begun, {"s": "28:0"}) == [27]
 
 
+async def test_a_stream_that_was_made_anew_is_not_taken_for_the_one_before(
+    servers: EmbeddedServers,
+) -> None:
+    async with made_bucket(servers, "anew") as bucket:
+        stream = bucket.stream("s", raw=True)
+        await stream.add(43, entries(43, 2))
+        await stream.write()
+        given = options_of(bucket.s3, stream="s")
+        reader = stream_reader(given)
+        # Where a query stands that read the stream of this name that was there before.
+        where, last = {"s": "41:1"}, {"s": "44:0"}
+        with pytest.raises(RefusedError, match="was made anew") as caught:
+            await asyncio.to_thread(numbers, reader, where, last)
+        assert "failOnDataLoss=false" in str(caught.value)
+        lax = stream_reader({**given, "failOnDataLoss": "false"})
+        assert await asyncio.to_thread(numbers, lax, where, last) == [43, 44]
+        for start in ({}, {"s": "0:0"}, {"s": "43:0"}):
+            assert await asyncio.to_thread(numbers, reader, start, last) == [43, 44]
+
+
 async def test_a_position_is_of_one_stream_and_limits_are_of_all(servers: EmbeddedServers) -> None:
     async with made_bucket(servers, "parts") as bucket:
         await bucket.stream("p", partitions=2).write()

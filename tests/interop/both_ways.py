@@ -5,7 +5,8 @@ ledgers around the edges of the block format (``cases``), with Pulsar's own offl
 
 * what Tierlog writes, Pulsar's reader reads, and ``check`` walks byte for byte: the reader never
   looks at block headers, padding, part ids or the index's length;
-* what Pulsar writes, Tierlog reads, inspects and verifies, though it has no side object;
+* what Pulsar writes, Tierlog reads, with Spark too, inspects and verifies, though it has no side
+  object;
 * both write the same data object, bit for bit;
 * each deletes what the other wrote. Pulsar knows nothing of side objects, and leaves them.
 """
@@ -24,6 +25,7 @@ from uuid import UUID
 import orjson
 import pytest
 
+from tests.integration.spark_kit import options_of, rows_read
 from tests.interop.cases import GAPS, PART_MIN, Case, cases
 from tests.interop.program import Bucket, Pulsar, build
 from tests.plugins.fix_cli import CommandLine
@@ -250,6 +252,12 @@ async def test_tierlog_reads_what_pulsar_writes_writes_the_same_bytes_and_delete
     alone = await offloader_of(objects).read_offloaded(ledger.ledger_id, ledger.uuid)
     for entry_id in ledger.singly:
         assert await entries_of(alone, entry_id, entry_id) == [ledger.entries[entry_id]]
+    # A task of its own for each block.
+    given = options_of(settings.s3, keys=ledger.keys.data, partitionBytes="1")
+    rows = await rows_read(given, columns="ledger_id,entry_id,payload")
+    assert [tuple(row.values()) for row in rows] == [
+        (ledger.ledger_id, entry_id, entry) for entry_id, entry in enumerate(ledger.entries)
+    ]
     data = await inspect(cli, settings, ledger.keys.data, tmp_path)
     assert data["entries"] == len(ledger.entries)
     await inspect(cli, settings, ledger.keys.index, tmp_path)

@@ -16,6 +16,7 @@ from tierlog_spark.jobs.export.log import (
     encode_record,
     file_name,
     file_number,
+    files_of_run,
     left_behind,
     live_numbers,
     record_name,
@@ -46,6 +47,12 @@ def record(number, kind=Kind.COMMIT, files=(), *, run=RUN, cleaned_below=1):
         written_ms=5,
         files=tuple(ExportedFile(name=one, rows=1, bytes=2, sha256="") for one in files),
     )
+
+
+def test_what_a_run_wrote_for_a_record_is_its_own():
+    mine = [data(7), data(7, task=3)]
+    others = [data(6), data(7, run=OTHER), record_name(7), f"date=x/part-{7:020}-{RUN}-left"]
+    assert files_of_run([*others, *mine], 7, RUN) == mine
 
 
 def test_a_record_is_read_as_it_was_written():

@@ -53,6 +53,17 @@ def test_a_range_is_whole_or_refused(start, end, reason):
         check_served(STREAM, within, fail_on_data_loss=False)
 
 
+def test_a_stream_that_was_made_anew_is_not_taken_for_the_one_before():
+    anew = served((15, 4, 40, True))
+    for start in (at(3, 1), at(14, 0)):
+        within = Range(start=start, end=at(16, 0))
+        with pytest.raises(RefusedError, match="was made anew"):
+            check_served(anew, within, fail_on_data_loss=True)
+        check_served(anew, within, fail_on_data_loss=False)
+    for start in (BEGINNING, at(15, 0), at(15, 2)):
+        check_served(anew, Range(start=start, end=at(16, 0)), fail_on_data_loss=True)
+
+
 def test_what_is_empty_by_now_has_its_end_where_it_was_trimmed():
     empty = served(trimmed=at(12, 5))
     check_served(empty, Range(start=at(12, 5), end=at(13, 0)), fail_on_data_loss=True)

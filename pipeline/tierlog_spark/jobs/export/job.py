@@ -5,18 +5,26 @@ and the commit that names them. Does not own the decisions (``steps``, ``log``),
 does (``writing``).
 
 Invariants:
-    * A batch counts when its commit is written, all of it at once. A run that ends at any other
-      moment leaves files that no commit names; the next one deletes them.
+    * A batch counts when its commit is written, all of it at once. A run that is killed before
+      leaves files that no commit names; the next one deletes them. One that fails deletes its own,
+      as far as it can.
     * One run writes at a time: another one that claims the log overtakes it.
 """
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
+from tierlog.model.errors import (
+    IndeterminateError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
 from tierlog.model.ids import StreamName
 from tierlog_spark.bucket import opened
 from tierlog_spark.jobs.export.log import (
@@ -24,6 +32,7 @@ from tierlog_spark.jobs.export.log import (
     Kind,
     Record,
     encode_record,
+    files_of_run,
     left_behind,
     live_numbers,
     record_name,
@@ -46,7 +55,7 @@ from tierlog_spark.options import FETCH_BYTES, place_options
 from tierlog_spark.streaming import readable_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 _COUNTS = ("entries", "source_bytes", "events", "bad", "files", "file_bytes", "commits", "removed")
 
@@ -176,11 +185,22 @@ class _Stream:
         what = f"export {self.name}"
         self.run.progress(what, done, total)
         for step in wanted:
-            rows = self._frame(step).mapInArrow(self._task(), RESULT_DDL).collect()
+            rows = self._rows(step)
             files = sorted((file_of(row) for row in rows), key=lambda one: one.name)
             yield step, files, sum(row["bad"] for row in rows)
             done += step.length
             self.run.progress(what, done, total)
+
+    def _rows(self, step: Step) -> "list[Row]":
+        """Have a batch written; of one that fails, take away what is there of it."""
+        try:
+            return self._frame(step).mapInArrow(self._task(), RESULT_DDL).collect()
+        except Exception:
+            # What a task writes that is still at work, or can't be deleted now, the next run finds.
+            with contextlib.suppress(TierlogError, OSError):
+                names = self.target.names()
+                self.target.delete(files_of_run(names, self._next_number, self.run_id))
+            raise
 
     def _frame(self, step: Step) -> "DataFrame":
         frames = [self._read(one) for one in step.pieces]

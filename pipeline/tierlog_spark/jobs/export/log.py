@@ -132,6 +132,12 @@ def file_number(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def files_of_run(names: Iterable[str], number: int, run: str) -> list[str]:
+    """Return the data files that a run wrote for a record, whether it was written or not."""
+    part = f"/part-{number:0{_NUMBER_LEN}}-{run}-"
+    return [name for name in names if part in name and file_number(name) == number]
+
+
 def left_behind(
     names: Iterable[str], records: Iterable[Record], *, cleaned_below: int, below: int
 ) -> list[str]:
