@@ -8,9 +8,11 @@ import asyncio
 import uuid
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.contracts.event_log_suite import EventLogContract
 from tests.contracts.events_suite import QUICK, EventsContract
+from tierlog.adapters.kafka import source as source_module
 from tierlog.adapters.kafka.event_log import KafkaEventLog
 from tierlog.adapters.kafka.publisher import KafkaPublisher
 from tierlog.adapters.kafka.source import KafkaEventSource
@@ -22,6 +24,7 @@ from tierlog.offload.topics import TopicSpec
 pytestmark = pytest.mark.integration
 
 PARTITIONS = 3
+LAG_NAME = "tierlog_kafka_consumer_lag_messages"
 
 
 class KafkaQueue:
@@ -74,6 +77,26 @@ class TestKafkaEvents(EventsContract):
 
 class TestKafkaEventLog(EventLogContract):
     pass
+
+
+async def test_how_far_a_member_is_behind_is_a_metric(queue, monkeypatch):
+    monkeypatch.setattr(source_module, "LAG_INTERVAL_S", 0.05)
+    topic = await queue.topic()
+    publisher, source = queue.publisher(), queue.source(topic, group="behind")
+    of = {"group": f"{queue.prefix}-behind", "topic": topic}
+
+    async def until_behind(count: int) -> None:
+        async with asyncio.timeout(30):
+            while REGISTRY.get_sample_value(LAG_NAME, of) != count:
+                await asyncio.sleep(0.05)
+
+    for number in range(6):
+        await publisher.publish(topic, key=b"%d" % number, value=b"", headers={})
+    events = [await source.take() for _ in range(6)]
+    await until_behind(6)
+    for event in events:
+        await source.ack(event)
+    await until_behind(0)
 
 
 async def test_topics_are_created_once_and_again_is_no_error(queue):

@@ -111,6 +111,7 @@ async def test_what_was_read_once_of_an_offloaded_stream_is_in_the_cache(cluster
     assert grown["tierlog_cache_hit_bytes_total"] >= sum(map(len, events))
     used, limit = after['tierlog_cache_bytes{state="used"}'], after["tierlog_cache_limit_bytes"]
     assert sum(map(len, events)) < used <= limit
+    assert after["tierlog_cache_generation"] >= before["tierlog_cache_generation"] >= 0
 
 
 async def test_http_says_what_it_sends_and_problems_are_told(cluster):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import REGISTRY
 
+import tierlog.adapters.kafka
 import tierlog.offload
 import tierlog_ingest.metrics
 import tierlog_offloader
@@ -32,7 +33,13 @@ if TYPE_CHECKING:
     from tierlog_scheduler.policy import OffloadLag
 
 PREFIX: Final = "tierlog_"
-ROOMS: Final = (tierlog.offload, tierlog_offloader, tierlog_reader, tierlog_scheduler)
+ROOMS: Final = (
+    tierlog.adapters.kafka,
+    tierlog.offload,
+    tierlog_offloader,
+    tierlog_reader,
+    tierlog_scheduler,
+)
 SUFFIXES: Final = {
     "counter": ("_total",),
     "summary": ("_count", "_sum"),

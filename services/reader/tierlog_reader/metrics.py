@@ -81,6 +81,10 @@ _CACHE_BYTES: Final = Gauge(
 )
 _LIMIT: Final = Gauge("tierlog_cache_limit_bytes", "What the cache may hold")
 _ENTRIES: Final = Gauge("tierlog_cache_entries", "Entries in the cache")
+_GENERATION: Final = Gauge(
+    "tierlog_cache_generation",
+    "The cache's generation: entries that were not used for some of them go",
+)
 _COMPILED: Final = Gauge(
     "tierlog_cache_compiled", "1: the cache runs compiled; 0: as plain Python, slower"
 )
@@ -153,6 +157,7 @@ def watch(ranges: Ranges, memory: CachedRanges) -> None:
     _LIMIT.set(store.bytes_max)
     _COMPILED.set(COMPILED)
     _ENTRIES.set_function(lambda: store.entries)
+    _GENERATION.set_function(lambda: manager.generation)
     _OVERFLOW.set_function(lambda: max(0, store.used_bytes - store.bytes_max))
     _OCCUPANCY.set_function(lambda: manager.used)
     _AHEAD.set_function(lambda: manager.ahead_bytes)

@@ -50,6 +50,10 @@ REMAINING: Final = Gauge(
     "Faults that the last scrub found and did not repair",
     ["kind"],
 )
+ORPHAN_OBJECTS: Final = Gauge(
+    "tierlog_offload_orphan_objects", "Objects that nothing names, and that the last scrub left"
+)
+ORPHAN_BYTES: Final = Gauge("tierlog_offload_orphan_bytes", "The bytes of those objects")
 
 LOOK_AGAIN_S: Final = 60.0
 """When the metadata did not say how long ago the last one was."""
@@ -250,6 +254,8 @@ class ScrubRunner:
         if report.state is ScrubState.DONE:
             for kind in FindingKind:
                 REMAINING.labels(kind.value).set(report.counts[kind] - report.repaired[kind])
+            ORPHAN_OBJECTS.set(report.orphan_objects)
+            ORPHAN_BYTES.set(report.orphan_bytes)
         tell = log.info if report.is_clean else log.warning
         tell(
             "scrub.ended",

@@ -221,10 +221,19 @@ class ScrubReport:
     repaired: Counter[FindingKind] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     findings_left_off: int = 0
+    orphan_objects: int = 0
+    """Objects that nothing names and that stay, with their bytes: for who scrubs, not kept."""
+    orphan_bytes: int = 0
 
-    def add(self, finding: Finding) -> None:
-        """Count what was found, and keep it if it is a fault and there is room."""
+    def add(self, finding: Finding, *, objects: int = 0, size: int = 0) -> None:
+        """Count what was found, and keep it if it is a fault and there is room.
+
+        ``objects``, ``size``: those that nothing names, and their bytes.
+        """
         self.counts[finding.kind] += 1
+        if finding.kind is FindingKind.ORPHAN_OBJECTS and not finding.repaired:
+            self.orphan_objects += objects
+            self.orphan_bytes += size
         if finding.repaired:
             self.repaired[finding.kind] += 1
         if not KINDS[finding.kind].fault:

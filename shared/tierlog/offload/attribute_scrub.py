@@ -76,5 +76,7 @@ class AttributeScrub:
                     f"{swept.unneeded_bytes} bytes, which no checkpoint needs",
                     repaired="deleted" if swept.deleted else "",
                     kept="" if swept.deleted else swept.kept or why,
-                )
+                ),
+                objects=swept.unneeded,
+                size=swept.unneeded_bytes,
             )

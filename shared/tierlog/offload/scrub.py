@@ -469,7 +469,7 @@ class _Run:
         except TierlogError as error:
             self._report.skip(f"{named.data}: {error}")
             return
-        self._report.add(finding)
+        self._report.add(finding, objects=len(looked), size=sum(one.size for one in looked))
 
     async def _look(self, named: ObjectKeys) -> list[ObjectInfo] | None:
         """Return an attempt's objects as of now, whoever wrote it; None: they are gone."""

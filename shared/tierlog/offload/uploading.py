@@ -21,6 +21,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import structlog
+from prometheus_client import Histogram
 
 from tierlog.format import keys
 from tierlog.format.checksum import Buffer, crc32c_of
@@ -39,6 +40,11 @@ log = structlog.get_logger()
 DAMAGED_SENDS_MAX: Final = 3
 PART_NUMBER_MAX: Final = 10_000
 """S3 takes no more."""
+PART_SECONDS: Final = Histogram(
+    "tierlog_offload_part_duration_seconds",
+    "How long parts took to be sent, waits for another try included",
+    buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+)
 
 
 class SentBlock(NamedTuple):
@@ -124,7 +130,8 @@ class BlockUpload:
     async def _send(self, block: FilledBlock, sent: Callable[[], None]) -> Part:
         try:
             async with self._budget.sending():
-                with within("offload.part", part=block.part_number, bytes=block.length):
+                what = within("offload.part", part=block.part_number, bytes=block.length)
+                with what, PART_SECONDS.time():
                     part = await self.send_part(
                         block.part_number, block.buffers, crc32c=block.crc32c
                     )

@@ -35,6 +35,7 @@ from tierlog.ports.spending import (
 )
 from tierlog.runtime.costs import costs_of, serve_costs
 
+PARTS_SENT = "tierlog_offload_part_duration_seconds_count"
 PRICES = Prices(
     write_per_1000=5.0, read_per_1000=0.4, received_per_gb=2.0, stored_per_gb_month=0.02
 )
@@ -58,7 +59,9 @@ def test_what_an_offload_sends_is_what_was_predicted(blocks):
         entries = [bytes(BLOCK - 140)] * blocks  # one a block
         uuid = world.ids.uuid()
         extra = {"ManagedLedgerName": "logs"}
+        sent_before = REGISTRY.get_sample_value(PARTS_SENT) or 0
         await offloader.offload(ListHandle(LedgerId(1), entries), uuid, extra)
+        assert REGISTRY.get_sample_value(PARTS_SENT) == sent_before + blocks
         assert {spent.stream for spent in meter.amounts} == {"logs"}
         assert by_cause(meter) == offload_requests(blocks * BLOCK, BLOCK)
         counted = sum(by_cause(meter).values())

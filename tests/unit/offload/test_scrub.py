@@ -89,8 +89,12 @@ def test_orphans_are_found_and_deleted_once_they_are_old_enough(old: bool):
         assert kinds(found) == (["orphan-objects", "orphan-upload"] if old else [])
         assert found.counts[K.TOO_YOUNG] == (0 if old else 2)
         assert key in world.bucket.objects
+        objects = world.bucket.objects
+        planted = [len(objects[one][1]) for one in objects.keys() - before]
+        left = (len(planted), sum(planted)) if old else (0, 0)
+        assert (found.orphan_objects, found.orphan_bytes) == left
         mended = await scrub(world, REPAIR)
-        assert mended.remaining == 0
+        assert (mended.remaining, mended.orphan_objects, mended.orphan_bytes) == (0, 0, 0)
         if old:
             assert (set(world.bucket.objects), len(world.bucket.uploads)) == (before, 0)
             assert kinds(await scrub(world)) == []

@@ -26,9 +26,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from prometheus_client import Gauge
 
 from tierlog.adapters.kafka.common import (
     PLAIN,
@@ -47,6 +48,7 @@ from tierlog.model.errors import RetryableError
 from tierlog.ports.events import Event
 
 POLL_S = 0.1
+LAG_INTERVAL_S = 5.0
 COMMIT_INTERVAL_S = 0.2
 ROOM_WAIT_S = 0.3
 STRANDED_S = 8.0
@@ -55,6 +57,12 @@ JOINS_AGAIN_MAX = 6
 RESTART_DELAY_S = 1.0
 CLOSE_S_MAX = 15.0
 DEFAULT_BACKOFF = Backoff(first_s=1.0, max_s=30.0)
+
+LAG: Final = Gauge(
+    "tierlog_kafka_consumer_lag_messages",
+    "Events that this member has not committed, of the partitions that it got some of",
+    ["group", "topic"],
+)
 
 
 class _Place(NamedTuple):
@@ -138,7 +146,7 @@ class KafkaEventSource:
         self._paused = False
         self._has_new = False
         """Whether partitions came that are not paused with the others."""
-        self._commit_at_s = 0.0
+        self._commit_at_s = self._lag_at_s = 0.0
         self._thread = threading.Thread(target=self._run, name=f"kafka-{group}", daemon=True)
         self._thread.start()
 
@@ -248,6 +256,7 @@ class KafkaEventSource:
             elif self._is_stranded():
                 return
             self._commit(consumer)
+            self._tell_lag(consumer)
         self._commit_now(consumer, self._committable(list(self._holdings)))
 
     def _is_stranded(self) -> bool:
@@ -316,6 +325,22 @@ class KafkaEventSource:
         offsets = self._committable(list(self._holdings))
         if offsets:
             consumer.commit(offsets=offsets, asynchronous=True)
+
+    def _tell_lag(self, consumer: Consumer) -> None:
+        """Say how far it is behind, by what the broker told with the last messages."""
+        now_s = time.monotonic()
+        if now_s < self._lag_at_s:
+            return
+        self._lag_at_s = now_s + LAG_INTERVAL_S
+        behind = dict.fromkeys(self._topics, 0)
+        with self._lock:
+            done = {place: holding.committed for place, holding in self._holdings.items()}
+        for place, offset in done.items():
+            known = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+            if offset is not None and known is not None:
+                behind[place.topic] += max(0, known[1] - offset)
+        for topic, count in behind.items():
+            LAG.labels(self._group, topic).set(count)
 
     def _committable(self, places: Sequence[_Place]) -> list[TopicPartition]:
         """Return what is done and was not yet sent, and note it as sent."""
