@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.deployment.health import health_command
 from tests.deployment.rendering import CHART, ROOT
+from tests.histories.checker import CheckerMissingError, build_go
 from tierlog.embedded.services import SERVICE_PORTS
 from tierlog.runtime.settings import load_settings
 
@@ -26,6 +30,7 @@ OURS = {"ingest-1", "ingest-2", "ingest-3", "reader", "offloader", "scheduler"}
 BY_HAND = {"cli", "smoke", "spark"}
 WATCHING = {"prometheus", "grafana"}
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
+COMPOSE_LIBRARY = "github.com/compose-spec/compose-go/v2 v2.16.2"
 ENV_FILE = ROOT / "deploy" / "docker" / "three-nodes.env"
 
 
@@ -85,6 +90,59 @@ def test_the_schema_of_compose_refuses(key: str, value: object):
     compose["services"]["reader"][key] = value
     with pytest.raises(ValueError, match="at line"):
         checked(compose)
+
+
+@pytest.fixture(scope="module")
+def compose_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compose")
+    shutil.copy(Path(__file__).with_name("compose_config.go"), folder)
+    (folder / "go.mod").write_text(f"module compose\n\ngo 1.24\n\nrequire {COMPOSE_LIBRARY}\n")
+    try:
+        return build_go(folder, folder / "compose", modules="mod")
+    except CheckerMissingError as missing:
+        pytest.skip(str(missing))
+
+
+def said_by(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run what ``docker compose config`` does, by the library that it is made of."""
+    clean = {"PATH": os.environ["PATH"]}
+    return subprocess.run(
+        [str(program), *words], cwd=ROOT, env=clean, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("profile", [*sorted(PROFILES), "*"])
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_compose_itself_loads_every_profile(
+    compose: Object, compose_config: Path, profile: str, nodes: int
+):
+    given = ["--env-file", str(ENV_FILE)] if nodes == 3 else []
+    done = said_by(compose_config, *given, "--profile", profile, "docker-compose.yml")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)["services"]
+    assert set(found) == {
+        name
+        for name, one in compose["services"].items()
+        if profile == "*" or profile in one["profiles"]
+    }
+    copies = {
+        one["environment"]["TIERLOG_INGEST__OWNER__WRITE_QUORUM"]
+        for name, one in found.items()
+        if kind_of(name) == "ingest"
+    }
+    assert copies <= {str(nodes)}
+
+
+@pytest.mark.parametrize(
+    ("of", "instead"),
+    [("service_healthy", "healthy"), ("profiles:", "profile:"), ("zookeeper:\n", "zoo:\n")],
+)
+def test_compose_itself_refuses(compose_config: Path, tmp_path: Path, of: str, instead: str):
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert of in text
+    broken = tmp_path / "docker-compose.yml"
+    broken.write_text(text.replace(of, instead, 1))
+    assert said_by(compose_config, "--profile", "*", str(broken)).returncode == 1
 
 
 def test_who_keeps_running_tells_its_health_and_others_wait_for_it(compose: Object):

@@ -75,6 +75,31 @@ def find_go() -> str:
     return found
 
 
+def build_go(sources: Path, program: Path, *, modules: str = "readonly") -> Path:
+    """Build the program of a folder; what Go has built before is not built again.
+
+    ``modules``: ``mod`` where go.mod names less than what it takes.
+    """
+    flags = f"-mod={modules} -trimpath"
+    environ = {**os.environ, "GOFLAGS": flags, "GOTOOLCHAIN": "local"}
+    done = subprocess.run(
+        [find_go(), "build", "-buildvcs=false", "-o", str(program), "."],
+        cwd=sources,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_S_MAX,
+        check=False,
+    )
+    if done.returncode != 0:
+        if "dial tcp" in done.stderr or "no such host" in done.stderr:
+            raise CheckerMissingError(
+                f"the modules that go.mod names can't be fetched: {done.stderr.strip()}"
+            )
+        raise RuntimeError(f"{sources} does not build: {done.stderr}")
+    return program
+
+
 class Checker:
     """The built judge."""
 
@@ -83,25 +108,8 @@ class Checker:
 
     @classmethod
     def build(cls, folder: Path) -> Checker:
-        """Build it into a folder; what Go has built before is not built again."""
-        program = folder / "check"
-        environ = {**os.environ, "GOFLAGS": "-mod=readonly -trimpath", "GOTOOLCHAIN": "local"}
-        done = subprocess.run(
-            [find_go(), "build", "-buildvcs=false", "-o", str(program), "."],
-            cwd=SOURCES,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=BUILD_S_MAX,
-            check=False,
-        )
-        if done.returncode != 0:
-            if "dial tcp" in done.stderr or "no such host" in done.stderr:
-                raise CheckerMissingError(
-                    f"the module that go.mod names can't be fetched: {done.stderr.strip()}"
-                )
-            raise RuntimeError(f"the judge does not build: {done.stderr}")
-        return cls(program)
+        """Build it into a folder."""
+        return cls(build_go(SOURCES, folder / "check"))
 
     def judge(self, *histories: Path, timeout_s: float = 120.0) -> list[Judgement]:
         """Judge histories, side by side with nothing."""
