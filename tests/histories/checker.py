@@ -75,7 +75,9 @@ def find_go() -> str:
     return found
 
 
-def build_go(sources: Path, program: Path, *, modules: str = "readonly") -> Path:
+def build_go(
+    sources: Path, program: Path, *, package: str = ".", modules: str = "readonly"
+) -> Path:
     """Build the program of a folder; what Go has built before is not built again.
 
     ``modules``: ``mod`` where go.mod names less than what it takes.
@@ -83,7 +85,7 @@ def build_go(sources: Path, program: Path, *, modules: str = "readonly") -> Path
     flags = f"-mod={modules} -trimpath"
     environ = {**os.environ, "GOFLAGS": flags, "GOTOOLCHAIN": "local"}
     done = subprocess.run(
-        [find_go(), "build", "-buildvcs=false", "-o", str(program), "."],
+        [find_go(), "build", "-buildvcs=false", "-o", str(program), package],
         cwd=sources,
         env=environ,
         capture_output=True,
