@@ -21,6 +21,7 @@ Crash: nothing but the group's committed offsets survives, and nothing else is n
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -336,9 +337,10 @@ class KafkaEventSource:
         with self._lock:
             done = {place: holding.committed for place, holding in self._holdings.items()}
         for place, offset in done.items():
-            known = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-            if offset is not None and known is not None:
-                behind[place.topic] += max(0, known[1] - offset)
+            with contextlib.suppress(KafkaException):  # no number is worth a member
+                known = consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+                if offset is not None and known is not None:
+                    behind[place.topic] += max(0, known[1] - offset)
         for topic, count in behind.items():
             LAG.labels(self._group, topic).set(count)
 
