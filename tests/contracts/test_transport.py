@@ -9,12 +9,22 @@ import asyncio
 import ssl
 from contextlib import asynccontextmanager
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from tierlog.adapters.memory.transport import MemoryNetwork
 from tierlog.adapters.tcp import TcpTransport
+from tierlog.adapters.tcp import transport as tcp
+from tierlog.adapters.tcp.transport import TcpChannel
 from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.ids import NodeId
+from tierlog.wire.auth import OpenAuthenticator
+from tierlog.wire.connection import Hello, WireClient
+from tierlog.wire.messages import ROLE_OWNER
+from tierlog.wire.server import WireServer
+
+CLUSTER = UUID(int=7)
 
 
 @pytest.fixture(params=["memory", "tcp"])
@@ -217,6 +227,72 @@ async def test_who_hangs_up_over_tls_waits_for_no_farewell(at_once):
     assert ended.done() is at_once
     await ended
     await listener.close()
+
+
+async def test_who_gives_up_over_tls_leaves_no_socket_to_a_loop_that_ends(monkeypatch):
+    """At every step of the loop: connecting, greeting, before reading begins, reading."""
+    made: list[TcpChannel] = []
+
+    def noted(limits, accept=None):
+        channel = TcpChannel(limits, accept)
+        if accept is None:
+            made.append(channel)
+        return channel
+
+    monkeypatch.setattr(tcp, "TcpChannel", noted)
+    server_tls, client_tls = _tls_contexts()
+    transport = TcpTransport(server_tls=server_tls, client_tls=client_tls)
+    node = WireServer(
+        Idle(), cluster_id=CLUSTER, node_id=NodeId("n1"), authenticator=OpenAuthenticator()
+    )
+    listener = await transport.listen("localhost:0", node.serve)
+    hello = Hello(cluster_id=CLUSTER, role=ROLE_OWNER, client_name="gives up")
+
+    async def connected(*, fails=False):
+        async with asyncio.TaskGroup() as tasks:
+            await WireClient.connect(transport, listener.address, hello, tasks=tasks)
+            if fails:
+                raise OSError
+
+    async def left():
+        for _ in range(3):  # as a loop that ends still takes
+            await asyncio.sleep(0)
+        there = [one for one in made if one.peer]
+        made.clear()
+        return [one for one in there if not _is_over(one)], bool(there)
+
+    with pytest.raises(ExceptionGroup):
+        await connected(fails=True)
+    assert await left() == ([], True)
+    seen = 0
+    for steps in range(400):
+        task = asyncio.create_task(connected())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        still, there = await left()
+        assert still == [], steps
+        seen += there
+        if seen == 40:
+            break
+    assert seen == 40
+    await listener.close()
+
+
+class Idle:
+    async def ready(self, *, appends):
+        """Take whatever comes; nothing does."""
+
+
+def _is_over(channel):
+    ended = channel.wait_closed()
+    try:
+        ended.send(None)
+    except StopIteration:
+        return True
+    ended.close()
+    return False
 
 
 def _tls_contexts():

@@ -158,7 +158,9 @@ class WireClient:
                 remedy="Check that the node runs and that the address is its wire address",
             ) from error
         client = cls(channel, welcome, limits)
-        tasks.create_task(client._read(), name=f"wire {address}", context=apart())
+        reading = tasks.create_task(client._read(), name=f"wire {address}", context=apart())
+        # Whatever ended it, a group that went before it began too: its loop may be about to end.
+        reading.add_done_callback(lambda _: channel.hang_up())
         return client
 
     @property
