@@ -9,6 +9,7 @@ import asyncio
 import ssl
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -22,7 +23,7 @@ from tierlog.model.ids import NodeId
 from tierlog.wire.auth import OpenAuthenticator
 from tierlog.wire.connection import Hello, WireClient
 from tierlog.wire.messages import ROLE_OWNER
-from tierlog.wire.server import WireServer
+from tierlog.wire.server import WireHandler, WireServer
 
 CLUSTER = UUID(int=7)
 
@@ -243,7 +244,10 @@ async def test_who_gives_up_over_tls_leaves_no_socket_to_a_loop_that_ends(monkey
     server_tls, client_tls = _tls_contexts()
     transport = TcpTransport(server_tls=server_tls, client_tls=client_tls)
     node = WireServer(
-        Idle(), cluster_id=CLUSTER, node_id=NodeId("n1"), authenticator=OpenAuthenticator()
+        cast("WireHandler", Idle()),
+        cluster_id=CLUSTER,
+        node_id=NodeId("n1"),
+        authenticator=OpenAuthenticator(),
     )
     listener = await transport.listen("localhost:0", node.serve)
     hello = Hello(cluster_id=CLUSTER, role=ROLE_OWNER, client_name="gives up")
