@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -281,6 +281,33 @@ async def test_who_gives_up_over_tls_leaves_no_socket_to_a_loop_that_ends(monkey
         if seen == 40:
             break
     assert seen == 40
+    await listener.close()
+
+
+async def test_who_hangs_up_over_tls_as_the_peer_does_waits_for_nothing():
+    server_tls, client_tls = _tls_contexts()
+    transport = TcpTransport(server_tls=server_tls, client_tls=client_tls)
+
+    async def handler(channel):
+        await channel.receive()
+
+    listener = await transport.listen("localhost:0", handler)
+    client = await transport.connect(listener.address)
+    inner: Any = client._transport
+    aborted = []
+    abort = inner._ssl_protocol._abort
+
+    def noted(*words):
+        aborted.append(words)
+        abort(*words)
+
+    inner._ssl_protocol._abort = noted
+    inner._closed = True  # as the peer's farewell does, when there is still something to send
+    client.hang_up()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert aborted
+    assert _is_over(client)
     await listener.close()
 
 

@@ -240,7 +240,9 @@ class TcpChannel(asyncio.BufferedProtocol):
         self._closing = True
         self._stop_timers()
         if self._transport is not None and not self._gone.is_set():
-            self._transport.close()
+            if not self._transport.is_closing():
+                # asyncio's TLS that is closed twice, once by the peer's farewell, can't be aborted.
+                self._transport.close()
             self._linger_timer = self._loop.call_later(
                 self._limits.linger_s_max, self._transport.abort
             )
