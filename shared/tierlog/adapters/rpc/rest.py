@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import aiohttp
 import orjson
+from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
 from tierlog.runtime.calling import PLAIN, Calling
@@ -53,7 +54,9 @@ class RestService:
     ) -> HttpAnswer:
         """Send one request; ``wait_s`` is how long the service was asked to wait by itself."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(read_bufsize=1024 * 1024)
+            # Connections that are dropped over TLS go with the session, not with their farewell.
+            connector = aiohttp.TCPConnector(enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
+            self._session = aiohttp.ClientSession(read_bufsize=1024 * 1024, connector=connector)
         timeout = aiohttp.ClientTimeout(
             total=self._timeout_s + wait_s, connect=min(CONNECT_S_MAX, self._timeout_s)
         )
