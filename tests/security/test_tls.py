@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import socket
 import ssl
+import threading
 import warnings
 from uuid import uuid4
 
@@ -182,6 +185,40 @@ async def test_a_client_does_not_fall_back_to_plain_text(authority):
     await server.wait_closed()
     assert received
     assert not any(b"a-secret-token" in one or b"GET" in one for one in received)
+
+
+def test_a_call_that_is_given_up_leaves_no_socket_to_a_loop_that_ends(authority, server_files):
+    """Its server says nothing any more, no farewell either."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(server_files.certificate, server_files.key)
+    asked, over = threading.Event(), threading.Event()
+
+    def serve(listener):
+        with tls.wrap_socket(listener.accept()[0], server_side=True) as connection:
+            connection.recv(65536)
+            asked.set()
+            over.wait(30)
+
+    async def give_up(address):
+        calling = Calling(tls=client_of(authority))
+        service = RestService(address, name="x", timeout_s=20, calling=calling)
+        call = asyncio.create_task(service.call("GET", "/"))
+        await asyncio.to_thread(asked.wait, 20)
+        call.cancel()
+        await asyncio.wait({call})
+        await service.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            asyncio.run(give_up(f"127.0.0.1:{listener.getsockname()[1]}"))
+            gc.collect()
+        over.set()
+        server.join()
+    assert asked.is_set()
+    assert [str(one.message) for one in caught] == []
 
 
 def test_a_token_is_not_sent_in_plain_text():

@@ -4,7 +4,6 @@ Owns the counts. Does not own names nor how they are shown (a service's ``metric
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -14,11 +13,10 @@ BOUNDS_S: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 class Durations:
     """So many took at most so long, for each bound; the last class has none."""
 
-    __slots__ = ("_bounds", "_counts", "sum_s")
+    __slots__ = ("_counts", "sum_s")
 
-    def __init__(self, bounds: Sequence[float] = BOUNDS_S) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
         self.sum_s = 0.0
 
     def __repr__(self) -> str:
@@ -26,10 +24,10 @@ class Durations:
 
     def add(self, took_s: float) -> None:
         """Count one."""
-        self._counts[bisect_left(self._bounds, took_s)] += 1
+        self._counts[bisect_left(BOUNDS_S, took_s)] += 1
         self.sum_s += took_s
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return bounds and how many took no longer, as a histogram of Prometheus has them."""
-        names = [*map(str, self._bounds), "+Inf"]
+        names = [*map(str, BOUNDS_S), "+Inf"]
         return list(zip(names, map(float, accumulate(self._counts)), strict=True))
