@@ -231,6 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--events", type=int, default=EVENTS, help="of each of the producers")
     parser.add_argument("--keep", type=Path, help="where states and logs are kept")
     chosen = parser.parse_args(arguments)
+    assert chosen.runs >= 1
     keep = chosen.keep or Path(tempfile.mkdtemp(prefix="tierlog-once-"))
     keep.mkdir(parents=True, exist_ok=True)
     configure_logging(LogSettings(level="error"), service="once")
