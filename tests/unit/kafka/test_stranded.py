@@ -43,6 +43,9 @@ class Member:
         self.polls += 1
         next(self._life, None)
 
+    def get_watermark_offsets(self, place: TopicPartition, *, cached: bool) -> None:
+        assert cached, place
+
     def close(self) -> None:
         self.closed = True
 

@@ -250,7 +250,11 @@ class S3ObjectStore:
         assert length > 0, length
 
         async def take(answer: Any) -> int:  # noqa: ANN401 - the library has no types
-            expected = min(length, _total(answer, key, start) - start)
+            try:
+                expected = min(length, _total(answer, key, start) - start)
+            except RefusedError:
+                answer["Body"].close()
+                raise
             return await self._receive(key, answer, expected, begin())
 
         asked = f"bytes={start}-{start + length - 1}"
