@@ -8,8 +8,9 @@ from pyspark.sql.types import StructType
 
 from tierlog_spark.options import ReadOptions
 from tierlog_spark.planning import ServicePart, StorePart
-from tierlog_spark.reading import in_steps, store_batches
+from tierlog_spark.reading import store_batches
 from tierlog_spark.service import service_batches
+from tierlog_spark.worker import in_steps
 
 
 def read_part(part: object, options: ReadOptions, schema: StructType) -> Iterator[Any]:

@@ -22,26 +22,11 @@ from tierlog.offload.single_reader import SingleHandle
 from tierlog.offload.tier2_reader import FramesRead, ObjectHandle, Tier2Handle
 from tierlog.runtime.settings import S3Settings
 from tierlog_spark.batches import record_batches
-from tierlog_spark.bucket import opened
 from tierlog_spark.decoding import EventColumns, events_in, raw_events
 from tierlog_spark.planning import StorePart
+from tierlog_spark.worker import Batches, opened_copy
 
-Batches = AsyncGenerator[Any, None]
 FETCHES_AHEAD: Final = 2
-
-
-def in_steps(batches: Batches) -> Iterator[Any]:
-    """Iterate over batches on a loop of their own, which runs while one is waited for."""
-    with asyncio.Runner() as runner:
-
-        async def step() -> Any:  # noqa: ANN401 - pyarrow ships no types
-            return await anext(batches, None)
-
-        try:
-            while (batch := runner.run(step())) is not None:
-                yield batch
-        finally:
-            runner.run(batches.aclose())
 
 
 async def store_batches(
@@ -53,18 +38,19 @@ async def store_batches(
 ) -> Batches:
     """Read a part of a ledger out of the bucket."""
     ledger = part.ledger
-    async with opened(s3, fetch_bytes=fetch_bytes) as bucket:
-        handle = await bucket.open(ledger)
-        async with contextlib.aclosing(_frames(handle, part, fetch_bytes)) as reads:
-            async for read in reads:
-                with _naming(ledger.location.data_key, int(ledger.ledger_id)):
-                    for events in _events(
-                        read, raw=ledger.raw, verify=not handle.is_verified, part=part
+    async with (
+        opened_copy(ledger, s3, fetch_bytes=fetch_bytes) as handle,
+        contextlib.aclosing(_frames(handle, part, fetch_bytes)) as reads,
+    ):
+        async for read in reads:
+            with _naming(ledger.location.data_key, int(ledger.ledger_id)):
+                for events in _events(
+                    read, raw=ledger.raw, verify=not handle.is_verified, part=part
+                ):
+                    for batch in record_batches(
+                        events, schema, stream=ledger.stream, ledger_id=ledger.ledger_id
                     ):
-                        for batch in record_batches(
-                            events, schema, stream=ledger.stream, ledger_id=ledger.ledger_id
-                        ):
-                            yield batch
+                        yield batch
 
 
 async def _frames(

@@ -40,10 +40,10 @@ from tierlog_spark.filters import push
 from tierlog_spark.options import ReadOptions, parse_options
 from tierlog_spark.parts import arrow_schema, read_part
 from tierlog_spark.planning import ALL
-from tierlog_spark.reading import in_steps
 from tierlog_spark.sink import EventStreamWriter, EventWriter, checked_schema
 from tierlog_spark.streaming import EventStreamReader
 from tierlog_spark.tables import table_batches
+from tierlog_spark.worker import in_steps
 from tierlog_spark.write_options import WriteOptions, parse_write_options
 
 FORMAT = "tierlog"

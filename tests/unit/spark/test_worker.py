@@ -1,0 +1,137 @@
+"""What a worker of Spark keeps between its tasks, and for whom.
+
+Real clients of the S3 library are opened, and nothing is asked of them: which copies a bucket
+has is shown where the servers are (tests/integration/test_spark_direct.py).
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import SecretStr
+from pyspark import TaskContext
+
+from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.offload import Tier2Location
+from tierlog.runtime.settings import S3Settings
+from tierlog_spark import worker
+from tierlog_spark.bucket import Bucket
+from tierlog_spark.planning import StoredLedger
+from tierlog_spark.worker import in_steps, opened_copy
+
+S3 = S3Settings(
+    endpoint_url="http://127.0.0.1:1",
+    bucket="b",
+    access_key="a",
+    secret_key=SecretStr("one secret"),
+)
+Read = Callable[..., list[Any]]
+
+
+def ledger(number: int) -> StoredLedger:
+    location = Tier2Location(
+        driver="aws-s3",
+        endpoint_name="",
+        bucket="b",
+        data_key=f"{number}",
+        index_key="",
+        side_key="",
+    )
+    return StoredLedger(
+        stream=StreamName("s"),
+        raw=True,
+        ledger_id=LedgerId(number),
+        uuid=UUID(int=number),
+        location=location,
+        copy=None,
+    )
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """What is kept, empty at first, and closed behind the test."""
+    found = worker._Kept()
+    monkeypatch.setattr(worker, "_KEPT", found)
+    yield found
+    if found.runner is not None:
+        found.runner.run(found.closing.aclose())
+        found.runner.close()
+
+
+@pytest.fixture
+def in_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TaskContext, "_taskContext", object.__new__(TaskContext))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch, kept: Any) -> Read:
+    """Read a ledger, and return what it was read from: the bucket, and the copy."""
+    del kept
+
+    async def opened(self: Bucket, found: StoredLedger) -> tuple[Bucket, StoredLedger, object]:
+        return self, found, object()
+
+    monkeypatch.setattr(Bucket, "open", opened)
+
+    def one(number: int, s3: S3Settings = S3, *, fails: bool = False) -> list[Any]:
+        async def batches() -> AsyncGenerator[Any, None]:
+            async with opened_copy(ledger(number), s3, fetch_bytes=4096) as copy:
+                yield copy
+                if fails:
+                    raise OSError("in the middle")
+
+        return list(in_steps(batches()))
+
+    return one
+
+
+@pytest.mark.usefixtures("in_task")
+def test_tasks_of_one_ledger_read_one_copy_of_one_bucket(read: Read) -> None:
+    assert read(1) == read(1)
+
+
+@pytest.mark.usefixtures("in_task")
+def test_another_ledger_is_another_copy_in_the_same_bucket(read: Read) -> None:
+    (first,), (second,) = read(1), read(2)
+    assert first[0] is second[0]
+    assert (first[1], second[1]) == (ledger(1), ledger(2))
+
+
+@pytest.mark.usefixtures("in_task")
+def test_other_keys_are_another_bucket_and_close_the_one_before(read: Read, kept: Any) -> None:
+    (first,) = read(1)
+    client = first[0].objects._requests._client
+    (second,) = read(1, S3.model_copy(update={"secret_key": SecretStr("another")}))
+    assert second[0] is not first[0]
+    assert client._endpoint.http_session._sessions == {}
+    assert kept.bucket is second[0]
+
+
+@pytest.mark.usefixtures("in_task")
+def test_two_at_once_do_not_share(read: Read) -> None:
+    async def batches() -> AsyncGenerator[Any, None]:
+        async with opened_copy(ledger(1), S3, fetch_bytes=4096) as copy:
+            yield copy
+
+    first = in_steps(batches())
+    with contextlib.closing(first):
+        (second,) = read(1, S3.model_copy(update={"secret_key": SecretStr("another")}))
+        assert next(first)[0] is not second[0]
+    # The first of them kept what it had.
+    assert read(1)[0][0] is not second[0]
+
+
+@pytest.mark.usefixtures("in_task")
+def test_a_task_that_fails_leaves_the_bucket_to_the_next(read: Read) -> None:
+    (first,) = read(1)
+    with pytest.raises(OSError, match="in the middle"):
+        read(2, fails=True)
+    assert read(3)[0][0] is first[0]
+
+
+def test_outside_of_tasks_nothing_is_kept(read: Read, kept: Any) -> None:
+    assert read(1)[0][0] is not read(1)[0][0]
+    assert kept.runner is None
+    assert kept.bucket is None
