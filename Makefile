@@ -83,6 +83,10 @@ faults: venv ## a trouble at every request of offload, delete, trim and scrub: m
 	TIERLOG_FAULTS_SHARE=1 $(BIN)/pytest -q tests/faults/test_every_call.py
 	$(BIN)/python -m tests.faults.run --lanes $(or $(LANES),4) --seed $(or $(SEED),1)
 
+.PHONY: test-upgrade
+test-upgrade: venv ## a rolling upgrade from another commit and back, under load: make test-upgrade FROM=v0.1.0
+	$(BIN)/python -m tests.upgrade.run --from $(or $(FROM),HEAD~20)
+
 test-compose: venv ## docker-compose.yml itself: build, start, append, offload, read back (needs Docker)
 	@$(BIN)/python -m tools.run_compose
 

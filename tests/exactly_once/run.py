@@ -73,7 +73,7 @@ class Run:
                 tasks.create_task(self._keep_producing(f"w{number}")) for number in range(WRITERS)
             ]
             over = asyncio.Event()
-            tasks.create_task(self._kill_now_and_then(over))
+            tasks.create_task(self.trouble(over))
             await asyncio.wait(writing)
             over.set()
         return await self._judge()
@@ -84,6 +84,7 @@ class Run:
         env = {
             **os.environ,
             **self.cluster.env,
+            **self.producer_env(name),
             "TIERLOG_CLIENT__INGEST_ADDRESS": settings.client.ingest_address or "",
             "TIERLOG_CLIENT__READER_HTTP_ADDRESS": settings.client.reader_http_address or "",
             "TIERLOG_CLIENT__SCHEDULER_HTTP_ADDRESS": settings.client.scheduler_http_address or "",
@@ -107,7 +108,12 @@ class Run:
                 self._troubles.append(f"{name} ended with {one.returncode}: {said[-600:].decode()}")
                 return
 
-    async def _kill_now_and_then(self, over: asyncio.Event) -> None:
+    def producer_env(self, name: str) -> dict[str, str]:
+        """Return what the environment of one producer has beside the cluster's."""
+        del name
+        return {}
+
+    async def trouble(self, over: asyncio.Event) -> None:
         """Kill one process after the other; all of them run again when this returns."""
         while not over.is_set():
             await asyncio.sleep(self.rng.uniform(0.2, 1.2))
