@@ -11,9 +11,11 @@ from uuid import UUID
 import pyarrow as pa
 
 from tierlog.format.keys import ParsedKey, key_prefix, parse_key
-from tierlog.model.attributes import CREATION_TIME, EVENT_COUNT, KEY_LEN, AttributeKey
+from tierlog.model.attributes import KEY_LEN, AttributeKey
+from tierlog.model.core_attributes import CORE_NAMES, derived
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import ManifestLedger
+from tierlog.model.policy import NO_LEVELS, PolicyLevels
 from tierlog.offload.manifests import KnownManifest
 from tierlog.ports.objects import ObjectInfo
 from tierlog_spark.bucket import Bucket, opened
@@ -23,10 +25,6 @@ from tierlog_spark.options import ReadOptions
 Row = dict[str, object]
 Listed = tuple[ParsedKey, ObjectInfo]
 _US_A_MS: Final = 1000
-_CORE_NAMES: Final[Mapping[AttributeKey, str]] = {
-    EVENT_COUNT: "event-count",
-    CREATION_TIME: "creation-time",
-}
 _FIRST_KEY: Final = AttributeKey(bytes(KEY_LEN))
 _LAST_KEY: Final = AttributeKey(b"\xff" * KEY_LEN)
 
@@ -41,8 +39,9 @@ async def table_batches(
             bucket.streams(options.streams) if options.streams else bucket.every_stream()
         )
         if options.table is Table.ATTRIBUTES:
+            levels = await _levels(bucket, known)
             for one in known:
-                async with contextlib.aclosing(_attribute_rows(bucket, one)) as runs:
+                async with contextlib.aclosing(_attribute_rows(bucket, one, levels)) as runs:
                     async for rows in runs:
                         yield _batch(rows, schema)
             return
@@ -142,24 +141,41 @@ def _attempt_rows(
     ]
 
 
-async def _attribute_rows(bucket: Bucket, known: KnownManifest) -> AsyncGenerator[list[Row], None]:
+async def _levels(
+    bucket: Bucket, known: Sequence[KnownManifest]
+) -> Mapping[UUID | None, PolicyLevels]:
+    """Return what the clusters of these streams say above them, as a restore would find it."""
+    found: dict[UUID | None, PolicyLevels] = {None: NO_LEVELS}
+    for one in known:
+        if one.cluster_id is not None and one.cluster_id not in found:
+            _, manifest = await bucket.manifests.cluster(one.cluster_id)
+            found[one.cluster_id] = NO_LEVELS if manifest is None else manifest.levels
+    return found
+
+
+async def _attribute_rows(
+    bucket: Bucket, known: KnownManifest, levels: Mapping[UUID | None, PolicyLevels]
+) -> AsyncGenerator[list[Row], None]:
     """Iterate over a stream's attributes in the order of their keys: core ones are first."""
     checkpoint = bucket.attributes_of(known)
     if checkpoint is None or checkpoint.through is None:
         return
+    assert known.head is not None
+    above = levels[known.cluster_id]
+    core = {**checkpoint.core, **derived(known.stream, known.head.policy, above, checkpoint.root)}
     through = checkpoint.through
 
     def row(key: AttributeKey, value: int) -> Row:
         return {
             "stream": known.stream,
             "key": str(UUID(bytes=bytes(key))),
-            "name": _CORE_NAMES.get(key),
+            "name": CORE_NAMES.get(key),
             "value": value,
             "as_of_ledger_id": through.ledger_id,
             "as_of_entry_id": through.entry_id,
         }
 
-    yield [row(*one) for one in sorted(checkpoint.core.items())]
+    yield [row(*one) for one in sorted(core.items())]
     key: AttributeKey | None = _FIRST_KEY
     while key is not None:
         found = await bucket.scan(checkpoint, key, _LAST_KEY)

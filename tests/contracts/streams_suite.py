@@ -13,12 +13,27 @@ import pytest
 from tests.contracts.services import READ_BYTES, WAIT_S, Open, draft_of, refused
 from tierlog.format.entry import AttributeUpdate, Verb, encode_entry
 from tierlog.format.frame import pack_entries
-from tierlog.model.attributes import EVENT_COUNT, AppendCondition, AttributeKey
+from tierlog.model.attributes import (
+    EVENT_COUNT,
+    INDEX_ROOT_LENGTH,
+    INDEX_ROOT_OFFSET,
+    ROLL_OVER_AGE_MS,
+    ROLL_OVER_BYTES,
+    ROLL_OVER_ENTRIES,
+    SCALE_POLICY_RATE,
+    SCALE_POLICY_SEGMENTS_MIN,
+    SCALE_POLICY_TYPE,
+    AppendCondition,
+    AttributeKey,
+)
+from tierlog.model.core_attributes import CORE_NAMES
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import NodeId, StreamName
 from tierlog.model.partitions import partition_names
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
+
+SCALE = {SCALE_POLICY_TYPE: 0, SCALE_POLICY_RATE: 0, SCALE_POLICY_SEGMENTS_MIN: 1}
 
 
 class StreamsContract:
@@ -157,7 +172,42 @@ class StreamsContract:
             listed = await on.control.list_attributes(stream, first=writer)
             assert list(listed.values) == [writer, counter]
 
-    async def test_raw_streams_take_no_condition(self, services: Open, stream: StreamName):
+    @pytest.mark.covers("E13")
+    async def test_policies_and_the_root_of_the_index_are_core_attributes_as_of_now(
+        self, services: Open, stream: StreamName
+    ):
+        async with services() as on:
+            await on.create(stream, raw=False)
+
+            async def read() -> dict[AttributeKey, int]:
+                found = await on.control.list_attributes(stream, last=max(CORE_NAMES))
+                assert list(found.values) == sorted(CORE_NAMES)
+                keys = await on.control.get_attributes(stream, list(CORE_NAMES))
+                assert keys == found
+                return dict(found.values)
+
+            async def limits() -> list[int]:
+                found = await read()
+                return [found[one] for one in (ROLL_OVER_BYTES, ROLL_OVER_ENTRIES)]
+
+            before = await read()
+            assert {key: before[key] for key in SCALE} == SCALE
+            # Nothing was flushed, so there is no index.
+            assert (before[INDEX_ROOT_OFFSET], before[INDEX_ROOT_LENGTH]) == (-1, 0)
+            policy = (await on.admin.policy(stream))["effective"]
+            assert before[ROLL_OVER_AGE_MS] == policy["ledger_age_ms_max"]
+            assert await limits() == [policy["ledger_bytes_max"], policy["ledger_entries_max"]]
+            await on.admin.set_policy(stream, {"ledger_entries_max": 7})
+            assert await limits() == [policy["ledger_bytes_max"], 7]
+            # The highest that a policy takes: no limit.
+            await on.admin.set_policy(stream, {"ledger_bytes_max": 2**63 - 1})
+            assert await limits() == [2**63 - 1, policy["ledger_entries_max"]]
+            middle = await on.control.list_attributes(stream, first=ROLL_OVER_BYTES, limit=2)
+            assert list(middle.values) == [ROLL_OVER_BYTES, ROLL_OVER_ENTRIES]
+
+    async def test_raw_streams_take_no_condition_and_have_no_attributes(
+        self, services: Open, stream: StreamName
+    ):
         async with services() as on:
             await on.create(stream)
             async with on.channel(stream) as channel:
@@ -168,6 +218,8 @@ class StreamsContract:
                         deadline_s=WAIT_S,
                         condition=AppendCondition(after=Edge.EARLIEST),
                     )
+            with refused(Reason.INVALID_ARGUMENT):
+                await on.control.get_attributes(stream, [EVENT_COUNT])
 
     async def test_a_channel_that_was_closed_takes_nothing(
         self, services: Open, stream: StreamName

@@ -18,6 +18,7 @@ import pytest
 
 from tierlog.client import Client, open_client
 from tierlog.model.attributes import EVENT_COUNT
+from tierlog.model.core_attributes import CORE_NAMES
 from tierlog.model.errors import IndeterminateError
 from tierlog.model.policy import Policy
 from tierlog.wiring.client import ClientConnections, open_client_connections
@@ -172,7 +173,7 @@ async def run_json(cli, *arguments, state_dir, stdin=b"", code=0, words=()):
     return orjson.loads(done.stdout) if code == 0 else None
 
 
-@pytest.mark.covers("E09", "E12")
+@pytest.mark.covers("E09", "E12", "E13")
 async def test_attributes_on_the_command_line(cli, cluster):
     where = {"state_dir": cluster.state_dir}
     one, other = str(UUID(int=1 << 100)), str(UUID(int=(1 << 100) + 1))
@@ -208,6 +209,22 @@ async def test_attributes_on_the_command_line(cli, cluster):
     assert (row["name"], row["value"]) == ("event-count", 2)
     core = ("attributes", "set", "kept", "event-count=1")
     await run_json(cli, *core, **where, code=2, words=("core attribute",))
+    names = ("scale-policy-type", "roll-over-entries", "index-root-offset")
+    for name in names:
+        core = ("attributes", "set", "kept", f"{name}=1")
+        await run_json(cli, *core, **where, code=2, words=(f"{name} is a core attribute",))
+    await run_json(cli, "policy", "set", "kept", "--ledger-entries-max", "77", **where)
+    found = await run_json(cli, "attributes", "get", "kept", *names[:2], **where)
+    assert [(row["name"], row["value"]) for row in found] == [(names[0], 0), (names[1], 77)]
+    between = ("--from", "roll-over-bytes", "--to", "roll-over-age-ms")
+    found = await run_json(cli, "attributes", "list", "kept", *between, **where)
+    assert [row["name"] for row in found] == [
+        "roll-over-bytes",
+        "roll-over-entries",
+        "roll-over-age-ms",
+    ]
+    table = (await cli("attributes", "list", "kept", state_dir=cluster.state_dir)).check(0).stdout
+    assert all(name.encode() in table for name in CORE_NAMES.values())
     # Entries that changed attributes alone have no events, and count for no limit.
     done = (await cli("read", "kept", "-n", "1", state_dir=cluster.state_dir)).check(0)
     assert done.stdout == b"a\n"

@@ -10,10 +10,13 @@ import orjson
 import pytest
 
 from tests.integration.test_reader_tiers import SMALL, offloaded_and_gone, payloads
+from tests.integration.spark_kit import options_of, rows_read
 from tests.integration.test_restore import fresh
 from tests.plugins.fix_cluster import ServiceCluster
 from tierlog.client import WriterState, open_client
 from tierlog.model.attributes import EVENT_COUNT
+from tierlog.model.core_attributes import CORE_NAMES
+from tierlog.model.policy import MIB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +40,11 @@ async def send(client: Any, state: WriterState, what: list[bytes], *, there: int
             await writer.send(event)
 
 
-async def lived(site: ServiceCluster, early: WriterState, late: WriterState) -> None:
-    """Two writers, one of which appended to nothing but a ledger that was trimmed."""
+async def lived(site: ServiceCluster, early: WriterState, late: WriterState) -> dict[UUID, int]:
+    """Two writers, one of which appended to nothing but a ledger that was trimmed.
+
+    Returns the attributes as of what will come back.
+    """
     async with open_client(site.settings) as client:
         await client.create_stream("logs", policy=SMALL)
         await send(client, early, events(b"early", 500), there=0)
@@ -46,15 +52,19 @@ async def lived(site: ServiceCluster, early: WriterState, late: WriterState) -> 
         (first,) = (await client.stream("logs"))["ledgers"]
         await send(client, late, events(b"late", 300), there=0)
         await offloaded_and_gone(site, client, "logs")
-        await client.set_policy("logs", {"retention_size_bytes": 1, "deletion_lag_ms": 500})
+        policy = {"retention_size_bytes": 1, "deletion_lag_ms": 500, "ledger_entries_max": 12345}
+        await client.set_policy("logs", policy)
+        await client.set_level({"ledger_bytes_max": 6 * MIB, "ledger_age_ms_max": 3_600_000})
 
         async def trimmed() -> bool:
             listed = (await client.stream("logs"))["ledgers"]
             return first["ledger_id"] not in {one["ledger_id"] for one in listed}
 
         await site.until(trimmed, what="the first ledger is trimmed")
+        kept = {key: value async for key, value in client.attributes("logs").list()}
         # Gone with the disks, and the writer was told that it is there.
         await send(client, late, events(b"late", 400), there=300)
+    return kept
 
 
 async def test_writers_go_on_as_of_what_came_back(
@@ -73,7 +83,7 @@ async def test_writers_go_on_as_of_what_came_back(
     early, late = WriterState(writer_id=UUID(int=2**127)), WriterState(writer_id=UUID(int=2**126))
     try:
         await first.start()
-        await lived(first, early, late)
+        kept = await lived(first, early, late)
         for name in ("ingest", "scheduler", "offloader", "reader"):
             first.kill(name)
         await first.stop()
@@ -83,12 +93,20 @@ async def test_writers_go_on_as_of_what_came_back(
         (stream,) = document["streams"]
         assert stream["attributes_through"] is not None
         assert not [one for one in document["findings"] if one["verdict"] != "lost"]
+        rows = await rows_read(options_of(second.settings.s3, table="attributes"))
+        assert {UUID(row["key"]): row["value"] for row in rows} == kept
 
         await second.start()
         async with open_client(second.settings) as client:
             found = await client.attributes("logs").get([early.writer_id, late.writer_id, EVENTS])
             # Of what was lost nothing is counted.
             assert found == {early.writer_id: 500, late.writer_id: 300, EVENTS: 800}
+            # Policies, and the root of the index, are derived of the same as before.
+            found = {key: value async for key, value in client.attributes("logs").list()}
+            assert found == kept
+            core = {name: found[UUID(bytes=key)] for key, name in CORE_NAMES.items()}
+            assert (core["roll-over-bytes"], core["roll-over-entries"]) == (6 * MIB, 12345)
+            assert core["index-root-length"] > 0
             await send(client, early, events(b"early", 501), there=500)
             await send(client, late, events(b"late", 400), there=300)
             assert await payloads(client, "logs") == [

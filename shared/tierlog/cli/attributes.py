@@ -10,7 +10,8 @@ import typer
 
 from tierlog.cli.output import Output, OutputOption, print_one, print_rows
 from tierlog.cli.session import command, load
-from tierlog.model.attributes import CREATION_TIME, EVENT_COUNT, VALUE_MAX, VALUE_MIN
+from tierlog.model.attributes import VALUE_MAX, VALUE_MIN
+from tierlog.model.core_attributes import CORE_NAMES
 from tierlog.model.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -22,10 +23,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Attributes of streams: writers' numbers, and values of your own."
 )
 
-NAMES: Final = {
-    "event-count": UUID(bytes=bytes(EVENT_COUNT)),
-    "creation-time": UUID(bytes=bytes(CREATION_TIME)),
-}
+NAMES: Final = {name: UUID(bytes=bytes(key)) for key, name in CORE_NAMES.items()}
 NAME_OF: Final = {key: name for name, key in NAMES.items()}
 COLUMNS: Final = {"key": None, "name": None, "value": None}
 LOST_COLUMNS: Final = {
@@ -57,12 +55,19 @@ Stream = Annotated[str, typer.Argument(help="The stream, or a partition.")]
 def get(
     stream: Stream,
     keys: Annotated[
-        list[str], typer.Argument(help="UUIDs, such as writers' ids; event-count; creation-time.")
+        list[str],
+        typer.Argument(help="UUIDs, such as writers' ids; names such as event-count."),
     ],
     *,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show the values of attributes as of the last confirmed entry; one not there has none."""
+    """Show the values of attributes as of the last confirmed entry; one not there has none.
+
+    Core attributes have names: event-count and creation-time; scale-policy-type (0: the stream does
+    not scale by itself), scale-policy-rate and scale-policy-segments-min; roll-over-bytes,
+    roll-over-entries and roll-over-age-ms as the policy has them now; index-root-offset (-1: there
+    is no index yet) and index-root-length.
+    """
     from tierlog.client import SyncClient
 
     wanted = [key_of(one) for one in keys]
@@ -81,7 +86,7 @@ def list_attributes(
     limit: Annotated[int | None, typer.Option("-n", min=0, help="At most that many.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List a stream's attributes by key, its own and those of its writers."""
+    """List a stream's attributes by key: core ones by name, its own, and those of its writers."""
     from tierlog.client import SyncClient
     from tierlog.client.attributes import FIRST, LAST
 

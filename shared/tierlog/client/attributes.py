@@ -16,6 +16,7 @@ from tierlog.client.batches import updates_alone
 from tierlog.client.owners import BACKOFF_S_FIRST, BACKOFF_S_MAX, OwnerConnections, append_alone
 from tierlog.format.entry import AttributeUpdate
 from tierlog.model.attributes import AppendCondition, AttributeKey, is_core
+from tierlog.model.core_attributes import name_of
 from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.model.ids import StreamName
 from tierlog.model.position import Edge, Position
@@ -128,6 +129,7 @@ def check_settable(key: UUID) -> None:
     """Refuse the id of a core attribute."""
     if is_core(key.bytes):
         raise RefusedError(
-            f"{key} is a core attribute, which the stream's owner keeps",
-            remedy="Set an attribute whose first eight bytes are not all zero",
+            f"{name_of(AttributeKey(key.bytes))} is a core attribute, which only Tierlog sets",
+            remedy="Set an attribute whose first eight bytes are not all zero; limits of ledgers "
+            "are set by tierlog policy set",
         )

@@ -41,6 +41,7 @@ from tierlog.model.attributes import (
     AttributeKey,
     is_core,
 )
+from tierlog.model.core_attributes import name_of
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.position import Edge, Position
 from tierlog.proto.v1 import entry_pb2 as pb
@@ -146,7 +147,7 @@ def _refuse_core(writer: bytes, updates: Sequence[AttributeUpdate]) -> None:
     for key in (*keys, *(one.key.bytes for one in updates)):
         if is_core(key):
             raise RefusedError(
-                f"attribute {UUID(bytes=key)} is a core attribute, which only Tierlog sets",
+                f"{name_of(AttributeKey(key))} is a core attribute, which only Tierlog sets",
                 remedy="Use a key, or a writer id, whose first 8 bytes are not all zero",
                 details={"key": str(UUID(bytes=key))},
             )

@@ -24,10 +24,32 @@ VALUE_MAX: Final = INT64_MAX
 
 CORE_PREFIX: Final = bytes(8)
 
-EVENT_COUNT: Final = AttributeKey(CORE_PREFIX + (1).to_bytes(8, "big"))
+
+def _core(number: int) -> AttributeKey:
+    return AttributeKey(CORE_PREFIX + number.to_bytes(8, "big"))
+
+
+EVENT_COUNT: Final = _core(1)
 """Events of all appends of the stream, those of trimmed ledgers included."""
-CREATION_TIME: Final = AttributeKey(CORE_PREFIX + (2).to_bytes(8, "big"))
+CREATION_TIME: Final = _core(2)
 """Milliseconds since 1970 when the stream was created."""
+# The others are in no checkpoint, but derived when they are read (``core_attributes``).
+SCALE_POLICY_TYPE: Final = _core(3)
+"""0: fixed, the stream does not scale by itself; there is no other type."""
+SCALE_POLICY_RATE: Final = _core(4)
+"""The rate at which it would scale: 0."""
+SCALE_POLICY_SEGMENTS_MIN: Final = _core(5)
+"""So many segments it has at least: 1; each partition is a stream of its own."""
+ROLL_OVER_BYTES: Final = _core(6)
+"""A ledger of so many bytes is sealed, by the policy that holds for the stream."""
+ROLL_OVER_ENTRIES: Final = _core(7)
+"""A ledger of so many entries is sealed."""
+ROLL_OVER_AGE_MS: Final = _core(8)
+"""A ledger is sealed so many milliseconds after it was opened, if it has entries."""
+INDEX_ROOT_OFFSET: Final = _core(9)
+"""Where the root page of the attribute index begins, in the index; -1: there is no index."""
+INDEX_ROOT_LENGTH: Final = _core(10)
+"""The bytes of that page; 0: there is no index."""
 
 NO_EVENT_NUMBER: Final = 0
 """A writer of which nothing is known; event numbers begin at 1."""

@@ -85,7 +85,10 @@ def test_conditions_that_make_no_sense_are_refused_at_once(options: tuple[str, .
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("set", "logs", "event-count=1"), "core attribute"),
+        (("set", "logs", "event-count=1"), "event-count is a core attribute"),
+        (("set", "logs", "roll-over-bytes=1"), "roll-over-bytes is a core attribute"),
+        (("set", "logs", f"{UUID(int=4)}=1"), "scale-policy-rate is a core attribute"),
+        (("set", "logs", f"{UUID(int=11)}=1"), "core attribute"),
         (("set", "logs", f"{ONE}"), "64 bits"),
         (("set", "logs", f"{ONE}=9223372036854775808"), "64 bits"),
         (("set", "logs", "x=1"), "attribute's key"),

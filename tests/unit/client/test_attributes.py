@@ -12,6 +12,7 @@ from tierlog.client.attributes import FIRST
 from tierlog.client.single import append_events
 from tierlog.format.attribute_changes import Failed, failed_check
 from tierlog.model.attributes import EVENT_COUNT, AppendCondition, AttributeKey
+from tierlog.model.core_attributes import CORE_NAMES
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.position import Position
@@ -60,7 +61,10 @@ async def test_many_attributes_are_listed_in_several_answers():
     keys = [UUID(int=(number + 1) << 64) for number in range(2500)]
     await attributes.update([put(key, number) for number, key in enumerate(keys)])
     found = [one async for one in attributes.list()]
-    assert found == [(COUNT, 0), *((key, number) for number, key in enumerate(keys))]
+    core = [UUID(bytes=key) for key in sorted(CORE_NAMES)]
+    assert [key for key, _ in found] == [*core, *keys]
+    assert found[0] == (COUNT, 0)
+    assert found[len(core) :] == [(key, number) for number, key in enumerate(keys)]
     found = [key async for key, _ in attributes.list(keys[700], keys[1900])]
     assert found == keys[700:1901]
     assert [one async for one in attributes.list(FIRST, FIRST)] == []
@@ -71,10 +75,12 @@ async def test_many_attributes_are_listed_in_several_answers():
 async def test_core_attributes_and_raw_streams_are_refused():
     on = opened()
     await on.client.create_stream("raw", raw=True)
-    with pytest.raises(RefusedError, match="core attribute"):
-        await on.client.attributes("logs").update([put(COUNT, 7)])
+    for key, name in CORE_NAMES.items():
+        with pytest.raises(RefusedError, match=f"{name} is a core attribute"):
+            await on.client.attributes("logs").update([put(UUID(bytes=key), 7)])
     for call in (
         on.client.attributes("raw").update([put(ONE, 1)]),
+        on.client.attributes("raw").get([COUNT]),
         on.client.append("raw", [b"x"], after=Edge.EARLIEST),
         on.client.attributes("logs").update([]),
     ):

@@ -14,7 +14,13 @@ from tierlog.adapters.memory.faults import no_faults
 from tierlog.format.attribute_changes import change_in_stream, replayed
 from tierlog.format.entry import AttributeUpdate, Verb, encode_entry
 from tierlog.ledger.reader import Tier1ReadHandle
-from tierlog.model.attributes import EVENT_COUNT, AppendCondition, AttributeKey
+from tierlog.model.attributes import (
+    CREATION_TIME,
+    EVENT_COUNT,
+    AppendCondition,
+    AttributeKey,
+)
+from tierlog.model.core_attributes import DERIVED
 from tierlog.model.policy import Policy
 from tierlog.runtime.sections import AttributeSettings
 from tierlog_ingest.streams.attributes.keeper import AttributeParts
@@ -117,6 +123,11 @@ def send(owners, stream, writer, number, *, last=None, events=1, updates=(), whe
         draft(entry(writer, number, events=events, updates=updates)),
         condition=after(last, where),
     )
+
+
+def made_by_entries(values):
+    """Return attributes but for those that no entry changes."""
+    return {key: values[key] for key in values if key not in DERIVED | {CREATION_TIME}}
 
 
 def folded(entries):

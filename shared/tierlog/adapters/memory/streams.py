@@ -26,7 +26,14 @@ from tierlog.format.attribute_changes import (
     replayed,
 )
 from tierlog.format.run import Run
-from tierlog.model.attributes import EVENT_COUNT, AppendCondition, AttributeKey
+from tierlog.model.attributes import (
+    CREATION_TIME,
+    EVENT_COUNT,
+    AppendCondition,
+    AttributeKey,
+    IndexRoot,
+)
+from tierlog.model.core_attributes import derived
 from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName, stream_name
 from tierlog.model.partitions import is_partitioned, partition_names
@@ -71,8 +78,9 @@ class MemoryStream:
     ledgers: list[MemoryLedger] = field(default_factory=list)
     partitions: int = 0
     pause: OffloadPause | None = None
+    created_ms: int = 0
     attributes: dict[AttributeKey, int] = field(default_factory=dict)
-    """As of the last entry."""
+    """As of the last entry, but for what is derived."""
 
     @property
     def last(self) -> Position | None:
@@ -131,10 +139,7 @@ class MemoryStreams:
         """Raise what an append of these entries would be refused with."""
         found = self.written(name)
         if found.raw and condition is not None:
-            raise RefusedError(
-                f"stream {name} is raw and has no attributes",
-                remedy="Append without a condition, or create a stream that is not raw",
-            )
+            raise _is_raw(name)
         changes = [] if found.raw else [change_of(entry) for entry in entries]
         if changes:
             check_shape(changes, condition)
@@ -147,6 +152,21 @@ class MemoryStreams:
         wanted = condition.after if condition is not None else None
         if wanted is not None and wanted != (found.last or Edge.EARLIEST):
             raise failed_position(wanted, found.last)
+
+    def attributes(self, name: StreamName) -> AttributeValues:
+        """Return all attributes of a stream, as its owner would; there is no index here."""
+        found = self.written(name)
+        if found.raw:
+            raise _is_raw(name)
+        values = {
+            EVENT_COUNT: 0,
+            CREATION_TIME: found.created_ms,
+            **derived(name, found.policy, self.levels, IndexRoot()),
+            **found.attributes,
+        }
+        return AttributeValues(
+            values={key: values[key] for key in sorted(values)}, as_of=found.last
+        )
 
     def seal(self, name: StreamName) -> LedgerId | None:
         """Close the open ledger; None when none was open."""
@@ -223,9 +243,9 @@ class MemoryStreamControl:
     async def get_attributes(
         self, stream: StreamName, keys: Sequence[AttributeKey]
     ) -> AttributeValues:
-        found = self._streams.written(stream)
-        values = {key: found.attributes[key] for key in sorted(keys) if key in found.attributes}
-        return AttributeValues(values=values, as_of=found.last)
+        found = self._streams.attributes(stream)
+        values = {key: found.values[key] for key in sorted(keys) if key in found.values}
+        return AttributeValues(values=values, as_of=found.as_of)
 
     async def list_attributes(
         self,
@@ -235,10 +255,9 @@ class MemoryStreamControl:
         last: AttributeKey = LAST_KEY,
         limit: int = ATTRIBUTES_MAX,
     ) -> AttributeValues:
-        found = self._streams.written(stream)
-        values = {key: found.attributes[key] for key in sorted(found.attributes)}
-        within = [(key, value) for key, value in values.items() if first <= key <= last]
-        return AttributeValues(values=dict(within[:limit]), as_of=found.last)
+        found = self._streams.attributes(stream)
+        within = [(key, value) for key, value in found.values.items() if first <= key <= last]
+        return AttributeValues(values=dict(within[:limit]), as_of=found.as_of)
 
     async def close(self) -> None:
         pass
@@ -301,6 +320,13 @@ class MemoryAppendChannel:
             except TimeoutError:
                 pass  # what is left ends as indeterminate
         self._closed.set()
+
+
+def _is_raw(name: StreamName) -> RefusedError:
+    return RefusedError(
+        f"stream {name} is raw and has no attributes",
+        remedy="Append without a condition, or create a stream that is not raw",
+    )
 
 
 def _no_answer() -> IndeterminateError:

@@ -31,7 +31,8 @@ from tierlog.catalog.streams import StreamSnapshot, check_owner
 from tierlog.format.attribute_changes import change_in_stream, replayed
 from tierlog.format.entry import Verb
 from tierlog.model.attribute_record import GivenUp, kept_of
-from tierlog.model.attributes import AttributeKey
+from tierlog.model.attributes import AttributeKey, Checkpoint
+from tierlog.model.core_attributes import DERIVED, derived
 from tierlog.model.errors import (
     CorruptError,
     IndeterminateError,
@@ -456,16 +457,19 @@ class AttributeKeeper:
     async def _not_owner(self) -> TierlogError | None:
         """Return why nothing may be told of attributes; None: this is the stream's owner."""
         try:
-            stream = await self._catalog.streams.get(self._claimed.name)
-        except (RetryableError, IndeterminateError) as error:
-            return RetryableError(error.message, remedy=error.remedy)
-        except RefusedError as error:
+            await self._owned_stream()
+        except (RetryableError, RefusedError) as error:
             return error
+        return None
+
+    async def _owned_stream(self) -> Stream:
+        """Return the stream as of now; raises why nothing may be told of its attributes."""
+        stream = await _read(self._catalog.streams.get(self._claimed.name))
         try:
             check_owner(stream, self._claimed)
-        except RefusedError:
-            return await self._deposed(stream)
-        return None
+        except RefusedError as error:
+            raise await self._deposed(stream) from error
+        return stream
 
     # For clients
 
@@ -485,7 +489,7 @@ class AttributeKeeper:
             # Nothing that is not in memory changed since the base.
             with self._care.telling(self._look_into_index):
                 values |= await self._index.get(base, unknown)
-        return await self._owned({key: values[key] for key in sorted(values)}, through)
+        return await self._told(sorted(set(keys)), values, through, base)
 
     async def listed(self, first: AttributeKey, last: AttributeKey, limit: int) -> AttributeValues:
         """Return the attributes between two keys, the first ``limit`` of them."""
@@ -506,16 +510,31 @@ class AttributeKeeper:
             end = max(under)
             over = {key: value for key, value in over.items() if key <= end}
         merged = under | over
-        keys = sorted(merged)[:limit]
-        return await self._owned({key: merged[key] for key in keys}, through)
+        keys = {*merged, *(key for key in DERIVED if first <= key <= last)}
+        return await self._told(sorted(keys)[:limit], merged, through, base)
 
-    async def _owned(
-        self, values: dict[AttributeKey, int], through: Position | None
+    async def _told(
+        self,
+        keys: Sequence[AttributeKey],
+        values: Mapping[AttributeKey, int],
+        through: Position | None,
+        base: Checkpoint,
     ) -> AttributeValues:
-        error = await self._not_owner()
-        if error is not None:
-            raise error
-        return AttributeValues(values=values, as_of=through)
+        """Return those of the keys that have a value, and what is derived, as of now."""
+        stream = await self._owned_stream()
+        if not DERIVED.isdisjoint(keys):
+            levels = await _read(self._catalog.policies.levels())
+            values = {**values, **derived(stream.name, stream.policy, levels, base.root)}
+        found = {key: values[key] for key in keys if key in values}
+        return AttributeValues(values=found, as_of=through)
+
+
+async def _read(asked: Awaitable[T]) -> T:
+    """Return what the metadata say; a read without an answer may be asked again."""
+    try:
+        return await asked
+    except (RetryableError, IndeterminateError) as error:
+        raise RetryableError(error.message, remedy=error.remedy) from error
 
 
 @asynccontextmanager
