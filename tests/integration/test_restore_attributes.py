@@ -9,8 +9,8 @@ from uuid import UUID
 import orjson
 import pytest
 
-from tests.integration.test_reader_tiers import SMALL, offloaded_and_gone, payloads
 from tests.integration.spark_kit import options_of, rows_read
+from tests.integration.test_reader_tiers import SMALL, offloaded_and_gone, payloads
 from tests.integration.test_restore import fresh
 from tests.plugins.fix_cluster import ServiceCluster
 from tierlog.client import WriterState, open_client
@@ -52,9 +52,10 @@ async def lived(site: ServiceCluster, early: WriterState, late: WriterState) -> 
         (first,) = (await client.stream("logs"))["ledgers"]
         await send(client, late, events(b"late", 300), there=0)
         await offloaded_and_gone(site, client, "logs")
+        levels = {"ledger_bytes_max": 6 * MIB, "ledger_age_ms_max": 3_600_000}
+        await client.set_level(None, levels)
         policy = {"retention_size_bytes": 1, "deletion_lag_ms": 500, "ledger_entries_max": 12345}
         await client.set_policy("logs", policy)
-        await client.set_level({"ledger_bytes_max": 6 * MIB, "ledger_age_ms_max": 3_600_000})
 
         async def trimmed() -> bool:
             listed = (await client.stream("logs"))["ledgers"]
@@ -93,7 +94,7 @@ async def test_writers_go_on_as_of_what_came_back(
         (stream,) = document["streams"]
         assert stream["attributes_through"] is not None
         assert not [one for one in document["findings"] if one["verdict"] != "lost"]
-        rows = await rows_read(options_of(second.settings.s3, table="attributes"))
+        rows = await rows_read(options_of(first.settings.s3, table="attributes"))
         assert {UUID(row["key"]): row["value"] for row in rows} == kept
 
         await second.start()

@@ -37,6 +37,9 @@ from tierlog.model.attribute_record import AttributesRecord, KeptRoot
 from tierlog.model.attributes import EVENT_COUNT, AttributeKey
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.manifest import ClusterManifest
+from tierlog.model.node import Cluster
+from tierlog.model.policy import CLUSTER_DEFAULT, Policy, PolicyLevels
 from tierlog.model.position import Position
 from tierlog.model.stream import Stream
 from tierlog.offload.single_driver import SingleObjectOffloader
@@ -200,7 +203,10 @@ async def test_attributes_are_a_table_as_of_the_checkpoint_that_the_manifest_nam
     numbers = {AttributeKey(uuid.UUID(int=(1 << 64) + one).bytes): one for one in range(1000)}
     async with made_bucket(servers, "attributes") as bucket:
         await bucket.stream("none").write()
-        stream = bucket.stream("s")
+        stream = bucket.stream("s", policy=Policy(ledger_entries_max=8))
+        levels = PolicyLevels(cluster=Policy(ledger_bytes_max=7, ledger_entries_max=9))
+        cluster = Cluster(cluster_id=uuid.UUID(int=7), created_ms=1)
+        await stream.manifests.write_cluster(1, ClusterManifest(cluster=cluster, levels=levels))
         indexes = IndexObjects(
             bucket.objects,
             cluster_id=uuid.UUID(int=7),
@@ -231,7 +237,20 @@ async def test_attributes_are_a_table_as_of_the_checkpoint_that_the_manifest_nam
         given = options_of(bucket.s3, table="attributes")
         rows = await rows_read(given)
         assert [tuple(row.values()) for row in rows] == [
-            ("s", "00000000-0000-0000-0000-000000000001", "event-count", 6, 41, 1),
+            *(
+                ("s", str(uuid.UUID(int=number)), name, value, 41, 1)
+                for number, name, value in (
+                    (1, "event-count", 6),
+                    (3, "scale-policy-type", 0),
+                    (4, "scale-policy-rate", 0),
+                    (5, "scale-policy-segments-min", 1),
+                    (6, "roll-over-bytes", 7),
+                    (7, "roll-over-entries", 8),
+                    (8, "roll-over-age-ms", CLUSTER_DEFAULT.ledger_age_ms_max),
+                    (9, "index-root-offset", record.newest.root.root_offset),
+                    (10, "index-root-length", record.newest.root.root_length),
+                )
+            ),
             *(
                 ("s", str(uuid.UUID(bytes=key)), None, one + (one >= 600), 41, 1)
                 for key, one in numbers.items()
