@@ -78,7 +78,6 @@ class MemoryStream:
     ledgers: list[MemoryLedger] = field(default_factory=list)
     partitions: int = 0
     pause: OffloadPause | None = None
-    created_ms: int = 0
     attributes: dict[AttributeKey, int] = field(default_factory=dict)
     """As of the last entry, but for what is derived."""
 
@@ -154,13 +153,13 @@ class MemoryStreams:
             raise failed_position(wanted, found.last)
 
     def attributes(self, name: StreamName) -> AttributeValues:
-        """Return all attributes of a stream, as its owner would; there is no index here."""
+        """Return all attributes of a stream, as its owner would; here are no clock and no index."""
         found = self.written(name)
         if found.raw:
             raise _is_raw(name)
         values = {
             EVENT_COUNT: 0,
-            CREATION_TIME: found.created_ms,
+            CREATION_TIME: 0,
             **derived(name, found.policy, self.levels, IndexRoot()),
             **found.attributes,
         }
