@@ -11,7 +11,7 @@ Invariants:
     * Deriving never fails, also where levels of another moment contradict the stream's own policy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 from uuid import UUID
 
@@ -70,7 +70,8 @@ def derived(
 
     def said(item: str) -> int:
         """Return what the first level says; not the whole policy, which could contradict itself."""
-        return next(value for one in layers if (value := getattr(one, item)) is not None)
+        values: Iterator[int | None] = (getattr(one, item) for one in layers)
+        return next(value for value in values if value is not None)
 
     offset, length = (root.root_offset, root.root_length) if root.count else (NO_INDEX, 0)
     return {
