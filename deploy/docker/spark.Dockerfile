@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # Spark with the data source `tierlog` and its jobs: `docker build -f deploy/docker/spark.Dockerfile .`
 #
 # Locked like the services (requirements-spark.lock). A release gives the base image by digest.
@@ -35,6 +34,8 @@ LABEL org.opencontainers.image.title="tierlog-spark" \
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/*
+# Hadoop asks for the name of who runs it, and Java for a home: without them nothing starts.
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tierlog
 COPY --from=build /opt/tierlog /opt/tierlog
 ENV PATH=/opt/tierlog/bin:$PATH \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
