@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
@@ -23,6 +24,7 @@ from tests.unit.spark.iceberg_kit import (
     TABLE,
     Export,
     catalog_at,
+    events,
     filled,
     rows_in,
 )
@@ -310,8 +312,10 @@ def test_a_table_that_was_rolled_back_gets_again_what_it_lost(export, catalog):
     table = of(catalog)
     table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
     export.commit(DAY)
+    # Somebody else's snapshot has no number, those before it have.
+    of(catalog).delete(LessThan("entry_id", 4))
     assert filled(export, catalog).rows[0]["from"] == 2
-    same(export, catalog)
+    assert [row["entry_id"] for row in rows_in(of(catalog))] == list(range(4, 16))
 
 
 def test_a_table_that_says_nothing_is_refused(export, catalog):
@@ -348,13 +352,14 @@ def test_a_damaged_log_adds_nothing(export, catalog):
 def test_a_damaged_file_is_named_and_nothing_is_added(export, catalog, damage):
     filled(export, catalog)
     export.commit(DAY, DAY)
-    [path, other] = sorted(export.folder.rglob("part-00000000000000000003-*"))
+    path = min(export.folder.rglob("part-00000000000000000003-*"))
     before = of(catalog).metadata_location
     body = path.read_bytes()
     if damage == "gone":
         path.unlink()
     else:
-        spoilt = {"cut": body[:-9], "zero": bytes(len(body)), "another": other.read_bytes() + b"x"}
+        pq.write_table(pa.Table.from_batches([events(0, 5)]), path)
+        spoilt = {"cut": body[:-9], "zero": bytes(len(body)), "another": path.read_bytes()}
         path.write_bytes(spoilt[damage])
     with pytest.raises(CorruptError, match=path.name):
         filled(export, catalog)

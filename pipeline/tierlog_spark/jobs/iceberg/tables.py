@@ -138,21 +138,19 @@ def plain_errors(what: str) -> Iterator[None]:
 
 
 class _OvertakenError(Exception):
-    """Another run added files of the export. Nothing of ours is there."""
+    """The table has another number than the commit was made for: another run's, or its own."""
 
 
 class _Export(Table):
     """A table to which one commit is added, if it is still as it was known to be."""
 
     known: Known | None
-    adds: int | None = None
-    """The snapshot that is to be added."""
 
     def refresh(self) -> Table:
         """Read the table again, as PyIceberg does before it repeats a commit."""
         Table.refresh(self)
-        landed = self.adds is not None and self.metadata.snapshot_by_id(self.adds) is not None
-        if not landed and known_from(self.metadata) != self.known:
+        if known_from(self.metadata) != self.known:
+            # No error of PyIceberg's: behind those it deletes what the commit may name.
             raise _OvertakenError
         return self
 
@@ -226,18 +224,18 @@ class Tables:
         export.known = known_from(table.metadata)
         with plain_errors(f"table {self.text}"), _refused(self.text, "the files"):
             transaction = self._staged(export, files, then)
-            export.adds = transaction.table_metadata.current_snapshot_id
-        assert export.adds is not None
+            snapshot = transaction.table_metadata.current_snapshot_id
+        assert snapshot is not None
         try:
             transaction.commit_transaction()
         except (CommitFailedException, ValidationException, _OvertakenError) as error:
-            return Added(export.adds, Came.OVERTAKEN, error)
+            return Added(snapshot, Came.OVERTAKEN, error)
         except (UnauthorizedError, ForbiddenError, BadRequestError):
             with plain_errors(f"table {self.text}"):
                 raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the commit may be there
-            return Added(export.adds, Came.UNKNOWN, error)
-        return Added(export.adds, Came.ADDED)
+            return Added(snapshot, Came.UNKNOWN, error)
+        return Added(snapshot, Came.ADDED)
 
     def _staged(self, export: Table, files: Sequence[Committed], then: Known) -> Transaction:
         executor = ExecutorFactory.get_or_create()
