@@ -6,13 +6,14 @@ in or behind their commits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
+_C = TypeVar("_C", bound=SqlCatalog)
 DAY_US = 86_400_000_000
 DAY = 20_000
 TIMES = pa.timestamp("us", "UTC")
@@ -92,7 +94,7 @@ class Export:
     def commit(self, *days: int | None, value: Any = None, files: int = 1, tz: str = "UTC") -> None:
         """Commit files of four events of each day."""
         self.number += 1
-        found = []
+        found: list[ExportedFile] = []
         for attempt in range(files):
             for day in days:
                 batch = events(self.first, 4, day=day, value=value, tz=tz)
@@ -132,8 +134,17 @@ def properties_at(folder: Path) -> dict[str, str]:
     return {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
 
 
-def catalog_at(folder: Path, kind: type[SqlCatalog] = SqlCatalog) -> SqlCatalog:
-    return kind("test", **properties_at(folder))
+@contextlib.contextmanager
+def catalog_of(folder: Path, kind: type[_C]) -> Iterator[_C]:
+    made = kind("test", **properties_at(folder))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def catalog_at(folder: Path) -> contextlib.AbstractContextManager[SqlCatalog]:
+    return catalog_of(folder, SqlCatalog)
 
 
 def filled(export: Export, catalog: Catalog, **how: Any) -> JobReport:
@@ -169,7 +180,8 @@ def deaths(given: list[tuple[str, str, str]]) -> Iterator[int]:
         child = os.fork()
         if child == 0:
             WHERE = where
-            filled(Export(Path(source)), catalog_at(Path(state), DeadlyCatalog))
+            with catalog_of(Path(state), DeadlyCatalog) as catalog:
+                filled(Export(Path(source)), catalog)
             os._exit(0)
         yield os.waitpid(child, 0)[1]
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,13 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.expressions import And, EqualTo, GreaterThanOrEqual, LessThan
 
 from tests.unit.spark.iceberg_kit import (
     DAY,
     TABLE,
     Export,
     catalog_at,
+    catalog_of,
     events,
     filled,
     rows_in,
@@ -68,7 +69,7 @@ def same(export, catalog):
 
 def test_runs_follow_each_other_and_a_repeat_does_nothing(export, catalog):
     dry = filled(export, catalog, run=Run(dry_run=True))
-    assert dry.rows[0] | {"file_bytes": 0} == {
+    assert {**dry.rows[0], "file_bytes": 0} == {
         "stream": "orders", "table": "logs.orders", "from": 0, "to": 2,
         "files": 2, "events": 8, "file_bytes": 0, "commits": 0,
     }  # fmt: skip
@@ -97,15 +98,12 @@ def test_a_table_is_partitioned_by_day_and_read_by_it(export, catalog):
     assert str(table.spec().fields[0]) == "1000: publish_time_day: day(5)"
     begin = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=DAY + 1)
     end = begin + timedelta(days=1)
-    day = And(
-        GreaterThanOrEqual("publish_time", begin.isoformat()),
-        LessThan("publish_time", end.isoformat()),
-    )
+    day = f"publish_time >= '{begin.isoformat()}' and publish_time < '{end.isoformat()}'"
     scan = table.scan(row_filter=day)
     [task] = scan.plan_files()
     assert f"date={begin.date()}" in task.file.file_path
     assert [row["entry_id"] for row in scan.to_arrow().to_pylist()] == [4, 5, 6, 7]
-    [row] = table.scan(row_filter=EqualTo("entry_id", 2)).to_arrow().to_pylist()
+    [row] = table.scan(row_filter="entry_id == 2").to_arrow().to_pylist()
     assert row["payload"] == b"p2" * 9
 
 
@@ -179,7 +177,7 @@ def test_two_at_once_add_each_file_once(export, catalog, tmp_path):
     reports = []
 
     def run():
-        with catalog_at(tmp_path / "state", Meeting) as mine:
+        with catalog_of(tmp_path / "state", Meeting) as mine:
             reports.append(filled(export, mine))
 
     threads = [threading.Thread(target=run) for _ in range(2)]
@@ -202,7 +200,7 @@ def test_two_that_make_the_table_at_once_make_one(export, tmp_path):
     reports = []
 
     def run():
-        with catalog_at(tmp_path / "state", Making) as mine:
+        with catalog_of(tmp_path / "state", Making) as mine:
             reports.append(filled(export, mine))
 
     with catalog_at(tmp_path / "state") as catalog:
@@ -219,7 +217,7 @@ def test_two_that_make_the_table_at_once_make_one(export, tmp_path):
 class Between(SqlCatalog):
     """Somebody else does something to the table before the first commit."""
 
-    first = None
+    first: Callable[[], object] | None = None
 
     def commit_table(self, table, requirements, updates):
         first, self.first = self.first, None
@@ -231,8 +229,8 @@ class Between(SqlCatalog):
 def test_a_commit_goes_on_top_of_somebody_elses_change(export, catalog, tmp_path):
     filled(export, catalog)
     export.commit(DAY)
-    with catalog_at(tmp_path / "state", Between) as mine:
-        mine.first = lambda: of(catalog).delete(LessThan("entry_id", 4))
+    with catalog_of(tmp_path / "state", Between) as mine:
+        mine.first = lambda: of(catalog).delete("entry_id < 4")
         assert filled(export, mine).counts["files"] == 1
     assert [row["entry_id"] for row in rows_in(of(catalog))] == list(range(4, 12))
 
@@ -263,11 +261,11 @@ LOST = [
 @pytest.mark.parametrize("error", LOST, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_lost_answer_is_looked_for_before_anything_else(export, tmp_path, error, lands):
-    with catalog_at(tmp_path / "state", Deaf) as catalog:
+    with catalog_of(tmp_path / "state", Deaf) as catalog:
         filled(export, catalog)
         export.commit(DAY)
         catalog.errors, catalog.lands = [error], lands
-        assert filled(export, catalog).rows[0] | {"file_bytes": 0} == {
+        assert {**filled(export, catalog).rows[0], "file_bytes": 0} == {
             "stream": "orders", "table": "logs.orders", "from": 2, "to": 3,
             "files": 1, "events": 4, "file_bytes": 0, "commits": 1,
         }  # fmt: skip
@@ -276,7 +274,7 @@ def test_a_lost_answer_is_looked_for_before_anything_else(export, tmp_path, erro
 
 
 def test_a_catalog_that_never_answers_is_given_up(export, tmp_path):
-    with catalog_at(tmp_path / "state", Deaf) as catalog:
+    with catalog_of(tmp_path / "state", Deaf) as catalog:
         filled(export, catalog)
         export.commit(DAY)
         catalog.errors, catalog.lands = [LOST[0]] * 9, False
@@ -295,7 +293,7 @@ def expired(table):
 
 def test_a_table_whose_snapshots_expired_still_knows_what_it_has(export, catalog):
     filled(export, catalog)
-    of(catalog).delete(LessThan("entry_id", 4))
+    of(catalog).delete("entry_id < 4")
     expired(of(catalog))
     [left] = of(catalog).snapshots()
     assert NUMBER not in left.summary.additional_properties
@@ -313,7 +311,7 @@ def test_a_table_that_was_rolled_back_gets_again_what_it_lost(export, catalog):
     table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
     export.commit(DAY)
     # Somebody else's snapshot has no number, those before it have.
-    of(catalog).delete(LessThan("entry_id", 4))
+    of(catalog).delete("entry_id < 4")
     assert filled(export, catalog).rows[0]["from"] == 2
     assert [row["entry_id"] for row in rows_in(of(catalog))] == list(range(4, 16))
 
@@ -321,7 +319,7 @@ def test_a_table_that_was_rolled_back_gets_again_what_it_lost(export, catalog):
 def test_a_table_that_says_nothing_is_refused(export, catalog):
     filled(export, catalog)
     table = of(catalog)
-    table.delete(LessThan("entry_id", 4))
+    table.delete("entry_id < 4")
     expired(of(catalog))
     with of(catalog).transaction() as change:
         change.remove_properties(NUMBER, FILE)
@@ -493,7 +491,7 @@ def test_others_that_always_come_first_are_told_of(export, tmp_path):
                 raise CommitFailedException("somebody was first")
             return SqlCatalog.commit_table(self, table, requirements, updates)
 
-    with catalog_at(tmp_path / "state", Late) as catalog:
+    with catalog_of(tmp_path / "state", Late) as catalog:
         filled(export, catalog)
         export.commit(DAY)
         with of(catalog).transaction() as change:

@@ -1,6 +1,5 @@
 """Catalogs are those of PyIceberg's own configuration; what is wrong with one is told clearly."""
 
-import contextlib
 import importlib.util
 import json
 import socket
@@ -71,7 +70,7 @@ def test_the_command_fills_a_table_and_tells(export, configured, tmp_path, monke
     again = run("orders", "--from", "x/../exports", *words[3:])
     assert "iceberg: 0 files" in again.stderr
     assert "logs.orders" in again.stdout
-    with contextlib.closing(catalog_at(state)) as catalog:
+    with catalog_at(state) as catalog:
         catalog.name = "shop"
         assert rows_in(catalog.load_table(TABLE)) == export.rows()
     nothing = run("returns", *words[1:4], "logs.returns", *words[5:], code=3)

@@ -132,8 +132,8 @@ def plain_errors(what: str) -> Iterator[None]:
     except (RESTError, SQLAlchemyError, RequestException, OSError) as error:
         raise RetryableError(
             f"{what} can't be reached: {error}",
-            remedy="See that the catalog runs, and that its address and that of the store are "
-            "those in PyIceberg's configuration; then run it again",
+            remedy="See that the catalog and the store run, that their addresses are those in "
+            "PyIceberg's configuration, and that the keys open both; then run it again",
         ) from error
 
 
