@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import socket
+import subprocess
+import sys
 
 import pytest
 from pyiceberg.utils.config import Config
@@ -129,6 +131,14 @@ def test_a_catalog_that_is_not_set_up_is_refused(export, configured, tmp_path):
     for table in ("orders", "logs.", ".orders"):
         with pytest.raises(RefusedError, match="is no name of a table"):
             fill_table(Run(), options_for(export.folder, table=table))
+
+
+def test_nothing_needs_the_extra_before_a_table_is_filled():
+    code = (
+        "import sys; sys.modules.update(pyiceberg=None, sqlalchemy=None); "
+        "import tierlog_spark.cli.main, tierlog_spark.cli.iceberg, tierlog_spark.jobs.iceberg"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("missing", ["pyiceberg", "sqlalchemy"])
