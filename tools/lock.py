@@ -4,7 +4,8 @@ requirements-boot.lock, requirements.lock (the whole workspace, with its tools) 
 requirements-histories.lock (a Go, for machines that have none), requirements-bench.lock (what
 benchmarks compare with), requirements-deploy.lock and requirements-helm.lock (what tests of deploy/
 need) come from their .in files;
-requirements-obstore.lock is the extra of that name, for whoever opts into it;
+requirements-obstore.lock and requirements-iceberg.lock are the extras of these names, for whoever
+opts into them;
 requirements-<service>.lock and requirements-spark.lock, one per image, from what the room and its
 extras of `tierlog` name, at the versions of requirements.lock.
 """
@@ -51,9 +52,10 @@ def main() -> None:
     helm = (ROOT / "requirements-helm.in").read_text(encoding="utf-8")
     compile_lock(helm, "requirements-helm.lock", "--no-deps")
     # Opted into beside an image's own lock: what both have is of one version.
-    obstore = project(ROOT / "shared")["optional-dependencies"]["obstore"]
     versions = ["--constraints", "requirements.lock"]
-    compile_lock("\n".join(obstore) + "\n", "requirements-obstore.lock", *versions)
+    for extra, folder in {"obstore": "shared", "iceberg": "pipeline"}.items():
+        wanted = project(ROOT / folder)["optional-dependencies"][extra]
+        compile_lock("\n".join(wanted) + "\n", f"requirements-{extra}.lock", *versions)
     for image, folder in LOCKED.items():
         room = project(ROOT / folder)
         names = sorted(set(outer_requirements(room["dependencies"])))

@@ -22,6 +22,7 @@ from uuid import UUID
 import pyarrow.parquet as pq
 import pytest
 from pydantic import SecretStr
+from pyiceberg.utils.config import Config
 from typer.testing import CliRunner
 
 from tests.contracts.s3_proxy import Asked, Fault, S3Proxy
@@ -473,7 +474,7 @@ async def test_the_how_to_runs_as_it_stands(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    read, run = blocks_of(ROOT / "docs" / "how-to" / "export-with-spark.md")
+    read, run, fill = blocks_of(ROOT / "docs" / "how-to" / "export-with-spark.md")
     async with made_bucket(servers, "export-howto") as bucket:
         stream = bucket.stream("orders")
         await stream.add(86, entries_of(random.Random(27), 3, at_ms=T0))
@@ -484,6 +485,11 @@ async def test_the_how_to_runs_as_it_stands(
         assert capsys.readouterr().out.endswith("\n60\n")
         await asyncio.to_thread(exec, read, known)
         assert [row["count"] for row in known["by_day"]] == [60]
+        monkeypatch.setenv("PYICEBERG_CATALOG__LOCAL__URI", f"sqlite:///{tmp_path}/catalog.db")
+        monkeypatch.setenv("PYICEBERG_CATALOG__LOCAL__WAREHOUSE", f"file://{tmp_path}/warehouse")
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+        await asyncio.to_thread(exec, fill, known)
+        assert capsys.readouterr().out == "60\n"
 
 
 async def test_the_command_exports_and_lists_what_counts(

@@ -6,7 +6,7 @@ the report. Imports of libraries are inside the commands.
 
 import typer
 
-from tierlog_spark.cli import export, moving, offload, scrub, usage
+from tierlog_spark.cli import export, iceberg, moving, offload, scrub, usage
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,6 +16,7 @@ app = typer.Typer(
 
 app.command("export")(export.export)
 app.command("exported")(export.exported)
+app.command("iceberg")(iceberg.iceberg)
 app.command("scrub")(scrub.scrub)
 app.command("bulk-offload")(offload.bulk_offload)
 app.command("copy")(moving.copy)

@@ -15,7 +15,7 @@ from tierlog.cli.session import Quiet
 
 if TYPE_CHECKING:
     from tierlog.ports.progress import Progress
-    from tierlog_spark.jobs.frame import JobReport, JobRun
+    from tierlog_spark.jobs.frame import JobReport, JobRun, Run
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 Cores = Annotated[
@@ -33,7 +33,7 @@ MEMORY_MB_MIN = 512
 
 __all__ = [
     "CORES", "EXIT_FINDINGS", "EXIT_INCOMPLETE", "MEMORY", "Cores", "DryRun", "Memory", "Metrics",
-    "Quiet", "run_job",
+    "Quiet", "job_progress", "run_job", "tell",
 ]  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def run_job(
     from tierlog.cli.policy import parse_size
     from tierlog.model.errors import RefusedError
     from tierlog.model.policy import MIB
-    from tierlog_spark.jobs.frame import JobRun, plain_spark_errors, write_metrics
+    from tierlog_spark.jobs.frame import JobRun, plain_spark_errors
     from tierlog_spark.jobs.session import job_session
 
     memory_mb = parse_size(memory) // MIB
@@ -69,10 +69,25 @@ def run_job(
     ):
         run = JobRun(spark=spark, dry_run=dry_run, progress=progress)
         report = work(run)
+    tell(run, report, columns=columns, metrics=metrics, output=output, quiet=quiet)
+    return report
+
+
+def tell(
+    run: "Run",
+    report: "JobReport",
+    *,
+    columns: Columns,
+    metrics: Path | None,
+    output: Output,
+    quiet: bool,
+) -> None:
+    """Write a report's metrics, and show it."""
+    from tierlog_spark.jobs.frame import write_metrics
+
     if metrics is not None:
         write_metrics(report, metrics, wall_ms=run.clock.wall_ms())
     show_report(report, columns, output, quiet=quiet)
-    return report
 
 
 def show_report(report: "JobReport", columns: Columns, output: Output, *, quiet: bool) -> None:

@@ -29,14 +29,20 @@ def tell_nobody(what: str, done: int, total: int | None) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRun:
+class Run:
     """One run of a job. ``dry_run``: say what would be done, and change nothing."""
 
-    spark: "SparkSession"
     dry_run: bool = False
     progress: Progress = tell_nobody
     clock: Clock = field(default_factory=system_clock)
     ids: Ids = field(default_factory=system_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRun(Run):
+    """One run of a job that needs Spark."""
+
+    spark: "SparkSession"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

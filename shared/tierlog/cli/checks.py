@@ -27,7 +27,7 @@ OWN: Final = (
 )  # fmt: skip
 LIBRARIES: Final = (
     "aioboto3", "aiohttp", "confluent-kafka", "fastapi", "grpcio", "kazoo", "numpy", "obstore",
-    "opentelemetry-sdk", "protobuf", "pydantic", "pyspark", "redis", "uvicorn",
+    "opentelemetry-sdk", "protobuf", "pydantic", "pyiceberg", "pyspark", "redis", "uvicorn",
 )  # fmt: skip
 PYTHON_MIN: Final = (3, 11)
 HTTP_S_MAX: Final = 5.0

@@ -236,7 +236,8 @@ def target_of(text: str, s3: S3Settings) -> Target:
     if not slashes:
         if not text.strip():
             raise RefusedError("the export has no place", remedy="Give a folder or s3://BUCKET")
-        return FolderTarget(Path(text).absolute())
+        # One folder has one name: a table says by it which export it is of.
+        return FolderTarget(Path(os.path.normpath(Path(text).absolute())))
     bucket, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
     if scheme != "s3" or not bucket:

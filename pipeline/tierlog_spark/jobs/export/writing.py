@@ -144,7 +144,8 @@ class _Files:
         self._length -= held.length
         table = pa.Table.from_batches(held.batches)
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression=COMPRESSION)
+        # Without Arrow's own schema times are UTC's for every reader, whatever the session's zone.
+        pq.write_table(table, sink, compression=COMPRESSION, store_schema=False)
         body = sink.getvalue().to_pybytes()
         task = self._task
         name = file_name(
