@@ -218,6 +218,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "scrub.report_unread": "A report of a scrub can't be read",
     "scrub.times_not_kept": "When scrubs ran could not be kept",
     "scrub.times_unread": "When scrubs ran can't be read; one begins",
+    "server.awaited": "ZooKeeper or the bucket was not reached at the start; it is asked again",
     "service.crashed": "The process ends by a bug: the trace is beside it",
     "service.failed": "The process ends by an error: the cause has the remedy",
     "service.started": "The process begins",

@@ -1,4 +1,7 @@
-"""The reader process: ``python -m tierlog_reader.main``, settings from the environment."""
+"""The reader process: ``python -m tierlog_reader.main``, settings from the environment.
+
+ZooKeeper and the bucket may be away when it starts: they are waited for.
+"""
 
 import asyncio
 import sys
@@ -14,6 +17,7 @@ from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
+from tierlog.wiring.awaiting import waiting_at
 from tierlog.wiring.build import system_ids
 from tierlog.wiring.drivers import open_with, reading_drivers
 from tierlog.wiring.keys import ledger_keys
@@ -49,7 +53,10 @@ async def serve(
     """Serve reads until ``stop``; ``drivers``: more of them, by name."""
     limits, listen = settings.reader, settings.reader.listen
     protection = protection_of(settings)
-    async with open_reader_parts(settings) as parts:
+    async with (
+        waiting_at(listen, "Tierlog reader", protection, stop) as awaited,
+        open_reader_parts(settings, come=awaited.come) as parts,
+    ):
         budget = parts_of(limits)
         known = reading_drivers(settings, parts.objects, cache=parts.shared, others=drivers)
         memory = CachedRanges(StreamingCache(budget.cache), objects_max=limits.handles_max)
@@ -85,6 +92,7 @@ async def serve(
             )
             add_all_routes(app, served, seek, reads)
             guard_http(app, HTTP_RULES, protection.gate)
+            await awaited.leave()
             servicer = ReaderServicer(served, seek, reads)
             async with (
                 serve_costs(app, "reader", parts.meter),

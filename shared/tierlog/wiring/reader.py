@@ -12,6 +12,7 @@ from tierlog.ledger.directory import NodeDirectory
 from tierlog.model.errors import RefusedError
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads, ObjectStore
+from tierlog.ports.retrying import Come, asked_once
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.security import secret_text
 from tierlog.runtime.settings import Settings
@@ -62,12 +63,14 @@ async def open_cache(settings: Settings) -> AsyncIterator[SharedCache]:
 
 
 @contextlib.asynccontextmanager
-async def open_reader_parts(settings: Settings) -> AsyncIterator[ReaderParts]:
-    """Connect everything for the length of the context."""
+async def open_reader_parts(
+    settings: Settings, *, come: Come = asked_once
+) -> AsyncIterator[ReaderParts]:
+    """Connect everything for the length of the context; ``come`` waits for what is away."""
     meter = CostMeter()
     async with (
-        open_catalog(settings) as catalog,
-        open_objects(settings, meter=meter) as objects,
+        open_catalog(settings, come=come) as catalog,
+        open_objects(settings, meter=meter, come=come) as objects,
         open_cache(settings) as shared,
         open_storage_controls(catalog, calling=calling_of(settings.security)) as nodes,
         reporting_damage(catalog) as damage,
