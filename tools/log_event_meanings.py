@@ -117,6 +117,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "journal.slow_sync": "A sync of the journal's disk took long",
     "journal.spare_failed": "A spare segment of the journal could not be made",
     "journal.write_failed": "The journal could not be written: its adds were not acknowledged",
+    "kafka.files_not_taken": "No broker takes the new files of kafka.tls: the former ones stay",
     "kafka.client_error": "The Kafka library tells of trouble, as brokers that are away",
     "leader.elected": "This scheduler leads from now on",
     "leader.retired": "This scheduler does not lead any more",
