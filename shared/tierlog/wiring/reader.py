@@ -89,4 +89,4 @@ def _reads(settings: Settings, objects: ObjectStore, meter: CostMeter) -> Object
             "reader.object_reads is obstore, which is not installed",
             remedy="Install tierlog[obstore], or set reader.object_reads to aioboto3",
         ) from error
-    return open_obstore(settings.s3, meter=meter)
+    return open_obstore(settings.s3, meter=meter, clock=system_clock())
