@@ -16,7 +16,7 @@ from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
-from tierlog.runtime.settings import Settings
+from tierlog.runtime.settings import ReaderSettings, Settings
 from tierlog.wiring.awaiting import waiting_at
 from tierlog.wiring.build import system_ids
 from tierlog.wiring.drivers import open_with, reading_drivers
@@ -81,11 +81,7 @@ async def serve(
         async with memory.run(), ranges.run(), tier2.run(), tail.run():
             served = ServedReads(source, shares)
             seek = TimeSeek(served)
-            reads = ReadLimits(
-                response_bytes_max=limits.response_bytes_max,
-                wait_ms_max=limits.wait_ms_max,
-                send_s_max=limits.send_wait_ms_max / 1000,
-            )
+            reads = _read_limits(limits)
             ids = system_ids()
             app = build_http_app(
                 "Tierlog reader", checks={"metadata": parts.catalog.answers}, ids=ids
@@ -116,6 +112,14 @@ async def serve(
                     service="reader", http=f"{host}:{http_port}", grpc=f"{host}:{grpc_port}"
                 )
                 await stop.wait()
+
+
+def _read_limits(settings: ReaderSettings) -> ReadLimits:
+    return ReadLimits(
+        response_bytes_max=settings.response_bytes_max,
+        wait_ms_max=settings.wait_ms_max,
+        send_s_max=settings.send_wait_ms_max / 1000,
+    )
 
 
 def _ranges(parts: ReaderParts, settings: Settings, memory: CachedRanges) -> Ranges:

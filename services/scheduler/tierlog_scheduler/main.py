@@ -21,7 +21,7 @@ from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import serve_http
 from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.service import announce_ready, run_service
-from tierlog.runtime.settings import Settings
+from tierlog.runtime.settings import SchedulerSettings, Settings
 from tierlog.runtime.worker import unless_stopped
 from tierlog.wiring.awaiting import waiting_at
 from tierlog.wiring.build import open_dead_letters, system_clock, system_ids
@@ -65,15 +65,7 @@ async def serve(
             manifests=BucketManifests(manifests, parts.catalog),
             clock=clock,
             ids=ids,
-            limits=SchedulerLimits(
-                interval_s=own.interval_s,
-                request_again_s=own.request_again_s,
-                sweep_again_s=own.sweep_again_s,
-                sweep_attributes_s=own.sweep_attributes_s,
-                checkpoint_s=own.checkpoint_s,
-                reread_s=own.reread_s,
-                streams_in_flight_max=own.streams_in_flight_max,
-            ),
+            limits=_limits(own),
             sweeper=AttributeSweeper(
                 objects=parts.objects,
                 catalog=parts.catalog,
@@ -111,6 +103,18 @@ async def serve(
                     await scheduler.run(stop)
         finally:
             REGISTRY.unregister(collector)
+
+
+def _limits(own: SchedulerSettings) -> SchedulerLimits:
+    return SchedulerLimits(
+        interval_s=own.interval_s,
+        request_again_s=own.request_again_s,
+        sweep_again_s=own.sweep_again_s,
+        sweep_attributes_s=own.sweep_attributes_s,
+        checkpoint_s=own.checkpoint_s,
+        reread_s=own.reread_s,
+        streams_in_flight_max=own.streams_in_flight_max,
+    )
 
 
 async def _tell_ready(parts: OffloadParts, address: str, stop: asyncio.Event) -> None:
