@@ -18,6 +18,7 @@ RUN pip install --require-hashes -r requirements-boot.lock \
 COPY shared/pyproject.toml shared/pyproject.toml
 COPY shared/tierlog shared/tierlog
 COPY pipeline pipeline
+COPY deploy/docker/spark-entry.sh /opt/tierlog/bin/spark-entry.sh
 RUN pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels ./shared ./pipeline \
     && uv pip install --python /opt/tierlog --offline --no-deps /wheels/*.whl \
     && uv pip uninstall --python /opt/tierlog uv uv-build
@@ -29,7 +30,8 @@ LABEL org.opencontainers.image.title="tierlog-spark" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Debian's own Java 17 gets its updates; procps has the `ps` that Spark's scripts call.
+# Debian's own Java 17 gets its updates; procps has the `ps` that Spark's scripts call. Spark ends where
+# its user has no name.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
@@ -43,5 +45,5 @@ ENV PATH=/opt/tierlog/bin:$PATH \
     SPARK_LOCAL_DIRS=/tmp TIERLOG_STATE_DIR=/tmp/tierlog
 WORKDIR /tmp
 USER 10001:10001
-ENTRYPOINT ["spark-submit"]
+ENTRYPOINT ["/opt/tierlog/bin/spark-entry.sh"]
 CMD ["--version"]

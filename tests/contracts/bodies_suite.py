@@ -7,6 +7,7 @@ is read, each request tried up to three times; and whether a body that breaks is
 import asyncio
 import gc
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ TOTAL = 2 * len(BODY)
 STAMP = {"Last-Modified": "Sat, 21 Nov 2026 10:00:00 GMT", "ETag": '"e"'}
 
 
-def answer(body: bytes = BODY, *, start: int = 0, **more: int) -> Answer:
+def answer(body: bytes = BODY, *, start: int = 0, **more: Any) -> Answer:
     """Answer a range with a body that may be another than it says."""
     span = f"bytes {start}-{start + len(BODY) - 1}/{TOTAL}"
     return Answer(206, {**STAMP, "Content-Range": span}, body, **more)

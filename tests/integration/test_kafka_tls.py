@@ -6,16 +6,19 @@ Names and authorities are verified on both sides; who is refused is told why, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from confluent_kafka import Consumer
+from structlog.testing import capture_logs
 
 from tests.plugins.fix_servers import run_apart
 from tests.security.making import Authority
 from tierlog.adapters.kafka import source as source_module
+from tierlog.adapters.kafka import watched as watched_module
 from tierlog.adapters.kafka.common import connection_of
 from tierlog.adapters.kafka.publisher import KafkaPublisher
 from tierlog.adapters.kafka.source import KafkaEventSource
@@ -215,14 +218,9 @@ def put(issued, certificate, key):
         beside.rename(old)
 
 
-async def test_files_are_read_again_when_they_change(broker, tmp_path, monkeypatch):
-    """Shown by others that the broker does not believe: whoever kept the old ones would go on."""
-    good, strange = broker.authority.issue("rotated"), broker.strange.issue("rotated")
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    put(good, certificate, key)
-    settings = broker.settings(
-        "mutual", ca_file=broker.authority.file, certificate_file=certificate, key_file=key
-    )
+@contextlib.asynccontextmanager
+async def passing(settings, monkeypatch):
+    """Give what passes an event through, the members that were made, and the publisher."""
     members = []
 
     def member(*args, **options):
@@ -236,7 +234,7 @@ async def test_files_are_read_again_when_they_change(broker, tmp_path, monkeypat
     publisher = KafkaPublisher(bootstrap, publish_timeout_s=5.0, how=how)
     source = KafkaEventSource(bootstrap, [topic], group=topic, how=how)
 
-    async def goes_there(value):
+    async def passes(value):
         await publisher.publish(topic, key=b"k", value=value, headers={})
         async with asyncio.timeout(60):
             event = await source.take()
@@ -244,18 +242,39 @@ async def test_files_are_read_again_when_they_change(broker, tmp_path, monkeypat
         await source.ack(event)
 
     try:
-        await goes_there(b"by the first")
-        put(strange, certificate, key)
-        with pytest.raises(RetryableError):
-            await publisher.publish(topic, key=b"k", value=b"by nobody", headers={})
-        put(good, certificate, key)
-        await goes_there(b"by the third")
-        assert len(members) >= 2
-        # A key without its certificate is what a rotation looks like half way.
-        key.write_bytes(strange.key.read_bytes())
-        count = len(members)
-        await goes_there(b"by those that were read")
-        assert len(members) == count
+        yield passes, members, publisher
     finally:
         await source.close()
         await publisher.close()
+
+
+async def test_files_are_read_again_when_they_change(broker, tmp_path, monkeypatch):
+    """Those that no broker takes change nothing but the log; those that it takes are used."""
+    good, strange = broker.authority.issue("rotated"), broker.strange.issue("rotated")
+    better = broker.authority.issue("better")
+    monkeypatch.setattr(watched_module, "TRY_AGAIN_S", 1.0)
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    put(good, certificate, key)
+    settings = broker.settings(
+        "mutual", ca_file=broker.authority.file, certificate_file=certificate, key_file=key
+    )
+    async with passing(settings, monkeypatch) as (passes, members, publisher):
+        await passes(b"by the first")
+        first = publisher._producing
+        put(strange, certificate, key)
+        with capture_logs() as logged:
+            async with asyncio.timeout(60):
+                while not (told := [one for one in logged if "not_taken" in one["event"]]):
+                    await passes(b"by the first again")
+        assert "kafka.tls" in told[0]["cause"]
+        await passes(b"still")
+        assert (len(members), publisher._producing) == (1, first)
+        put(better, certificate, key)
+        async with asyncio.timeout(60):
+            while len(members) < 2 or publisher._producing is first:
+                await passes(b"by the better ones")
+        # A key without its certificate is what a rotation looks like half way.
+        key.write_bytes(strange.key.read_bytes())
+        count = len(members)
+        await passes(b"by those that were read")
+        assert len(members) == count

@@ -61,7 +61,7 @@ def authority(tmp_path):
 # kazoo leaves the socket of a handshake that failed to the collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_zookeeper_over_tls(servers, authority, tmp_path, caplog):
-    caplog.set_level(logging.CRITICAL + 1, "kazoo")  # records would keep those sockets
+    caplog.set_level(logging.CRITICAL + 1, "tierlog.zookeeper")  # records would keep those sockets
     root = f"/tls-{uuid.uuid4()}"
     settings = ZooKeeperSettings.model_validate(
         {"tls": {"enabled": True, "ca_file": str(authority.file)}}

@@ -4,6 +4,7 @@ Design: reliability.md C2 (Kafka down; ZooKeeper partition and 60 s down). Sessi
 """
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,11 @@ async def readiness(services: EmbeddedServices, name: str) -> tuple[int, dict[st
 
 async def until_ready(services: EmbeddedServices, name: str) -> None:
     async with asyncio.timeout(60):
-        while (await readiness(services, name))[0] != 200:
+        while True:
+            # While it waits another server answers at the same port.
+            with contextlib.suppress(aiohttp.ClientError):
+                if (await readiness(services, name))[0] == 200:
+                    return
             await asyncio.sleep(0.2)
 
 
@@ -246,3 +251,105 @@ async def _lives_and_ends_without_kafka(services: EmbeddedServices, name: str) -
     logged = services.log(name).read_text(encoding="utf-8")
     assert "service.stopped" in logged
     assert "service.failed" not in logged
+
+
+EVERY = ("ingest", "reader", "offloader", "scheduler")
+
+
+@pytest.mark.parametrize(
+    ("away", "missing", "setting"),
+    [("zookeeper", "metadata", "ZOOKEEPER__HOSTS"), ("s3", "objects", "object store")],
+)
+async def test_services_start_without_it_end_without_it_and_go_on_when_it_comes(
+    corner: Settings, tmp_path: Path, away: str, missing: str, setting: str
+):
+    services = EmbeddedServices(run_dir=tmp_path, log_dir=tmp_path)
+    ports = Ports(tmp_path / "ports.json")
+    hosts, _, root = corner.zookeeper.hosts.partition("/")
+    endpoint = corner.s3.endpoint_url
+    assert endpoint is not None
+    async with Proxy(hosts if away == "zookeeper" else endpoint.removeprefix("http://")) as proxy:
+        named = {
+            "zookeeper": ("TIERLOG_ZOOKEEPER__HOSTS", f"{proxy.address}/{root}"),
+            "s3": ("TIERLOG_S3__ENDPOINT_URL", f"http://{proxy.address}"),
+        }
+        env = {
+            **environment_of(corner),
+            **quorum_environment(1, {}),
+            "TIERLOG_INGEST__DATA_DIR": str(tmp_path / "data"),
+            **dict([named[away]]),
+        }
+        # Without the bucket appends go on.
+        waiting = [name for name in EVERY if (away, name) != ("s3", "ingest")]
+        specs = {
+            kind: service_spec(kind, ports=ports.take(kind, SERVICE_PORTS[kind]), env=env)
+            for kind in waiting
+        }
+        proxy.drop_requests_and_cut()
+        try:
+            await services.start(
+                [
+                    replace(spec, ready_url=spec.ready_url.replace("readyz", "livez"))
+                    for spec in specs.values()
+                ]
+            )
+            for name in waiting:
+                await _lives_and_ends_without(services, name, missing, setting)
+                await services.restart(name)
+            proxy.restore()
+            for name in waiting:
+                await until_ready(services, name)
+        finally:
+            await services.stop()
+
+
+async def _lives_and_ends_without(
+    services: EmbeddedServices, name: str, missing: str, setting: str
+) -> None:
+    child, logged = services.children[name], services.log(name)
+    async with asyncio.timeout(30):
+        while "server.awaited" not in logged.read_text(encoding="utf-8"):
+            await asyncio.sleep(0.2)
+    status, told = await readiness(services, name)
+    assert (status, told["ready"], told["checks"][missing]) == (503, False, False)
+    assert setting in told["remedies"][missing]
+    assert child.running
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    assert await child.stop(deadline_s=PROMPT_S), "it had to be killed"
+    assert loop.time() - began_s < 3
+    assert child.exit_code == 0
+    lines = logged.read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 20
+    assert not any("service.failed" in line for line in lines)
+
+
+async def test_a_server_that_takes_connections_and_hangs_holds_up_no_end(
+    corner: Settings, tmp_path: Path
+):
+    hosts, _, root = corner.zookeeper.hosts.partition("/")
+    async with Proxy(hosts) as proxy:
+        proxy.hold()
+        env = {**environment_of(corner), "TIERLOG_ZOOKEEPER__HOSTS": f"{proxy.address}/{root}"}
+        services = EmbeddedServices(run_dir=tmp_path, log_dir=tmp_path)
+        ports = Ports(tmp_path / "ports.json").take("reader", SERVICE_PORTS["reader"])
+        spec = replace(service_spec("reader", ports=ports, env=env), start_s_max=8)
+        try:
+            with pytest.raises(RetryableError, match="waits for metadata"):
+                await services.start([spec])
+            live = replace(spec, ready_url=spec.ready_url.replace("readyz", "livez"))
+            await services.start([live])
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            assert await services.children["reader"].stop(deadline_s=PROMPT_S)
+            assert loop.time() - began_s < 3
+        finally:
+            await services.stop()
+
+
+async def test_what_is_refused_ends_a_start_with_what_to_do(corner: Settings, tmp_path: Path):
+    env = {**environment_of(corner), "TIERLOG_S3__ACCESS_KEY": "of-nobody"}
+    services = EmbeddedServices(run_dir=tmp_path, log_dir=tmp_path)
+    ports = Ports(tmp_path / "ports.json").take("reader", SERVICE_PORTS["reader"])
+    with pytest.raises(RetryableError, match=r"(?s)ended with 1 while starting.*s3\.endpoint_url"):
+        await services.start([service_spec("reader", ports=ports, env=env)])

@@ -30,6 +30,8 @@ from tests.integration.spark_kit import (
 from tests.integration.test_spark_sink import place_of, staged_for
 from tierlog.client import SyncClient
 from tierlog.format.entry import encode_entry
+from tierlog.model.errors import Reason, RefusedError
+from tierlog_spark.jobs.frame import plain_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -240,3 +242,15 @@ async def test_the_notebook_plots_what_the_changelogs_of_this_machine_say(
         plot = (tmp_path / f"changelogs-{name}.png").read_bytes()
         assert plot.startswith(b"\x89PNG")
         assert len(plot) > 10_000
+
+
+def test_what_an_executor_raises_of_ours_comes_as_what_it_is(spark: SparkSession) -> None:
+    def fail(batches: Any) -> Any:
+        yield from batches
+        raise RefusedError("entry 7:1 is gone", reason=Reason.TRIMMED, remedy="Begin later")
+
+    with pytest.raises(RefusedError) as caught, plain_spark_errors():
+        spark.range(1).mapInArrow(fail, "id long").collect()
+    assert caught.value.reason is Reason.TRIMMED
+    assert caught.value.message == "entry 7:1 is gone"
+    assert caught.value.remedy == "Begin later"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from tests.contracts.bodies_suite import BodiesContract
+from tests.contracts.bodies_suite import BODY, BodiesContract, answer
 from tests.contracts.objects_suite import ObjectsContract
-from tests.unit.s3.scripted import ScriptedS3
+from tests.unit.s3.scripted import ScriptedS3, error
 from tierlog.adapters.obstore import ObstoreReads, open_obstore
 from tierlog.adapters.s3 import open_s3
 from tierlog.adapters.system import SystemClock, SystemIds
@@ -53,7 +53,7 @@ def settings_of(servers, **changed) -> S3Settings:
 async def store(servers):
     settings = settings_of(servers)
     async with open_s3(settings, clock=SystemClock(), ids=SystemIds()) as writes:
-        yield Both(writes, open_obstore(settings, meter=CostMeter()))
+        yield Both(writes, open_obstore(settings, meter=CostMeter(), clock=SystemClock()))
 
 
 @pytest.fixture
@@ -79,19 +79,35 @@ class TestObstoreBodies(BodiesContract):
             retry_wait_s_first=0.001,
             retry_wait_s_max=0.01,
         )
-        yield open_obstore(settings, meter=CostMeter())
+        yield open_obstore(settings, meter=CostMeter(), clock=SystemClock())
 
 
 async def test_requests_and_bytes_are_counted(store, servers, prefix):
     await store.put(f"{prefix}a", b"x" * 1000, metadata={})
     meter = CostMeter()
-    reads = open_obstore(settings_of(servers), meter=meter)
+    reads = open_obstore(settings_of(servers), meter=meter, clock=SystemClock())
     assert await reads.get_range(f"{prefix}a", 10, 20) == b"x" * 20
     found = await reads.get(f"{prefix}a")
     assert found is not None
     assert found[1] == b"x" * 1000
     (amount,) = meter.amounts.values()
     assert (amount.requests, amount.bytes_received) == (2, 1020)
+
+
+async def test_how_long_requests_took_and_how_they_ended_is_counted():
+    script = [answer(), error(404, "NoSuchKey"), error(403, "AccessDenied")]
+    async with ScriptedS3(*script) as server, TestObstoreBodies().opened(server) as reads:
+        assert await reads.get_range("k", 0, len(BODY)) == BODY
+        assert await reads.get_range("k", 0, 1) is None
+        with pytest.raises(RefusedError):
+            await reads.get_range("k", 0, 1)
+    meter = reads._meter
+    assert [(*key, count) for key, count in meter.answers.items()] == [
+        ("get_object", "ok", 1),
+        ("get_object", "FileNotFoundError", 1),
+        ("get_object", "PermissionDeniedError", 1),
+    ]
+    assert meter.durations["get_object"].sum_s > 0
 
 
 async def test_trouble_is_one_of_our_errors(servers):
@@ -104,10 +120,13 @@ async def test_trouble_is_one_of_our_errors(servers):
             retry_wait_s_max=0.01,
         ),
         meter=CostMeter(),
+        clock=SystemClock(),
     )
     with pytest.raises(RetryableError):
         await nowhere.get_range("a", 0, 1)
     for changed in ({"bucket": "never-made"}, {"secret_key": SecretStr("wrong")}):
-        reads = open_obstore(settings_of(servers, **changed), meter=CostMeter())
+        reads = open_obstore(
+            settings_of(servers, **changed), meter=CostMeter(), clock=SystemClock()
+        )
         with pytest.raises(RefusedError):
             await reads.get_range("a", 0, 1)

@@ -170,3 +170,33 @@ def test_the_page_has_every_operation():
     for surface in SURFACES:
         for operation in surface.operations:
             assert f"| `{operation}` |" in text
+
+
+TOLD = [
+    (
+        Grant(roles=frozenset({Role.CONSUMER}), streams=("orders",)),
+        Rule(permission=Permission.CREATE, stream="stream"),
+        "Its grant lacks the role producer or admin. ",
+    ),
+    (
+        Grant(roles=frozenset({Role.CONSUMER}), streams=("orders",)),
+        Rule(permission=Permission.READ, stream="stream"),
+        "Its grant lacks a stream pattern that fits 'billing'. ",
+    ),
+    (
+        Grant(roles=frozenset({Role.OPERATOR}), streams=("orders",)),
+        Rule(permission=Permission.OBSERVE),
+        "Its grant lacks the stream pattern *. ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("grant", "rule", "missing"), TOLD)
+@pytest.mark.parametrize("name", ["token:x", "certificate:x"])
+def test_a_refusal_says_which_grant_is_missing_and_where_grants_are_set(name, grant, rule, missing):
+    with pytest.raises(RefusedError) as caught:
+        authorise(Subject(name=name, grant=grant), rule, operation="ask", stream="billing")
+    remedy = caught.value.remedy
+    assert remedy.startswith(missing)
+    assert f"security.grants of the services, subject '{name}'" in remedy
+    assert ("claims of its token" in remedy) is name.startswith("token:")

@@ -134,7 +134,7 @@ async def test_hostile_hellos_are_refused_before_anything_else(issuer):
                 assert str(CLUSTER) not in f"{error} {error.details}"
         async with asyncio.TaskGroup() as tasks:
             client = await WireClient.connect(transport, ADDRESS, hello_of(nowhere), tasks=tasks)
-            with pytest.raises(RefusedError, match="no pattern"):
+            with pytest.raises(RefusedError, match="lacks a stream pattern"):
                 await client.append(StreamName("a"), draft(), deadline_s=5)
             await client.close()
         assert handler.appended == []

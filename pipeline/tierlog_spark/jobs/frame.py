@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tierlog.model import errors
-from tierlog.model.errors import TierlogError
+from tierlog.model.errors import REASON_NOTE, REMEDY_NOTE, Reason, TierlogError, from_reason
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.progress import Progress
@@ -85,19 +84,24 @@ def write_metrics(report: JobReport, path: Path, *, wall_ms: int) -> None:
     write_to_textfile(str(path), registry)
 
 
-# What Python of another process prints of an exception: its class with the module, and its text.
-_RAISED: Final = re.compile(r"^\s*tierlog\.[\w.]*\.(\w+Error): (.+)$", re.MULTILINE)
+# What another process prints of an exception: its class with the module, its text, its notes.
+_RAISED: Final = re.compile(
+    r"^[ \t|]*tierlog\w*\.[\w.]+: (?P<message>.+?)\n"
+    rf"[ |]*{REASON_NOTE}(?P<reason>\w+)(?:\n[ |]*{REMEDY_NOTE}(?P<remedy>[^\n]+))?",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def told_by_executor(text: str) -> TierlogError | None:
     """Return the error of ours that another process raised, out of what Spark says of it."""
+    told: TierlogError | None = None
     # The last one was raised from those before it.
-    for name, message in reversed(_RAISED.findall(text)):
-        kind = getattr(errors, name, None)
-        if kind is not None:
-            error: TierlogError = kind(message.strip())
-            return error
-    return None
+    for whole, reason, noted in _RAISED.findall(text):
+        if reason in Reason.__members__:
+            message = whole.strip()
+            remedy = noted if message.endswith(noted) else ""
+            told = from_reason(Reason(reason), message.removesuffix(f". {remedy}"), remedy=remedy)
+    return told
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """The ingest process: real adapters, HTTP and gRPC in front of one ``IngestNode``.
 
-A node whose disk failed ends with exit code 1 and answers nothing more; what it acknowledged is
-in its journal. SIGTERM drains: open ledgers are closed, so that the next start has nothing to
-recover.
+ZooKeeper may be away when it starts: it is waited for. A node whose disk failed ends
+with exit code 1 and answers nothing more; what it acknowledged is in its journal. SIGTERM drains:
+open ledgers are closed, so that the next start has nothing to recover.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from tierlog.runtime.sections import MetricsSettings
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import ListenSettings, Settings
 from tierlog.wiring.attributes import attribute_index, open_offloaded
+from tierlog.wiring.awaiting import waiting_at
 from tierlog.wiring.build import open_metadata, open_objects, system_clock, system_ids
 from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.nodes import open_all_files, open_files, open_transport, wire_connector
@@ -42,14 +43,17 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     """Run the node until ``stop``."""
     ingest = settings.ingest
     protection, calling = protection_of(settings), calling_of(settings.security)
+    awaited = waiting_at(ingest.listen, "Tierlog ingest", protection, stop)
 
     @contextlib.asynccontextmanager
     async def front(node: IngestNode) -> AsyncIterator[FrontAddresses]:
+        await awaited.leave()
         async with _front(node, ingest.listen, settings.metrics, protection) as addresses:
             yield addresses
 
     async with (
-        open_metadata(settings) as store,
+        awaited,
+        open_metadata(settings, come=awaited.come) as store,
         open_files(ingest.data_dir) as files,
         open_all_files(ingest.ledger_directories) as ledger_dirs,
         # Appends go on while it is away.

@@ -1,6 +1,7 @@
 """The offloader process: real adapters around ``OffloadWorker``, in one consumer group.
 
-Kafka may be away when it starts: it is waited for, and nothing is taken before.
+ZooKeeper, the bucket and Kafka may be away when it starts: they are waited for, and nothing is
+taken before.
 
 SIGTERM drains: nothing more is taken, what was begun gets its time, then is given up as a crash
 would; another worker begins anew.
@@ -20,6 +21,7 @@ from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import Settings
 from tierlog.runtime.worker import WorkerLimits, run_worker, unless_stopped
+from tierlog.wiring.awaiting import waiting_at
 from tierlog.wiring.build import open_offload_requests, system_clock, system_ids
 from tierlog.wiring.manifests import manifest_store
 from tierlog.wiring.offload import OffloadParts, ledger_opener, open_offload_parts
@@ -40,7 +42,10 @@ async def serve(
     protection = protection_of(settings)
     name = own.worker_name or f"offloader-{system_ids().uuid().hex[:8]}"
     async with (
-        open_offload_parts(settings, drivers=drivers, queue_at_once=False) as parts,
+        waiting_at(listen, "Tierlog offloader", protection, stop) as awaited,
+        open_offload_parts(
+            settings, drivers=drivers, queue_at_once=False, come=awaited.come
+        ) as parts,
         open_tracer(settings, "offloader", instance=name) as tracer,
     ):
         worker = _worker(parts, settings, name, tracer)
@@ -53,6 +58,7 @@ async def serve(
             cluster_id=parts.cluster.cluster_id,
         )
         guard_http(app, HTTP_RULES, protection.gate)
+        await awaited.leave()
         async with (
             serve_costs(app, "offloader", parts.meter),
             serve_http(

@@ -1,4 +1,7 @@
-"""The reader process: ``python -m tierlog_reader.main``, settings from the environment."""
+"""The reader process: ``python -m tierlog_reader.main``, settings from the environment.
+
+ZooKeeper and the bucket may be away when it starts: they are waited for.
+"""
 
 import asyncio
 import sys
@@ -13,7 +16,8 @@ from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
-from tierlog.runtime.settings import Settings
+from tierlog.runtime.settings import ReaderSettings, Settings
+from tierlog.wiring.awaiting import waiting_at
 from tierlog.wiring.build import system_ids
 from tierlog.wiring.drivers import open_with, reading_drivers
 from tierlog.wiring.keys import ledger_keys
@@ -49,7 +53,10 @@ async def serve(
     """Serve reads until ``stop``; ``drivers``: more of them, by name."""
     limits, listen = settings.reader, settings.reader.listen
     protection = protection_of(settings)
-    async with open_reader_parts(settings) as parts:
+    async with (
+        waiting_at(listen, "Tierlog reader", protection, stop) as awaited,
+        open_reader_parts(settings, come=awaited.come) as parts,
+    ):
         budget = parts_of(limits)
         known = reading_drivers(settings, parts.objects, cache=parts.shared, others=drivers)
         memory = CachedRanges(StreamingCache(budget.cache), objects_max=limits.handles_max)
@@ -74,16 +81,13 @@ async def serve(
         async with memory.run(), ranges.run(), tier2.run(), tail.run():
             served = ServedReads(source, shares)
             seek = TimeSeek(served)
-            reads = ReadLimits(
-                response_bytes_max=limits.response_bytes_max,
-                wait_ms_max=limits.wait_ms_max,
-                send_s_max=limits.send_wait_ms_max / 1000,
-            )
+            reads = _read_limits(limits)
             ids, cluster_id = system_ids(), parts.cluster.cluster_id
             checks = {"metadata": parts.catalog.answers}
             app = build_http_app("Tierlog reader", checks=checks, ids=ids, cluster_id=cluster_id)
             add_all_routes(app, served, seek, reads)
             guard_http(app, HTTP_RULES, protection.gate)
+            await awaited.leave()
             servicer = ReaderServicer(served, seek, reads)
             async with (
                 serve_costs(app, "reader", parts.meter),
@@ -108,6 +112,14 @@ async def serve(
                     service="reader", http=f"{host}:{http_port}", grpc=f"{host}:{grpc_port}"
                 )
                 await stop.wait()
+
+
+def _read_limits(settings: ReaderSettings) -> ReadLimits:
+    return ReadLimits(
+        response_bytes_max=settings.response_bytes_max,
+        wait_ms_max=settings.wait_ms_max,
+        send_s_max=settings.send_wait_ms_max / 1000,
+    )
 
 
 def _ranges(parts: ReaderParts, settings: Settings, memory: CachedRanges) -> Ranges:

@@ -1,6 +1,7 @@
 """The scheduler process: one of several leads; all answer admins.
 
-Kafka may be away when it starts: all but asking workers goes on, as when it goes later.
+ZooKeeper and the bucket may be away when it starts: they are waited for. Kafka, too: all but asking
+workers goes on, as when it goes later.
 """
 
 import asyncio
@@ -22,8 +23,9 @@ from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import serve_http
 from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.service import announce_ready, run_service
-from tierlog.runtime.settings import Settings
+from tierlog.runtime.settings import SchedulerSettings, Settings
 from tierlog.runtime.worker import unless_stopped
+from tierlog.wiring.awaiting import waiting_at
 from tierlog.wiring.build import open_dead_letters, system_clock, system_ids
 from tierlog.wiring.manifests import manifest_store
 from tierlog.wiring.offload import OffloadParts, ledger_opener, open_offload_parts
@@ -50,7 +52,10 @@ async def serve(
     topics = Topics.of(settings.kafka.topic_prefix)
     stationery = Stationery(topics, source="scheduler", clock=clock, ids=ids)
     async with (
-        open_offload_parts(settings, drivers=drivers, queue_at_once=False) as parts,
+        waiting_at(listen, "Tierlog scheduler", protection, stop) as awaited,
+        open_offload_parts(
+            settings, drivers=drivers, queue_at_once=False, come=awaited.come
+        ) as parts,
         open_tracer(settings, "scheduler") as tracer,
     ):
         manifests = manifest_store(settings, parts.objects, parts.cluster)
@@ -62,15 +67,7 @@ async def serve(
             manifests=BucketManifests(manifests, parts.catalog),
             clock=clock,
             ids=ids,
-            limits=SchedulerLimits(
-                interval_s=own.interval_s,
-                request_again_s=own.request_again_s,
-                sweep_again_s=own.sweep_again_s,
-                sweep_attributes_s=own.sweep_attributes_s,
-                checkpoint_s=own.checkpoint_s,
-                reread_s=own.reread_s,
-                streams_in_flight_max=own.streams_in_flight_max,
-            ),
+            limits=_limits(own),
             sweeper=AttributeSweeper(
                 objects=parts.objects,
                 catalog=parts.catalog,
@@ -90,6 +87,7 @@ async def serve(
         guard_http(app, HTTP_RULES, protection.gate)
         collector = SchedulerCollector(scheduler, streams_max=settings.metrics.streams_shown)
         REGISTRY.register(collector)
+        await awaited.leave()
         try:
             async with (
                 serve_costs(app, "scheduler", parts.meter),
@@ -123,6 +121,18 @@ def _app(
         checks={"metadata": parts.catalog.answers, "queue": parts.publisher.answers},
         ids=system_ids(),
         cluster_id=parts.cluster.cluster_id,
+    )
+
+
+def _limits(own: SchedulerSettings) -> SchedulerLimits:
+    return SchedulerLimits(
+        interval_s=own.interval_s,
+        request_again_s=own.request_again_s,
+        sweep_again_s=own.sweep_again_s,
+        sweep_attributes_s=own.sweep_attributes_s,
+        checkpoint_s=own.checkpoint_s,
+        reread_s=own.reread_s,
+        streams_in_flight_max=own.streams_in_flight_max,
     )
 
 

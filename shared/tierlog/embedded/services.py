@@ -10,9 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
+import orjson
 
 from tierlog.embedded.endpoints import ServerEndpoints
 from tierlog.embedded.full_disk import why_ended
@@ -190,13 +191,16 @@ class EmbeddedServices:
         child = Child.spawn(spec.name, launch, run_dir=self._run_dir)
         self._specs[spec.name] = spec
         self._children[spec.name] = child
+        missing = dict[str, str]()
         try:
             async with asyncio.timeout(spec.start_s_max):
-                await _until_ready(spec, child)
+                await _until_ready(spec, child, missing)
         except TimeoutError:
+            waits = f", and waits for {', '.join(missing)}" if missing else ""
+            remedies = [f"{one.rstrip('.')}." for one in missing.values() if one]
             raise RetryableError(
-                f"{spec.name} was not ready after {spec.start_s_max:.0f} s",
-                remedy=f"GET {spec.ready_url} names what it waits for; its log is {log}",
+                f"{spec.name} was not ready after {spec.start_s_max:.0f} s{waits}",
+                remedy=" ".join([*remedies, f"{spec.ready_url} says more, and its log {log}"]),
             ) from None
         if not child.running:
             tail = log_tail(log, since=child.log_from)
@@ -208,15 +212,27 @@ def _where(spec: ServiceSpec) -> str:
     return ", ".join(f"{purpose} {port}" for purpose, port in spec.ports.items())
 
 
-async def _until_ready(spec: ServiceSpec, child: Child) -> None:
-    """Ask /readyz until it answers 200, or the process has ended."""
+async def _until_ready(spec: ServiceSpec, child: Child, missing: dict[str, str]) -> None:
+    """Ask /readyz until it answers 200, or the process has ended.
+
+    In ``missing`` is what it waits for by then, each with what to do.
+    """
     timeout = aiohttp.ClientTimeout(total=PROBE_S_MAX)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         while child.running:
             try:
-                async with session.get(spec.ready_url) as answer:
+                async with session.get(spec.ready_url, params={"verbose": ""}) as answer:
                     if answer.status == 200:
                         return
-            except (aiohttp.ClientError, TimeoutError):
+                    told = orjson.loads(await answer.read())
+                missing.clear()
+                missing.update(_missing(told))
+            except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError):
                 pass
             await asyncio.sleep(PROBE_PAUSE_S)
+
+
+def _missing(told: Mapping[str, Any]) -> dict[str, str]:
+    remedies = told.get("remedies") or {}
+    checks = told.get("checks") or {}
+    return {name: remedies.get(name, "") for name, there in checks.items() if not there}

@@ -139,29 +139,40 @@ def authorise(subject: Subject | None, rule: Rule | None, *, operation: str, str
         return
     if subject is None:
         raise unauthenticated("nobody has said who asks")
-    if rule is None or rule.permission is None or not subject.grant.has(rule.permission):
-        wanted = f"a role with the permission {rule.permission}" if rule is not None else "no role"
-        raise denied(f"{subject.name} may not do {operation}", f"{wanted} allows it")
+    who = subject.name
+    if rule is None or rule.permission is None:
+        raise RefusedError(
+            f"{who} may not do {operation}",
+            reason=Reason.PERMISSION_DENIED,
+            remedy="No role allows it (docs/reference/access.md)",
+        )
+    if not subject.grant.has(rule.permission):
+        roles = " or ".join(role for role in Role if rule.permission in PERMISSIONS[role])
+        raise denied(who, f"do {operation}", f"the role {roles}")
     if rule.stream and not stream:
-        raise denied(f"{subject.name} may not do {operation}", "it names no stream")
+        raise RefusedError(
+            f"{who} may not do {operation} on no stream",
+            reason=Reason.PERMISSION_DENIED,
+            remedy="Name the stream in the request",
+        )
     if not rule.stream and ALL_STREAMS not in subject.grant.streams:
-        raise denied(
-            f"{subject.name} may not do {operation}, which is about all streams",
-            "its grant would need the pattern *",
-        )
+        raise denied(who, f"do {operation}, which is about all streams", "the stream pattern *")
     if rule.stream and not subject.grant.includes(stream):
+        shown = stream[:140]
         raise denied(
-            f"{subject.name} may not do {operation} on stream {stream[:140]!r}",
-            "no pattern of its grant fits that name",
+            who, f"do {operation} on stream {shown!r}", f"a stream pattern that fits {shown!r}"
         )
 
 
-def denied(what: str, why: str) -> RefusedError:
-    """Return the refusal of somebody who is known."""
+def denied(who: str, what: str, missing: str) -> RefusedError:
+    """Return the refusal of somebody who is known, and whose grant lacks something."""
+    of_token = who.startswith("token:")
+    claims = "; without one there the claims of its token count" if of_token else ""
     return RefusedError(
-        what,
+        f"{who} may not {what}",
         reason=Reason.PERMISSION_DENIED,
-        remedy=f"Ask an administrator: {why} (docs/reference/access.md)",
+        remedy=f"Its grant lacks {missing}. An administrator sets it in security.grants of the "
+        f"services, subject {who!r}{claims} (docs/reference/access.md)",
     )
 
 

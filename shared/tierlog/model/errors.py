@@ -71,8 +71,16 @@ SURFACES: Final[Mapping[Reason, Surface]] = {
 }
 
 
+REASON_NOTE: Final = "tierlog reason: "
+REMEDY_NOTE: Final = "tierlog remedy: "
+
+
 class TierlogError(Exception):
-    """Base of all four kinds. ``str()`` is the message with its remedy."""
+    """Base of all four kinds. ``str()`` is the message with its remedy.
+
+    Where only its traceback travels, as out of a Spark executor, notes at its end say the reason
+    and the remedy.
+    """
 
     default_reason: Reason = Reason.INVALID_ARGUMENT
 
@@ -92,6 +100,9 @@ class TierlogError(Exception):
         self.details = dict(details or {})
         self.retry_after_s = retry_after_s
         assert self.reason in KINDS[_kind_of(type(self))], f"{self.reason} is of another kind"
+        self.add_note(f"{REASON_NOTE}{self.reason}")
+        if remedy:
+            self.add_note(f"{REMEDY_NOTE}{remedy}")
 
     def __str__(self) -> str:
         return f"{self.message}. {self.remedy}" if self.remedy else self.message

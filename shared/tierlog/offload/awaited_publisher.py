@@ -12,24 +12,17 @@ Invariants:
 """
 
 import asyncio
-import math
-import sys
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
 
 import structlog
 
-from tierlog.model.errors import RetryableError
+from tierlog.model.errors import RetryableError, TierlogError
 from tierlog.ports.clock import Clock
 from tierlog.ports.events import EventPublisher
 from tierlog.ports.ids import Ids
-from tierlog.ports.retrying import Retries, RetryLimits
+from tierlog.ports.retrying import until_there
 
 log = structlog.get_logger()
-
-TRIES: Final = RetryLimits(
-    tries_max=sys.maxsize, time_s_max=math.inf, wait_s_first=0.5, wait_s_max=10.0
-)
 
 
 class AwaitedPublisher:
@@ -69,15 +62,12 @@ class AwaitedPublisher:
 
     async def come(self) -> None:
         """Return once the topics are there, however long that takes."""
-        retries = Retries(TRIES, clock=self._clock, ids=self._ids)
-        while not self._there.is_set():
-            try:
-                await self.ensure()
-            except RetryableError as error:
-                wait_s = retries.wait_s()
-                assert wait_s is not None, "there is no last try"
-                log.warning("queue.awaited", cause=str(error), again_s=round(wait_s, 1))
-                await asyncio.sleep(wait_s)
+
+        def tell(error: TierlogError, wait_s: float) -> None:
+            log.warning("queue.awaited", cause=str(error), again_s=round(wait_s, 1))
+
+        if not self._there.is_set():
+            await until_there(self.ensure, clock=self._clock, ids=self._ids, tell=tell)
 
     async def answers(self) -> bool:
         """Return True if the topics were there, or raise why not: for a service's readiness."""

@@ -9,10 +9,30 @@ Invariants:
       server asked for (``retry_after_s``) is waited at least, up to ``wait_s_max``.
 """
 
+import asyncio
+import math
+import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
 
+from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
+
+Result = TypeVar("Result")
+
+
+class Come(Protocol):
+    """Gives what ``ask`` returns of a server, called by the name that readiness has for it."""
+
+    async def __call__(self, server: str, ask: Callable[[], Awaitable[Result]]) -> Result: ...
+
+
+async def asked_once(server: str, ask: Callable[[], Awaitable[Result]]) -> Result:
+    """Return what ``ask`` returns, or raise why not: of whoever does not wait."""
+    del server
+    return await ask()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +80,31 @@ class Retries:
         if self.failures >= limits.tries_max or elapsed_s + wait_s > limits.time_s_max:
             return None
         return wait_s
+
+
+PATIENT: Final = RetryLimits(
+    tries_max=sys.maxsize, time_s_max=math.inf, wait_s_first=0.5, wait_s_max=10.0
+)
+"""Of whoever has nothing to do before something is there."""
+
+
+async def until_there(
+    ask: Callable[[], Awaitable[Result]],
+    *,
+    clock: Clock,
+    ids: Ids,
+    tell: Callable[[TierlogError, float], None],
+) -> Result:
+    """Return what ``ask`` returns, however long that takes; ``tell`` why not yet, and when again.
+
+    What no later try can mend is raised at once.
+    """
+    retries = Retries(PATIENT, clock=clock, ids=ids)
+    while True:
+        try:
+            return await ask()
+        except (RetryableError, IndeterminateError) as error:
+            wait_s = retries.wait_s()
+            assert wait_s is not None, "there is no last try"
+            tell(error, wait_s)
+        await asyncio.sleep(wait_s)

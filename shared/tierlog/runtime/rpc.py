@@ -239,14 +239,15 @@ async def serve_grpc(  # noqa: PLR0913 - one for each thing that a service has i
 
     ``services`` are the full names of what is added, for those who ask the server what it has.
     ``ids`` tell requests of this process from those of others; ``access`` is asked before every
-    call. A larger request is refused; a client that takes nothing of an answer for so long is left.
+    call. A larger request is refused; a client that takes nothing of an answer for so long is left,
+    as is one with a call under way from which nothing at all comes: its machine is gone, perhaps.
     What is meant for another cluster than ``cluster_id`` is refused too.
     """
     errors = ErrorInterceptor(RequestIds(ids), send_s_max=send_s_max)
     interceptors = [errors, *([access] if access is not None else [])]
     if cluster_id is not None:
         interceptors.append(ClusterInterceptor(cluster_id, public=access is None))
-    options = (*_SERVER_OPTIONS, (_RECEIVED, request_bytes_max))
+    options = (*_SERVER_OPTIONS, *_alive_within(send_s_max), (_RECEIVED, request_bytes_max))
     server = grpc.aio.server(interceptors=interceptors, options=options)
     register(server)
     healthy = health.aio.HealthServicer()
@@ -271,6 +272,18 @@ async def serve_grpc(  # noqa: PLR0913 - one for each thing that a service has i
     finally:
         await healthy.enter_graceful_shutdown()
         await server.stop(drain_s_max)
+
+
+def _alive_within(patience_s: float) -> Sequence[tuple[str, int]]:
+    """Return what asks silent clients for a sign of life: else calls of those that vanish go on."""
+    patience_ms = math.ceil(patience_s * 1000)
+    return (
+        ("grpc.keepalive_time_ms", patience_ms),
+        ("grpc.keepalive_timeout_ms", patience_ms),
+        # One that measures the way, when it is under way, stands for it.
+        ("grpc.http2.ping_timeout_ms", patience_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
 
 
 def open_channel(address: str, calling: Calling = PLAIN) -> grpc.aio.Channel:

@@ -32,6 +32,10 @@ EXIT_USAGE: Final = 2
 ServiceMain = Callable[[Settings, asyncio.Event], Awaitable[None]]
 
 
+class StoppedError(Exception):
+    """A service was asked to end before it had what it needs."""
+
+
 def run_service(name: str, main: ServiceMain, arguments: Sequence[str] = ()) -> int:
     """Run a service until SIGTERM or SIGINT, and return the process's exit code.
 
@@ -85,7 +89,10 @@ async def _until_signal(name: str, settings: Settings, main: ServiceMain) -> Non
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     log.info("service.started", pid=os.getpid())
-    await main(settings, stop)
+    try:
+        await main(settings, stop)
+    except* StoppedError:
+        pass  # it had not begun
     log.info("service.stopped", name=name)
 
 

@@ -32,7 +32,7 @@ class GateAuthenticator:
             if not rule.stream:
                 authorise(subject, rule, operation=message, stream="")
             elif rule.permission is None or not subject.grant.has(rule.permission):
-                raise denied(f"{subject.name} may not {message}", f"no role of it is a {role}")
+                raise denied(subject.name, message, f"the role {role}")
         return SubjectAdmission(subject)
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.catalog import Catalog
@@ -21,9 +22,14 @@ from tierlog.ports.events import EventPublisher, EventSource
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
 from tierlog.ports.objects import ObjectStore
+from tierlog.ports.retrying import Come, asked_once
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.redaction import learn_secrets, secrets_of
 from tierlog.runtime.settings import S3Settings, Settings, load_settings
+
+METADATA: Final = "metadata"
+OBJECTS: Final = "objects"
+"""What readiness calls ZooKeeper and the bucket."""
 
 
 def system_clock() -> Clock:
@@ -37,16 +43,20 @@ def system_ids() -> Ids:
 
 
 @contextlib.asynccontextmanager
-async def open_metadata(settings: Settings) -> AsyncIterator[MetadataStore]:
+async def open_metadata(
+    settings: Settings, *, come: Come = asked_once
+) -> AsyncIterator[MetadataStore]:
     """Connect to ZooKeeper for the length of the context."""
     from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata, connection_of
 
-    store = await ZooKeeperMetadata.connect(
+    connect = partial(
+        ZooKeeperMetadata.connect,
         settings.zookeeper.hosts,
         how=connection_of(settings.zookeeper),
         session_timeout_s=settings.zookeeper.session_timeout_s,
         connect_timeout_s=settings.zookeeper.connect_timeout_s,
     )
+    store = await come(METADATA, connect)
     try:
         yield store
     finally:
@@ -54,22 +64,26 @@ async def open_metadata(settings: Settings) -> AsyncIterator[MetadataStore]:
 
 
 @contextlib.asynccontextmanager
-async def open_catalog(settings: Settings) -> AsyncIterator[Catalog]:
+async def open_catalog(settings: Settings, *, come: Come = asked_once) -> AsyncIterator[Catalog]:
     """Connect to ZooKeeper and give the catalog over it, its folders made."""
-    async with open_metadata(settings) as store:
+    async with open_metadata(settings, come=come) as store:
         catalog = Catalog.over(store, clock=system_clock(), ids=system_ids())
-        await catalog.streams.ensure_roots()
+        await come(METADATA, catalog.streams.ensure_roots)
         yield catalog
 
 
 @contextlib.asynccontextmanager
 async def open_objects(
-    settings: Settings, *, meter: CostMeter | None = None, at_once: bool = True
+    settings: Settings,
+    *,
+    meter: CostMeter | None = None,
+    at_once: bool = True,
+    come: Come = asked_once,
 ) -> AsyncIterator[ObjectStore]:
     """Open the bucket, made when it is missing, for the length of the context.
 
-    ``meter`` counts its requests. Not ``at_once``: it may be away, and is not looked at before it
-    is used.
+    ``meter`` counts its requests; ``come`` waits for it. Not ``at_once``: it may be away, and is
+    not looked at before it is used.
     """
     from tierlog.adapters.s3 import open_s3
 
@@ -81,7 +95,7 @@ async def open_objects(
         reload=lambda: _s3_again(settings),
     ) as store:
         if at_once:
-            await store.ensure_bucket()
+            await come(OBJECTS, store.ensure_bucket)
         yield store
 
 

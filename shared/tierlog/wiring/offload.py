@@ -26,10 +26,11 @@ from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import BucketGuard
 from tierlog.offload.verify import ReadBack
 from tierlog.ports.objects import ObjectStore
-from tierlog.ports.retrying import Retries, RetryLimits
+from tierlog.ports.retrying import Come, Retries, RetryLimits, asked_once
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import (
+    METADATA,
     open_catalog,
     open_objects,
     open_publisher,
@@ -71,14 +72,15 @@ async def open_offload_parts(
     *,
     drivers: Mapping[str, MakeDriver] | None = None,
     queue_at_once: bool = True,
+    come: Come = asked_once,
 ) -> AsyncIterator[OffloadParts]:
     """Connect everything for the length of the context.
 
     ``drivers``: more of them, by the names that settings and places of copies may say. Not
-    ``queue_at_once``: Kafka may be away, and is to be waited for.
+    ``queue_at_once``: Kafka may be away, and is to be waited for; ``come`` waits for the others.
     """
     async with (
-        open_copy_parts(settings, drivers=drivers) as parts,
+        open_copy_parts(settings, drivers=drivers, come=come) as parts,
         open_publisher(settings, at_once=queue_at_once) as publisher,
     ):
         own = {item.name: getattr(parts, item.name) for item in fields(parts)}
@@ -87,15 +89,21 @@ async def open_offload_parts(
 
 @contextlib.asynccontextmanager
 async def open_copy_parts(
-    settings: Settings, *, drivers: Mapping[str, MakeDriver] | None = None
+    settings: Settings,
+    *,
+    drivers: Mapping[str, MakeDriver] | None = None,
+    come: Come = asked_once,
 ) -> AsyncIterator[CopyParts]:
     """Connect everything but the queue for the length of the context."""
     meter = CostMeter()
     async with (
-        open_catalog(settings) as catalog,
-        open_objects(settings, meter=meter) as objects,
+        open_catalog(settings, come=come) as catalog,
+        open_objects(settings, meter=meter, come=come) as objects,
     ):
-        cluster = await catalog.nodes.ensure_cluster(ledger_id_base=settings.cluster.ledger_id_base)
+        ensure_cluster = partial(
+            catalog.nodes.ensure_cluster, ledger_id_base=settings.cluster.ledger_id_base
+        )
+        cluster = await come(METADATA, ensure_cluster)
         async with (
             open_storage_controls(
                 catalog,

@@ -13,6 +13,7 @@ from tierlog.model.errors import RefusedError
 from tierlog.model.node import Cluster
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads, ObjectStore
+from tierlog.ports.retrying import Come, asked_once
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.security import secret_text
 from tierlog.runtime.settings import Settings
@@ -64,12 +65,14 @@ async def open_cache(settings: Settings) -> AsyncIterator[SharedCache]:
 
 
 @contextlib.asynccontextmanager
-async def open_reader_parts(settings: Settings) -> AsyncIterator[ReaderParts]:
-    """Connect everything for the length of the context."""
+async def open_reader_parts(
+    settings: Settings, *, come: Come = asked_once
+) -> AsyncIterator[ReaderParts]:
+    """Connect everything for the length of the context; ``come`` waits for what is away."""
     meter = CostMeter()
     async with (
-        open_catalog(settings) as catalog,
-        open_objects(settings, meter=meter) as objects,
+        open_catalog(settings, come=come) as catalog,
+        open_objects(settings, meter=meter, come=come) as objects,
         open_cache(settings) as shared,
     ):
         cluster = await catalog.nodes.ensure_cluster(ledger_id_base=settings.cluster.ledger_id_base)
@@ -91,4 +94,4 @@ def _reads(settings: Settings, objects: ObjectStore, meter: CostMeter) -> Object
             "reader.object_reads is obstore, which is not installed",
             remedy="Install tierlog[obstore], or set reader.object_reads to aioboto3",
         ) from error
-    return open_obstore(settings.s3, meter=meter)
+    return open_obstore(settings.s3, meter=meter, clock=system_clock())

@@ -16,7 +16,8 @@ from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.events import MemoryEvents
 from tierlog.adapters.memory.ids import SeededIds
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
-from tierlog.offload.awaited_publisher import TRIES, AwaitedPublisher
+from tierlog.offload.awaited_publisher import AwaitedPublisher
+from tierlog.ports.retrying import PATIENT
 
 PATIENCE_S = 30.0
 
@@ -60,9 +61,9 @@ async def test_it_is_asked_again_until_it_is_there_and_waits_are_capped():
         world.kafka.error = None
     waits = [late - early for early, late in itertools.pairwise(world.kafka.asked_s)]
     assert len(waits) > 100
-    assert max(waits[:3]) <= 4 * TRIES.wait_s_first
-    assert max(waits) <= TRIES.wait_s_max
-    assert max(waits) > TRIES.wait_s_max / 2
+    assert max(waits[:3]) <= 4 * PATIENT.wait_s_first
+    assert max(waits) <= PATIENT.wait_s_max
+    assert max(waits) > PATIENT.wait_s_max / 2
     assert await world.publisher.answers()
 
 

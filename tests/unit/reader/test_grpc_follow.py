@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.contracts.proxy import Proxy
 from tests.unit.reader.test_source import numbered
 from tests.unit.reader.test_tail import tails_of
 from tests.unit.reader.world import STREAM, ReaderWorld
@@ -32,8 +33,8 @@ ENTRIES = numbered(0, 3000, size=2000)
 
 
 @contextlib.asynccontextmanager
-async def serving(entries, *, send_s_max):
-    """Give a stub of a reader of ``entries``, and its shares."""
+async def serving(entries, *, send_s_max, proxies=None):
+    """Give a stub of a reader of ``entries``, and its shares; one of ``proxies`` is between."""
     world = ReaderWorld()
     await world.start(raw=True)
     await world.opened(entries)
@@ -52,7 +53,13 @@ async def serving(entries, *, send_s_max):
         ) as port:
             # A window that stays as it is: how much a client takes unasked is known.
             options = [("grpc.http2.bdp_probe", 0)]
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            async with contextlib.AsyncExitStack() as stack:
+                address = f"127.0.0.1:{port}"
+                if proxies is not None:
+                    proxies.append(await stack.enter_async_context(Proxy(address)))
+                    address = proxies[0].address
+                channel = grpc.aio.insecure_channel(address, options=options)
+                await stack.enter_async_context(channel)
                 yield reader_pb2_grpc.ReaderStub(channel), shares
 
 
@@ -149,3 +156,28 @@ async def test_a_request_of_the_reader_is_small():
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Read(pb.ReadRequest(stream="x" * 2 * REQUEST_BYTES_MAX))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("how", ["it cancels", "its connection breaks", "it vanishes"])
+async def test_who_goes_while_one_answer_is_on_its_way_leaves_no_room_behind(how):
+    """Its machine may be gone without a word: then nobody ends the call but its deadline."""
+    proxies: list[Proxy] = []
+    async with (
+        serving(ENTRIES, send_s_max=1.0, proxies=proxies) as (stub, shares),
+        asyncio.timeout(60),
+    ):
+        await stub.GetBounds(pb.GetBoundsRequest(stream=STREAM))
+        proxies[0].hold()
+        call: Any = stub.Read(pb.ReadRequest(stream=STREAM, bytes_max=8 * MIB), timeout=3600)
+        while shares.used_bytes == 0:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert shares.used_bytes > 8 * MIB, "the transport has it"
+        if how == "it cancels":
+            call.cancel()
+        elif how == "its connection breaks":
+            proxies[0].cut()
+        async with asyncio.timeout(10):
+            while shares.used_bytes:
+                await asyncio.sleep(0.05)
+        call.cancel()

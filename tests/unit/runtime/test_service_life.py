@@ -96,3 +96,15 @@ def test_arguments_come_before_the_environment_and_are_checked():
     done = run("--set", "s3.bukcet=x")
     assert done.returncode == 2
     assert "TIERLOG_S3__BUCKET" in done.stderr.splitlines()[1]
+
+
+def test_one_that_is_stopped_before_it_began_ends_well_also_in_a_task():
+    plain = "raise StoppedError('metadata')"
+    in_a_task = f"""
+        async with asyncio.TaskGroup():
+            {plain}
+        """
+    for body in (plain, in_a_task):
+        status, output = _fails(body)
+        assert status == 0, output
+        assert "service.stopped" in output

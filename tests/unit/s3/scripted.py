@@ -26,7 +26,8 @@ class Request:
 class Answer:
     """What is sent back. ``cut_body``: so many bytes of it, then the connection goes.
 
-    ``stops_at``: so many, and the rest once the server is told to go on.
+    ``stops_at``: so many, and the rest once the server is told to go on. ``unsized``: it comes in
+    chunks, and nobody says how long it is.
     """
 
     status: int = 200
@@ -34,6 +35,7 @@ class Answer:
     body: bytes = b""
     cut_body: int | None = None
     stops_at: int | None = None
+    unsized: bool = False
 
 
 @dataclass
@@ -93,9 +95,14 @@ class ScriptedS3:
         request.body = await reader.readexactly(length)
         given = step if isinstance(step, Answer) else step(request)
         answer = given if isinstance(given, Answer) else await given
-        lines = [f"HTTP/1.1 {answer.status} X", f"Content-Length: {len(answer.body)}"]
+        length_line = f"Content-Length: {len(answer.body)}"
+        if answer.unsized:
+            length_line = "Transfer-Encoding: chunked"
+        lines = [f"HTTP/1.1 {answer.status} X", length_line]
         lines += [f"{name}: {value}" for name, value in (answer.headers or {}).items()]
         body = b"" if method == "HEAD" else answer.body
+        if answer.unsized and body:
+            body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
         cut = answer.cut_body
         writer.write("\r\n".join([*lines, "", ""]).encode())
         if answer.stops_at is not None:

@@ -420,6 +420,18 @@ class TestConditionalPut:
             await self.put(CutRequest(4), error(412, "PreconditionFailed"), other)
 
 
+async def test_an_answer_that_does_not_say_its_length_is_asked_for_again_and_retryable():
+    unsized, sized = Answer(200, STAMP, b"body", unsized=True), Answer(200, STAMP, b"body")
+    async with ScriptedS3(unsized, unsized, sized) as server, opened(server) as store:
+        found = await store.get("k")
+        assert found is not None
+        assert found[1] == b"body"
+    async with ScriptedS3(*[unsized] * 4) as server, opened(server) as store:
+        for read in (store.get, store.head):
+            with pytest.raises(RetryableError, match="does not say its length"):
+                await read("k")
+
+
 async def test_head_of_a_missing_bucket_is_not_a_missing_object():
     async with ScriptedS3(error(404, "404"), Answer()) as server, opened(server) as store:
         assert await store.head("k") is None

@@ -1,33 +1,77 @@
 """What jobs share: a report and its metrics, and errors of executors as what they are."""
 
+import traceback
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tierlog.model.errors import CorruptError, Reason
+from tierlog.model.errors import (
+    KINDS,
+    CorruptError,
+    IndeterminateError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
+from tierlog.ports.objects import ObjectExistsError
 from tierlog_spark.jobs.frame import JobReport, told_by_executor, write_metrics
 
-TOLD = """[PYTHON_DATA_SOURCE_ERROR] Failed when Python data source instance read data: Traceback
-  File "reading.py", line 3, in _naming
-tierlog.model.errors.CorruptError: grain 3 has another checksum
-
-The above exception was the direct cause of the following exception:
-
-Traceback (most recent call last):
-  File "worker.py", line 9, in main
-tierlog.model.errors.CorruptError: object 7-data, entry 7:1: grain 3 has another checksum. Repair it
-
-\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
-"""
+SPARK = "[PYTHON_DATA_SOURCE_ERROR] Failed when an instance read data:\n{}\n\tat org.x(Y)"
 
 
-def test_what_an_executor_raised_of_ours_is_told_as_that():
-    found = told_by_executor(TOLD)
-    assert isinstance(found, CorruptError)
-    assert found.reason is Reason.CORRUPT
-    assert str(found) == "object 7-data, entry 7:1: grain 3 has another checksum. Repair it"
+def told_of(error: BaseException) -> TierlogError:
+    """Return what comes of an error when its traceback is all that travels."""
+    found = told_by_executor(SPARK.format("".join(traceback.format_exception(error))))
+    assert found is not None
+    return found
 
 
-@pytest.mark.parametrize("text", ["", "ValueError: no", "tierlog.model.errors.NoError: what"])
+def raised_from(error: TierlogError, cause: TierlogError) -> BaseException:
+    try:
+        raise error from cause
+    except TierlogError as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CorruptError("grain 3 has another checksum", remedy="Repair it", details={"object": "7"}),
+        RefusedError(
+            "entry 7:1 is gone", reason=Reason.TRIMMED, remedy="Begin at EARLIEST. Or not"
+        ),
+        RetryableError("no room.\nSecond line", reason=Reason.RESOURCE_EXHAUSTED),
+        ObjectExistsError("b/o is there", remedy="Read the object that is there"),
+    ],
+)
+def test_what_an_executor_raised_of_ours_is_told_as_that(error):
+    cause = IndeterminateError("what came before", remedy="Read back")
+    for raised in (error, raised_from(error, cause), ExceptionGroup("tasks", [error])):
+        found = told_of(raised)
+        assert isinstance(error, type(found))
+        assert type(found) in KINDS
+        assert (found.reason, found.remedy) == (error.reason, error.remedy)
+        if raised is not error and isinstance(raised, ExceptionGroup):
+            continue  # its lines are indented
+        assert str(found) == str(error)
+
+
+def test_a_remedy_that_was_made_longer_since_is_told_once():
+    error = RefusedError("no", remedy="Correct it")
+    error.remedy += ". The 3 events before it are appended"
+    assert str(told_of(error)) == str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ValueError: no",
+        "tierlog.model.errors.RefusedError: of an older one",
+        "tierlog.model.errors.NoError: what\ntierlog reason: NO_REASON",
+    ],
+)
 def test_other_errors_stay_what_they_are(text):
     assert told_by_executor(text) is None
 

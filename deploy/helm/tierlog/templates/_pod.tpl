@@ -86,7 +86,8 @@ spec:
         {{- with $own.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-      # HTTP comes when a start is through; from then on the loop answers, or the pod is restarted.
+      # HTTP comes when a start is through, or waits for ZooKeeper or the bucket; from then on the loop answers,
+      # or the pod is restarted.
       startupProbe:
         httpGet: {path: /livez, port: http, scheme: {{ $scheme }}}
         periodSeconds: {{ int $own.startup.periodSeconds }}

@@ -3,19 +3,16 @@
 import asyncio
 import contextlib
 import logging
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Final, TypeVar
 
 import structlog
 from confluent_kafka import KafkaError
 
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
-from tierlog.runtime.reloading import Reloading
 from tierlog.runtime.security import secret_text
 from tierlog.runtime.settings import KafkaSettings
 
@@ -60,9 +57,9 @@ How = Mapping[str, str]
 """What librdkafka is told of TLS and of who this is."""
 
 PLAIN: Final[How] = {}
-_AUTHORITIES: Final = "ssl.ca.location"
-_CERTIFICATE: Final = "ssl.certificate.location"
-_KEY: Final = "ssl.key.location"
+AUTHORITIES: Final = "ssl.ca.location"
+CERTIFICATE: Final = "ssl.certificate.location"
+KEY: Final = "ssl.key.location"
 
 
 def connection_of(settings: KafkaSettings) -> How:
@@ -74,9 +71,9 @@ def connection_of(settings: KafkaSettings) -> How:
     if tls.enabled:
         how["ssl.endpoint.identification.algorithm"] = "https"
         files = {
-            _AUTHORITIES: tls.ca_file,
-            _CERTIFICATE: tls.certificate_file,
-            _KEY: tls.key_file,
+            AUTHORITIES: tls.ca_file,
+            CERTIFICATE: tls.certificate_file,
+            KEY: tls.key_file,
         }
         named = {name: file for name, file in files.items() if file is not None}
         for file in named.values():
@@ -99,30 +96,6 @@ def connection_of(settings: KafkaSettings) -> How:
             "sasl.password": password,
         }
     return how
-
-
-class WatchedFiles:
-    """Says when the files of TLS are others: clients that there are keep what they read of them.
-
-    Half written ones, or a key of another certificate, are passed over until they fit.
-    """
-
-    def __init__(self, how: How) -> None:
-        self._how = how
-        named = [Path(how[name]) for name in (_AUTHORITIES, _CERTIFICATE, _KEY) if name in how]
-        self._files = Reloading(named, self._fit, what="kafka.tls") if named else None
-
-    def generation(self) -> int:
-        """Return a number that grows when they are others."""
-        if self._files is None:
-            return 0
-        self._files.get()
-        return self._files.generation
-
-    def _fit(self) -> None:
-        context = ssl.create_default_context(cafile=self._how.get(_AUTHORITIES))
-        if _CERTIFICATE in self._how:
-            context.load_cert_chain(self._how[_CERTIFICATE], self._how.get(_KEY))
 
 
 def as_error(error: KafkaError, what: str, bootstrap: str) -> TierlogError:

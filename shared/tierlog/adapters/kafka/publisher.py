@@ -9,8 +9,8 @@ Invariants:
     * After a fatal error (a broker that lost its memory) a new producer takes the place of the old
       one, and what that did not have acknowledged goes again by it: some of it twice, as the port
       allows. An event is sent at most ``SENDS_MAX`` times.
-    * When the files of TLS are others, so does one that has read them; what the old one has queued,
-      it sends.
+    * When the files of TLS are others, and work, so does one that has read them; what the old one
+      has queued, it sends.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from tierlog.adapters.kafka.common import (
     UNKNOWN_TOPIC,
     ClientErrors,
     How,
-    WatchedFiles,
     as_error,
     client_log,
     from_thread,
     log,
 )
 from tierlog.adapters.kafka.topics import ensure_topics
+from tierlog.adapters.kafka.watched import WatchedFiles
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.offload.topics import TopicSpec
 
@@ -78,7 +78,7 @@ class KafkaPublisher:
         self._slots = asyncio.Semaphore(queued_max)
         self._ensuring = asyncio.Lock()
         self._closed = False
-        self._files = WatchedFiles(how)
+        self._files = WatchedFiles(bootstrap, how)
         self._generation = self._files.generation()
         self._producing = _Producing(self._config, asyncio.get_running_loop())
         self._retired: list[_Producing] = []

@@ -14,7 +14,7 @@ Invariants:
     * An acknowledgement or a redelivery of a partition that changed hands meanwhile is dropped.
     * At most ``ready_max`` events (and what one poll adds) wait to be taken. Then the thread
       waits for room, shortly, and after that pauses the partitions, which costs a new fetch.
-    * When the files of TLS are others it becomes a member anew, which reads them.
+    * When the files of TLS are others, and work, it becomes a member anew, which reads them.
     * An event leaves its place only together with the return of ``take``: cancelling loses none.
 
 Crash: nothing but the group's committed offsets survives, and nothing else is needed.
@@ -37,13 +37,13 @@ from tierlog.adapters.kafka.common import (
     UNKNOWN_TOPIC,
     ClientErrors,
     How,
-    WatchedFiles,
     as_error,
     client_log,
     from_thread,
     log,
 )
 from tierlog.adapters.kafka.records import event_of, number
+from tierlog.adapters.kafka.watched import WatchedFiles
 from tierlog.adapters.offsets import Backoff, PartitionProgress
 from tierlog.model.errors import RetryableError
 from tierlog.ports.events import Event
@@ -131,7 +131,7 @@ class KafkaEventSource:
             "error_cb": ClientErrors(group),
             "on_commit": self._on_commit,
         }
-        self._files = WatchedFiles(how)
+        self._files = WatchedFiles(bootstrap, how)
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._joins_left = self._polls_since_loss = 0

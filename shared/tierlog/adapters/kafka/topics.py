@@ -66,6 +66,11 @@ async def ensure_topics(
     return await in_thread("kafka-topics", work)
 
 
+def check_connection(bootstrap: str, *, how: How, timeout_s: float) -> None:
+    """Return if a broker takes a connection and answers, or raise why not; blocks."""
+    _listed(_Admin(bootstrap, how), timeout_s)
+
+
 async def apply_topics(
     bootstrap: str,
     specs: Sequence[TopicSpec],

@@ -9,11 +9,12 @@ Invariants:
     * A request is given up when it takes longer than the settings allow for its length.
 
 What it lacks beside the SDK: keys that were replaced are not read again while a process runs, and
-tries that the library repeats count as one request.
+tries that the library repeats count, and are timed, as one request.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+import contextlib
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -26,6 +27,7 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
+from tierlog.ports.clock import Clock
 from tierlog.ports.filling import Filling
 from tierlog.ports.objects import ObjectInfo
 from tierlog.ports.spending import CostMeter
@@ -49,7 +51,7 @@ _OWN_ATTRIBUTES: Final = frozenset(
 )
 
 
-def open_obstore(settings: S3Settings, *, meter: CostMeter) -> "ObstoreReads":
+def open_obstore(settings: S3Settings, *, meter: CostMeter, clock: Clock) -> "ObstoreReads":
     """Return reads of the bucket of ``settings``; nothing is connected yet."""
     config: dict[str, Any] = {"region": settings.region}
     if settings.endpoint_url is not None:
@@ -76,16 +78,19 @@ def open_obstore(settings: S3Settings, *, meter: CostMeter) -> "ObstoreReads":
             },
         },
     )
-    return ObstoreReads(store, settings, meter=meter)
+    return ObstoreReads(store, settings, meter=meter, clock=clock)
 
 
 class ObstoreReads:
     """The port ``ObjectReads`` over a store of obstore."""
 
-    def __init__(self, store: S3Store, settings: S3Settings, *, meter: CostMeter) -> None:
+    def __init__(
+        self, store: S3Store, settings: S3Settings, *, meter: CostMeter, clock: Clock
+    ) -> None:
         self._store = store
         self._settings = settings
         self._meter = meter
+        self._clock = clock
 
     def __repr__(self) -> str:
         return f"ObstoreReads(bucket={self._settings.bucket!r})"
@@ -94,7 +99,8 @@ class ObstoreReads:
         """See ``ObjectReads``."""
         try:
             asked = self._store.get_async(key, options={"head": True})
-            answer = await self._sent(asked, 0, operation="head_object")
+            with self._timed("head_object"):
+                answer = await self._sent(asked, 0, operation="head_object")
         except NOT_FOUND as error:
             self._check_bucket(error, key)
             # An answer to HEAD has no body that could say which of the two is missing.
@@ -107,10 +113,10 @@ class ObstoreReads:
     async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
         """See ``ObjectReads``."""
         try:
-            answer = await self._sent(self._store.get_async(key), 0)
-            body = bytes(
-                await self._sent(answer.bytes_async(), int(answer.meta["size"]), requests=0)
-            )
+            with self._timed(OPERATION):
+                answer = await self._sent(self._store.get_async(key), 0)
+                length = int(answer.meta["size"])
+                body = bytes(await self._sent(answer.bytes_async(), length, requests=0))
         except NOT_FOUND as error:
             self._check_bucket(error, key)
             return None
@@ -125,7 +131,8 @@ class ObstoreReads:
         assert length > 0, length
         asked = self._store.get_range_async(key, start=start, length=length)
         try:
-            body = bytes(await self._sent(asked, length))
+            with self._timed(OPERATION):
+                body = bytes(await self._sent(asked, length))
         except NOT_FOUND as error:
             self._check_bucket(error, key)
             return None
@@ -145,10 +152,11 @@ class ObstoreReads:
         assert filling.length > 0, filling
         asked = self._store.get_async(key, options={"range": (start, start + filling.length)})
         try:
-            answer = await self._sent(asked, filling.length)
-            expected = min(filling.length, int(answer.meta["size"]) - start)
-            body = self._fill(filling, answer, expected, key)
-            await self._sent(body, filling.length, requests=0)
+            with self._timed(OPERATION):
+                answer = await self._sent(asked, filling.length)
+                expected = min(filling.length, int(answer.meta["size"]) - start)
+                body = self._fill(filling, answer, expected, key)
+                await self._sent(body, filling.length, requests=0)
         except NOT_FOUND as error:
             self._check_bucket(error, key)
             return None
@@ -180,6 +188,21 @@ class ObstoreReads:
                 remedy="Check that the object store is reachable and healthy; it is tried again",
                 details={"bucket": self._settings.bucket, "object": key},
             )
+
+    @contextlib.contextmanager
+    def _timed(self, operation: str) -> Iterator[None]:
+        """Count how long a request took, its body with it, and how it ended."""
+        begun_s, code = self._clock.monotonic_s(), "cancelled"
+        try:
+            yield
+            code = "ok"
+        except (*TROUBLE, TierlogError) as error:
+            late = isinstance(error.__cause__, TimeoutError)
+            code = "timeout" if late else type(error).__name__
+            raise
+        finally:
+            took_s = self._clock.monotonic_s() - begun_s
+            self._meter.answered(operation, code=code, took_s=took_s)
 
     async def _sent(
         self, asked: Awaitable[T], length: int, *, requests: int = 1, operation: str = OPERATION

@@ -190,7 +190,7 @@ class S3ObjectStore:
             return None
         except TROUBLE as error:
             raise self._mapped(error, "head", key) from error
-        return _info(key, int(answer["ContentLength"]), answer)
+        return _info(key, self._length_of(answer, "head", key), answer)
 
     async def _check_bucket(self) -> None:
         try:
@@ -209,7 +209,12 @@ class S3ObjectStore:
     async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
         async def take(answer: Any) -> tuple[ObjectInfo, bytes]:  # noqa: ANN401
             pieces: list[bytes] = []
-            await self._receive(key, answer, int(answer["ContentLength"]), pieces.append)
+            try:
+                length = self._length_of(answer, "get", key)
+            except CutBodyError:
+                answer["Body"].close()
+                raise
+            await self._receive(key, answer, length, pieces.append)
             body = b"".join(pieces)
             return _info(key, len(body), answer), body
 
@@ -222,6 +227,16 @@ class S3ObjectStore:
                 return None
             raise self._mapped(error, "get", key) from error
         return found
+
+    def _length_of(self, answer: Mapping[str, Any], what: str, key: str) -> int:
+        """Return the length that an answer says; of one without, nobody knows where it ends."""
+        if "ContentLength" in answer:
+            return int(answer["ContentLength"])
+        raise CutBodyError(
+            f"{what} {self.bucket}/{key}: the answer does not say its length",
+            remedy="Check what stands between Tierlog and the object store; it is tried again",
+            details={"bucket": self.bucket, "object": key},
+        )
 
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
         pieces: list[bytes] = []

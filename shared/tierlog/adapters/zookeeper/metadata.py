@@ -19,6 +19,8 @@ Invariants:
 
 import asyncio
 import contextlib
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self
@@ -56,6 +58,7 @@ log = structlog.get_logger()
 READ_ATTEMPTS_MAX = 3
 RECONNECT_DELAY_S_MAX = 2.0
 STOP_S_MAX = 15.0
+NOTE_INTERVAL_S = 30.0
 
 # The connection went before the answer came, or was not there.
 _LOST = (
@@ -100,6 +103,24 @@ def connection_of(settings: ZooKeeperSettings) -> How:
     if settings.username or tls.certificate_file is not None:
         how["default_acl"] = CREATOR_ALL_ACL
     return how
+
+
+class _Seldom(logging.Filter):
+    """Lets through what kazoo says with each attempt to connect, but not each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.created - self._said_s.get(record.msg, 0.0) < NOTE_INTERVAL_S:
+            return False
+        self._said_s[record.msg] = record.created
+        return True
+
+
+_client_log = logging.getLogger("tierlog.zookeeper")
+_client_log.addFilter(_Seldom())
 
 
 class _Watch:
@@ -157,6 +178,7 @@ class ZooKeeperMetadata:
                 "backoff": 2,
                 "max_delay": RECONNECT_DELAY_S_MAX,
             },
+            logger=_client_log,
             **how,
         )
         store = cls(client, hosts, operation_s_max=max(session_timeout_s, 1.0))
@@ -170,10 +192,10 @@ class ZooKeeperMetadata:
             await store.close()
             raise _denied("connecting", client.chroot or "/") from error
         except (TimeoutError, kazoo_errors.KazooException) as error:
-            await store.close()
+            store._abandon()
             raise store._unavailable(f"after {connect_timeout_s:g} s") from error
         except BaseException:
-            await store.close()
+            store._abandon()
             raise
         return store
 
@@ -292,6 +314,11 @@ class ZooKeeperMetadata:
         self._connected.clear()
         self._fire_all()
         self._session_lost.set()
+
+    def _abandon(self) -> None:
+        """End without waiting: an attempt to connect may hang."""
+        self._closed = True
+        threading.Thread(target=_stop, args=[self._client], daemon=True).start()
 
     # State, told by kazoo's connection thread.
 
