@@ -113,10 +113,12 @@ async def _front(
     async def is_ready() -> bool:
         return node.ready.is_set()
 
+    assert node.cluster is not None
     app = build_http_app(
         "Tierlog ingest",
         checks={"registered": is_registered, "serving": is_ready},
         ids=system_ids(),
+        cluster_id=node.cluster.cluster_id,
     )
     add_all_routes(app, node, clock=system_clock())
     guard_http(app, access.HTTP_RULES, protection.gate)
@@ -138,6 +140,7 @@ async def _front(
                 ids=system_ids(),
                 tls=protection.tls,
                 access=protection.interceptor(access.RPC_RULES),
+                cluster_id=node.cluster.cluster_id,
             ) as grpc_port,
             serve_http(
                 app, host=listen.host, port=listen.http_port, tls=protection.tls

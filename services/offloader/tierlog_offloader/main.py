@@ -46,7 +46,12 @@ async def serve(
         worker = _worker(parts, settings, name, tracer)
 
         checks = {"metadata": parts.catalog.answers, "queue": parts.publisher.answers}
-        app = build_http_app("Tierlog offloader", checks=checks, ids=system_ids())
+        app = build_http_app(
+            "Tierlog offloader",
+            checks=checks,
+            ids=system_ids(),
+            cluster_id=parts.cluster.cluster_id,
+        )
         guard_http(app, HTTP_RULES, protection.gate)
         async with (
             serve_costs(app, "offloader", parts.meter),

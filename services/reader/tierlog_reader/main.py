@@ -81,7 +81,10 @@ async def serve(
             )
             ids = system_ids()
             app = build_http_app(
-                "Tierlog reader", checks={"metadata": parts.catalog.answers}, ids=ids
+                "Tierlog reader",
+                checks={"metadata": parts.catalog.answers},
+                ids=ids,
+                cluster_id=parts.cluster.cluster_id,
             )
             add_all_routes(app, served, seek, reads)
             guard_http(app, HTTP_RULES, protection.gate)
@@ -101,6 +104,7 @@ async def serve(
                     access=protection.interceptor(RPC_RULES),
                     request_bytes_max=REQUEST_BYTES_MAX,
                     send_s_max=reads.send_s_max,
+                    cluster_id=parts.cluster.cluster_id,
                 ) as grpc_port,
             ):
                 host = listen.advertise_host or listen.host

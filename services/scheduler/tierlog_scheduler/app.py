@@ -1,5 +1,7 @@
 """The scheduler's whole HTTP API in one place, for the process and for what describes it."""
 
+from uuid import UUID
+
 from fastapi import FastAPI
 
 from tierlog.catalog import Catalog
@@ -26,9 +28,10 @@ def build_app(
     *,
     checks: Checks,
     ids: Ids | None = None,
+    cluster_id: UUID | None = None,
 ) -> FastAPI:
     """Return the application with every route."""
-    app = build_http_app("Tierlog scheduler", checks=checks, ids=ids)
+    app = build_http_app("Tierlog scheduler", checks=checks, ids=ids, cluster_id=cluster_id)
     AdminApi(catalog, scheduler).add_routes(app)
     PolicyApi(catalog, scheduler).add_routes(app)
     AttemptsApi(catalog).add_routes(app)

@@ -86,7 +86,16 @@ async def serve(
         checks = {"metadata": catalog.answers, "queue": parts.publisher.answers}
         scrubs = _scrubs(parts, settings, manifests, scheduler)
         staging = _staging(parts, settings, scheduler)
-        app = build_app(catalog, scheduler, letters, manifests, scrubs, checks=checks, ids=ids)
+        app = build_app(
+            catalog,
+            scheduler,
+            letters,
+            manifests,
+            scrubs,
+            checks=checks,
+            ids=ids,
+            cluster_id=parts.cluster.cluster_id,
+        )
         guard_http(app, HTTP_RULES, protection.gate)
         collector = SchedulerCollector(scheduler, streams_max=settings.metrics.streams_shown)
         REGISTRY.register(collector)

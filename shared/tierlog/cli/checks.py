@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tierlog.model.errors import RetryableError
 from tierlog.runtime.calling import PLAIN, Calling
+from tierlog.runtime.clusters import CLUSTER_ID
 from tierlog.wiring.checks import Check, check_servers, failed, guarded, ok, skew, warning
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ async def check_services(services: Addresses, calling: Calling = PLAIN) -> list[
             remedy = f"Start {name}, or correct its address; its log says why it ended"
             if "http" in addresses:
                 base = f"{calling.scheme}://{addresses['http']}"
-                one = _Http(session, name, base, versions)
+                one = _Http(session, name, base, versions, calling)
                 found += await guarded(name, remedy, one.look)
             if "grpc" in addresses:
                 grpc = _Grpc(name, addresses["grpc"], calling)
@@ -153,9 +154,15 @@ class _Http:
     """A service over HTTP."""
 
     def __init__(
-        self, session: "aiohttp.ClientSession", name: str, base: str, versions: dict[str, str]
+        self,
+        session: "aiohttp.ClientSession",
+        name: str,
+        base: str,
+        versions: dict[str, str],
+        calling: Calling,
     ) -> None:
         self._session = session
+        self._calling = calling
         self._name = name
         self._base = base
         self._versions = versions
@@ -184,6 +191,7 @@ class _Http:
 
         try:
             async with self._session.get(self._base + path, allow_redirects=False) as answer:
+                self._calling.check(answer.headers.get(CLUSTER_ID), where=self._base)
                 return answer.status, await answer.text(), answer.headers
         except aiohttp.ClientError as error:
             raise OSError(f"{self._base}{path}: {str(error) or type(error).__name__}") from error

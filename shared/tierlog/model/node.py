@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from uuid import UUID
 
+from tierlog.model.errors import RetryableError
 from tierlog.model.ids import NodeId
 
 
@@ -37,3 +38,16 @@ class Cluster:
     cluster_id: UUID
     created_ms: int
     ledger_id_base: int = 0
+
+
+def another_cluster(where: str, *, answering: UUID | str, wanted: UUID | str) -> RetryableError:
+    """Return what says that an address is not, or no longer, that of a node of this cluster.
+
+    Retryable: who was meant may be elsewhere by now, and others of the cluster may answer.
+    """
+    return RetryableError(
+        f"another cluster answers at {where}: {answering}, and not {wanted}",
+        remedy="Try the cluster's other addresses; if each answers so, correct those in the "
+        "settings, or begin with a new client if the cluster was made anew",
+        details={"cluster_id": str(answering), "wanted_cluster_id": str(wanted)},
+    )

@@ -1,14 +1,16 @@
-"""How a process calls services: over TLS or not, and what it shows of itself.
+"""How a process calls services: over TLS or not, what it shows of itself, and of which cluster.
 
 Invariant: a token goes over TLS alone, to a server whose name was verified.
 """
 
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+from uuid import UUID
 
 from tierlog.model.errors import RefusedError
+from tierlog.runtime.clusters import KnownCluster
 from tierlog.runtime.tls import ClientTls
 
 
@@ -18,6 +20,8 @@ class Calling:
 
     tls: ClientTls | None = None
     token: Callable[[], str] | None = None
+    cluster: KnownCluster | None = None
+    """Whose answers count; None: everybody's."""
 
     def __post_init__(self) -> None:
         if self.token is not None and self.tls is None:
@@ -40,7 +44,19 @@ class Calling:
 
     def headers(self) -> dict[str, str]:
         """Return what a request over HTTP carries."""
-        return {"Authorization": f"Bearer {self.token()}"} if self.token is not None else {}
+        named = self.cluster.named() if self.cluster is not None else {}
+        if self.token is not None:
+            named["Authorization"] = f"Bearer {self.token()}"
+        return named
+
+    def within(self, cluster_id: UUID) -> "Calling":
+        """Return the same for whoever knows its cluster."""
+        return replace(self, cluster=KnownCluster(cluster_id))
+
+    def check(self, told: str | None, *, where: str) -> None:
+        """Take what an answer says of its cluster; raise if it is another one than is called."""
+        if self.cluster is not None:
+            self.cluster.check(told, where=where)
 
 
 PLAIN: Final = Calling()

@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Final
+from uuid import UUID
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -29,9 +30,10 @@ from tierlog.model.errors import (
     TierlogError,
 )
 from tierlog.ports.ids import Ids
+from tierlog.runtime.clusters import OwnCluster
 from tierlog.runtime.errors import PROBLEM_TYPE, problem_of
 from tierlog.runtime.openapi import describe_api
-from tierlog.runtime.requests import RequestContext, RequestIds
+from tierlog.runtime.requests import App, Message, Receive, RequestContext, RequestIds, Send
 from tierlog.runtime.tls import ServerTls, peer_names
 
 Checks = Mapping[str, Callable[[], Awaitable[bool]]]
@@ -63,12 +65,17 @@ class Readiness(BaseModel):
     remedies: dict[str, str] | None = None
 
 
-def build_http_app(title: str, *, checks: Checks, ids: Ids | None = None) -> FastAPI:
+def build_http_app(
+    title: str, *, checks: Checks, ids: Ids | None = None, cluster_id: UUID | None = None
+) -> FastAPI:
     """Return an application with /livez, /readyz, /metrics and the error handlers.
 
-    ``ids`` tell requests of this process from those of others.
+    ``ids`` tell requests of this process from those of others. What is meant for another cluster
+    than ``cluster_id`` is refused.
     """
     app = FastAPI(title=title, docs_url="/docs", redoc_url=None, max_body_size=BODY_BYTES_MAX)
+    if cluster_id is not None:
+        app.add_middleware(_OneCluster, cluster=OwnCluster(cluster_id))
     app.add_middleware(RequestContext, request_ids=RequestIds(ids))
 
     async def livez() -> Response:
@@ -120,6 +127,37 @@ def problem_response(error: TierlogError) -> Response:
         media_type=PROBLEM_TYPE,
         headers=headers,
     )
+
+
+class _OneCluster:
+    """Refuses requests that are meant for another cluster, and says of answers whose they are."""
+
+    def __init__(self, app: App, cluster: OwnCluster) -> None:
+        self._app = app
+        self._cluster = cluster
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        name, _ = self._cluster.header
+
+        async def send_told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), self._cluster.header]
+            await send(message)
+
+        named = next((value for key, value in scope["headers"] if key == name), None)
+        try:
+            self._cluster.admit(None if named is None else named.decode("latin-1"))
+        except TierlogError as error:
+            response = problem_response(error)
+            # Of a body that nobody reads the next request could not be told apart.
+            response.headers["Connection"] = "close"
+            await response(scope, receive, send_told)
+            return
+        await self._app(scope, receive, send_told)
 
 
 async def _tierlog_error(_request: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ import contextlib
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Self, cast
+from uuid import UUID
 
 import grpc
 import structlog
@@ -14,11 +15,15 @@ from grpc_reflection.v1alpha import reflection
 from tierlog.model.errors import IndeterminateError, Reason, RetryableError, TierlogError
 from tierlog.ports.ids import Ids
 from tierlog.runtime.calling import PLAIN, Calling
+from tierlog.runtime.clusters import KnownCluster, OwnCluster, named_in
 from tierlog.runtime.errors import grpc_status_of
 from tierlog.runtime.requests import RequestIds, bind_metadata
 from tierlog.runtime.tls import ServerTls
 
 log = structlog.get_logger()
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Begin = Callable[[Context], Awaitable[None]]
 
 OWN_METHODS: Final = "/tierlog."
 
@@ -48,12 +53,20 @@ _SERVER_OPTIONS: Final = (
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Answers with the reason of a ``TierlogError``; anything else is a bug and is logged.
 
-    Of answers that go on, a client that takes nothing is left.
+    Of answers that go on, a client that takes nothing is left. Calls that are meant for another
+    cluster go no further.
     """
 
-    def __init__(self, request_ids: RequestIds, *, send_s_max: float = SEND_S_MAX) -> None:
+    def __init__(
+        self,
+        request_ids: RequestIds,
+        *,
+        send_s_max: float = SEND_S_MAX,
+        cluster: OwnCluster | None = None,
+    ) -> None:
         self._request_ids = request_ids
         self._send_s_max = send_s_max
+        self._cluster = cluster
 
     async def intercept_service(
         self,
@@ -67,13 +80,21 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         for kind, made in _ONE_ANSWER.items():
             if (inner := getattr(handler, kind)) is not None:
-                guarded = _guarded(inner, method, self._request_ids)
+                guarded = _guarded(inner, method, self._begin)
                 return _like(handler, made, guarded)
         for kind, made in _MANY_ANSWERS.items():
             if (inner := getattr(handler, kind)) is not None and method.startswith(OWN_METHODS):
-                sending = _guarded_stream(inner, method, self._request_ids, self._send_s_max)
+                sending = _guarded_stream(inner, method, self._begin, self._send_s_max)
                 return _like(handler, made, sending)
         return handler
+
+    async def _begin(self, context: Context) -> None:
+        """Bind what a call says of itself, tell whose answer it gets, and refuse strangers'."""
+        metadata = context.invocation_metadata() or ()
+        bind_metadata(self._request_ids, metadata)
+        if self._cluster is not None:
+            await context.send_initial_metadata(self._cluster.metadata)
+            self._cluster.admit(named_in(metadata))
 
 
 _ONE_ANSWER: Final[Mapping[str, Callable[..., Any]]] = {
@@ -99,11 +120,11 @@ def _like(
 
 
 def _guarded(
-    inner: Callable[..., Awaitable[Any]], method: str, request_ids: RequestIds
+    inner: Callable[..., Awaitable[Any]], method: str, begin: Begin
 ) -> Callable[..., Awaitable[Any]]:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:  # noqa: ANN401
-        bind_metadata(request_ids, context.invocation_metadata() or ())
+    async def guarded(request: Any, context: Context) -> Any:  # noqa: ANN401
         try:
+            await begin(context)
             return await inner(request, context)
         except grpc.aio.AbortError:
             raise
@@ -116,15 +137,12 @@ def _guarded(
 def _guarded_stream(
     inner: Callable[..., AsyncGenerator[Any, None]],
     method: str,
-    request_ids: RequestIds,
+    begin: Begin,
     send_s_max: float,
 ) -> Callable[..., Awaitable[None]]:
-    async def guarded(
-        request: Any,  # noqa: ANN401
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> None:
-        bind_metadata(request_ids, context.invocation_metadata() or ())
+    async def guarded(request: Any, context: Context) -> None:  # noqa: ANN401
         try:
+            await begin(context)
             async with contextlib.aclosing(inner(request, context)) as responses:
                 async for response in responses:
                     await _send(response, context, send_s_max)
@@ -138,7 +156,7 @@ def _guarded_stream(
 
 async def _send(
     response: Any,  # noqa: ANN401 - a message of any kind
-    context: grpc.aio.ServicerContext[Any, Any],
+    context: Context,
     send_s_max: float,
 ) -> None:
     """Return once the transport has passed a message on, for which it waits for the client."""
@@ -156,9 +174,7 @@ async def _send(
         ) from None
 
 
-async def _abort(
-    context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str
-) -> None:
+async def _abort(context: Context, error: Exception, method: str) -> None:
     """End a call with what ``error`` says; anything but our own errors is a bug."""
     if isinstance(error, TierlogError):
         await context.abort_with_status(grpc_status_of(error))
@@ -171,7 +187,7 @@ async def _abort(
 
 
 @contextlib.asynccontextmanager
-async def serve_grpc(
+async def serve_grpc(  # noqa: PLR0913 - one for each thing that a service has its own way
     register: Callable[[grpc.aio.Server], None],
     *,
     services: Sequence[str] = (),
@@ -183,14 +199,17 @@ async def serve_grpc(
     access: grpc.aio.ServerInterceptor | None = None,
     request_bytes_max: int = MESSAGE_BYTES_MAX,
     send_s_max: float = SEND_S_MAX,
+    cluster_id: UUID | None = None,
 ) -> AsyncIterator[int]:
     """Serve what ``register`` adds, with health and reflection; give the port; drain at the end.
 
     ``services`` are the full names of what is added, for those who ask the server what it has.
     ``ids`` tell requests of this process from those of others; ``access`` is asked before every
     call. A larger request is refused; a client that takes nothing of an answer for so long is left.
+    What is meant for another cluster than ``cluster_id`` is refused too.
     """
-    errors = ErrorInterceptor(RequestIds(ids), send_s_max=send_s_max)
+    cluster = OwnCluster(cluster_id) if cluster_id is not None else None
+    errors = ErrorInterceptor(RequestIds(ids), send_s_max=send_s_max, cluster=cluster)
     interceptors = [errors, *([access] if access is not None else [])]
     options = (*_SERVER_OPTIONS, (_RECEIVED, request_bytes_max))
     server = grpc.aio.server(interceptors=interceptors, options=options)
@@ -221,9 +240,70 @@ async def serve_grpc(
 
 def open_channel(address: str, calling: Calling = PLAIN) -> grpc.aio.Channel:
     """Return a channel to ``host:port``; it connects at its first call."""
-    if calling.tls is None:
-        return grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
-    return cast("grpc.aio.Channel", _RenewedChannel(address, calling))
+    channel = (
+        grpc.aio.insecure_channel(address, options=_CLIENT_OPTIONS)
+        if calling.tls is None
+        else cast("grpc.aio.Channel", _RenewedChannel(address, calling))
+    )
+    if calling.cluster is None:
+        return channel
+    return cast("grpc.aio.Channel", _ClusterChannel(channel, address, calling.cluster))
+
+
+class _ClusterChannel:
+    """A channel to a node of one cluster: calls name it, and answers of others are none."""
+
+    def __init__(self, channel: grpc.aio.Channel, address: str, cluster: KnownCluster) -> None:
+        self._channel = channel
+        self._address = address
+        self._cluster = cluster
+
+    def __repr__(self) -> str:
+        return f"<_ClusterChannel {self._address}, {self._cluster!r}>"
+
+    def unary_unary(self, method: str, **how: Any) -> Callable[..., Any]:  # noqa: ANN401
+        """Return what calls ``method``, and looks whose answer it got."""
+        named = self._named(self._channel.unary_unary(method, **how))
+
+        async def call(*given: Any, **options: Any) -> Any:  # noqa: ANN401 - as gRPC's own
+            answering = named(*given, **options)
+            try:
+                answer = await answering
+            except grpc.aio.AioRpcError as error:
+                self._check(error.initial_metadata())
+                raise
+            self._check(await answering.initial_metadata())
+            return answer
+
+        return call
+
+    def unary_stream(self, method: str, **how: Any) -> Callable[..., Any]:  # noqa: ANN401
+        """Return what calls ``method``; of answers that go on, the server's refusal is enough."""
+        return self._named(self._channel.unary_stream(method, **how))
+
+    def stream_stream(self, method: str, **how: Any) -> Callable[..., Any]:  # noqa: ANN401
+        """Return the same for requests and answers that go on."""
+        return self._named(self._channel.stream_stream(method, **how))
+
+    def _named(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, metadata: Any = (), **options: Any) -> Any:  # noqa: ANN401
+            named = (*metadata, *self._cluster.named().items())
+            return inner(*given, metadata=named, **options)
+
+        return call
+
+    def _check(self, metadata: Any) -> None:  # noqa: ANN401 - gRPC's own type
+        self._cluster.check(named_in(metadata), where=self._address)
+
+    async def close(self, grace: float | None = None) -> None:
+        """Close the channel."""
+        await self._channel.close(grace)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 class _ShownToken(grpc.AuthMetadataPlugin):

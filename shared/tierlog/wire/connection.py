@@ -35,6 +35,7 @@ from tierlog.model.errors import (
     TierlogError,
 )
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
+from tierlog.model.node import another_cluster
 from tierlog.model.position import AppendedRange
 from tierlog.ports.files import Buffer
 from tierlog.ports.tracing import apart
@@ -468,11 +469,9 @@ async def _exchange_hello(channel: Channel, hello: Hello, versions: Versions) ->
         )
     welcome = answer.welcome
     check_version(Format.WIRE, welcome.version, versions=versions)
-    if uuid_of(welcome.cluster_id) != hello.cluster_id:
-        raise RefusedError(
-            f"{channel.peer} belongs to another cluster",
-            remedy=f"Check the address; this cluster's id is {hello.cluster_id}",
-        )
+    cluster_id = uuid_of(welcome.cluster_id)
+    if cluster_id != hello.cluster_id:
+        raise another_cluster(channel.peer, answering=cluster_id, wanted=hello.cluster_id)
     return Welcome(
         node_id=NodeId(welcome.node_id),
         version=welcome.version,

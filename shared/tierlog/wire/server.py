@@ -45,6 +45,7 @@ from tierlog.model.ids import (
     StreamName,
     stream_name,
 )
+from tierlog.model.node import another_cluster
 from tierlog.model.position import AppendedRange
 from tierlog.ports.transport import Channel, Frame
 from tierlog.proto.v1 import wire_pb2 as pb
@@ -224,11 +225,10 @@ class _Connection:
             credentials, role=hello.role, peer=channel.peer, names=channel.certificate_names
         )
         check_version(Format.WIRE, hello.version, versions=self._server.versions)
-        if uuid_of(hello.cluster_id) != self._server.cluster_id:
-            raise RefusedError(
-                "the caller belongs to another cluster",
-                remedy="Check the address that it was given",
-                details={"cluster_id": str(self._server.cluster_id)},
+        cluster_id = uuid_of(hello.cluster_id)
+        if cluster_id != self._server.cluster_id:
+            raise another_cluster(
+                "this address", answering=self._server.cluster_id, wanted=cluster_id
             )
         if hello.role not in MESSAGES_OF_ROLE:
             raise RefusedError(

@@ -94,16 +94,18 @@ async def open_copy_parts(
     async with (
         open_catalog(settings) as catalog,
         open_objects(settings, meter=meter) as objects,
-        open_storage_controls(
-            catalog,
-            kept_bytes_max=bytes_for_blocks(settings.offloader.memory_bytes_max),
-            calling=calling_of(settings.security),
-        ) as nodes,
-        reporting_damage(catalog) as damage,
     ):
         cluster = await catalog.nodes.ensure_cluster(ledger_id_base=settings.cluster.ledger_id_base)
-        offloader = ledger_offloader(settings, cluster, objects, drivers=drivers)
-        yield CopyParts(catalog, cluster, objects, offloader, nodes, damage, meter)
+        async with (
+            open_storage_controls(
+                catalog,
+                kept_bytes_max=bytes_for_blocks(settings.offloader.memory_bytes_max),
+                calling=calling_of(settings.security),
+            ) as nodes,
+            reporting_damage(catalog) as damage,
+        ):
+            offloader = ledger_offloader(settings, cluster, objects, drivers=drivers)
+            yield CopyParts(catalog, cluster, objects, offloader, nodes, damage, meter)
 
 
 @contextlib.asynccontextmanager

@@ -10,6 +10,7 @@ from tierlog.catalog import Catalog
 from tierlog.ledger.damage import DamageReports
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.model.errors import RefusedError
+from tierlog.model.node import Cluster
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads, ObjectStore
 from tierlog.ports.spending import CostMeter
@@ -25,6 +26,7 @@ class ReaderParts:
     """The adapters of one reader."""
 
     catalog: Catalog
+    cluster: Cluster
     objects: ObjectStore
     reads: ObjectReads
     """Of the same bucket, in the way that the settings choose."""
@@ -69,11 +71,14 @@ async def open_reader_parts(settings: Settings) -> AsyncIterator[ReaderParts]:
         open_catalog(settings) as catalog,
         open_objects(settings, meter=meter) as objects,
         open_cache(settings) as shared,
-        open_storage_controls(catalog, calling=calling_of(settings.security)) as nodes,
-        reporting_damage(catalog) as damage,
     ):
-        reads = _reads(settings, objects, meter)
-        yield ReaderParts(catalog, objects, reads, shared, nodes, damage, meter)
+        cluster = await catalog.nodes.ensure_cluster(ledger_id_base=settings.cluster.ledger_id_base)
+        async with (
+            open_storage_controls(catalog, calling=calling_of(settings.security)) as nodes,
+            reporting_damage(catalog) as damage,
+        ):
+            reads = _reads(settings, objects, meter)
+            yield ReaderParts(catalog, cluster, objects, reads, shared, nodes, damage, meter)
 
 
 def _reads(settings: Settings, objects: ObjectStore, meter: CostMeter) -> ObjectReads:

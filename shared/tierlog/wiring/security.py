@@ -12,6 +12,7 @@ from tierlog.model.errors import RefusedError
 from tierlog.ports.access import TokenVerifier
 from tierlog.runtime.access import Gate
 from tierlog.runtime.calling import Calling
+from tierlog.runtime.clusters import KnownCluster
 from tierlog.runtime.reloading import Reloading, secret_of
 from tierlog.runtime.rpc_access import AccessInterceptor
 from tierlog.runtime.security import JwtSettings, SecuritySettings
@@ -37,10 +38,12 @@ class Protection:
 
 
 def calling_of(security: SecuritySettings) -> Calling:
-    """Return how this process calls services."""
+    """Return how services are called, of the cluster that the first answer is from."""
     if not security.calls_with_tls:
-        return Calling()
-    return Calling(tls=ClientTls(security.tls.files), token=_token_of(security))
+        return Calling(cluster=KnownCluster())
+    return Calling(
+        tls=ClientTls(security.tls.files), token=_token_of(security), cluster=KnownCluster()
+    )
 
 
 def _token_of(security: SecuritySettings) -> Callable[[], str] | None:

@@ -16,7 +16,7 @@ from tierlog.runtime.calling import PLAIN, Calling
 async def open_storage_controls(
     catalog: Catalog, *, kept_bytes_max: int | None = None, calling: Calling = PLAIN
 ) -> AsyncIterator[NodeDirectory[RemoteStorageControl]]:
-    """Give clients of all storage nodes, for small calls and reads.
+    """Give clients of all storage nodes of the cluster, for small calls and reads.
 
     ``kept_bytes_max``: memory for runs that is kept for the next ones.
     """
@@ -25,6 +25,9 @@ async def open_storage_controls(
         if kept_bytes_max is None
         else receiving_pieces(kept_bytes_max=kept_bytes_max)
     )
+    cluster = await catalog.nodes.cluster()
+    if cluster is not None:
+        calling = calling.within(cluster.cluster_id)
     nodes: NodeDirectory[RemoteStorageControl] = NodeDirectory(
         catalog.nodes.live, ControlConnector(pieces, calling=calling)
     )

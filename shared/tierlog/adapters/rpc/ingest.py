@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tierlog.format.records import policy_to_record
 from tierlog.model.attributes import AppendCondition, AttributeKey
-from tierlog.model.errors import CorruptError
+from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import AppendedRange, Position
@@ -40,6 +40,7 @@ class GrpcStreamControl:
     def __init__(self, address: str, *, timeout_s: float, calling: Calling = PLAIN) -> None:
         self._source = f"ingest at {address}"
         self._timeout_s = timeout_s
+        self._calling = calling
         self._channel = open_channel(address, calling)
         self._calls = rpc.IngestStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -80,13 +81,15 @@ class GrpcStreamControl:
                 f"{self._source} names no cluster",
                 remedy="Upgrade the ingest nodes to the version of this client",
             )
+        cluster_id = UUID(bytes=answer.cluster_id)
+        self._calling.check(str(cluster_id), where=self._source)
         return OwnerInfo(
             node_id=NodeId(answer.node_id),
             wire_address=answer.wire_address,
             grpc_address=answer.grpc_address,
             http_address=answer.http_address,
             owner_epoch=answer.owner_epoch,
-            cluster_id=UUID(bytes=answer.cluster_id),
+            cluster_id=cluster_id,
         )
 
     async def answers(self) -> bool:
@@ -95,7 +98,7 @@ class GrpcStreamControl:
             answer = await self._health.Check(  # type: ignore[attr-defined]
                 health_pb2.HealthCheckRequest(), timeout=self._timeout_s
             )
-        except grpc.aio.AioRpcError:
+        except (grpc.aio.AioRpcError, RetryableError):
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 

@@ -2,8 +2,8 @@
 
 Owns the session, its limits and the translation of failures. Does not own what is asked.
 
-Errors: what the service tells as problem+json; UNAVAILABLE when it can't be reached or breaks
-off; ``IndeterminateError`` when that happens to a call that changes something.
+Errors: what the service tells as problem+json; UNAVAILABLE when it can't be reached, breaks off or
+is of another cluster; ``IndeterminateError`` when that happens to a call that changes something.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
 from tierlog.runtime.calling import PLAIN, Calling
+from tierlog.runtime.clusters import CLUSTER_ID
 from tierlog.runtime.errors import error_of_problem
 
 CONNECT_S_MAX: Final = 5.0
@@ -78,6 +79,8 @@ class RestService:
                 # A redirect would carry what is shown elsewhere.
                 allow_redirects=False,
             ) as response:
+                told = response.headers.get(CLUSTER_ID)
+                self._calling.check(told, where=f"{self._name} at {self._base}")
                 content = await response.read()
                 if response.status >= 400:
                     raise error_of_problem(content, status=response.status, source=self._name)

@@ -188,7 +188,7 @@ class WireConnector:
         tasks: asyncio.TaskGroup,
         calling: Calling = PLAIN,
     ) -> None:
-        self._calling = calling
+        self._calling = calling.within(hello.cluster_id)
         self._transport = transport
         self._hello = hello
         self._tasks = tasks
@@ -199,6 +199,14 @@ class WireConnector:
         wire = await WireClient.connect(
             self._transport, info.wire_address, self._hello, tasks=self._tasks
         )
+        if wire.welcome.node_id != info.node_id:
+            await wire.close(drain_s_max=0)
+            raise RetryableError(
+                f"node {wire.welcome.node_id} answers at {info.wire_address}, which was that of "
+                f"storage node {info.node_id}",
+                remedy="Start that node, or wait until it has registered with its new address",
+                details={"node_id": info.node_id},
+            )
         return RemoteStorageNode(info, wire, self._pieces, calling=self._calling)
 
     async def close(self, node: RemoteStorageNode) -> None:
