@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -56,8 +57,11 @@ class Handler:
 
 
 @asynccontextmanager
-async def served(node):
-    """Serve a node over sockets; give its addresses and the listener of its wire."""
+async def served(node, *, small_calls_of=CLUSTER):
+    """Serve a node over sockets; give its addresses and the listener of its wire.
+
+    ``small_calls_of``: the cluster that answers over gRPC and HTTP.
+    """
     server = WireServer(
         Handler(node),
         cluster_id=CLUSTER,
@@ -65,11 +69,14 @@ async def served(node):
         authenticator=OpenAuthenticator(),
     )
     listener = await TcpTransport().listen("127.0.0.1:0", server.serve)
-    app = build_http_app("node", checks={})
+    app = build_http_app("node", checks={}, cluster_id=small_calls_of)
     http_runs.add_routes(app, node)
     async with (
         serve_grpc(
-            lambda grpc_server: rpc_storage.register(grpc_server, node), host="127.0.0.1", port=0
+            lambda grpc_server: rpc_storage.register(grpc_server, node),
+            host="127.0.0.1",
+            port=0,
+            cluster_id=small_calls_of,
         ) as grpc_port,
         serve_http(app, host="127.0.0.1", port=0) as http_port,
     ):
@@ -248,6 +255,42 @@ async def test_a_node_that_goes_leaves_adds_open_and_reads_unknown():
         async with asyncio.TaskGroup() as tasks:
             connector = WireConnector(TcpTransport(), HELLO, tasks=tasks)
             assert isinstance(await outcome(connector.connect(info)), RetryableError)
+
+
+async def test_another_clusters_node_at_the_address_is_asked_nothing_of_a_ledger():
+    """It has ledgers of the same ids: fencing one would stop that cluster's writer."""
+    async with opened(MemoryDisk(random.Random(1))) as node:
+        await node.add(make_run(1, 0))
+        async with (
+            served(node, small_calls_of=UUID(int=2)) as (info, _),
+            remote(info) as client,
+        ):
+            asked = [
+                client.fence(L1),
+                client.last_add_confirmed(L1),
+                client.list_ledgers(),
+                client.held_entries(L1),
+                read_all(client, 1),
+            ]
+            for one in asked:
+                error = await outcome(one)
+                assert isinstance(error, RetryableError), error
+                assert error.reason is Reason.UNAVAILABLE
+                assert "another cluster answers" in error.message
+        await node.add(make_run(1, 1))
+
+
+async def test_another_node_at_the_address_is_not_taken_for_the_one_that_was_there():
+    """Two of three copies would lie on it, and both acknowledgements would be its own."""
+    async with (
+        opened(MemoryDisk(random.Random(1))) as node,
+        served(node) as (info, _),
+        asyncio.TaskGroup() as tasks,
+    ):
+        connector = WireConnector(TcpTransport(), HELLO, tasks=tasks)
+        error = await outcome(connector.connect(replace(info, node_id=NodeId("n2"))))
+        assert isinstance(error, RetryableError)
+        assert error.details == {"node_id": "n2"}
 
 
 @asynccontextmanager

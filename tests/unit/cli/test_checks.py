@@ -32,6 +32,8 @@ from tierlog.cli.checks import build_info, check_services, check_versions, servi
 from tierlog.client.endpoints import EndpointsFile
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.ports.ids import Ids
+from tierlog.runtime.calling import Calling
+from tierlog.runtime.clusters import KnownCluster
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.origins import redacted_settings
 from tierlog.runtime.redaction import Redactor
@@ -227,6 +229,33 @@ async def test_services_ready_and_not_and_away():
     assert {one.result for one in found.values()} == {Result.FAILED}
     assert set(found) == {"reader", "reader gRPC"}
     assert results(await check_services({})) == {"services": "warning"}
+
+
+async def test_services_of_another_cluster():
+    """Which of two is the right one nobody here can know: the first one asked is taken for it."""
+    ours, theirs = UUID(int=1), UUID(int=2)
+
+    def register(server: grpc.aio.Server) -> None:
+        pass
+
+    def served(cluster_id):
+        app = build_http_app("test", checks={}, cluster_id=cluster_id)
+        return (
+            serve_http(app, host="127.0.0.1", port=0),
+            serve_grpc(register, host="127.0.0.1", port=0, cluster_id=cluster_id),
+        )
+
+    one, other = served(ours), served(theirs)
+    async with one[0] as http, one[1] as rpc, other[0] as far_http, other[1] as far_rpc:
+        services = {
+            "ingest": {"http": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{rpc}"},
+            "reader": {"http": f"127.0.0.1:{far_http}", "grpc": f"127.0.0.1:{far_rpc}"},
+        }
+        found = by_name(await check_services(services, Calling(cluster=KnownCluster())))
+    assert found["ingest"].result is found["ingest gRPC"].result is Result.OK
+    for name in ("reader", "reader gRPC"):
+        assert found[name].result is Result.FAILED
+        assert "another cluster answers" in found[name].value
 
 
 async def test_services_of_another_version_or_with_another_clock():

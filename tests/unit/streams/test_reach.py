@@ -50,10 +50,10 @@ class World:
             node_id=NodeId("n1"), wire_address="n1:1", grpc_address="n1:2", http_address="n1:3"
         )
 
-    async def listen(self, *, authenticator=None, name="n1"):
+    async def listen(self, *, authenticator=None, name="n1", cluster_id=CLUSTER):
         server = WireServer(
             Handler(),
-            cluster_id=CLUSTER,
+            cluster_id=cluster_id,
             node_id=NodeId(name),
             authenticator=authenticator or OpenAuthenticator(),
         )
@@ -119,6 +119,16 @@ def test_another_node_at_the_address_is_not_the_one_that_was_asked_for():
     async def main():
         world = World()
         listener = await world.listen(name="n2")
+        assert await world.ask() == (False, 0)
+        await listener.close()
+
+    run_virtual(main())
+
+
+def test_a_node_of_another_cluster_at_the_address_is_not_the_one_that_was_asked_for():
+    async def main():
+        world = World()
+        listener = await world.listen(cluster_id=uuid.UUID(int=2))
         assert await world.ask() == (False, 0)
         await listener.close()
 

@@ -543,8 +543,11 @@ async def test_a_handler_that_fails_leaves_the_outcome_open():
 async def test_who_is_let_in():
     token = Credentials(method=AUTH_TOKEN, data=b"secret")
     async with served(Handler(), authenticator=TokenAuthenticator(b"secret")) as connect:
-        with pytest.raises(RefusedError, match="another cluster"):
+        # Who was meant may be elsewhere by now: it is tried again, and at other addresses.
+        with pytest.raises(RetryableError, match="another cluster") as elsewhere:
             await connect(cluster_id=UUID(int=8), credentials=token)
+        assert elsewhere.value.reason is Reason.UNAVAILABLE
+        assert elsewhere.value.details["cluster_id"] == str(CLUSTER)
         with pytest.raises(RefusedError, match="role"):
             await connect("visitor", credentials=token)
         for wrong in (Credentials(), Credentials(method=AUTH_TOKEN, data=b"guess")):
