@@ -21,6 +21,7 @@ from tierlog.runtime.tls import ServerTls
 from tierlog.wiring.client import open_attach_desk
 from tierlog_ingest.access import RPC_RULES
 
+CLUSTER = UUID(int=9)
 STREAM = StreamName("orders")
 WANTED = Attachment(ledger_ids=(LedgerId(7),), writer_id=UUID(int=1), number=1)
 
@@ -32,7 +33,7 @@ class Owner(ingest_pb2_grpc.IngestServicer):
 
     async def FindOwner(self, request, context):  # noqa: N802 - gRPC's names
         return ingest_pb2.FindOwnerResponse(
-            node_id="n", grpc_address=self.address, cluster_id=bytes(16)
+            node_id="n", grpc_address=self.address, cluster_id=CLUSTER.bytes
         )
 
     async def Attach(self, request, context):  # noqa: N802
@@ -43,8 +44,10 @@ async def test_an_owner_is_found_and_asked_over_tls_with_the_token(tmp_path):
     authority, issuer = Authority(tmp_path), Issuer(tmp_path / "jwks.json")
     owner = Owner()  # type: ignore[abstract]
 
-    async def attached(settings):
-        async with open_attach_desk(settings, ingest_grpc=owner.address) as desk:
+    async def attached(settings, cluster_id=CLUSTER):
+        async with open_attach_desk(
+            settings, ingest_grpc=owner.address, cluster_id=cluster_id
+        ) as desk:
             return await desk.attach(STREAM, WANTED, deadline_s=10)
 
     def settings_of(*roles):
@@ -63,5 +66,7 @@ async def test_an_owner_is_found_and_asked_over_tls_with_the_token(tmp_path):
         with pytest.raises(RefusedError) as caught:
             await attached(settings_of("service"))
         assert caught.value.reason is Reason.PERMISSION_DENIED
+        with pytest.raises(RetryableError, match="another cluster"):
+            await attached(settings_of("producer"), UUID(int=2))
         with pytest.raises(RetryableError):
             await attached(Settings())

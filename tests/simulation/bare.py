@@ -48,7 +48,9 @@ class _LedgerProcess(Service):
             connector = WireNodeConnector(self.servers.network, self, hello, tasks)
             nodes: NodeDirectory[StorageNodeClient] = NodeDirectory(catalog.nodes.live, connector)
             recovery = Recovery(catalog, nodes, ids=self.ids, keys=KEYS)
-            parts = LedgerParts(catalog, nodes, recovery, KEYS, self.clock, self.ids)
+            parts = LedgerParts(
+                catalog, nodes, recovery, KEYS, self.clock, self.ids, cluster.cluster_id
+            )
             ledgers = Ledgers(parts, tasks, limits=LIMITS)
             self.ready.set()
             await self.work(ledgers)

@@ -106,6 +106,11 @@ class Ledgers:
     def __repr__(self) -> str:
         return f"<Ledgers {sorted(one.ledger_id for one in self._appenders)} open>"
 
+    @property
+    def cluster_id(self) -> UUID:
+        """The cluster's, as its metadata say."""
+        return self._parts.cluster_id
+
     async def create(
         self,
         shape: LedgerShape | None = None,

@@ -215,7 +215,7 @@ async def open_staging(settings: Settings | None = None) -> AsyncIterator[Stagin
         ingest_grpc = find_endpoints(settings.client, settings.state_dir).ingest_grpc
     async with (
         open_ledgers(settings) as ledgers,
-        open_attach_desk(settings, ingest_grpc=ingest_grpc) as desk,
+        open_attach_desk(settings, ingest_grpc=ingest_grpc, cluster_id=ledgers.cluster_id) as desk,
     ):
         yield StagingDesk(ledgers, desk, retry_s_max=settings.client.timeout_s)
 

@@ -2,8 +2,8 @@
 
 When a node has died, its address may be given to a node of another cluster, which answers what it
 is asked: that it has no such stream. So a call over gRPC or HTTP names the cluster that it is meant
-for, and an answer the one that it is from; the wire's HELLO and WELCOME do the same. TLS and tokens
-are no part of this, and the id is a name, not a secret.
+for, and an answer the one that it is from; the wire's HELLO and WELCOME do the same. It is against
+mistakes; against who pretends there are TLS and tokens.
 
 Invariants:
     * Nothing is done for a call that names another cluster. One that names none is served.

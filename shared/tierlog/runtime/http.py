@@ -49,6 +49,8 @@ _TOO_LARGE: Final = 413
 CONNECTIONS_MAX: Final = 2048
 CERTIFICATE_NAMES: Final = "certificate_names"
 """In the state of a request: the names in the client's certificate, where TLS has verified one."""
+UNKNOWN_CALLER: Final = "tierlog.unknown_caller"
+"""In the scope of a request: it was let through, and nobody asked who calls."""
 BUILD: Final = Gauge(
     "tierlog_build_info",
     "Always 1: the version of this process, and that of the wire that it speaks",
@@ -130,7 +132,10 @@ def problem_response(error: TierlogError) -> Response:
 
 
 class _OneCluster:
-    """Refuses requests that are meant for another cluster, and says of answers whose they are."""
+    """Refuses requests that are meant for another cluster, and says of answers whose they are.
+
+    Stands behind what asks who calls: who is not known is told nothing.
+    """
 
     def __init__(self, app: App, cluster: OwnCluster) -> None:
         self._app = app
@@ -138,7 +143,7 @@ class _OneCluster:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope.get(UNKNOWN_CALLER):
             await self._app(scope, receive, send)
             return
         name, _ = self._cluster.header

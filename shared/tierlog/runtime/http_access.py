@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tierlog.model.access import Rule, Rules, Subject, unauthenticated
 from tierlog.model.errors import Reason, TierlogError
 from tierlog.runtime.access import Gate, audit, bearer_token, is_audited, outcome_of
-from tierlog.runtime.http import CERTIFICATE_NAMES, problem_response
+from tierlog.runtime.http import CERTIFICATE_NAMES, UNKNOWN_CALLER, problem_response
 
 _NO_SUBJECT: Final = Rule(permission=None)
 _STILL: Final = "tierlog.still"
@@ -30,9 +30,10 @@ def guard_http(app: FastAPI, rules: Rules, gate: Gate | None) -> None:
     """Let nobody do anything in ``app`` but what ``rules`` allow; no gate: everybody may all."""
     if gate is not None:
         assert app.middleware_stack is None, "it would not be asked any more"
-        # Behind what names the request: the audit log has the name that all other lines have.
-        app.user_middleware.append(
-            Middleware(HttpAccess, routes=lambda: app.router.routes, rules=rules, gate=gate)
+        # Behind what names the request, which comes first: the audit log has the name that all
+        # other lines have. Before all else.
+        app.user_middleware.insert(
+            1, Middleware(HttpAccess, routes=lambda: app.router.routes, rules=rules, gate=gate)
         )
 
 
@@ -93,6 +94,8 @@ class HttpAccess:
             return
         if subject is not None:
             scope[_STILL] = partial(self._gate.check_still, subject)
+        else:
+            scope[UNKNOWN_CALLER] = True
         if not is_audited(rule):
             await self._app(scope, receive, send)
             return

@@ -23,7 +23,6 @@ from tierlog.runtime.tls import ServerTls
 log = structlog.get_logger()
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Begin = Callable[[Context], Awaitable[None]]
 
 OWN_METHODS: Final = "/tierlog."
 
@@ -53,20 +52,12 @@ _SERVER_OPTIONS: Final = (
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Answers with the reason of a ``TierlogError``; anything else is a bug and is logged.
 
-    Of answers that go on, a client that takes nothing is left. Calls that are meant for another
-    cluster go no further.
+    Of answers that go on, a client that takes nothing is left.
     """
 
-    def __init__(
-        self,
-        request_ids: RequestIds,
-        *,
-        send_s_max: float = SEND_S_MAX,
-        cluster: OwnCluster | None = None,
-    ) -> None:
+    def __init__(self, request_ids: RequestIds, *, send_s_max: float = SEND_S_MAX) -> None:
         self._request_ids = request_ids
         self._send_s_max = send_s_max
-        self._cluster = cluster
 
     async def intercept_service(
         self,
@@ -80,21 +71,64 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         for kind, made in _ONE_ANSWER.items():
             if (inner := getattr(handler, kind)) is not None:
-                guarded = _guarded(inner, method, self._begin)
+                guarded = _guarded(inner, method, self._request_ids)
                 return _like(handler, made, guarded)
         for kind, made in _MANY_ANSWERS.items():
             if (inner := getattr(handler, kind)) is not None and method.startswith(OWN_METHODS):
-                sending = _guarded_stream(inner, method, self._begin, self._send_s_max)
+                sending = _guarded_stream(inner, method, self._request_ids, self._send_s_max)
                 return _like(handler, made, sending)
         return handler
 
-    async def _begin(self, context: Context) -> None:
-        """Bind what a call says of itself, tell whose answer it gets, and refuse strangers'."""
-        metadata = context.invocation_metadata() or ()
-        bind_metadata(self._request_ids, metadata)
-        if self._cluster is not None:
-            await context.send_initial_metadata(self._cluster.metadata)
-            self._cluster.admit(named_in(metadata))
+
+class ClusterInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls that are meant for another cluster, and says of answers whose they are.
+
+    Stands behind what asks who calls: who is not known is told nothing. ``public``: nobody asks.
+    """
+
+    def __init__(self, cluster_id: UUID, *, public: bool) -> None:
+        self._cluster = OwnCluster(cluster_id)
+        self._public = public
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:  # noqa: ANN401 - grpc's own handler type
+        """Wrap our own handlers, and that of health where there are no strangers."""
+        handler = await continuation(handler_call_details)
+        own = handler_call_details.method.startswith(OWN_METHODS)
+        if handler is None or not (own or self._public):
+            return handler
+        for kind, made in _ONE_ANSWER.items():
+            if (inner := getattr(handler, kind)) is not None:
+                return _like(handler, made, self._once(inner))
+        for kind, made in _MANY_ANSWERS.items():
+            if (inner := getattr(handler, kind)) is not None and own:
+                return _like(handler, made, self._on_and_on(inner))
+        return handler
+
+    def _once(self, inner: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def told(request: Any, context: Context) -> Any:  # noqa: ANN401
+            await self._tell(context)
+            return await inner(request, context)
+
+        return told
+
+    def _on_and_on(
+        self, inner: Callable[..., AsyncGenerator[Any, None]]
+    ) -> Callable[..., AsyncGenerator[Any, None]]:
+        async def told(request: Any, context: Context) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+            await self._tell(context)
+            async with contextlib.aclosing(inner(request, context)) as answers:
+                async for answer in answers:
+                    yield answer
+
+        return told
+
+    async def _tell(self, context: Context) -> None:
+        await context.send_initial_metadata(self._cluster.metadata)
+        self._cluster.admit(named_in(context.invocation_metadata()))
 
 
 _ONE_ANSWER: Final[Mapping[str, Callable[..., Any]]] = {
@@ -120,11 +154,11 @@ def _like(
 
 
 def _guarded(
-    inner: Callable[..., Awaitable[Any]], method: str, begin: Begin
+    inner: Callable[..., Awaitable[Any]], method: str, request_ids: RequestIds
 ) -> Callable[..., Awaitable[Any]]:
     async def guarded(request: Any, context: Context) -> Any:  # noqa: ANN401
+        bind_metadata(request_ids, context.invocation_metadata() or ())
         try:
-            await begin(context)
             return await inner(request, context)
         except grpc.aio.AbortError:
             raise
@@ -137,12 +171,12 @@ def _guarded(
 def _guarded_stream(
     inner: Callable[..., AsyncGenerator[Any, None]],
     method: str,
-    begin: Begin,
+    request_ids: RequestIds,
     send_s_max: float,
 ) -> Callable[..., Awaitable[None]]:
     async def guarded(request: Any, context: Context) -> None:  # noqa: ANN401
+        bind_metadata(request_ids, context.invocation_metadata() or ())
         try:
-            await begin(context)
             async with contextlib.aclosing(inner(request, context)) as responses:
                 async for response in responses:
                     await _send(response, context, send_s_max)
@@ -208,9 +242,10 @@ async def serve_grpc(  # noqa: PLR0913 - one for each thing that a service has i
     call. A larger request is refused; a client that takes nothing of an answer for so long is left.
     What is meant for another cluster than ``cluster_id`` is refused too.
     """
-    cluster = OwnCluster(cluster_id) if cluster_id is not None else None
-    errors = ErrorInterceptor(RequestIds(ids), send_s_max=send_s_max, cluster=cluster)
+    errors = ErrorInterceptor(RequestIds(ids), send_s_max=send_s_max)
     interceptors = [errors, *([access] if access is not None else [])]
+    if cluster_id is not None:
+        interceptors.append(ClusterInterceptor(cluster_id, public=access is None))
     options = (*_SERVER_OPTIONS, (_RECEIVED, request_bytes_max))
     server = grpc.aio.server(interceptors=interceptors, options=options)
     register(server)

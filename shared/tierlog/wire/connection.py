@@ -471,7 +471,8 @@ async def _exchange_hello(channel: Channel, hello: Hello, versions: Versions) ->
     check_version(Format.WIRE, welcome.version, versions=versions)
     cluster_id = uuid_of(welcome.cluster_id)
     if cluster_id != hello.cluster_id:
-        raise another_cluster(channel.peer, answering=cluster_id, wanted=hello.cluster_id)
+        answering = cluster_id or "what is no id"
+        raise another_cluster(channel.peer, answering=answering, wanted=hello.cluster_id)
     return Welcome(
         node_id=NodeId(welcome.node_id),
         version=welcome.version,

@@ -228,7 +228,9 @@ class _Connection:
         cluster_id = uuid_of(hello.cluster_id)
         if cluster_id != self._server.cluster_id:
             raise another_cluster(
-                "this address", answering=self._server.cluster_id, wanted=cluster_id
+                "this address",
+                answering=self._server.cluster_id,
+                wanted=cluster_id or "what is no id",
             )
         if hello.role not in MESSAGES_OF_ROLE:
             raise RefusedError(

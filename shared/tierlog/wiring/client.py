@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from tierlog.adapters.rpc.admin import HttpAdministration, HttpDeadLetters, HttpScrubs
 from tierlog.adapters.rpc.attaching import GrpcAttachDesk
@@ -95,9 +96,11 @@ async def open_client_connections(
 
 
 @contextlib.asynccontextmanager
-async def open_attach_desk(settings: Settings, *, ingest_grpc: str) -> AsyncIterator[AttachDesk]:
-    """Give what attaches staging ledgers, by the ingest nodes at these addresses."""
-    timeout_s, calling = settings.client.timeout_s, calling_of(settings.security)
+async def open_attach_desk(
+    settings: Settings, *, ingest_grpc: str, cluster_id: UUID
+) -> AsyncIterator[AttachDesk]:
+    """Give what attaches staging ledgers, by the cluster's ingest nodes at these addresses."""
+    timeout_s, calling = settings.client.timeout_s, calling_of(settings.security).within(cluster_id)
     control = IngestNodes(
         split_addresses(ingest_grpc),
         lambda address: GrpcStreamControl(address, timeout_s=timeout_s, calling=calling),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from uuid import UUID
 
 from tierlog.catalog import Catalog
 from tierlog.ledger.directory import NodeDirectory
@@ -34,6 +35,7 @@ class LedgerParts:
     keys: LedgerKeys
     clock: Clock
     ids: Ids
+    cluster_id: UUID
     on_damage: OnDamage = log_damage
 
 
@@ -64,6 +66,8 @@ async def open_ledger_parts(
         recovery = Recovery(catalog, nodes, ids=ids, keys=keys)
         try:
             async with reporting_damage(catalog) as reports:
-                yield LedgerParts(catalog, nodes, recovery, keys, clock, ids, reports)
+                yield LedgerParts(
+                    catalog, nodes, recovery, keys, clock, ids, cluster.cluster_id, reports
+                )
         finally:
             await nodes.close()

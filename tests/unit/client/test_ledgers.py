@@ -49,6 +49,7 @@ async def using(cluster, *, limits=LIMITS, keys=KEYS, faults=None):
         keys,
         cluster.clock,
         cluster.ids,
+        (await catalog.nodes.ensure_cluster()).cluster_id,
     )
     async with asyncio.TaskGroup() as tasks:
         ledgers = Ledgers(parts, tasks, limits=limits)
