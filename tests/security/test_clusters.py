@@ -35,7 +35,7 @@ async def test_over_grpc(token, named):
     called: list[str] = []
 
     def register(server):
-        reader_pb2_grpc.add_ReaderServicer_to_server(Reader(called), server)
+        reader_pb2_grpc.add_ReaderServicer_to_server(Reader(called), server)  # type: ignore[abstract]
 
     access = AccessInterceptor(RULES, gate)
     metadata = ((CLUSTER_ID, str(named)),) if named else ()

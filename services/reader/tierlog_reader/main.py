@@ -79,13 +79,9 @@ async def serve(
                 wait_ms_max=limits.wait_ms_max,
                 send_s_max=limits.send_wait_ms_max / 1000,
             )
-            ids = system_ids()
-            app = build_http_app(
-                "Tierlog reader",
-                checks={"metadata": parts.catalog.answers},
-                ids=ids,
-                cluster_id=parts.cluster.cluster_id,
-            )
+            ids, cluster_id = system_ids(), parts.cluster.cluster_id
+            checks = {"metadata": parts.catalog.answers}
+            app = build_http_app("Tierlog reader", checks=checks, ids=ids, cluster_id=cluster_id)
             add_all_routes(app, served, seek, reads)
             guard_http(app, HTTP_RULES, protection.gate)
             servicer = ReaderServicer(served, seek, reads)
@@ -104,7 +100,7 @@ async def serve(
                     access=protection.interceptor(RPC_RULES),
                     request_bytes_max=REQUEST_BYTES_MAX,
                     send_s_max=reads.send_s_max,
-                    cluster_id=parts.cluster.cluster_id,
+                    cluster_id=cluster_id,
                 ) as grpc_port,
             ):
                 host = listen.advertise_host or listen.host

@@ -7,9 +7,11 @@ import asyncio
 import sys
 from collections.abc import Mapping
 
+from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
 from tierlog.offload.attribute_sweep import AttributeSweeper
+from tierlog.offload.dead_letters import DeadLetters
 from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.manifests import ManifestStore
 from tierlog.offload.messages import Stationery, Topics
@@ -82,20 +84,9 @@ async def serve(
         )
 
         letters = open_dead_letters(settings, parts.publisher, stationery)
-        catalog = parts.catalog
-        checks = {"metadata": catalog.answers, "queue": parts.publisher.answers}
         scrubs = _scrubs(parts, settings, manifests, scheduler)
         staging = _staging(parts, settings, scheduler)
-        app = build_app(
-            catalog,
-            scheduler,
-            letters,
-            manifests,
-            scrubs,
-            checks=checks,
-            ids=ids,
-            cluster_id=parts.cluster.cluster_id,
-        )
+        app = _app(parts, scheduler, letters, manifests, scrubs)
         guard_http(app, HTTP_RULES, protection.gate)
         collector = SchedulerCollector(scheduler, streams_max=settings.metrics.streams_shown)
         REGISTRY.register(collector)
@@ -114,6 +105,25 @@ async def serve(
                     await scheduler.run(stop)
         finally:
             REGISTRY.unregister(collector)
+
+
+def _app(
+    parts: OffloadParts,
+    scheduler: Scheduler,
+    letters: DeadLetters,
+    manifests: ManifestStore,
+    scrubs: ScrubRunner,
+) -> FastAPI:
+    return build_app(
+        parts.catalog,
+        scheduler,
+        letters,
+        manifests,
+        scrubs,
+        checks={"metadata": parts.catalog.answers, "queue": parts.publisher.answers},
+        ids=system_ids(),
+        cluster_id=parts.cluster.cluster_id,
+    )
 
 
 async def _tell_ready(parts: OffloadParts, address: str, stop: asyncio.Event) -> None:
