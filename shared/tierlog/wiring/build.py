@@ -13,6 +13,7 @@ from typing import Final
 
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.catalog import Catalog
+from tierlog.model.node import Cluster
 from tierlog.offload.awaited_publisher import AwaitedPublisher
 from tierlog.offload.dead_letters import DeadLetters
 from tierlog.offload.messages import Stationery, Topics
@@ -70,6 +71,12 @@ async def open_catalog(settings: Settings, *, come: Come = asked_once) -> AsyncI
         catalog = Catalog.over(store, clock=system_clock(), ids=system_ids())
         await come(METADATA, catalog.streams.ensure_roots)
         yield catalog
+
+
+async def cluster_of(settings: Settings, catalog: Catalog, *, come: Come = asked_once) -> Cluster:
+    """Return the cluster that the metadata are of, made when there is none."""
+    base = settings.cluster.ledger_id_base
+    return await come(METADATA, partial(catalog.nodes.ensure_cluster, ledger_id_base=base))
 
 
 @contextlib.asynccontextmanager

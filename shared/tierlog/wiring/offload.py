@@ -30,7 +30,7 @@ from tierlog.ports.retrying import Come, Retries, RetryLimits, asked_once
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import (
-    METADATA,
+    cluster_of,
     open_catalog,
     open_objects,
     open_publisher,
@@ -100,10 +100,7 @@ async def open_copy_parts(
         open_catalog(settings, come=come) as catalog,
         open_objects(settings, meter=meter, come=come) as objects,
     ):
-        ensure_cluster = partial(
-            catalog.nodes.ensure_cluster, ledger_id_base=settings.cluster.ledger_id_base
-        )
-        cluster = await come(METADATA, ensure_cluster)
+        cluster = await cluster_of(settings, catalog, come=come)
         async with (
             open_storage_controls(
                 catalog,

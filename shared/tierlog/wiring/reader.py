@@ -17,7 +17,7 @@ from tierlog.ports.retrying import Come, asked_once
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.security import secret_text
 from tierlog.runtime.settings import Settings
-from tierlog.wiring.build import open_catalog, open_objects, system_clock
+from tierlog.wiring.build import cluster_of, open_catalog, open_objects, system_clock
 from tierlog.wiring.security import calling_of
 from tierlog.wiring.tier1 import open_storage_controls, reporting_damage
 
@@ -75,7 +75,7 @@ async def open_reader_parts(
         open_objects(settings, meter=meter, come=come) as objects,
         open_cache(settings) as shared,
     ):
-        cluster = await catalog.nodes.ensure_cluster(ledger_id_base=settings.cluster.ledger_id_base)
+        cluster = await cluster_of(settings, catalog, come=come)
         async with (
             open_storage_controls(catalog, calling=calling_of(settings.security)) as nodes,
             reporting_damage(catalog) as damage,
