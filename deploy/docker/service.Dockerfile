@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # One image for each service: `docker build -f deploy/docker/service.Dockerfile --build-arg SERVICE=reader .`
 #
 # SERVICE is a folder under services/; its hashed lock is requirements-SERVICE.lock (ADR-0001: an

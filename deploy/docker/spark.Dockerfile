@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # Spark with the data source `tierlog` and its jobs: `docker build -f deploy/docker/spark.Dockerfile .`
 #
 # Locked like the services (requirements-spark.lock). A release gives the base image by digest.

@@ -190,8 +190,39 @@ def test_ours_are_hardened(compose: Object, name: str):
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["tmpfs"] == ["/tmp"]
     assert "privileged" not in service
-    assert service["build"]["args"]["SERVICE"] == kind_of(name)
-    assert (ROOT / service["build"]["dockerfile"]).exists()
+    assert service["image"].startswith(f"tierlog-{kind_of(name)}:")
+
+
+def test_an_image_is_built_by_one_service_and_by_no_other(compose: Object):
+    """Each build gives the tag to an image of its own: what has the other one is made anew."""
+    images: dict[str, list[Object]] = {}
+    for service in compose["services"].values():
+        images.setdefault(service["image"], []).append(service)
+    for image, users in images.items():
+        builders = [one for one in users if "build" in one]
+        assert len(builders) == image.startswith("tierlog-"), image
+        for one in builders:
+            kind = image.removeprefix("tierlog-").partition(":")[0]
+            assert one["build"].get("args", {}).get("SERVICE", "spark") == kind
+            assert (ROOT / one["build"]["dockerfile"]).exists()
+            # Nobody looks for it in a registry, and it is built wherever it is used.
+            others = [other for other in users if other is not one]
+            assert all(other["pull_policy"] == "never" for other in others), image
+            assert all(
+                set(other["profiles"]) - {"cli"} <= set(one["profiles"])
+                for other in others
+                if other["restart"] != "no" or other.get("depends_on")
+            ), image
+
+
+def test_who_is_healthy_is_asked_seldom(compose: Object):
+    """Kafka and ZooKeeper start a JVM to answer: every 3 s that took a third of a core."""
+    for name in SERVERS | OURS | WATCHING:
+        check = compose["services"][name]["healthcheck"]
+        assert (check["interval"], check["start_interval"]) == ("30s", "2s"), name
+        assert int(check["start_period"][:-1]) >= 60, name
+    # These run a child in theirs, and are process 1, which would have to take it up.
+    assert all(compose["services"][name]["init"] is True for name in ("zookeeper", "s3"))
 
 
 def test_ports_are_for_this_machine_alone(compose: Object):

@@ -78,6 +78,12 @@ def test_what_is_not_ours_comes_by_hash(path: Path):
 
 
 @EACH
+def test_no_frontend_is_fetched_to_read_it(path: Path):
+    """It would come by a tag, from a registry that the base image may not come from."""
+    assert not re.search(r"^#\s*syntax\s*=", path.read_text(), re.MULTILINE)
+
+
+@EACH
 def test_what_is_copied_is_there_and_goes_to_the_engine(path: Path):
     ignored = [line for line in (ROOT / ".dockerignore").read_text().split() if line != "#"]
     let_in = [line[1:] for line in ignored if line.startswith("!")]
