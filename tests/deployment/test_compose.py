@@ -232,6 +232,23 @@ def test_ports_are_for_this_machine_alone(compose: Object):
     assert len({one.split(":")[1] for one in ports}) == len(ports)
 
 
+# What the images declare. A volume that is neither named nor a tmpfs stays behind without a name.
+OWN_VOLUMES = {
+    "zookeeper": {"/data", "/datalog", "/logs"},
+    "apache/kafka": {"/var/lib/kafka/data", "/etc/kafka/secrets", "/mnt/shared/config"},
+    "chrislusf/seaweedfs": {"/data"},
+    "redis": {"/data"},
+    "prom/prometheus": {"/prometheus"},
+}
+
+
+def test_no_volume_without_a_name_is_left(compose: Object):
+    for name, service in compose["services"].items():
+        mounted = {one.split(":")[1] for one in service.get("volumes", [])}
+        own = OWN_VOLUMES.get(service["image"].partition(":")[0], set())
+        assert own <= mounted | set(service.get("tmpfs", [])), name
+
+
 def test_images_have_versions_and_volumes_are_declared(compose: Object):
     volumes = set(compose["volumes"])
     for name, service in compose["services"].items():
