@@ -34,6 +34,8 @@ LABEL org.opencontainers.image.title="tierlog-spark" \
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/*
+# Hadoop asks for the name of who runs it, and Java for a home: without them nothing starts.
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin tierlog
 COPY --from=build /opt/tierlog /opt/tierlog
 ENV PATH=/opt/tierlog/bin:$PATH \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \

@@ -225,6 +225,12 @@ def test_who_is_healthy_is_asked_seldom(compose: Object):
     assert all(compose["services"][name]["init"] is True for name in ("zookeeper", "s3"))
 
 
+def test_spark_may_load_libraries_from_where_it_writes_them(compose: Object):
+    """A tmpfs is noexec unless told: zstd, of Parquet and of shuffles, was not to be loaded."""
+    spark = compose["services"]["spark"]
+    assert (spark["read_only"], spark["tmpfs"]) == (True, ["/tmp:exec"])
+
+
 def test_ports_are_for_this_machine_alone(compose: Object):
     ports = [one for service in compose["services"].values() for one in service.get("ports", [])]
     assert len(ports) >= 5

@@ -77,6 +77,15 @@ def test_what_is_not_ours_comes_by_hash(path: Path):
                 assert own or "--require-hashes" in command, command
 
 
+def test_the_user_of_spark_has_a_name_and_a_home():
+    """Without them spark-submit ends: no home for Ivy, then no name for Hadoop."""
+    found = instructions(DOCKERFILES[1])
+    (made,) = [words for name, words in found if name == "RUN" and "useradd" in words]
+    assert "--uid 10001" in made
+    assert "--home-dir /tmp" in made
+    assert ("RUN", made) in found[: found.index(("USER", UID))]
+
+
 @EACH
 def test_no_frontend_is_fetched_to_read_it(path: Path):
     """It would come by a tag, from a registry that the base image may not come from."""
