@@ -32,7 +32,10 @@ PAGES = [
     for path in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
     if not path.read_text("utf-8").startswith(MADE_BY)
 ]
-COMMAND = re.compile(r"(?:(?<![\w./\[-])tierlog|run --rm (?:-T )?cli) (?!up:)(\S.*)")
+COMMAND = re.compile(
+    r"(?:run --rm --entrypoint tierlog spark|(?<![\w./\[-])tierlog|run --rm (?:-T )?cli)"
+    r" (?!up:)(\S.*)"
+)
 END = re.compile(r"[|<>;)'\"`]|&&| #|  |:? …")
 DOTTED = re.compile(r"`([a-z0-9_]+(?:\.[a-z0-9_]+)+)(?:=[^`]*)?`")
 METRIC = re.compile(r"\btierlog_[a-z0-9_]*[a-z0-9](?!\w)")
