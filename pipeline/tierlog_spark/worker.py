@@ -1,21 +1,24 @@
-"""What a worker process of Spark keeps from one task to the next.
+"""What a worker process of Spark keeps from one task to the next, and who makes its batches.
 
 A task of 64 MiB takes a fifth of a second, and so long does the S3 library take to open a client
 and to learn an index. Spark gives a worker one task after the other, of the same read mostly.
 
-Owns the loop on which batches are made, the bucket that was read last, and the last copy in it.
+Owns the thread on whose loop batches are made, one ahead of what Spark takes; the bucket that was
+read last, and the last copy in it.
 
 Invariants:
     * Only tasks keep anything: elsewhere all is closed behind each read.
     * What is kept is one bucket and one copy; they are used again only for the same settings,
       keys included, and only where no other read of this process is in them.
+    * At most one batch waits for Spark, while it is given another one.
     * Nothing here outlives the process, whose end closes it.
 """
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterator
+from concurrent.futures import Future
 from typing import Any, Final
 
 from pyspark import TaskContext
@@ -28,16 +31,43 @@ from tierlog_spark.planning import StoredLedger
 Batches = AsyncGenerator[Any, None]
 
 
-class _Kept(threading.local):
-    """What this thread's tasks share; a loop belongs to the thread that runs it."""
-
-    runner: asyncio.Runner | None = None
-    wanted: tuple[S3Settings, int] | None = None
-    bucket: Bucket | None = None
-    copy: tuple[StoredLedger, ObjectHandle[Any]] | None = None
-    in_use = False
+class _LoopThread:
+    """A loop that runs on a thread of its own."""
 
     def __init__(self) -> None:
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread = threading.Thread(target=_run_loop, args=[started], daemon=True)
+        self._thread.start()
+        self._loop, self._over = started.result()
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Do something on it, from another thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """End it, and what still runs on it."""
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+
+def _run_loop(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    async def until_over() -> None:
+        over = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), over))
+        await over.wait()
+
+    asyncio.run(until_over())
+
+
+class _Kept:
+    """What the tasks of a process share. Spark gives it one at a time."""
+
+    def __init__(self) -> None:
+        self.loop: _LoopThread | None = None
+        self.wanted: tuple[S3Settings, int] | None = None
+        self.bucket: Bucket | None = None
+        self.copy: tuple[StoredLedger, ObjectHandle[Any]] | None = None
+        self.in_use = False
         self.closing = contextlib.AsyncExitStack()
 
 
@@ -45,28 +75,42 @@ _KEPT: Final = _Kept()
 
 
 def in_steps(batches: Batches) -> Generator[Any]:
-    """Iterate over batches on a loop that runs while one is waited for."""
+    """Iterate over batches; the next is made while Spark takes the one before."""
+    stepping: asyncio.Task[Any] | None = None
 
     async def step() -> Any:  # noqa: ANN401 - pyarrow ships no types
+        nonlocal stepping
+        stepping = asyncio.current_task()
         return await anext(batches, None)
 
-    with _runner() as runner:
+    async def end() -> None:
+        if stepping is not None and not stepping.done():
+            stepping.cancel()
+            await asyncio.wait({stepping})
+        await batches.aclose()
+
+    with _loop() as loop:
+        ahead = loop.begin(step())
         try:
-            while (batch := runner.run(step())) is not None:
+            while (batch := ahead.result()) is not None:
+                ahead = loop.begin(step())
                 yield batch
         finally:
-            runner.run(batches.aclose())
+            loop.begin(end()).result()
 
 
 @contextlib.contextmanager
-def _runner() -> Iterator[asyncio.Runner]:
-    if TaskContext.get() is None:
-        with asyncio.Runner() as runner:
-            yield runner
+def _loop() -> Iterator[_LoopThread]:
+    if TaskContext.get() is not None:
+        if _KEPT.loop is None:
+            _KEPT.loop = _LoopThread()
+        yield _KEPT.loop
         return
-    if _KEPT.runner is None:
-        _KEPT.runner = asyncio.Runner()
-    yield _KEPT.runner
+    loop = _LoopThread()
+    try:
+        yield loop
+    finally:
+        loop.close()
 
 
 @contextlib.asynccontextmanager

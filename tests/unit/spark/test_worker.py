@@ -4,7 +4,10 @@ Real clients of the S3 library are opened, and nothing is asked of them: which c
 has is shown where the servers are (tests/integration/test_spark_direct.py).
 """
 
+import asyncio
 import contextlib
+import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 from uuid import UUID
@@ -55,9 +58,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     found = worker._Kept()
     monkeypatch.setattr(worker, "_KEPT", found)
     yield found
-    if found.runner is not None:
-        found.runner.run(found.closing.aclose())
-        found.runner.close()
+    if found.loop is not None:
+        found.loop.begin(found.closing.aclose()).result()
+        found.loop.close()
 
 
 @pytest.fixture
@@ -133,5 +136,55 @@ def test_a_task_that_fails_leaves_the_bucket_to_the_next(read: Read) -> None:
 
 def test_outside_of_tasks_nothing_is_kept(read: Read, kept: Any) -> None:
     assert read(1)[0][0] is not read(1)[0][0]
-    assert kept.runner is None
+    assert kept.loop is None
     assert kept.bucket is None
+
+
+def test_the_next_batch_is_made_while_one_is_taken() -> None:
+    made, second = [0], threading.Event()
+
+    async def batches() -> AsyncGenerator[int, None]:
+        for number in range(4):
+            made[0] = number
+            if number == 1:
+                second.set()
+            yield number
+
+    steps = in_steps(batches())
+    assert next(steps) == 0
+    assert second.wait(10)
+    # And no further one before that is asked for.
+    time.sleep(0.05)
+    assert made == [1]
+    assert list(steps) == [1, 2, 3]
+
+
+def test_who_takes_no_more_ends_what_is_under_way() -> None:
+    ended: list[str] = []
+
+    async def batches() -> AsyncGenerator[int, None]:
+        try:
+            yield 0
+            await asyncio.sleep(60)
+            yield 1
+        except asyncio.CancelledError:
+            ended.append("in the middle")
+            raise
+        finally:
+            ended.append("closed")
+
+    steps = in_steps(batches())
+    assert next(steps) == 0
+    steps.close()
+    assert ended == ["in the middle", "closed"]
+
+
+def test_an_error_comes_behind_the_batches_before_it() -> None:
+    async def batches() -> AsyncGenerator[int, None]:
+        yield 0
+        raise OSError("in the middle")
+
+    steps = in_steps(batches())
+    assert next(steps) == 0
+    with pytest.raises(OSError, match="in the middle"):
+        next(steps)
