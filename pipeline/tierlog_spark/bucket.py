@@ -267,10 +267,16 @@ async def opened(
     s3: S3Settings, *, fetch_bytes: int = FETCH_BYTES, meter: CostMeter | None = None
 ) -> AsyncIterator[Bucket]:
     """Give the bucket that the settings name, as it is; ``meter`` counts its requests."""
-    # Nothing else is needed, least of all the environment of an executor.
-    settings = Settings.model_construct(s3=s3)
-    async with open_bucket(settings, s3.bucket, meter=meter) as objects:
+    async with opened_store(s3, meter=meter) as objects:
         yield Bucket(objects, s3, fetch_bytes=fetch_bytes)
+
+
+def opened_store(
+    s3: S3Settings, *, meter: CostMeter | None = None
+) -> contextlib.AbstractAsyncContextManager[ObjectStore]:
+    """Give the objects of the bucket that the settings name."""
+    # Nothing else is needed, least of all the environment of an executor.
+    return open_bucket(Settings.model_construct(s3=s3), s3.bucket, meter=meter)
 
 
 def _created_ms(known: KnownManifest) -> int:

@@ -1,15 +1,15 @@
 """What a worker process of Spark keeps from one task to the next, and who makes its batches.
 
-A task of 64 MiB takes a fifth of a second, and so long does the S3 library take to open a client
-and to learn an index. Spark gives a worker one task after the other, of the same read mostly.
+A task of 64 MiB takes a fifth of a second, and so long does the S3 library take to open a client.
+Spark gives a worker one task after the other, of the same bucket mostly.
 
-Owns the thread on whose loop batches are made, one ahead of what Spark takes; the bucket that was
-read last, and the last copy in it.
+Owns the thread on whose loop batches are made, one ahead of what Spark takes, and the client of
+the bucket that was read last.
 
 Invariants:
     * Only tasks keep anything: elsewhere all is closed behind each read.
-    * What is kept is one bucket and one copy; they are used again only for the same settings,
-      keys included, and only where no other read of this process is in them.
+    * A client is used again only for the same settings, keys included. Nothing that it read is
+      kept: each task finds the bucket as it is by then.
     * At most one batch waits for Spark, while it is given another one.
     * Nothing here outlives the process, whose end closes it.
 """
@@ -24,8 +24,9 @@ from typing import Any, Final
 from pyspark import TaskContext
 
 from tierlog.offload.tier2_reader import ObjectHandle
+from tierlog.ports.objects import ObjectStore
 from tierlog.runtime.settings import S3Settings
-from tierlog_spark.bucket import Bucket, opened
+from tierlog_spark.bucket import Bucket, opened, opened_store
 from tierlog_spark.planning import StoredLedger
 
 Batches = AsyncGenerator[Any, None]
@@ -64,9 +65,8 @@ class _Kept:
 
     def __init__(self) -> None:
         self.loop: _LoopThread | None = None
-        self.wanted: tuple[S3Settings, int] | None = None
-        self.bucket: Bucket | None = None
-        self.copy: tuple[StoredLedger, ObjectHandle[Any]] | None = None
+        self.s3: S3Settings | None = None
+        self.store: ObjectStore | None = None
         self.in_use = False
         self.closing = contextlib.AsyncExitStack()
 
@@ -124,22 +124,17 @@ async def opened_copy(
         return
     _KEPT.in_use = True
     try:
-        bucket = await _kept_bucket((s3, fetch_bytes))
-        if _KEPT.copy is None or _KEPT.copy[0] != ledger:
-            _KEPT.copy = None
-            _KEPT.copy = (ledger, await bucket.open(ledger))
-        yield _KEPT.copy[1]
+        bucket = Bucket(await _kept_store(s3), s3, fetch_bytes=fetch_bytes)
+        yield await bucket.open(ledger)
     finally:
         _KEPT.in_use = False
 
 
-async def _kept_bucket(wanted: tuple[S3Settings, int]) -> Bucket:
-    if _KEPT.bucket is not None and _KEPT.wanted == wanted:
-        return _KEPT.bucket
-    _KEPT.bucket = _KEPT.copy = None
+async def _kept_store(s3: S3Settings) -> ObjectStore:
+    if _KEPT.store is not None and _KEPT.s3 == s3:
+        return _KEPT.store
+    _KEPT.store = None
     await _KEPT.closing.aclose()
-    s3, fetch_bytes = wanted
-    bucket = opened(s3, fetch_bytes=fetch_bytes)
-    _KEPT.bucket = await _KEPT.closing.enter_async_context(bucket)
-    _KEPT.wanted = wanted
-    return _KEPT.bucket
+    _KEPT.store = await _KEPT.closing.enter_async_context(opened_store(s3))
+    _KEPT.s3 = s3
+    return _KEPT.store

@@ -91,25 +91,21 @@ def read(monkeypatch: pytest.MonkeyPatch, kept: Any) -> Read:
 
 
 @pytest.mark.usefixtures("in_task")
-def test_tasks_of_one_ledger_read_one_copy_of_one_bucket(read: Read) -> None:
-    assert read(1) == read(1)
+def test_tasks_share_a_client_and_nothing_that_was_read(read: Read) -> None:
+    (first,), (again,), (other,) = read(1), read(1), read(2)
+    assert first[0].objects is again[0].objects is other[0].objects
+    assert first[0] is not again[0]
+    assert [one[1] for one in (first, again, other)] == [ledger(1), ledger(1), ledger(2)]
 
 
 @pytest.mark.usefixtures("in_task")
-def test_another_ledger_is_another_copy_in_the_same_bucket(read: Read) -> None:
-    (first,), (second,) = read(1), read(2)
-    assert first[0] is second[0]
-    assert (first[1], second[1]) == (ledger(1), ledger(2))
-
-
-@pytest.mark.usefixtures("in_task")
-def test_other_keys_are_another_bucket_and_close_the_one_before(read: Read, kept: Any) -> None:
+def test_other_keys_are_another_client_and_close_the_one_before(read: Read, kept: Any) -> None:
     (first,) = read(1)
     client = first[0].objects._requests._client
     (second,) = read(1, S3.model_copy(update={"secret_key": SecretStr("another")}))
-    assert second[0] is not first[0]
+    assert second[0].objects is not first[0].objects
     assert client._endpoint.http_session._sessions == {}
-    assert kept.bucket is second[0]
+    assert kept.store is second[0].objects
 
 
 @pytest.mark.usefixtures("in_task")
@@ -121,23 +117,23 @@ def test_two_at_once_do_not_share(read: Read) -> None:
     first = in_steps(batches())
     with contextlib.closing(first):
         (second,) = read(1, S3.model_copy(update={"secret_key": SecretStr("another")}))
-        assert next(first)[0] is not second[0]
+        assert next(first)[0].objects is not second[0].objects
     # The first of them kept what it had.
-    assert read(1)[0][0] is not second[0]
+    assert read(1)[0][0].objects is not second[0].objects
 
 
 @pytest.mark.usefixtures("in_task")
-def test_a_task_that_fails_leaves_the_bucket_to_the_next(read: Read) -> None:
+def test_a_task_that_fails_leaves_the_client_to_the_next(read: Read) -> None:
     (first,) = read(1)
     with pytest.raises(OSError, match="in the middle"):
         read(2, fails=True)
-    assert read(3)[0][0] is first[0]
+    assert read(3)[0][0].objects is first[0].objects
 
 
 def test_outside_of_tasks_nothing_is_kept(read: Read, kept: Any) -> None:
-    assert read(1)[0][0] is not read(1)[0][0]
+    assert read(1)[0][0].objects is not read(1)[0][0].objects
     assert kept.loop is None
-    assert kept.bucket is None
+    assert kept.store is None
 
 
 def test_the_next_batch_is_made_while_one_is_taken() -> None:
