@@ -24,8 +24,9 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 import aiohttp
@@ -35,7 +36,7 @@ from tests.plugins.fix_cluster import ServiceCluster
 from tierlog.client import open_client
 from tierlog.embedded.supervisor import EmbeddedServers
 from tierlog.model.attributes import EVENT_COUNT
-from tierlog.model.errors import TierlogError
+from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.model.policy import MIB, Policy
 from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.sections import LogSettings
@@ -48,6 +49,7 @@ POLICY: Final = Policy(
 )
 DONE_S_MAX: Final = 240.0
 EVENTS_KEY: Final = UUID(bytes=bytes(EVENT_COUNT))
+Answer = TypeVar("Answer")
 _EVENT: Final = re.compile(rb"(\w+)/(\d+)/\.*")
 
 
@@ -156,7 +158,7 @@ class Run:
         found: dict[str, list[int]] = {f"w{number}": [] for number in range(WRITERS)}
         troubles = list(self._troubles)
         async with open_client(self.cluster.settings) as client:
-            await _until_done(client.seal, self.stream)
+            await _until_done(partial(client.seal, self.stream))
             async for event in client.reader(self.stream).events():
                 match = _EVENT.fullmatch(event.payload)
                 name, number = (match[1].decode(), int(match[2])) if match else ("", 0)
@@ -165,7 +167,7 @@ class Run:
                     continue
                 found[name].append(number)
             counts = await client.attributes(self.stream).get([EVENTS_KEY])
-            offloads = await client.offloads()
+            offloads = await _until_done(client.offloads)
         states = Counter(str(one["state"]) for one in offloads if one["stream"] == self.stream)
         for name, numbers in found.items():
             troubles += differences(name, numbers, self.events)
@@ -184,14 +186,12 @@ def differences(name: str, numbers: list[int], count: int) -> list[str]:
     return [f"{name}: lost {lost[:9]}, twice {twice[:9]}, in order {numbers == sorted(numbers)}"]
 
 
-async def _until_done(seal: Callable[[str], Awaitable[object]], stream: str) -> None:
+async def _until_done(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Ask again while a service is away."""
     while True:
-        try:
-            await seal(stream)
-        except TierlogError:
-            await asyncio.sleep(0.2)
-        else:
-            return
+        with contextlib.suppress(RetryableError, IndeterminateError):
+            return await ask()
+        await asyncio.sleep(0.2)
 
 
 @contextlib.asynccontextmanager
