@@ -11,10 +11,12 @@ set -euo pipefail
 case "${1:-}" in
 driver)
     shift
+    : "${SPARK_DRIVER_BIND_ADDRESS:?is set by Spark in pods that it starts; else leave out the word driver}"
     exec spark-submit --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS" \
         --deploy-mode client "$@"
     ;;
 executor)
+    : "${SPARK_DRIVER_URL:?is set by Spark in pods that it starts; nobody else starts an executor so}"
     home=${SPARK_HOME:-$(find_spark_home.py)}
     # SPARK_JAVA_OPT_0, _1, …: an option each, in this order.
     options=()
