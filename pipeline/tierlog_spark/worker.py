@@ -3,8 +3,8 @@
 A task of 64 MiB takes a fifth of a second, and so long does the S3 library take to open a client.
 Spark gives a worker one task after the other, of the same bucket mostly.
 
-Owns that batches are made one ahead of what Spark takes, and the client of the bucket that was read
-last. Does not own the loop, which is the process's (``tierlog.client.blocking``).
+Owns the thread on whose loop batches are made, one ahead of what Spark takes, and the client of
+the bucket that was read last.
 
 Invariants:
     * Only tasks keep anything: elsewhere all is closed behind each read.
@@ -16,12 +16,13 @@ Invariants:
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterator
+from concurrent.futures import Future
 from typing import Any, Final
 
 from pyspark import TaskContext
 
-from tierlog.client.blocking import BACKGROUND
 from tierlog.offload.tier2_reader import ObjectHandle
 from tierlog.ports.objects import ObjectStore
 from tierlog.runtime.settings import S3Settings
@@ -31,10 +32,39 @@ from tierlog_spark.planning import StoredLedger
 Batches = AsyncGenerator[Any, None]
 
 
+class _LoopThread:
+    """A loop that runs on a thread of its own."""
+
+    def __init__(self) -> None:
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+        self._thread = threading.Thread(target=_run_loop, args=[started], daemon=True)
+        self._thread.start()
+        self._loop, self._over = started.result()
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Do something on it, from another thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        """End it, and what still runs on it."""
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+
+def _run_loop(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    async def until_over() -> None:
+        over = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), over))
+        await over.wait()
+
+    asyncio.run(until_over())
+
+
 class _Kept:
     """What the tasks of a process share. Spark gives it one at a time."""
 
     def __init__(self) -> None:
+        self.loop: _LoopThread | None = None
         self.s3: S3Settings | None = None
         self.store: ObjectStore | None = None
         self.in_use = False
@@ -59,13 +89,28 @@ def in_steps(batches: Batches) -> Generator[Any]:
             await asyncio.wait({stepping})
         await batches.aclose()
 
-    ahead = BACKGROUND.begin(step())
+    with _loop() as loop:
+        ahead = loop.begin(step())
+        try:
+            while (batch := ahead.result()) is not None:
+                ahead = loop.begin(step())
+                yield batch
+        finally:
+            loop.begin(end()).result()
+
+
+@contextlib.contextmanager
+def _loop() -> Iterator[_LoopThread]:
+    if TaskContext.get() is not None:
+        if _KEPT.loop is None:
+            _KEPT.loop = _LoopThread()
+        yield _KEPT.loop
+        return
+    loop = _LoopThread()
     try:
-        while (batch := ahead.result()) is not None:
-            ahead = BACKGROUND.begin(step())
-            yield batch
+        yield loop
     finally:
-        BACKGROUND.run(end())
+        loop.close()
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,6 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -26,16 +25,12 @@ class Background:
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run ``work`` on the loop and wait for its result."""
-        pending = self.begin(work)
+        pending = asyncio.run_coroutine_threadsafe(work, self._started())
         try:
             return pending.result()
         except BaseException:
             pending.cancel()
             raise
-
-    def begin(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run ``work`` on the loop, and don't wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._started())
 
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:

@@ -16,7 +16,6 @@ import pytest
 from pydantic import SecretStr
 from pyspark import TaskContext
 
-from tierlog.client.blocking import BACKGROUND
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import Tier2Location
 from tierlog.runtime.settings import S3Settings
@@ -59,7 +58,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     found = worker._Kept()
     monkeypatch.setattr(worker, "_KEPT", found)
     yield found
-    BACKGROUND.run(found.closing.aclose())
+    if found.loop is not None:
+        found.loop.begin(found.closing.aclose()).result()
+        found.loop.close()
 
 
 @pytest.fixture
@@ -131,6 +132,7 @@ def test_a_task_that_fails_leaves_the_client_to_the_next(read: Read) -> None:
 
 def test_outside_of_tasks_nothing_is_kept(read: Read, kept: Any) -> None:
     assert read(1)[0][0].objects is not read(1)[0][0].objects
+    assert kept.loop is None
     assert kept.store is None
 
 
