@@ -99,6 +99,10 @@ class CachedRanges:
         index = self._indexes.get(key)
         return at if index is None else index.held_end(at)
 
+    def unknown_end(self, key: str, at: int, end: int) -> int:
+        index = self._indexes.get(key)
+        return end if index is None else index.missing_end(at, end)
+
     def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
         self._have_index(key)
         addresses: list[int] = []

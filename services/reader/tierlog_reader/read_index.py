@@ -226,6 +226,11 @@ class ReadIndex:
             offset = entry.end
         return offset
 
+    def missing_end(self, offset: int, end: int) -> int:
+        """Return up to where no byte from this one on is in memory, ``end`` at most."""
+        entry = next(self._from(offset), None)
+        return end if entry is None else min(end, max(offset, entry.start))
+
     def _from(self, offset: int) -> Iterator[Entry]:
         """Yield entries in order, from the one that holds ``offset`` or is the next behind it."""
         at = self._entries.bisect_right(offset) - 1

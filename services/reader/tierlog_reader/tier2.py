@@ -14,9 +14,11 @@ Invariants:
 
 import asyncio
 import contextlib
+import itertools
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -48,8 +50,10 @@ log = structlog.get_logger()
 ENDS_MAX: Final = 4096
 # Ledgers that are opened ahead for one reader; more would send away what others have open.
 LEDGERS_AHEAD_MAX: Final = 2
-# Requests grow fourfold and what is read ahead twofold: some are on their way at once all the time,
-# and places are left for who jumps about.
+# So many fetches ahead of those who read one copy: who reads on does not wait for the last of one
+# before the next begins.
+FETCHES_AHEAD_MAX: Final = 3
+# What is read ahead grows twofold at least, and holds two requests, as long as those grow.
 AHEAD_GROWTH_MAX: Final = 2
 DOUBLINGS_MAX: Final = 10
 # A handle with its metadata; a block of an index, and a page in a side object's header.
@@ -118,7 +122,7 @@ class ObjectTier:
         # Where reads ended, and how much was read up to there without a gap.
         self._ends: OrderedDict[tuple[UUID, int], int] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
-        self._ahead: dict[UUID, asyncio.Task[None]] = {}
+        self._ahead: dict[UUID, set[asyncio.Task[None]]] = {}
 
     def __repr__(self) -> str:
         return f"<ObjectTier {len(self._handles)} open, {len(self._ahead)} read ahead>"
@@ -133,7 +137,7 @@ class ObjectTier:
                     yield
                 finally:
                     self._group = None
-                    for task in self._ahead.values():
+                    for task in itertools.chain.from_iterable(self._ahead.values()):
                         task.cancel()
         finally:
             for uuid in list(self._handles):
@@ -210,17 +214,28 @@ class ObjectTier:
         following: Following | None,
         gone_on: int,
     ) -> None:
-        if self._group is None or uuid in self._ahead:
+        tasks = self._ahead.setdefault(uuid, set())
+        if self._group is None or len(tasks) >= FETCHES_AHEAD_MAX:
             return
         growth = 1 << min(gone_on // self._limits.ahead_bytes, DOUBLINGS_MAX)
+        # Who reads beside others leaves them room in memory.
+        growth = max(1, min(growth, self._ranges.limits.growth_max // len(self._ahead)))
         task = self._group.create_task(self._fetch_ahead(opened, entry_id, following, growth))
-        self._ahead[uuid] = task
-        task.add_done_callback(lambda _: self._ahead.pop(uuid, None))
+        tasks.add(task)
+        task.add_done_callback(partial(self._fetched_ahead, uuid))
+
+    def _fetched_ahead(self, uuid: UUID, task: asyncio.Task[None]) -> None:
+        self._ahead[uuid].discard(task)
+        if not self._ahead[uuid]:
+            del self._ahead[uuid]
 
     async def _fetch_ahead(
         self, opened: _Open, entry_id: EntryId, following: Following | None, growth: int
     ) -> None:
-        left = self._limits.ahead_bytes * min(growth, AHEAD_GROWTH_MAX)
+        left = max(
+            self._limits.ahead_bytes * min(growth, AHEAD_GROWTH_MAX),
+            AHEAD_GROWTH_MAX * growth * self._ranges.limits.range_bytes,
+        )
         ledger_id = opened.handle.ledger_id
         try:
             for others_left in reversed(range(LEDGERS_AHEAD_MAX + 1)):

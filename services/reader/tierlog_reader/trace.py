@@ -155,6 +155,10 @@ class TracedMemory:
         """See ``RangeMemory``."""
         return self._memory.known_end(key, at)
 
+    def unknown_end(self, key: str, at: int, end: int) -> int:
+        """See ``RangeMemory``."""
+        return self._memory.unknown_end(key, at, end)
+
     def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
         """See ``RangeMemory``."""
         return self._memory.blank(key, start, size, ahead=ahead)

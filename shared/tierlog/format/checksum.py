@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, Protocol
 
+import numpy as np
 from crc32c import crc32c as _crc32c
+from numpy.typing import NDArray
 
 from tierlog.model.errors import CorruptError
 
@@ -71,23 +73,22 @@ def crc32c_joined(first: int, second: int, second_len: int) -> int:
 
 
 class CrcJoiner:
-    """Joins checksums of buffers whose second always has the same length."""
+    """Joins checksums of buffers whose second always has the same length, many at a time."""
 
     def __init__(self, second_len: int) -> None:
         power = _power_of_x(second_len)
         columns = [_times(power, 1 << bit) for bit in range(CRC32C_BITS)]
-        self._tables = [_table(columns[start : start + 8]) for start in range(0, CRC32C_BITS, 8)]
+        self._tables = [
+            np.array(_table(columns[start : start + 8]), np.uint32)
+            for start in range(0, CRC32C_BITS, 8)
+        ]
 
-    def __call__(self, first: int, second: int) -> int:
-        """Return the checksum of both back to back."""
+    def __call__(self, first: NDArray[np.uint32], second: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return the checksum of each pair back to back."""
         one, two, three, four = self._tables
-        return (
-            one[first & 0xFF]
-            ^ two[first >> 8 & 0xFF]
-            ^ three[first >> 16 & 0xFF]
-            ^ four[first >> 24]
-            ^ second
-        )
+        moved = one[first & 0xFF] ^ two[first >> 8 & 0xFF] ^ three[first >> 16 & 0xFF]
+        joined: NDArray[np.uint32] = moved ^ four[first >> 24] ^ second
+        return joined
 
 
 def _table(columns: list[int]) -> list[int]:

@@ -7,14 +7,20 @@ the bytes of side objects (``tierlog.format.side``), nor of data objects.
 Who fills blocks hands over every byte of the data object once, in order: ``add`` for headers and
 padding, ``add_frames`` for whole frames, ``end_part`` behind a block's last byte.
 
+Bytes are looked at as they come, for their checksum; the rest is counted once a part, for all of
+its frames together: a run of frames is short, and what it costs beside its bytes comes again with
+every one.
+
 Invariants:
     * Grain g is the bytes from ``g * grain_len`` on, whatever lies there; the last may be shorter.
-    * A call costs the same however many entries the frames have.
+    * Nothing is done for each entry, nor held for each beside the offsets that came with a run;
+      those are held until the part ends, as its bytes are.
     * A run's publish times count for the grains in which its entries begin.
 """
 
 import hashlib
 from array import array
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -57,6 +63,16 @@ class GrainColumns(NamedTuple):
         return GrainColumns._make(column[start:stop] for column in self)
 
 
+class Frames(NamedTuple):
+    """Whole frames that went by: where in the object, and what is known of them."""
+
+    start: int
+    first_entry_id: int
+    offsets: Offsets
+    publish_ms_min: int
+    publish_ms_max: int
+
+
 class GrainSums:
     """Counts what goes by; ``columns`` gives what was counted, once all did."""
 
@@ -65,17 +81,18 @@ class GrainSums:
         self.grain_len: Final = grain_len
         self.data_len = 0
         self._sha256 = hashlib.sha256() if with_sha256 else None
-        # Of the bytes since the later of a grain's and a part's beginning.
-        self._crc = 0
-        self._crc_len = 0
-        self._room = grain_len
-        # What came before those: of the part, and of the grain where a part ended within it.
-        self._part_crc = 0
-        self._grain_crc = 0
         self._join = _joiner(grain_len)
+        # Of the part that goes by: where it began, its checksum so far, what that was at each
+        # border of a grain, and its frames.
+        self._part_start = 0
+        self._crc = 0
+        self._crcs_at_borders = array("I")
+        self._frames: list[Frames] = []
+        # How much the grain that goes by still lacks; the checksum of what earlier parts had of it.
+        self._room = grain_len
+        self._begun_crc = 0
+        # Of all parts before it.
         self._crcs = array("I")
-        # The start of the first grain that has no entry yet.
-        self._wanted = 0
         self._firsts = array("q")
         self._offsets = array("I")
         self._mins = array("q")
@@ -86,26 +103,23 @@ class GrainSums:
 
     def add(self, buffer: Buffer) -> None:
         """Count bytes that hold no entry: a block's header, its padding."""
-        length = len(buffer)
+        length, room, crc = len(buffer), self._room, self._crc
         if self._sha256 is not None:
             self._sha256.update(buffer)
         self.data_len += length
-        if length < self._room:
-            self._crc = crc32c(buffer, self._crc)
-            self._crc_len += length
-            self._room -= length
-            return
-        view, at = memoryview(buffer), 0
-        while length - at >= self._room:
-            end = at + self._room
-            self._crc = crc32c(view[at:end], self._crc)
-            self._crc_len += self._room
-            self._end_grain()
-            at = end
+        at = 0
+        if length >= room:
+            buffer = memoryview(buffer)
+            while length - at >= room:
+                crc = crc32c(buffer[at : at + room], crc)
+                self._crcs_at_borders.append(crc)
+                at += room
+                room = self.grain_len
+            buffer = buffer[at:]
         if at < length:
-            self._crc = crc32c(view[at:], self._crc)
-            self._crc_len += length - at
-            self._room -= length - at
+            crc = crc32c(buffer, crc)
+        self._crc = crc
+        self._room = room - (length - at)
 
     def add_frames(
         self,
@@ -116,82 +130,115 @@ class GrainSums:
         publish_ms_max: int = 0,
     ) -> None:
         """Count whole frames; only differences between ``offsets``, one a frame, matter."""
-        start, base = self.data_len, int(offsets[0])
-        if publish_ms_max:
-            last_start = start + int(offsets[-1]) - base
-            self._note_times(start, last_start, publish_ms_min, publish_ms_max)
-        end = start + len(frames)
-        while self._wanted < end:
-            number = 0
-            if self._wanted > start:
-                # Of the column's own type: an integer of Python's would convert all of it.
-                number = int(offsets.searchsorted(np.uint32(self._wanted - start + base)))
-                if number == len(offsets):
-                    break
-            at = start + int(offsets[number]) - base
-            self._note_entry(first_entry_id + number, at, at // self.grain_len + 1)
+        start = self.data_len
         self.add(frames)
+        self._frames.append(Frames(start, first_entry_id, offsets, publish_ms_min, publish_ms_max))
 
     def end_part(self) -> int:
         """Return the checksum of all bytes since the last call."""
-        part = self._part_crc
-        if self._crc_len:
-            part = crc32c_joined(part, self._crc, self._crc_len)
-            self._grain_crc = crc32c_joined(self._grain_crc, self._crc, self._crc_len)
-        self._part_crc = self._crc = self._crc_len = 0
+        part, length = self._crc, self.data_len - self._part_start
+        self._end_grains(part, length)
+        self._end_frames()
+        self._crc, self._part_start = 0, self.data_len
         return part
 
     def columns(self, entry_count: int) -> GrainColumns:
         """Return a row for every grain of the data object, whose last byte was added."""
-        self.end_part()
-        crcs = self._crcs[:]
-        if self._room < self.grain_len:
-            crcs.append(self._grain_crc)
-        self._note_entry(entry_count, self.data_len, len(crcs))
+        crcs = self.crcs()
+        self._note_last(entry_count, len(crcs))
         self._grow_times(len(crcs))
         mins, maxs = np.array(self._mins), np.array(self._maxs)
         mins[maxs == 0] = 0
         return GrainColumns(
             np.array(self._firsts, np.int64),
             np.array(self._offsets, np.uint32),
-            np.array(crcs, np.uint32),
+            crcs,
             mins.astype(np.int64),
             maxs.astype(np.int64),
         )
+
+    def crcs(self) -> UInt32s:
+        """Return the checksum of every grain, the last one as far as it was added."""
+        self.end_part()
+        last = [self._begun_crc] if self._room < self.grain_len else []
+        return np.array([*self._crcs, *last], np.uint32)
 
     def sha256(self) -> bytes:
         """Return the digest of all bytes; empty when it was not wanted."""
         return self._sha256.digest() if self._sha256 is not None else b""
 
-    def _end_grain(self) -> None:
-        crc, length = self._crc, self._crc_len
-        if length == self.grain_len:
-            self._part_crc = self._join(self._part_crc, crc)
-            self._crcs.append(crc)
-        else:
-            self._part_crc = crc32c_joined(self._part_crc, crc, length)
-            self._crcs.append(crc32c_joined(self._grain_crc, crc, length))
-        self._crc = self._crc_len = self._grain_crc = 0
-        self._room = self.grain_len
+    def _end_grains(self, part: int, length: int) -> None:
+        """Make the checksums of grains out of the part's own at their borders."""
+        if not self._crcs_at_borders:
+            self._begun_crc = crc32c_joined(self._begun_crc, part, length)
+            return
+        at_borders = np.array(self._crcs_at_borders, np.uint32)
+        behind = self.grain_len - self._room
+        first_len = length - behind - (len(at_borders) - 1) * self.grain_len
+        self._crcs.append(crc32c_joined(self._begun_crc, int(at_borders[0]), first_len))
+        # What joins a checksum to what is before it takes that off again.
+        self._crcs.frombytes(self._join(at_borders[:-1], at_borders[1:]).tobytes())
+        self._begun_crc = crc32c_joined(int(at_borders[-1]), part, behind) if behind else 0
+        self._crcs_at_borders = array("I")
 
-    def _note_entry(self, entry_id: int, at: int, grains: int) -> None:
-        """Note an entry that begins at ``at`` as the first of all grains up to ``grains``."""
+    def _end_frames(self) -> None:
+        """Find each grain's first entry, and its publish times, among the part's frames."""
+        if not self._frames:
+            return
+        starts, firsts, offsets, lows, highs = zip(*self._frames, strict=True)
+        begun = np.array(starts, np.int64)
+        origins = begun - np.array([of.item(0) for of in offsets], np.int64)
+        lasts = origins + np.array([of.item(-1) for of in offsets], np.int64)
+        self._note_firsts(begun, origins, firsts, offsets, lasts.item(-1))
+        high = np.array(highs, np.int64)
+        if (timed := high > 0).any():
+            low = np.array(lows, np.int64)
+            self._note_times(begun[timed], lasts[timed], low[timed], high[timed])
+        self._frames = []
+
+    def _note_firsts(
+        self,
+        starts: Int64s,
+        origins: Int64s,
+        firsts: Sequence[int],
+        offsets: Sequence[Offsets],
+        last_start: int,
+    ) -> None:
+        """Note the first entry of each grain that begins at the last frame or before it.
+
+        ``origins``: where offset 0 of each run of frames would lie.
+        """
+        known = len(self._firsts)
+        borders = np.arange(known, last_start // self.grain_len + 1) * self.grain_len
+        # What began before the part's first frame has that one for its first entry.
+        runs = np.maximum(np.searchsorted(starts, borders, "right") - 1, 0)
+        # Of the offsets' own type: an integer of Python's would convert a column for each look.
+        wanted = np.maximum(borders, starts[runs]) - origins[runs]
+        begins = origins.tolist()
+        of_borders = zip(borders.tolist(), runs.tolist(), wanted.astype(np.uint32), strict=True)
+        for border, run, offset in of_borders:
+            number = int(offsets[run].searchsorted(offset))
+            if number == len(offsets[run]):
+                run, number = run + 1, 0  # noqa: PLW2901 - behind its last frame is the next run
+            self._firsts.append(firsts[run] + number)
+            self._offsets.append(begins[run] + offsets[run].item(number) - border)
+
+    def _note_last(self, entry_count: int, grains: int) -> None:
+        """Note that behind the last entry's start there is none, in ``grains`` grains in all."""
         for number in range(len(self._firsts), grains):
-            self._firsts.append(entry_id)
-            self._offsets.append(at - number * self.grain_len)
-        self._wanted = max(self._wanted, grains * self.grain_len)
+            self._firsts.append(entry_count)
+            self._offsets.append(self.data_len - number * self.grain_len)
 
-    def _note_times(self, start: int, last_start: int, low: int, high: int) -> None:
-        number, last = start // self.grain_len, last_start // self.grain_len
-        mins, maxs = self._mins, self._maxs
-        if len(maxs) <= last:
-            self._grow_times(last + 1)
-        while number <= last:
-            if low < mins[number]:  # noqa: PLR1730 - once a run, at half the cost of min()
-                mins[number] = low
-            if high > maxs[number]:  # noqa: PLR1730
-                maxs[number] = high
-            number += 1
+    def _note_times(self, starts: Int64s, lasts: Int64s, lows: Int64s, highs: Int64s) -> None:
+        grains, stops = starts // self.grain_len, lasts // self.grain_len
+        self._grow_times(int(stops[-1]) + 1)
+        mins = np.frombuffer(self._mins, np.int64)
+        maxs = np.frombuffer(self._maxs, np.int64)
+        while len(grains):
+            np.minimum.at(mins, grains, lows)
+            np.maximum.at(maxs, grains, highs)
+            more = grains < stops
+            grains, stops, lows, highs = grains[more] + 1, stops[more], lows[more], highs[more]
 
     def _grow_times(self, grains: int) -> None:
         missing = grains - len(self._maxs)

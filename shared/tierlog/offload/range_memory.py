@@ -78,6 +78,10 @@ class RangeMemory(Protocol):
         """Return up to where all is kept from ``at`` on; ``at`` itself: not even that byte."""
         ...
 
+    def unknown_end(self, key: str, at: int, end: int) -> int:
+        """Return up to where nothing is kept from ``at`` on, ``end`` at most."""
+        ...
+
     def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
         """Return room for what is about to be fetched; None: there is none.
 
@@ -148,6 +152,13 @@ class LastRanges:
         while (extent := self._at(key, at)) is not None:
             at = extent.end
         return at
+
+    def unknown_end(self, key: str, at: int, end: int) -> int:
+        if self._at(key, at) is not None:
+            return at
+        extents = self._by_key.get(key, [])
+        number = bisect_right(extents, at, key=attrgetter("start"))
+        return min(end, extents[number].start) if number < len(extents) else end
 
     def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
         return LooseBlank(start, size, lambda body: self._put(Extent(key, start, body)))

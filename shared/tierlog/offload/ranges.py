@@ -112,6 +112,8 @@ class _Flight:
 
     for_nobody: bool = False
     """It was begun ahead of all who read."""
+    stop: int = 0
+    """The number of the unit behind its last one."""
     waiters: list[_Waiter] = field(default_factory=list)
 
     @property
@@ -203,6 +205,8 @@ class Ranges:
         """
         size, kept = self.limits.range_bytes, self.limits.kept_bytes_max
         growth = max(1, min(growth, self.limits.growth_max, kept // (GROWN_KEPT_MIN * size)))
+        if growth > 1:  # whole requests, or what is left of one comes as a short one
+            end = -(-end // (growth * size)) * growth * size
         end = min(end, source.size, start + max(kept // 2, size))
         if start >= end:
             return
@@ -269,8 +273,10 @@ class Ranges:
 
     def _unknown_stop(self, source: Source, first: int, stop: int) -> int:
         """Return up to where units are neither kept nor on their way; the first one is not."""
-        end = first + 1
-        while end < stop and not self._known(source, end):
+        unit = self._unit_of(source)
+        missing_end = self._memory.unknown_end(source.key, first * unit, stop * unit)
+        end, stop = first + 1, -(-missing_end // unit)
+        while end < stop and _UnitId(source.key, end * unit) not in self._flying:
             end += 1
         return end
 
@@ -308,9 +314,13 @@ class Ranges:
         """Fetch what is missing of some units, until there is no room for it."""
         unit = self._unit_of(source)
         while number < stop:
-            if self._known(source, number):
-                # Most of what is ahead of who reads on is there already.
-                end = self._memory.known_end(source.key, number * unit)
+            # Most of what is ahead of who reads on is there already, or on its way.
+            flight = self._flying.get(_UnitId(source.key, number * unit))
+            if flight is not None:
+                number = flight.stop
+                continue
+            end = self._memory.known_end(source.key, number * unit)
+            if end > number * unit:
                 number = stop if end >= source.size else max(number + 1, end // unit)
                 continue
             upto = self._unknown_stop(source, number, stop)
@@ -329,6 +339,7 @@ class Ranges:
 
         False: there is none, and it was to be ahead. Within ``run`` it may return before it landed.
         """
+        flight.stop = span.units[-1].start // self._unit_of(source) + 1
         self._flying.update(dict.fromkeys(span.units, flight))
         try:
             await self._slots.acquire()

@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 import structlog
 
-from tierlog.format.checksum import Buffer, crc32c_of
+from tierlog.format.checksum import Buffer
 from tierlog.format.frame import FRAME_HEADER_LEN
-from tierlog.format.grains import GrainColumns
+from tierlog.format.grains import GrainColumns, GrainSums
 from tierlog.format.index import ObjectIndex
 from tierlog.format.side import (
     PAGE_LEN,
@@ -41,7 +41,7 @@ from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.offsets import Note
 from tierlog.offload.ranges import object_gone
 from tierlog.ports.cache import SharedCache
-from tierlog.ports.filling import cut, length_of
+from tierlog.ports.filling import length_of
 from tierlog.ports.objects import ObjectReads
 
 log = structlog.get_logger()
@@ -224,10 +224,13 @@ class SideReader:
         size = self.grain_len
         assert start % size == 0
         first = start // size
-        sums = await self._column("crcs", first, first + -(-length_of(body) // size))
-        for number, expected in enumerate(sums.tolist()):
-            if crc32c_of(cut(body, number * size, (number + 1) * size)) != expected:
-                self._damaged(first + number)
+        expected = await self._column("crcs", first, first + -(-length_of(body) // size))
+        found = GrainSums(size)
+        for buffer in body:
+            found.add(buffer)
+        differs = found.crcs() != expected
+        if differs.any():
+            self._damaged(first + int(differs.argmax()))
 
     def forget(self) -> None:
         """Drop what is kept of the pages."""

@@ -407,7 +407,7 @@ class ReaderSettings(_Section):
 
     listen: ReaderListenSettings = ReaderListenSettings()
     range_bytes: PositiveBytes = 1 * MIB
-    range_growth_max: int = Field(default=4, gt=0)
+    range_growth_max: int = Field(default=16, gt=0)
     """Ahead of who reads on and on requests grow to so many ranges; the cache holds 16 of them."""
     ranges_in_flight_max: int = Field(default=8, gt=0)
     cache_bytes_max: int = Field(default=256 * MIB, ge=2 * MIB)

@@ -22,7 +22,7 @@ async def fetch_costs(address: str, *, timeout_s: float, security: SecuritySetti
     finally:
         await service.close()
     try:
-        return Costs.model_validate_json(answer.body)
+        return Costs.model_validate_json(bytes(answer.body))
     except ValidationError as error:
         raise RefusedError(
             f"what {address} answers are no counts of requests",

@@ -272,7 +272,7 @@ def test_what_fetching_ahead_meets_is_no_readers_error():
         (10**6, 2, 4, [200] * 8),
         (10**6, 99, 4, [400] * 4),
         (10**6, 99, 2, [200] * 8),
-        (16 * 399, 99, 4, [300] * 5 + [100]),  # it holds 16 requests of three ranges
+        (16 * 399, 99, 4, [300] * 6),  # it holds 16 requests of three ranges; all are whole
         (16 * 200 - 1, 99, 4, [100] * 16),
     ],
 )

@@ -282,9 +282,9 @@ async def test_what_nobody_uses_is_given_back_and_the_ticks_end_with_the_run():
         touched = memory.store.state().touched
         assert touched >= 6 * MIB
         await asyncio.sleep(8)
-        assert memory.get("a", 0, 1) is not None
+        assert memory.get("e", 0, 1) is not None
         await asyncio.sleep(8)
-        assert list(memory._indexes) == ["a"]
+        assert list(memory._indexes) == ["e"]
         await asyncio.sleep(8)
         assert memory.store.entries == len(memory._indexes) == 0
         assert memory.store.state().touched == touched, (

@@ -3,20 +3,22 @@
 Owns the order in which entries go, room that is promised to fetches, and who gets some. Does not
 own the entries (``read_index``) nor the bytes (``store``). It asks for no time: its owner ticks.
 
-Each entry carries the *generation* in which it was last used; a tick begins a new one. Entries
-stand in lines, the longest unused first:
+Each entry carries the *generation* in which it was last used; a tick begins a new one. It carries
+too how much had come into the cache until then, for who reads all of the cache in less than a
+generation has a past as well. Entries stand in lines, the longest unused first:
 
     line      entries                                  go for
     UNSTORED  bytes that tier 2 does not have          nothing
     AHEAD     fetched ahead, not read yet              what is needed now, once ``patience``
                                                        generations old
     READ      all others                               what is needed now; for fetching ahead only
-                                                       what this generation did not use
+                                                       once *past*: not used in this generation, or
+                                                       not while ``past`` of the cache came in
 
     who asks for room                        is let in up to  and may send away
     TAIL    the newest bytes of a stream     all              READ, then AHEAD of any age
     WANTED  what a reader waits for          ``full``         READ, then AHEAD that is old
-    AHEAD   what it will want next           ``target``       READ of earlier generations, old AHEAD
+    AHEAD   what it will want next           ``target``       READ that is past, AHEAD that is old
 
 So a cache that fills slows fetching ahead first, then what is read is served without being kept,
 and only the tail uses the last of it. What is not let in is no failure.
@@ -64,6 +66,7 @@ class Thresholds:
 
     target: float = 0.75
     full: float = 0.90
+    past: float = 0.25
     patience: int = 10
     """Generations that what was fetched ahead may go unread."""
     idle: int = 1800
@@ -71,7 +74,7 @@ class Thresholds:
     victims_max: int = 256
 
     def __post_init__(self) -> None:
-        assert 0 < self.target < self.full < 1, self
+        assert 0 < self.past < self.target < self.full < 1, self
         assert 0 < self.patience <= self.idle, self
         assert self.victims_max > 0, self
 
@@ -94,6 +97,8 @@ class Entry:
     address: int
     line: Line
     generation: int
+    came_bytes: int = 0
+    """What had come into the cache when it was last used."""
     pins: int = 0
     forgotten: bool = False
     """Its owner has it no more; its bytes go with the last pin."""
@@ -122,6 +127,7 @@ class CacheManager:
             Line.READ: OrderedDict(),
         }
         self.generation = 1
+        self.came_bytes = 0
         self.promised_bytes = 0
         self.owners_bytes = 0
         """What owners take beside the pool; they keep it up to date."""
@@ -196,13 +202,17 @@ class CacheManager:
     def _candidates(self, who: Asks) -> Iterator[Entry]:
         """Yield who may go, who is to go first first."""
         for entry in self._lines[Line.READ]:
-            if who is Asks.AHEAD and entry.generation == self.generation:
+            if who is Asks.AHEAD and not self._is_past(entry):
                 break
             yield entry
         for entry in self._lines[Line.AHEAD]:
             if who is not Asks.TAIL and self.generation - entry.generation < self._at.patience:
                 break
             yield entry
+
+    def _is_past(self, entry: Entry) -> bool:
+        since = self.came_bytes - entry.came_bytes
+        return entry.generation != self.generation or since >= self._at.past * self._store.bytes_max
 
     def _send_away(self, entry: Entry, why: str) -> None:
         del self._lines[entry.line][entry]
@@ -228,6 +238,7 @@ class CacheManager:
 
     def add(self, entry: Entry) -> None:
         """Begin to watch an entry, as the last to go."""
+        self.came_bytes += entry.length
         if entry.line is Line.AHEAD:
             self.ahead_bytes += entry.length
         self._enter(entry)
@@ -266,7 +277,7 @@ class CacheManager:
         self.unpin(entry)
 
     def _enter(self, entry: Entry) -> None:
-        entry.generation = self.generation
+        entry.generation, entry.came_bytes = self.generation, self.came_bytes
         if entry.pins == 0 and entry.line is not Line.UNSTORED:
             self._lines[entry.line][entry] = None
 

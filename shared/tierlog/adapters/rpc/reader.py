@@ -5,6 +5,7 @@ from typing import Any, Final
 from urllib.parse import quote
 from uuid import UUID
 
+from tierlog.adapters.pieces import Pieces
 from tierlog.adapters.rpc.rest import HttpAnswer, RestService
 from tierlog.format.checksum import crc32c
 from tierlog.model.errors import CorruptError, RetryableError
@@ -13,6 +14,10 @@ from tierlog.model.position import Edge, Position, parse_position
 from tierlog.ports.reads import FramesAnswer, ServedLedger, ServedLedgers
 from tierlog.runtime.calling import PLAIN, Calling
 
+PIECE_BYTES: Final = 4 * 1024 * 1024
+"""As much as who reads on asks for at once, unless told otherwise."""
+# The answer that is looked at, the one that is coming, and one that somebody still holds.
+PIECES_KEPT: Final = 3
 _NO_CONTENT: Final = 204
 
 
@@ -21,6 +26,7 @@ class HttpReads:
 
     def __init__(self, address: str, *, timeout_s: float, calling: Calling = PLAIN) -> None:
         self._service = RestService(address, name="reader", timeout_s=timeout_s, calling=calling)
+        self._pieces = Pieces(piece_bytes=PIECE_BYTES, kept_bytes_max=PIECES_KEPT * PIECE_BYTES)
 
     def __repr__(self) -> str:
         return f"<HttpReads {self._service!r}>"
@@ -43,7 +49,9 @@ class HttpReads:
         if entries_max is not None:
             params["entries_max"] = str(entries_max)
         path = f"/v1/streams/{quote(stream, safe='')}/runs"
-        answer = await self._service.call("GET", path, params=params, wait_s=wait_s)
+        answer = await self._service.call(
+            "GET", path, params=params, wait_s=wait_s, pieces=self._pieces
+        )
         try:
             resume = parse_position(answer.headers["Tierlog-Next"])
             if answer.status == _NO_CONTENT:

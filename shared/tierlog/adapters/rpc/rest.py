@@ -13,12 +13,14 @@ import aiohttp
 import orjson
 from aiohttp.connector import NEEDS_CLEANUP_CLOSED
 
+from tierlog.adapters.pieces import Pieces
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
 from tierlog.runtime.calling import PLAIN, Calling
 from tierlog.runtime.clusters import CLUSTER_ID
 from tierlog.runtime.errors import error_of_problem
 
 CONNECT_S_MAX: Final = 5.0
+PIECED_MIN: Final = 64 * 1024
 
 
 class HttpAnswer(NamedTuple):
@@ -26,7 +28,22 @@ class HttpAnswer(NamedTuple):
 
     status: int
     headers: Mapping[str, str]
-    body: bytes
+    body: bytes | memoryview
+
+
+async def _received(response: aiohttp.ClientResponse, pieces: Pieces | None) -> bytes | memoryview:
+    """Return the body, in a piece where it is worth one."""
+    length = response.content_length
+    coded = "Content-Encoding" in response.headers
+    if pieces is None or coded or length is None or not PIECED_MIN <= length <= pieces.piece_bytes:
+        return await response.read()
+    body, at = pieces.lend()[:length], 0
+    async for came in response.content.iter_any():
+        body[at : at + len(came)] = came
+        at += len(came)
+    if at != length:
+        raise aiohttp.ClientPayloadError(f"{at} bytes came of {length}")
+    return body.toreadonly()
 
 
 class RestService:
@@ -52,8 +69,12 @@ class RestService:
         params: Mapping[str, str] | None = None,
         body: object = None,
         wait_s: float = 0.0,
+        pieces: Pieces | None = None,
     ) -> HttpAnswer:
-        """Send one request; ``wait_s`` is how long the service was asked to wait by itself."""
+        """Send one request; ``wait_s`` is how long the service was asked to wait by itself.
+
+        ``pieces``: where a long body is received to; fresh memory costs more than its checksum.
+        """
         if self._session is None:
             # Connections that are dropped over TLS go with the session, not with their farewell.
             connector = aiohttp.TCPConnector(enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
@@ -81,9 +102,11 @@ class RestService:
             ) as response:
                 told = response.headers.get(CLUSTER_ID)
                 self._calling.check(told, where=f"{self._name} at {self._base}")
-                content = await response.read()
+                content = await _received(response, pieces)
                 if response.status >= 400:
-                    raise error_of_problem(content, status=response.status, source=self._name)
+                    raise error_of_problem(
+                        bytes(content), status=response.status, source=self._name
+                    )
                 return HttpAnswer(response.status, response.headers, content)
         except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
             raise self._unreachable(error) from error

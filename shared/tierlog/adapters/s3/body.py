@@ -17,7 +17,7 @@ from typing import Final
 
 from tierlog.ports.files import Buffer
 
-CHUNK_BYTES: Final = 256 * 1024
+CHUNK_BYTES: Final = 512 * 1024
 JOIN_BELOW_BYTES: Final = 128 * 1024
 
 Pace = Callable[[int], Awaitable[None]]
