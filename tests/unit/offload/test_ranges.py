@@ -288,6 +288,35 @@ def test_requests_ahead_grow_within_the_limits(kept, growth, growth_max, lengths
     run_virtual(main())
 
 
+def test_long_requests_end_at_borders_too():
+    """What would be left of one would come as a short one, a read later."""
+
+    async def main():
+        objects, ranges = slow_ranges(range_bytes=100)
+        objects.answers.set()
+        await ranges.warm(Source("k", SIZE), 0, 450, growth=4)
+        await ranges.warm(Source("k", SIZE), 100, 550, growth=4)
+        await ranges.warm(Source("k", SIZE), 400, 850, growth=4)
+        assert objects.lengths == [400, 400, 400]
+
+    run_virtual(main())
+
+
+def test_what_is_on_its_way_is_asked_for_once():
+    async def main():
+        objects, ranges = slow_ranges(range_bytes=100)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(ranges.warm(Source("k", SIZE), 0, 1600, growth=4))
+            await asyncio.sleep(1)
+            objects.answers.set()
+        assert sorted(objects.asked) == [0, 400, 800, 1200]
+        assert await ranges.read(Source("k", SIZE), 0, 1600) == BODY[:1600]
+        assert ranges.fetches == 4
+
+    run_virtual(main())
+
+
 def test_long_requests_begin_at_borders_and_leave_out_what_is_there():
     async def main():
         objects, ranges = slow_ranges(range_bytes=100)

@@ -9,6 +9,7 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.model.position import Edge, Position
 from tierlog.offload.ranges import RangeLimits
+from tierlog_reader.tier2 import FETCHES_AHEAD_MAX
 from tierlog_reader.views import AgedCache
 
 ENTRIES = [b"%04d" % number * 12 for number in range(60)]
@@ -128,6 +129,54 @@ async def test_who_reads_on_and_on_is_fetched_ahead_for_by_longer_requests():
             lengths[growth_max] = ranges.bytes_fetched / ranges.fetches
     assert lengths[1] <= 256
     assert lengths[4] > 512
+
+
+SLOW = RangeLimits(range_bytes=256, in_flight_max=8, kept_bytes_max=50_000, growth_max=8)
+
+
+async def grown_lengths(world, ledgers, entries) -> float:
+    """Read ledgers beside each other from a slow store; return how long requests were at last."""
+    faults = Faults(world.rng, rates=FaultRates(delay_s_max=2.0))
+    async with world.reader(limits=SLOW, objects_faults=faults) as source:
+        ranges = source._tier2._ranges
+
+        async def read(ledger):
+            where: Position | Edge = at(ledger, 0)
+            for number in range(len(entries) // 2):
+                answer = await source.read(STREAM, where, budget(entries=1))
+                assert payloads(answer) == entries[number : number + 1]
+                where = answer.resume
+
+        async with asyncio.TaskGroup() as group:
+            for ledger in ledgers:
+                group.create_task(read(ledger))
+        return ranges.bytes_fetched / ranges.fetches
+
+
+@on_virtual_time
+async def test_those_who_read_beside_each_other_share_how_long_requests_grow():
+    entries = [b"%05d" % number * 20 for number in range(600)]
+    world, ledgers = await offloaded_world(count=4, entries=entries)
+    alone = await grown_lengths(world, ledgers[:1], entries)
+    beside = await grown_lengths(world, ledgers, entries)
+    assert beside < 0.7 * alone, (beside, alone)
+
+
+@on_virtual_time
+async def test_the_next_is_fetched_ahead_before_the_last_has_come_and_a_few_at_once():
+    entries = [b"%05d" % number * 20 for number in range(600)]
+    world, (ledger,) = await offloaded_world(entries=entries)
+    faults = Faults(world.rng, rates=FaultRates(delay_s_max=2.0))
+    seen = set()
+    async with world.reader(limits=SLOW, objects_faults=faults) as source:
+        where: Position | Edge = at(ledger, 0)
+        for _ in range(300):
+            answer = await source.read(STREAM, where, budget(entries=1))
+            where = answer.resume
+            seen.add(sum(map(len, source._tier2._ahead.values())))
+        await asyncio.sleep(100)
+        assert source._tier2._ahead == {}
+    assert max(seen) == FETCHES_AHEAD_MAX
 
 
 @on_virtual_time

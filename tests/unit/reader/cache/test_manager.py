@@ -152,6 +152,32 @@ def test_what_was_fetched_ahead_is_not_sent_away_to_fetch_ahead():
     assert second.fill(0, data(4), Asks.AHEAD), "nobody came for it in ten generations"
 
 
+def test_who_reads_all_of_the_cache_within_a_generation_is_still_fetched_ahead_for():
+    """One that is faster than the ticks: what it left behind goes, what it read last stays."""
+    room = Room(past=0.25)
+    index = room.index()
+    for number in range(200):
+        assert index.fill(number * 4 * BLOCK, data(4), Asks.AHEAD), number
+        lease = index.read(number * 4 * BLOCK, 4 * BLOCK)
+        assert lease is not None
+        lease.release()
+    assert room.manager.generation == 1
+    kept = [start // (4 * BLOCK) for start, _ in index.entries()]
+    assert kept == list(range(kept[0], 200)), "the oldest went first"
+    assert len(kept) * 4 >= 0.25 * 160, "a quarter of what came last is nobody's past"
+
+
+def test_what_was_used_while_less_than_the_past_came_in_is_not_sent_away_to_fetch_ahead():
+    room = Room(past=0.7)
+    index, ahead = room.index(), room.index()
+    for number in range(25):
+        assert index.fill(number * 4 * BLOCK, data(4), Asks.WANTED)
+    assert not ahead.fill(0, data(4), Asks.AHEAD), "it is full, and no more than that came in"
+    assert len(index) == 25
+    room.manager.tick()
+    assert ahead.fill(0, data(4), Asks.AHEAD), "all of it was used in another generation"
+
+
 @pytest.mark.parametrize("readers", [1, 4, 16])
 def test_a_working_set_larger_than_the_cache_is_fetched_once_through(readers):
     """Each reader goes through bytes of its own, ten times the cache in all, one range ahead."""
