@@ -2,18 +2,22 @@
 
 Owns the bytes that Spark is given: no row is ever a Python object, but for structured events.
 
+Arrays are made of buffers: ``pa.array`` and ``pa.scalar`` ask whether they are given something of
+pandas, and import it for that, which costs a fresh worker more than its first task.
+
 Invariants:
     * A batch has the columns that are asked for, of exactly the types that Spark expects, and at
       most ``ROWS_MAX`` rows.
     * Bytes of payloads are copied once, and only when they are asked for.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tierlog.model.errors import RefusedError
 from tierlog_spark.columns import PAYLOAD
@@ -51,9 +55,9 @@ def _between(events: EventColumns, start: int, stop: int) -> EventColumns:
 def _column(events: EventColumns, field: Any, stream: str, ledger_id: int) -> Array:  # noqa: ANN401
     count = len(events.starts)
     if field.name == "stream":
-        return pa.repeat(pa.scalar(stream, field.type), count)
+        return pa.repeat(_texts([stream], field.type)[0], count)
     if field.name == "ledger_id":
-        return pa.repeat(pa.scalar(ledger_id, field.type), count)
+        return _numbers(np.full(count, ledger_id, np.int64), field.type)
     return _MAKERS[field.name](events, field.type)
 
 
@@ -61,18 +65,18 @@ def _publish_time(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
     if events.publish_ms is None:
         return pa.nulls(len(events.starts), kind)
     times = np.clip(events.publish_ms, -_MS_MAX, _MS_MAX)
-    return pa.array(times * _US_A_MS, pa.int64()).cast(kind)
+    return _numbers(times * _US_A_MS, kind)
 
 
 def _writer_id(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
-    names = pa.array([str(UUID(bytes=one)) for one in events.writers], kind)
+    names = _texts([str(UUID(bytes=one)) for one in events.writers], kind)
     if len(names) == 1 and bool((events.writer_rows == 0).all()):
         return pa.repeat(names[0], len(events.starts))
-    return names.take(_or_null(events.writer_rows, events.writer_rows >= 0))
+    return names.take(_numbers(events.writer_rows, pa.int64(), valid=events.writer_rows >= 0))
 
 
 def _event_number(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
-    return _or_null(events.event_numbers, events.writer_rows >= 0).cast(kind)
+    return _numbers(events.event_numbers, kind, valid=events.writer_rows >= 0)
 
 
 def _event_time(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
@@ -100,7 +104,7 @@ def _properties(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
 def _payload(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
     count = len(events.starts)
     if count == 0:
-        return pa.array([], kind)
+        return pa.nulls(0, kind)
     ends = events.starts + events.lens
     if int(ends[-1]) > _BYTES_MAX:
         raise RefusedError(
@@ -113,18 +117,29 @@ def _payload(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
     places[0::2], places[1::2] = events.starts, ends
     buffers = [None, pa.py_buffer(places), pa.py_buffer(events.buffer)]
     everything = pa.Array.from_buffers(kind, 2 * count - 1, buffers)
-    return everything.take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int32)))
+    return everything.take(_numbers(np.arange(0, 2 * count - 1, 2), pa.int64()))
 
 
-def _or_null(values: Int64s, valid: Any) -> Array:  # noqa: ANN401
-    if bool(valid.all()):
-        return pa.array(values)
-    return pa.array(values, mask=~valid)
+def _numbers(values: Int64s, kind: Any, *, valid: NDArray[np.bool_] | None = None) -> Array:  # noqa: ANN401
+    """Return numbers as a type of 8 bytes, or as a shorter one; null where they are not valid."""
+    present = None
+    if valid is not None and not valid.all():
+        present = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    of_long = kind if kind.bit_width == np.dtype(np.int64).itemsize * 8 else pa.int64()
+    buffers = [present, pa.py_buffer(np.ascontiguousarray(values, np.int64))]
+    return pa.Array.from_buffers(of_long, len(values), buffers).cast(kind)
+
+
+def _texts(texts: Sequence[str], kind: Any) -> Array:  # noqa: ANN401
+    encoded = [text.encode() for text in texts]
+    bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(kind, len(encoded), buffers)
 
 
 _MAKERS: Final[Mapping[str, Callable[[EventColumns, Any], Array]]] = {
-    "entry_id": lambda events, kind: pa.array(events.entry_ids, kind),
-    "event_index": lambda events, kind: pa.array(events.event_indexes.astype(np.int32), kind),
+    "entry_id": lambda events, kind: _numbers(events.entry_ids, kind),
+    "event_index": lambda events, kind: _numbers(events.event_indexes, kind),
     "publish_time": _publish_time,
     "writer_id": _writer_id,
     "event_number": _event_number,

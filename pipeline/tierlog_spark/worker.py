@@ -16,6 +16,7 @@ Invariants:
 
 import asyncio
 import contextlib
+import gc
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterator
 from concurrent.futures import Future
@@ -68,6 +69,7 @@ class _Kept:
         self.s3: S3Settings | None = None
         self.store: ObjectStore | None = None
         self.in_use = False
+        self.settled = False
         self.closing = contextlib.AsyncExitStack()
 
 
@@ -104,6 +106,11 @@ def _loop() -> Iterator[_LoopThread]:
     if TaskContext.get() is not None:
         if _KEPT.loop is None:
             _KEPT.loop = _LoopThread()
+        elif not _KEPT.settled:
+            # Spark collects garbage behind each task, and would look at all modules each time; the
+            # first task has brought them all.
+            gc.freeze()
+            _KEPT.settled = True
         yield _KEPT.loop
         return
     loop = _LoopThread()

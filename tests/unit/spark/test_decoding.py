@@ -1,6 +1,8 @@
 """Entries taken apart in bulk are what they are one by one, whatever they look like."""
 
 import random
+import subprocess
+import sys
 from uuid import UUID
 
 import numpy as np
@@ -239,3 +241,30 @@ def test_only_wanted_columns_are_made_and_batches_are_bounded():
 
 def test_each_column_of_the_table_is_made():
     assert SCHEMA.names == list(TYPES[Table.EVENTS])
+
+
+WITHOUT_PANDAS = """
+import sys
+from tests.unit.spark.test_decoding import SCHEMA, WRITERS
+from tierlog.format.entry import encode_entry
+from tierlog.format.frame import pack_entries
+from tierlog_spark.batches import record_batches
+from tierlog_spark.decoding import events_in
+
+entries = [
+    encode_entry([b"a", b"bc"], publish_time_ms=5, writer_id=writer, event_number=9)
+    for writer in (*WRITERS, None)
+]
+frames, offsets = pack_entries(entries)
+(events,) = events_in(memoryview(frames), offsets, 0, verify=True)
+(batch,) = record_batches(events, SCHEMA, stream="s", ledger_id=7)
+print(batch.num_rows, "pandas" in sys.modules)
+"""
+
+
+def test_plain_events_become_batches_without_pandas():
+    """A fresh worker of Spark would take over a second to import what nothing of it is used."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PANDAS], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("6 False\n", "")
