@@ -150,7 +150,7 @@ async def grown_lengths(world, ledgers, entries) -> float:
         async with asyncio.TaskGroup() as group:
             for ledger in ledgers:
                 group.create_task(read(ledger))
-        return ranges.bytes_fetched / ranges.fetches
+        return float(ranges.bytes_fetched / ranges.fetches)
 
 
 @on_virtual_time

@@ -6,6 +6,7 @@ has is shown where the servers are (tests/integration/test_spark_direct.py).
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -58,7 +59,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     found = worker._Kept()
     monkeypatch.setattr(worker, "_KEPT", found)
     # Not the heap of all other tests.
-    monkeypatch.setattr(worker.gc, "freeze", lambda: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
     yield found
     if found.loop is not None:
         found.loop.begin(found.closing.aclose()).result()
@@ -106,8 +107,10 @@ def test_what_the_first_task_brought_is_looked_at_for_garbage_no_more(
 ) -> None:
     """Spark collects garbage behind each task: all modules, a tenth of what a task takes."""
     frozen: list[int] = []
-    monkeypatch.setattr(worker.gc, "freeze", lambda: frozen.append(number))
+    tasks: list[int] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(len(tasks)))
     for number in (1, 2, 3):
+        tasks.append(number)
         read(number)
     assert frozen == [2]
 
