@@ -214,12 +214,13 @@ class ObjectTier:
         following: Following | None,
         gone_on: int,
     ) -> None:
-        tasks = self._ahead.setdefault(uuid, set())
-        if self._group is None or len(tasks) >= FETCHES_AHEAD_MAX:
+        if self._group is None or len(self._ahead.get(uuid, ())) >= FETCHES_AHEAD_MAX:
             return
-        growth = 1 << min(gone_on // self._limits.ahead_bytes, DOUBLINGS_MAX)
-        # Who reads beside others leaves them room in memory.
-        growth = max(1, min(growth, self._ranges.limits.growth_max // len(self._ahead)))
+        tasks = self._ahead.setdefault(uuid, set())
+        # Who reads beside others leaves them room in memory. Powers of two have common borders.
+        share = self._ranges.limits.growth_max // len(self._ahead)
+        doublings = min(gone_on // self._limits.ahead_bytes, DOUBLINGS_MAX)
+        growth = 1 << min(doublings, max(0, share.bit_length() - 1))
         task = self._group.create_task(self._fetch_ahead(opened, entry_id, following, growth))
         tasks.add(task)
         task.add_done_callback(partial(self._fetched_ahead, uuid))
