@@ -1,0 +1,97 @@
+"""Where the body of an HTTP answer is received to: memory that is used again, or its own."""
+
+import asyncio
+import contextlib
+import gzip
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from tierlog.adapters.pieces import Pieces
+from tierlog.adapters.rpc.rest import PIECED_MIN, RestService
+from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.runtime.errors import problem_of
+
+LOOPBACK = "127.0.0.1"
+PIECE_BYTES = 4 * PIECED_MIN
+BODY = random.Random(1).randbytes(PIECE_BYTES + 1)
+
+
+async def body(request: web.Request) -> web.StreamResponse:
+    length = int(request.query["length"])
+    if request.query.get("how") == "coded":
+        coded = gzip.compress(BODY[:length])
+        return web.Response(body=coded, headers={"Content-Encoding": "gzip"})
+    if request.query.get("how") == "refused":
+        error = RefusedError("x" * length, reason=Reason.STREAM_NOT_FOUND, remedy="none")
+        text = problem_of(error).model_dump_json()
+        return web.Response(status=404, text=text, content_type="application/problem+json")
+    response = web.StreamResponse(headers={"Content-Length": str(length)})
+    await response.prepare(request)
+    await response.write(BODY[: length // 2])
+    if request.query.get("how") == "cut":
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+    await asyncio.sleep(0.01)
+    await response.write(BODY[length // 2 : length])
+    return response
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[RestService]:
+    app = web.Application()
+    app.router.add_get("/body", body)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, LOOPBACK, 0)
+    await site.start()
+    service = RestService(f"{LOOPBACK}:{runner.addresses[0][1]}", name="test", timeout_s=10.0)
+    try:
+        yield service
+    finally:
+        await service.close()
+        await runner.cleanup()
+
+
+def asked(length: int, how: str = "") -> dict[str, str]:
+    return {"length": str(length), "how": how}
+
+
+@pytest.mark.parametrize("length", [0, 1, PIECED_MIN - 1, PIECED_MIN, PIECE_BYTES, PIECE_BYTES + 1])
+@pytest.mark.parametrize("how", ["", "coded"])
+async def test_a_body_is_what_was_sent_wherever_it_is_received_to(length: int, how: str) -> None:
+    pieces = Pieces(piece_bytes=PIECE_BYTES, kept_bytes_max=PIECE_BYTES)
+    async with served() as service:
+        answer = await service.call("GET", "/body", params=asked(length, how), pieces=pieces)
+    assert answer.body == BODY[:length]
+    pieced = not how and PIECED_MIN <= length <= PIECE_BYTES
+    assert isinstance(answer.body, memoryview) == pieced
+    if pieced:
+        with pytest.raises(TypeError, match="read-only"):
+            answer.body[0] = 0  # type: ignore[index]  # what is tried
+
+
+async def test_a_piece_is_used_again_once_nobody_looks_at_the_body() -> None:
+    pieces = Pieces(piece_bytes=PIECE_BYTES, kept_bytes_max=2 * PIECE_BYTES)
+    async with served() as service:
+        first = await service.call("GET", "/body", params=asked(PIECED_MIN), pieces=pieces)
+        second = await service.call("GET", "/body", params=asked(PIECE_BYTES), pieces=pieces)
+        held = first.body[:1]
+        del first
+        assert (pieces.kept_bytes, held) == (0, BODY[:1])
+        del held, second
+        assert pieces.kept_bytes == 2 * PIECE_BYTES
+        await service.call("GET", "/body", params=asked(PIECE_BYTES), pieces=pieces)
+        assert pieces.kept_bytes == 2 * PIECE_BYTES
+
+
+async def test_a_body_that_is_cut_or_an_error_of_any_length_is_told() -> None:
+    pieces = Pieces(piece_bytes=PIECE_BYTES, kept_bytes_max=PIECE_BYTES)
+    async with served() as service:
+        with pytest.raises(RetryableError, match="broke off"):
+            await service.call("GET", "/body", params=asked(PIECE_BYTES, "cut"), pieces=pieces)
+        with pytest.raises(RefusedError, match=f"x{{{PIECED_MIN}}}"):
+            await service.call("GET", "/body", params=asked(PIECED_MIN, "refused"), pieces=pieces)
