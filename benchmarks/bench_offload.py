@@ -125,6 +125,7 @@ async def offload_ledger(parameters: Mapping[str, Any]) -> Result:
             assert isinstance(handle, Tier1ReadHandle)
             every = handle.read_runs(EntryId(0), metadata.last_entry_id)
             handle = HeldHandle(handle, [run async for runs in every for run in runs])
+            gc.freeze()  # a worker lets go of runs block by block, and has no GB of them to look at
         idle_mib = rss_peak_bytes() / MIB
         others_s = sum(map(process_cpu_s, parameters["pids"]))
         meter = Meter()

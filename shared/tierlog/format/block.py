@@ -247,9 +247,10 @@ class BlockBuilder(BlockFilling):
     def finish(self) -> list[Buffer]:
         """Return header, slices of runs and padding: exactly ``block_len`` bytes."""
         assert self.entry_count > 0
-        buffers = self._buffers
+        # Whoever still knows the builder keeps no block alive by it.
+        buffers, self._buffers = self._buffers, []
         if self._room:
-            buffers = [*buffers, padding(self._room)]
+            buffers.append(padding(self._room))
             self._count(buffers[-1])
         if self._sums is not None:
             self._crc = self._sums.end_part()

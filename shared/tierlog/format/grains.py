@@ -63,14 +63,11 @@ class GrainColumns(NamedTuple):
         return GrainColumns._make(column[start:stop] for column in self)
 
 
-class Frames(NamedTuple):
-    """Whole frames that went by: where in the object, and what is known of them."""
+Frames = tuple[int, int, Offsets, int, int]
+"""Whole frames that went by: where in the object, first entry, offsets, publish times' bounds.
 
-    start: int
-    first_entry_id: int
-    offsets: Offsets
-    publish_ms_min: int
-    publish_ms_max: int
+A plain one, since naming the fields of so many took as long as counting them.
+"""
 
 
 class GrainSums:
@@ -132,7 +129,7 @@ class GrainSums:
         """Count whole frames; only differences between ``offsets``, one a frame, matter."""
         start = self.data_len
         self.add(frames)
-        self._frames.append(Frames(start, first_entry_id, offsets, publish_ms_min, publish_ms_max))
+        self._frames.append((start, first_entry_id, offsets, publish_ms_min, publish_ms_max))
 
     def end_part(self) -> int:
         """Return the checksum of all bytes since the last call."""

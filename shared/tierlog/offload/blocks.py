@@ -195,28 +195,25 @@ class BlockFiller:
 
     async def blocks(self) -> AsyncGenerator[FilledBlock, None]:
         """Iterate over the ledger's blocks; the next is filled only when it is asked for."""
-        last = self._metadata.last_entry_id
+        ledger_id, last = self._handle.ledger_id, self._metadata.last_entry_id
         read = self._handle.read_runs(EntryId(0), last)
         async with closing_runs(read):
             async for runs in read:
                 for run in runs:
-                    if not self._takes_whole(run):
-                        for block in self._filled_by(run):
-                            yield block
+                    header, builder = run.header, self._builder
+                    if (
+                        builder is not None
+                        and header.ledger_id == ledger_id
+                        and header.first_entry_id + header.count <= last
+                        and builder.take_whole(run)
+                    ):
+                        continue  # it ends no block, as nearly all don't
+                    for block in self._filled_by(run):
+                        yield block
         if self._builder is not None or self.entry_count != last + 1:
             self._mismatch()
         if self.payload_len != self._metadata.length:
             self._mismatch()
-
-    def _takes_whole(self, run: Run) -> bool:
-        """Take a run that ends no block, as nearly all are, and say so."""
-        header = run.header
-        return (
-            self._builder is not None
-            and header.ledger_id == self._handle.ledger_id
-            and header.last_entry_id < self._metadata.last_entry_id
-            and self._builder.take_whole(run)
-        )
 
     def _filled_by(self, run: Run) -> Iterator[FilledBlock]:
         """Take a run; yield each block that it fills."""

@@ -4,6 +4,8 @@ Layouts of a few hundred bytes, so that every edge comes soon; the payloads carr
 padding. The oracle (tests/golden/oracle.py) shares no code with the codecs.
 """
 
+import weakref
+
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -148,6 +150,17 @@ def test_taking_copies_nothing_and_counts_right(entries: list[bytes]) -> None:
     assert isinstance(frames, memoryview)
     assert frames.obj is run.frames.obj
     assert sum(map(len, [header, frames, *pads])) == SIZE
+
+
+@pytest.mark.parametrize("entry", [bytes(LARGEST), bytes(LARGEST - 1)])
+def test_who_knows_a_builder_keeps_no_finished_block(entry: bytes) -> None:
+    builder = BlockBuilder(SIZE, 0)
+    builder.take(runs_of([entry])[0], 0)
+    buffers = builder.finish()
+    frames = weakref.ref(buffers[1])
+    buffers.clear()  # as when a part was sent
+    assert frames() is None
+    assert builder.entry_count == 1
 
 
 @pytest.mark.covers("A45")

@@ -45,7 +45,14 @@ class CutRequest:
     after: int
 
 
-Step = Answer | CutRequest | Callable[[Request], Answer | Awaitable[Answer]]
+@dataclass
+class Early:
+    """The answer comes before the request's body was asked for, and the connection goes."""
+
+    answer: Answer
+
+
+Step = Answer | CutRequest | Early | Callable[[Request], Answer | Awaitable[Answer]]
 
 
 def error(status: int, code: str) -> Answer:
@@ -85,9 +92,12 @@ class ScriptedS3:
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
         request = Request(method, target, headers)
         self.requests.append(request)
+        step = self.script.popleft()
+        if isinstance(step, Early):
+            await self._give(step.answer, writer, method)
+            return False
         if "expect" in headers:
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        step = self.script.popleft()
         length = int(headers.get("content-length", "0"))
         if isinstance(step, CutRequest):
             request.body = await reader.readexactly(min(step.after, length))
@@ -95,6 +105,10 @@ class ScriptedS3:
         request.body = await reader.readexactly(length)
         given = step if isinstance(step, Answer) else step(request)
         answer = given if isinstance(given, Answer) else await given
+        await self._give(answer, writer, method)
+        return answer.cut_body is None
+
+    async def _give(self, answer: Answer, writer: asyncio.StreamWriter, method: str) -> None:
         length_line = f"Content-Length: {len(answer.body)}"
         if answer.unsized:
             length_line = "Transfer-Encoding: chunked"
@@ -111,4 +125,3 @@ class ScriptedS3:
             body = body[answer.stops_at :]
         writer.write(body[:cut])
         await writer.drain()
-        return cut is None

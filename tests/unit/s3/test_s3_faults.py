@@ -16,9 +16,9 @@ import pytest
 from pydantic import SecretStr
 
 from tests.contracts.bodies_suite import BodiesContract
-from tests.unit.s3.scripted import Answer, CutRequest, Request, ScriptedS3, Step, error
+from tests.unit.s3.scripted import Answer, CutRequest, Early, Request, ScriptedS3, Step, error
 from tierlog.adapters.memory.ids import SeededIds
-from tierlog.adapters.s3.body import CHUNK_BYTES, BuffersBody, chunks
+from tierlog.adapters.s3.body import CHUNK_BYTES, SLICES_MAX, BuffersBody, chunks
 from tierlog.adapters.s3.credentials import Reload
 from tierlog.adapters.s3.store import (
     S3ObjectStore,
@@ -443,12 +443,14 @@ async def test_head_of_a_missing_bucket_is_not_a_missing_object():
             await store.head("k")
 
 
-def test_chunks_join_the_small_and_cut_the_large():
-    buffers = [b"a" * 100] * 1000 + [b"b" * (3 * CHUNK_BYTES + 1)] + [b"", b"c"]
+def test_chunks_are_what_one_call_to_the_kernel_takes():
+    buffers = [b"a"] * (SLICES_MAX + 1) + [b"b" * (3 * CHUNK_BYTES + 1)] + [b"", b"c"]
     pieces = list(chunks(buffers))
-    assert b"".join(pieces) == b"".join(buffers)
-    assert max(map(len, pieces)) <= CHUNK_BYTES
-    assert len(pieces) == 1 + 4 + 1
+    assert b"".join(b"".join(piece) for piece in pieces) == b"".join(buffers)
+    assert max(sum(map(len, piece)) for piece in pieces) <= CHUNK_BYTES
+    assert max(map(len, pieces)) <= SLICES_MAX
+    assert all(view for piece in pieces for view in piece)
+    assert len(pieces) == 1 + 4
 
 
 def test_the_body_is_a_file_too():
@@ -465,3 +467,14 @@ def test_the_body_is_a_file_too():
 class TestBodies(BodiesContract):
     def opened(self, server: ScriptedS3) -> AbstractAsyncContextManager[S3ObjectStore]:
         return opened(server)
+
+
+async def test_who_is_told_of_another_region_before_the_body_asks_there():
+    """S3 says so without a word of where that is, which is no redirect to the HTTP library."""
+    elsewhere = error(301, "PermanentRedirect")
+    elsewhere.headers = {"x-amz-bucket-region": "eu-west-3"}
+    async with ScriptedS3(Early(elsewhere), part_taken) as server:
+        part = await upload(server)
+        assert part.size == len(WHOLE)
+        assert [request.method for request in server.requests] == ["PUT", "PUT"]
+        assert "/eu-west-3/s3/" in server.requests[1].headers["authorization"]
