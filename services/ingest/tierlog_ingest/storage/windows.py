@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tierlog.format.run import Run, take_runs
 from tierlog.model.errors import CorruptError
 from tierlog.ports.files import Buffer
-from tierlog_ingest.storage.index.index_format import unpack_slots
+from tierlog_ingest.storage.index.index_format import unpack_slot
 
 Slots = NDArray[np.uint64]
 
@@ -39,7 +39,7 @@ class Window:
 
     def __init__(self, *, len_max: int) -> None:
         self._len_max = len_max
-        self._slot_before = 0
+        self._slot_before = -1
         self.log_id = 0
         self.pieces: list[Piece] = []
         self.full = False
@@ -63,59 +63,36 @@ class Window:
 
     def extend(self, slots: Slots, first_entry_id: int) -> None:
         """Take in the slots of the entries from ``first_entry_id`` on."""
-        absent = np.flatnonzero(slots == 0)
-        if len(absent):
-            slots = slots[: absent[0]]
-            self.full = True
         if not len(slots):
             return
+        # Entries of one run have one slot: a step for each run, not for each entry.
+        starts = (np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist()
+        if slots.item(0) != self._slot_before:
+            starts.insert(0, 0)
+        for start, slot in zip(starts, slots[starts].tolist(), strict=True):
+            if not (slot and self._takes(first_entry_id + start, slot)):
+                self.full = True
+                self.next_entry_id = first_entry_id + start
+                return
         self.next_entry_id = first_entry_id + len(slots)
-        before = np.concatenate((np.array([self._slot_before], np.uint64), slots[:-1]))
-        starts = np.flatnonzero(slots != before)
-        self._slot_before = int(slots[-1])
-        if not len(starts):
-            return
-        chosen = slots[starts]
-        log_ids, offsets, read_lens = unpack_slots(chosen)
-        if not self.pieces:
-            self.log_id = int(log_ids[0])
-            origin, count = int(offsets[0]), 1
-            follows = self._follow(log_ids, offsets, read_lens, origin)
-        else:
-            last = self.pieces[-1]
-            origin, count = self.offset, 0
-            follows = self._follow(
-                np.insert(log_ids, 0, self.log_id),
-                np.insert(offsets, 0, last.offset),
-                np.insert(read_lens, 0, last.read_len),
-                origin,
-            )
-        cut = np.flatnonzero(~follows)
-        count += int(cut[0]) if len(cut) else len(follows)
-        if count < len(chosen):
-            self.full = True
-            self.next_entry_id = first_entry_id + int(starts[count])
-        entry_ids = (starts[:count] + first_entry_id).tolist()
-        columns = (chosen[:count].tolist(), offsets[:count].tolist(), read_lens[:count].tolist())
-        self.pieces.extend(map(Piece, entry_ids, *columns))
+        self._slot_before = slots.item(-1)
 
-    def _follow(
-        self,
-        log_ids: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        read_lens: NDArray[np.int64],
-        origin: int,
-    ) -> NDArray[np.bool_]:
-        """Tell of each run but the first whether it may lie in one window with those before it."""
-        ends = offsets[1:] + read_lens[1:] - origin
-        near = offsets[1:] <= offsets[:-1] + read_lens[:-1]
-        result: NDArray[np.bool_] = (
-            (log_ids[1:] == self.log_id)
-            & (offsets[1:] > offsets[:-1])
-            & near
-            & (ends <= self._len_max)
-        )
-        return result
+    def _takes(self, entry_id: int, slot: int) -> bool:
+        """Take a run if it may lie in one window with those before it; say whether."""
+        log_id, offset, read_len = unpack_slot(slot)
+        pieces = self.pieces
+        if not pieces:
+            self.log_id = log_id
+        else:
+            last = pieces[-1]
+            if not (
+                log_id == self.log_id
+                and last.offset < offset <= last.offset + last.read_len
+                and offset + read_len - pieces[0].offset <= self._len_max
+            ):
+                return False
+        pieces.append(Piece(entry_id, slot, offset, read_len))
+        return True
 
     def decode(self, data: Buffer, *, ledger_id: int) -> list[Run]:
         """Return the window's runs, up to a gap; ``CorruptError`` when the first one is bad.

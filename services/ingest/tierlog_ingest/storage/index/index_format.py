@@ -293,29 +293,12 @@ class Slot(NamedTuple):
 def unpack_slot(slot: int) -> Slot:
     """Invert ``pack_slot``, but for the length."""
     assert slot, "an entry that is not there has no place"
-    return Slot(slot >> 40, slot >> 8 & LOG_OFFSET_MAX, _READ_LENS_LIST[slot & 0xFF])
-
-
-class Slots(NamedTuple):
-    """``Slot`` by columns; all zeros where an entry is not there."""
-
-    log_ids: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    read_lens: NDArray[np.int64]
-
-
-def unpack_slots(slots: NDArray[np.uint64]) -> Slots:
-    """Unpack many."""
-    return Slots(
-        (slots >> np.uint64(40)).astype(np.int64),
-        (slots >> np.uint64(8) & np.uint64(LOG_OFFSET_MAX)).astype(np.int64),
-        READ_LENS[(slots & np.uint64(0xFF)).astype(np.intp)],
-    )
+    return Slot(slot >> 40, slot >> 8 & LOG_OFFSET_MAX, READ_LENS[slot & 0xFF])
 
 
 def read_len(slot: int) -> int:
     """Return how much to read for a slot; 0 where there is no entry."""
-    return _READ_LENS_LIST[slot & 0xFF]
+    return READ_LENS[slot & 0xFF]
 
 
 def _hint_of(length: int) -> int:
@@ -334,8 +317,7 @@ def _read_lens() -> list[int]:
     return small + [(9 + eighths) << (_LARGE_SHIFT + shift) for shift, eighths in steps]
 
 
-_READ_LENS_LIST: Final = _read_lens()
-READ_LENS: Final = np.array(_READ_LENS_LIST, np.int64)
+READ_LENS: Final = _read_lens()
 
-assert len(_READ_LENS_LIST) == 256
-assert _READ_LENS_LIST[255] > LOG_OFFSET_MAX
+assert len(READ_LENS) == 256
+assert READ_LENS[255] > LOG_OFFSET_MAX
