@@ -92,12 +92,16 @@ def gone(pids):
 
 async def test_up_starts_everything_keeps_its_data_and_leaves_no_process(cli, tmp_path):
     state = tmp_path / "state"
-    for end, stdin in ((signal.SIGKILL, b"first\n"), (signal.SIGTERM, b"second\n")):
+    kept = b""
+    for end in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
         process = spawn_up(state, "-o", "jsonl")
         try:
             written = first_document(process)
             assert set(written["services"]) == {"ingest", "reader", "offloader", "scheduler"}
-            (await cli("append", "kept", stdin=stdin, state_dir=state)).check(0)
+            line = f"until {end.name}\n".encode()
+            (await cli("append", "kept", stdin=line, state_dir=state)).check(0)
+            kept += line
+            assert (await cli("read", "kept", state_dir=state)).check(0).stdout == kept
             other = spawn_up(state)
             refused = other.communicate(timeout=30)[1].decode()
             assert other.returncode == 5
@@ -109,7 +113,7 @@ async def test_up_starts_everything_keeps_its_data_and_leaves_no_process(cli, tm
             process.send_signal(end)
             process.communicate(timeout=60)
         assert gone(children) == []
-        assert process.returncode == (0 if end == signal.SIGTERM else -signal.SIGKILL)
+        assert process.returncode == (-signal.SIGKILL if end == signal.SIGKILL else 0)
     assert not (state / "endpoints.json").exists()
 
 

@@ -20,13 +20,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVER = """
-import http.server, os
+import http.server, os, pathlib, signal, sys
 from functools import partial
 port = int(os.environ["TIERLOG_STUB__LISTEN__HTTP_PORT"])
 class Handler(http.server.BaseHTTPRequestHandler):
     log_message = lambda *_: None
     def do_GET(self):
         self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
+def end(*_):
+    with pathlib.Path(os.environ["ENDED"]).open("a") as ended:
+        ended.write(os.environ["NAME"] + " ")
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
 print("level", os.environ.get("LEVEL"), flush=True)
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
@@ -49,7 +54,16 @@ async def services(
 
 def stub(tmp_path: Path, name: str, kind: str = "stub") -> ServiceSpec:
     ports = Ports(tmp_path / "ports.json").take(name, ["http"])
-    return service_spec(kind, ports=ports, env={"LEVEL": "one"}, name=name)
+    env = {"LEVEL": "one", "NAME": name, "ENDED": str(tmp_path / "ended")}
+    return service_spec(kind, ports=ports, env=env, name=name)
+
+
+async def test_the_last_one_started_is_stopped_first(
+    services: EmbeddedServices, tmp_path: Path
+) -> None:
+    await services.start([stub(tmp_path, name) for name in "abc"], lambda *_: None)
+    await services.stop()
+    assert (tmp_path / "ended").read_text().split() == ["c", "b", "a"]
 
 
 async def test_services_start_restart_with_settings_and_stop(

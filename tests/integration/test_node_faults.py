@@ -9,6 +9,7 @@ faults below its files adapter, as no machine that runs tests lets anything be p
 import asyncio
 import json
 import shutil
+import socket
 import sys
 import time
 
@@ -16,7 +17,7 @@ import pytest
 
 from tests.plugins.fix_corner import environment_of
 from tests.plugins.fix_faulty import OTHER, STORAGE, STREAM, Writer
-from tierlog.embedded.ports import Ports
+from tierlog.embedded.ports import LOOPBACK, Ports
 from tierlog.embedded.services import EmbeddedServices, service_spec
 from tierlog.format import paths
 from tierlog.format.frame import pack_entries
@@ -281,6 +282,19 @@ async def test_directories_that_are_gone_or_anothers_or_in_use_are_refused(node)
 
     await node.start()
     assert await node.read_all() == found
+
+
+@pytest.mark.parametrize("purpose", ["http", "grpc", "wire"])
+async def test_a_port_in_use_is_named_with_what_to_do(node, purpose):
+    ports = {f"TIERLOG_INGEST__LISTEN__{one}_PORT": "0" for one in ("HTTP", "GRPC", "WIRE")}
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+        ports[f"TIERLOG_INGEST__LISTEN__{purpose.upper()}_PORT"] = str(port)
+        code, log = await node.refusal(**ports)
+    assert code == 5, log
+    assert f"can't listen on {LOOPBACK}:{port}" in log
+    assert "Stop what uses the port, or choose another one in the settings" in log
+    assert "Traceback" not in log
 
 
 async def delete_oldest(node, name=OTHER):

@@ -6,6 +6,7 @@ configuration is the repository's.
 """
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -179,6 +180,16 @@ def test_each_ignore_says_why():
     lines = (ROOT / "pyproject.toml").read_text().split("ignore = [", 1)[1].split("]\n", 1)[0]
     for line in filter(None, (line.strip() for line in lines.splitlines())):
         assert "#" in line, f"no reason beside {line}"
+
+
+def test_each_ignore_of_some_files_says_why():
+    text = (ROOT / "pyproject.toml").read_text()
+    table = text.split("[tool.ruff.lint.per-file-ignores]\n", 1)[1].split("\n[", 1)[0]
+    before = ""
+    for line in table.splitlines():
+        if re.match(r'"[^"]+" = ', line):
+            assert "#" in line or before.startswith("#"), f"no reason beside or above {line}"
+        before = line
 
 
 def test_untyped_code_does_not_pass(tmp_path):

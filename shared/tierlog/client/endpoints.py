@@ -15,17 +15,17 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
+from tierlog.format.versions import GATE, Format, current
 from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.runtime.settings import ClientSettings, Settings
 
 FILE_NAME: Final = "endpoints.json"
-VERSION: Final = 1
 
 
 class EndpointsFile(BaseModel):
     """What ``tierlog up`` writes."""
 
-    version: int = VERSION
+    version: int = current(Format.ENDPOINTS_FILE)
     pid: int
     state_dir: str
     services: dict[str, dict[str, str]]
@@ -121,7 +121,8 @@ def read_endpoints_file(path: Path) -> EndpointsFile | None:
         raise RefusedError(
             f"{path} is not what tierlog up writes", remedy="Remove it and start tierlog up again"
         ) from error
-    if found.version != VERSION or not {"ingest", "reader", "scheduler"} <= set(found.services):
+    is_known = found.version in GATE[Format.ENDPOINTS_FILE].readable
+    if not is_known or not {"ingest", "reader", "scheduler"} <= set(found.services):
         raise RefusedError(
             f"{path} is of another version", remedy="Start tierlog up of this version again"
         )

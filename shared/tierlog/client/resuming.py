@@ -31,6 +31,7 @@ from tierlog.client.batches import updates_alone
 from tierlog.client.idempotent import Numbers, is_failed_condition, session_key
 from tierlog.client.owners import OwnerConnections, append_alone
 from tierlog.format.entry import AttributeUpdate, Verb
+from tierlog.format.versions import GATE, Format, current
 from tierlog.model.attributes import NO_EVENT_NUMBER, AttributeKey
 from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import INT64_MAX, StreamName, stream_name
@@ -40,7 +41,6 @@ from tierlog.ports.streams import StreamControl
 
 log = structlog.get_logger()
 
-VERSION: Final = 1
 BACKOFF_S: Final = 0.2
 
 
@@ -54,7 +54,7 @@ class WriterState:
     def document(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         return {
-            "version": VERSION,
+            "version": current(Format.WRITER_STATE),
             "writer_id": str(self.writer_id),
             "streams": {
                 name: {"acked_event_number": one.acked, "sent_event_number": one.sent}
@@ -66,7 +66,7 @@ class WriterState:
     def of_document(cls, document: Mapping[str, Any]) -> Self:
         """Invert ``document``, or raise ``RefusedError``."""
         try:
-            if document["version"] != VERSION:
+            if document["version"] not in GATE[Format.WRITER_STATE].readable:
                 raise RefusedError(
                     f"a writer's state of version {document['version']!r}",
                     remedy="Resume it with the version of tierlog that stored it",

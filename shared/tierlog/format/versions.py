@@ -55,6 +55,8 @@ class Format(IntEnum):
     ATTRIBUTES_LIST = 31
     ATTRIBUTES_PAGE = 32
     EXPORT_LOG = 40
+    WRITER_STATE = 41
+    ENDPOINTS_FILE = 42
 
 
 class Versions(NamedTuple):
@@ -112,6 +114,8 @@ GATE: Final[Mapping[Format, Versions]] = {
     Format.ATTRIBUTES_LIST: _only(1),
     Format.ATTRIBUTES_PAGE: _only(1),
     Format.EXPORT_LOG: _only(1),
+    Format.WRITER_STATE: _only(1),
+    Format.ENDPOINTS_FILE: _only(1),
 }
 
 assert set(GATE) == set(Format)
