@@ -286,11 +286,10 @@ async def test_directories_that_are_gone_or_anothers_or_in_use_are_refused(node)
 
 @pytest.mark.parametrize("purpose", ["http", "grpc", "wire"])
 async def test_a_port_in_use_is_named_with_what_to_do(node, purpose):
-    ports = {f"TIERLOG_INGEST__LISTEN__{one}_PORT": "0" for one in ("HTTP", "GRPC", "WIRE")}
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
-        ports[f"TIERLOG_INGEST__LISTEN__{purpose.upper()}_PORT"] = str(port)
-        code, log = await node.refusal(**ports)
+        ports = dict.fromkeys(("http", "grpc", "wire"), 0) | {purpose: port}
+        code, log = await node.refusal(ports=ports)
     assert code == 5, log
     assert f"can't listen on {LOOPBACK}:{port}" in log
     assert "Stop what uses the port, or choose another one in the settings" in log

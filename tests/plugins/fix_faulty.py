@@ -88,10 +88,11 @@ class Node:
         spec = service_spec("ingest", ports=self.ports, env=self.env)
         await self.services.start([replace(spec, module=MODULE)])
 
-    async def refusal(self, **env):
+    async def refusal(self, *, ports=None, **env):
         """Start it where it must not start; return its exit code and what its log says."""
         log = self.root / f"refused-{uuid.uuid4()}.log"
-        spec = service_spec("ingest", ports={**self.ports, "http": 0}, env={**self.env, **env})
+        ports = ports or {**self.ports, "http": 0}
+        spec = service_spec("ingest", ports=ports, env={**self.env, **env})
         launch = Launch(
             argv=[sys.executable, "-P", "-m", MODULE],
             cwd=Path.cwd(),
