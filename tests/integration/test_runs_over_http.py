@@ -75,7 +75,7 @@ async def read_back(node):
         [0],
         [1] * 1000,
         [60_000] * 100,
-        [http_runs.PART_BYTES] * 5,
+        [http_runs.PIECE_BYTES] * 5,
         [3 * PIECE_BYTES, 1, 2 * PIECE_BYTES, 0],
         [PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1],
     ],

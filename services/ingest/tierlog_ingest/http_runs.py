@@ -11,19 +11,17 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Query
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
 from tierlog.format.run import Run
 from tierlog.format.run_stream import RUNS_TYPE, end_mark
 from tierlog.model.errors import TierlogError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
-from tierlog.ports.files import Buffer
 from tierlog.ports.storage_node import StorageNodeControl
-from tierlog.runtime.sending import BuffersResponse
 
 BYTES_MAX: Final = 256 * 1024 * 1024
 WAIT_MS_MAX: Final = 60_000
-PART_BYTES: Final = 1024 * 1024
+PIECE_BYTES: Final = 1024 * 1024
 
 LedgerNumber = Annotated[int, Query(ge=0, le=INT64_MAX)]
 
@@ -52,14 +50,12 @@ def add_routes(app: FastAPI, node: StorageNodeControl) -> None:
         )
         # The first runs decide between an answer and an error.
         head = await anext(found, None) or ()
-        return BuffersResponse(_body(head, found), media_type=RUNS_TYPE)
+        return StreamingResponse(_body(head, found), media_type=RUNS_TYPE)
 
 
-async def _body(
-    head: Sequence[Run], rest: AsyncIterator[Sequence[Run]]
-) -> AsyncIterator[Sequence[Buffer]]:
-    """Give runs in parts of some size: each part costs the server more than its bytes do."""
-    waiting: list[Buffer] = [run.encoded for run in head]
+async def _body(head: Sequence[Run], rest: AsyncIterator[Sequence[Run]]) -> AsyncIterator[bytes]:
+    """Give runs in pieces of some size: each piece costs the server more than its bytes do."""
+    waiting = [run.encoded for run in head]
     waiting_len, count = 0, len(waiting)
     try:
         async for runs in rest:
@@ -67,12 +63,12 @@ async def _body(
             for run in runs:
                 waiting.append(run.encoded)
                 waiting_len += len(run.encoded)
-                if waiting_len >= PART_BYTES:
-                    part, waiting, waiting_len = waiting, [], 0
-                    yield part
+                if waiting_len >= PIECE_BYTES:
+                    piece, waiting, waiting_len = b"".join(waiting), [], 0
+                    yield piece
     except TierlogError:
         # What could be read goes out all the same; then the body is cut.
         if waiting:
-            yield waiting
+            yield b"".join(waiting)
         raise
-    yield [*waiting, end_mark(count)]
+    yield b"".join([*waiting, end_mark(count)])

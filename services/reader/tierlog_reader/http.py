@@ -21,7 +21,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from tierlog.format.checksum import crc32c_of
+from tierlog.format.checksum import crc32c
 from tierlog.model.ids import INT64_MAX, LedgerId, stream_name
 from tierlog_reader import metrics
 from tierlog_reader.chunk import Answer
@@ -154,13 +154,15 @@ def _frames(answer: Answer, room: HeldRoom, limits: ReadLimits) -> Response:
         room.leave()
         return Response(status_code=204, headers=headers)
     chunk = answer.chunk
+    # One buffer: the server takes no others.
+    body = chunk.frames[0] if len(chunk.frames) == 1 else b"".join(chunk.frames)
     headers |= {
         "Tierlog-Ledger-Id": str(chunk.ledger_id),
         "Tierlog-First-Entry-Id": str(chunk.first_entry_id),
         "Tierlog-Entry-Count": str(chunk.count),
         "Tierlog-Tier": chunk.tier.value,
-        "Tierlog-Crc32c": f"{crc32c_of(chunk.frames):08x}",
+        "Tierlog-Crc32c": f"{crc32c(body):08x}",
     }
     return HeldResponse(
-        chunk.frames, room, send_s_max=limits.send_s_max, headers=headers, media_type=FRAMES_TYPE
+        body, room, send_s_max=limits.send_s_max, headers=headers, media_type=FRAMES_TYPE
     )

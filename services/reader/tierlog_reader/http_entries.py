@@ -250,9 +250,7 @@ def _held(
     except BaseException:
         room.leave()
         raise
-    return HeldResponse(
-        [body], room, send_s_max=limits.send_s_max, headers=headers, media_type=kind
-    )
+    return HeldResponse(body, room, send_s_max=limits.send_s_max, headers=headers, media_type=kind)
 
 
 def _problem(error: TierlogError) -> bytes:

@@ -1,15 +1,14 @@
 """HTTP answers that hold room in memory until the client has taken them.
 
 Invariants:
-    * A body goes out piece by piece, none of which is copied where the connection allows that: of
-      what a slow client has not taken, one piece at most lies in the connection's own buffer, and
-      all of it counts until the last piece is there.
+    * A body goes out piece by piece: of what a slow client has not taken, one piece at most
+      lies in the connection's own buffer, and all of it counts until the last piece is there.
     * A client that takes nothing for ``send_s_max`` is left; its room is free again.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from typing import Final
 
 import structlog
@@ -17,8 +16,6 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tierlog.format.checksum import Buffer
-from tierlog.ports.filling import cut, length_of
-from tierlog.runtime.sending import send_part
 from tierlog_reader.served import HeldRoom
 
 log = structlog.get_logger()
@@ -27,11 +24,11 @@ PIECE_BYTES: Final = 256 * 1024
 
 
 class HeldResponse(Response):
-    """A body in buffers, whose room is given back once it was sent, or can't be."""
+    """A body whose room is given back once it was sent, or can't be."""
 
     def __init__(
         self,
-        body: Sequence[Buffer],
+        body: Buffer,
         room: HeldRoom,
         *,
         send_s_max: float,
@@ -39,25 +36,28 @@ class HeldResponse(Response):
         media_type: str,
         status_code: int = 200,
     ) -> None:
-        self._buffers = body
-        self._len = length_of(body)
-        headers = {**headers, "Content-Length": str(self._len)}
-        super().__init__(b"", status_code, headers, media_type)
+        super().__init__(memoryview(body), status_code, headers, media_type)
         self._room = room
         self._send_s_max = send_s_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        start = {"status": self.status_code, "headers": self.raw_headers}
+        body = memoryview(self.body)
+        start = {
+            "type": "http.response.start",
+            "status": self.status_code,
+            "headers": self.raw_headers,
+        }
         at = 0
         try:
-            await send({"type": "http.response.start", **start})
-            for at in range(0, self._len, PIECE_BYTES):
+            await send(start)
+            for at in range(0, max(1, len(body)), PIECE_BYTES):
+                piece = bytes(body[at : at + PIECE_BYTES])
+                more = at + PIECE_BYTES < len(body)
                 async with asyncio.timeout(self._send_s_max):
-                    await send_part(scope, send, cut(self._buffers, at, at + PIECE_BYTES))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    await send({"type": "http.response.body", "body": piece, "more_body": more})
         except TimeoutError:
-            log.info("client.left", cause="it takes nothing", sent_bytes=at, bytes=self._len)
+            log.info("client.left", cause="it takes nothing", sent_bytes=at, bytes=len(body))
         finally:
             self._room.leave()
 

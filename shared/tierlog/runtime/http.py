@@ -7,12 +7,11 @@ those of the framework too.
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Final
 from uuid import UUID
 
-import h11
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -30,14 +29,11 @@ from tierlog.model.errors import (
     RetryableError,
     TierlogError,
 )
-from tierlog.ports.files import Buffer
-from tierlog.ports.filling import length_of
 from tierlog.ports.ids import Ids
 from tierlog.runtime.clusters import OwnCluster
 from tierlog.runtime.errors import PROBLEM_TYPE, problem_of
 from tierlog.runtime.openapi import describe_api
 from tierlog.runtime.requests import App, Message, Receive, RequestContext, RequestIds, Send
-from tierlog.runtime.sending import PAST_TRANSPORT, PastTransport, chunks, is_bare
 from tierlog.runtime.tls import ServerTls, peer_names
 
 Checks = Mapping[str, Callable[[], Awaitable[bool]]]
@@ -270,11 +266,6 @@ class _Connection(H11Protocol):
         if transport.get_extra_info("ssl_object") is not None:
             # Of this connection's own, from which each request's state is made.
             self.app_state = {**self.app_state, CERTIFICATE_NAMES: peer_names(transport)}
-        if is_bare(transport):
-            # Whoever drains waits until nothing is left, so that order is kept past the transport.
-            transport.set_write_buffer_limits(high=0)
-            self._past = PastTransport(transport, self.flow.drain)
-            self.app_state = {**self.app_state, PAST_TRANSPORT: self._send_past}
         self._timer: asyncio.TimerHandle | None = None
         self._expect()
 
@@ -282,23 +273,6 @@ class _Connection(H11Protocol):
         super().data_received(data)
         if self._timer is None:
             self._expect()
-
-    async def _send_past(self, buffers: Sequence[Buffer]) -> None:
-        """Send a part of the body of the answer in hand, framed as its head says."""
-        if self.cycle.disconnected or self.cycle.scope["method"] == "HEAD":
-            return
-        # The library frames whatever has a length, and gives it back as it is.
-        data = h11.Data(data=_Part(buffers))  # type: ignore[arg-type]
-        framed = self.conn.send_with_data_passthrough(data) or ()
-        try:
-            await self.flow.drain()
-            for chunk in chunks([one for piece in framed for one in _buffers_of(piece)]):
-                await self._past.send(chunk)
-        except BaseException as error:
-            # What follows a part that was cut would pass for the rest of it.
-            self.transport.abort()
-            if not isinstance(error, ConnectionError):  # of which the library tells nobody either
-                raise
 
     def _phase(self) -> tuple[object, str]:
         """Return what the client is sending now; nothing while its request is worked on."""
@@ -325,20 +299,6 @@ class _Connection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
-
-
-class _Part:
-    """Buffers that the HTTP library counts, and does not look into."""
-
-    def __init__(self, buffers: Sequence[Buffer]) -> None:
-        self.buffers = buffers
-
-    def __len__(self) -> int:
-        return length_of(self.buffers)
-
-
-def _buffers_of(piece: "Buffer | _Part") -> Sequence[Buffer]:
-    return piece.buffers if isinstance(piece, _Part) else (piece,)
 
 
 class _EmbeddedServer(uvicorn.Server):

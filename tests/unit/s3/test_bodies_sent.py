@@ -18,9 +18,14 @@ from aiohttp.abc import AbstractStreamWriter
 from multidict import CIMultiDict
 
 from tests.security.making import Authority
-from tierlog.adapters.s3.body import BuffersBody, BuffersPayload
+from tierlog.adapters.s3.body import (
+    CHUNK_BYTES,
+    CHUNKS_A_TURN,
+    SLICES_MAX,
+    BuffersBody,
+    BuffersPayload,
+)
 from tierlog.ports.files import Buffer
-from tierlog.runtime.sending import CHUNK_BYTES, CHUNKS_A_TURN, SLICES_MAX
 
 MIB = 1024 * 1024
 SHAPES = [
@@ -131,7 +136,6 @@ class ReadMeanwhile(AbstractStreamWriter):
     def __init__(self, writer: asyncio.StreamWriter, peer: socket.socket) -> None:
         self._writer = writer
         self._peer = peer
-        peer.setblocking(False)
         self.came = bytearray()
         self.waited = 0
 
@@ -146,10 +150,10 @@ class ReadMeanwhile(AbstractStreamWriter):
 
     async def write(self, chunk: bytes | bytearray | memoryview) -> None:
         self._writer.write(chunk)
-
-    async def drain(self) -> None:
         self.waited += bool(self.transport.get_write_buffer_size())
         self.take()
+
+    async def drain(self) -> None:
         await self._writer.drain()
 
     async def write_eof(self, chunk: bytes = b"") -> None:
@@ -167,6 +171,7 @@ class ReadMeanwhile(AbstractStreamWriter):
 
 async def test_what_waits_in_the_loop_is_sent_before_what_is_behind_it():
     mine, peer = socket.socketpair()
+    peer.setblocking(False)
     _, inner = await asyncio.open_connection(sock=mine)
     writer, buffers = ReadMeanwhile(inner, peer), filled([54_054] * 200)
     limits = writer.transport.get_write_buffer_limits()

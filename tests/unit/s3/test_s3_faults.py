@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from tests.contracts.bodies_suite import BodiesContract
 from tests.unit.s3.scripted import Answer, CutRequest, Early, Request, ScriptedS3, Step, error
 from tierlog.adapters.memory.ids import SeededIds
-from tierlog.adapters.s3.body import BuffersBody
+from tierlog.adapters.s3.body import CHUNK_BYTES, SLICES_MAX, BuffersBody, chunks
 from tierlog.adapters.s3.credentials import Reload
 from tierlog.adapters.s3.store import (
     S3ObjectStore,
@@ -32,7 +32,6 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableEr
 from tierlog.ports.files import Buffer
 from tierlog.ports.objects import NoSuchUploadError, ObjectExistsError, Part
 from tierlog.ports.spending import Amount, Cause, CostMeter, Spent, spending
-from tierlog.runtime.sending import CHUNK_BYTES, SLICES_MAX, chunks
 from tierlog.runtime.settings import S3Settings
 
 BUFFERS: list[Buffer] = [

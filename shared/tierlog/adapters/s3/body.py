@@ -7,19 +7,31 @@ fast (content, checksum, replay after a cut connection). The HTTP library below 
 
 Invariants:
     * Sending starts at the first byte, however often: a request that is sent again is whole.
-    * On a bare socket nothing is joined or copied (``tierlog.runtime.sending``). Whatever is none
-      (TLS), or wants another framing, gets joined chunks through the library.
+    * Many buffers go to the kernel in one call, and are copied by nobody before. What a full
+      socket didn't take waits where it lies; the event loop is given (and copies) a little of it,
+      so that it says when there is room again.
+    * Whatever is not a bare socket (TLS), or wants another framing, gets joined chunks through the
+      library.
+    * The loop turns every few MB, however quick the receiver.
+    * No chunk is longer than ``CHUNK_BYTES`` or of more than ``SLICES_MAX`` buffers.
 """
 
+import asyncio
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Final
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 
 from tierlog.ports.files import Buffer
 from tierlog.ports.filling import cut, length_of
-from tierlog.runtime.sending import PastTransport, chunks, is_bare
+
+CHUNK_BYTES: Final = 512 * 1024
+SLICES_MAX: Final = 1024  # the kernel's own limit of one call
+WAITING_BYTES: Final = 16 * 1024
+CHUNKS_A_TURN: Final = 8
 
 Pace = Callable[[int], Awaitable[None]]
 
@@ -72,6 +84,28 @@ class BuffersBody:
             yield b"".join(chunk)
 
 
+def chunks(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    """Cut ``buffers`` into lists that one call to the kernel takes each."""
+    chunk: list[Buffer] = []
+    room = CHUNK_BYTES
+    for buffer in buffers:
+        rest, length = buffer, len(buffer)
+        while length > room:
+            view = memoryview(rest)
+            chunk.append(view[:room])
+            yield chunk
+            rest, length = view[room:], length - room
+            chunk, room = [], CHUNK_BYTES
+        if length:
+            chunk.append(rest)
+            room -= length
+        if not room or len(chunk) == SLICES_MAX:
+            yield chunk
+            chunk, room = [], CHUNK_BYTES
+    if chunk:
+        yield chunk
+
+
 @aiohttp.payload_type(BuffersBody)
 class BuffersPayload(aiohttp.Payload):
     """How the HTTP library sends a ``BuffersBody``."""
@@ -94,18 +128,44 @@ class BuffersPayload(aiohttp.Payload):
         # From here on, sending again is for those who count requests, not for the HTTP library.
         self._consumed = True
         transport = writer.transport
-        if transport is None or not is_bare(transport) or content_length != self.size:
+        is_bare = transport is not None and transport.get_extra_info("sslcontext") is None
+        if not is_bare or content_length != self.size:
             async for joined in self._value:
                 await writer.write(joined)
             return
-        # Whoever drains waits until nothing is left, so that order is kept past the transport.
+        assert transport is not None
+        # Whoever drains waits until nothing is left, so that order is kept beside the transport.
         transport.set_write_buffer_limits(high=0)
         try:
             writer.send_headers()
             await writer.drain()
-            past = PastTransport(transport, writer.drain)
+            socket_fd, behind_turn = transport.get_extra_info("socket").fileno(), 0
             async for chunk in self._value.chunks():
-                await past.send(chunk)
+                behind_turn += 1
+                if behind_turn == CHUNKS_A_TURN:
+                    await asyncio.sleep(0)
+                    behind_turn = 0
+                await _send(writer, socket_fd, chunk)
         finally:
             if not transport.is_closing():
                 transport.set_write_buffer_limits()
+
+
+async def _send(writer: AbstractStreamWriter, socket_fd: int, chunk: Sequence[Buffer]) -> None:
+    """Send ``chunk`` past the writer's transport, whose buffer is empty now and afterwards."""
+    left = length_of(chunk)
+    while left:
+        if writer.transport is None or writer.transport.is_closing():
+            # By now the number may be another connection's.
+            raise aiohttp.ClientConnectionResetError("the connection is closing")
+        try:
+            sent = os.writev(socket_fd, chunk)
+        except BlockingIOError:
+            sent = 0
+        if sent < left:
+            waiting = cut(chunk, sent, sent + WAITING_BYTES)[0]
+            await writer.write(waiting)
+            await writer.drain()
+            sent += len(waiting)
+            chunk = cut(chunk, sent, left)
+        left -= sent
