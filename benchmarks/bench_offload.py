@@ -26,7 +26,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aioboto3
 from aiobotocore.config import AioConfig
@@ -58,7 +58,7 @@ from tierlog.ledger.reader import ReadHandle, Tier1ReadHandle
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.settings import load_settings
-from tierlog.wiring.offload import open_offload_parts
+from tierlog.wiring.offload import OffloadParts, open_offload_parts
 
 RUNS_A_LIST = 20  # as many as come over the network at once
 RSS_MIB_MAX = (3 * BLOCK_BYTES + 100 * MB) / MIB
@@ -127,6 +127,8 @@ async def offload_ledger(parameters: Mapping[str, Any]) -> Result:
             handle = HeldHandle(handle, [run async for runs in every for run in runs])
             gc.freeze()  # a worker lets go of runs block by block, and has no GB of them to look at
         idle_mib = rss_peak_bytes() / MIB
+        if parameters["warm_id"] is not None:
+            await _offload_before(parts, LedgerId(parameters["warm_id"]))
         others_s = sum(map(process_cpu_s, parameters["pids"]))
         meter = Meter()
         copy = await parts.offloader.offload(handle, uuid.uuid4(), {})
@@ -143,11 +145,17 @@ async def offload_ledger(parameters: Mapping[str, Any]) -> Result:
         return {**result, "later_cpu_s_per_gb": later["cpu_s_per_gb"]}
 
 
+async def _offload_before(parts: OffloadParts, ledger_id: LedgerId) -> None:
+    metadata = await parts.catalog.ledgers.get(ledger_id)
+    assert metadata is not None
+    handle = Tier1ReadHandle(ledger_id, metadata, parts.nodes)
+    await parts.offloader.offload(handle, uuid.uuid4(), {})
+
+
 async def upload_plainly(parameters: Mapping[str, Any]) -> Result:
     """Upload parts of bytes by aioboto3 (in a child)."""
     settings = load_settings().s3
     assert settings.secret_key is not None
-    length, key = parameters["bytes"], f"plain-{uuid.uuid4()}"
     part, config = random_pool(BLOCK_BYTES), AioConfig(s3={"addressing_style": "path"})
     if parameters["tuned"]:
         config = AioConfig(
@@ -161,27 +169,33 @@ async def upload_plainly(parameters: Mapping[str, Any]) -> Result:
         region_name=settings.region,
     )
     async with session.client("s3", endpoint_url=settings.endpoint_url, config=config) as s3:
+
+        async def upload(length: int) -> None:
+            where = {"Bucket": settings.bucket, "Key": f"plain-{uuid.uuid4()}"}
+            created = await s3.create_multipart_upload(**where)
+            where["UploadId"] = created["UploadId"]
+            slots = asyncio.Semaphore(parameters["parts_in_flight"])
+
+            async def send(number: int, body: bytes) -> dict[str, object]:
+                async with slots:
+                    answer = await s3.upload_part(**where, PartNumber=number, Body=body)
+                return {"PartNumber": number, "ETag": answer["ETag"]}
+
+            starts = range(0, length, BLOCK_BYTES)
+            async with asyncio.TaskGroup() as group:
+                sent = [
+                    group.create_task(send(number, part[: min(BLOCK_BYTES, length - start)]))
+                    for number, start in enumerate(starts, 1)
+                ]
+            await s3.complete_multipart_upload(
+                **where, MultipartUpload={"Parts": [one.result() for one in sent]}
+            )
+
+        if parameters["warm_bytes"]:
+            await upload(parameters["warm_bytes"])
         meter = Meter()
-        where = {"Bucket": settings.bucket, "Key": key}
-        created = await s3.create_multipart_upload(**where)
-        where["UploadId"] = created["UploadId"]
-        slots = asyncio.Semaphore(parameters["parts_in_flight"])
-
-        async def send(number: int, body: bytes) -> dict[str, object]:
-            async with slots:
-                answer = await s3.upload_part(**where, PartNumber=number, Body=body)
-            return {"PartNumber": number, "ETag": answer["ETag"]}
-
-        starts = range(0, length, BLOCK_BYTES)
-        async with asyncio.TaskGroup() as group:
-            sent = [
-                group.create_task(send(number, part[: min(BLOCK_BYTES, length - start)]))
-                for number, start in enumerate(starts, 1)
-            ]
-        await s3.complete_multipart_upload(
-            **where, MultipartUpload={"Parts": [one.result() for one in sent]}
-        )
-        return meter.result(length)
+        await upload(parameters["bytes"])
+        return meter.result(parameters["bytes"])
 
 
 @contextlib.asynccontextmanager
@@ -200,11 +214,29 @@ async def null_s3() -> AsyncIterator[str]:
         await process.wait()
 
 
-class Offloads:
-    """The variants, for a cluster that runs."""
+class Warm(NamedTuple):
+    """A ledger that a process offloads before, and how many bytes another one uploads before."""
 
-    def __init__(self, bench: Bench, null_url: str | None = None, *, parts_in_flight: int) -> None:
+    ledger_id: LedgerId | None = None
+    length: int = 0
+
+
+COLD: Final = Warm()
+
+
+class Offloads:
+    """The variants, for a cluster that runs; ``warm``: what each process has done before."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        null_url: str | None = None,
+        *,
+        parts_in_flight: int,
+        warm: Warm = COLD,
+    ) -> None:
         self._bench = bench
+        self._warm = warm
         self._null = {"TIERLOG_S3__ENDPOINT_URL": null_url or ""}
         self._parts = parts_in_flight
 
@@ -222,7 +254,7 @@ class Offloads:
         }
         parameters = {
             "ledger_id": ledger_id, "from_memory": from_memory, "again": into_null,
-            "pids": self._bench.node_pids(),
+            "pids": self._bench.node_pids(), "warm_id": self._warm.ledger_id,
         }  # fmt: skip
         return await run_child(__file__, "offload", parameters, env)
 
@@ -231,7 +263,10 @@ class Offloads:
         if not into_null:
             await self._bench.fresh_s3()
         env = {**self._bench.env, **(self._null if into_null else {})}
-        parameters = {"bytes": length, "parts_in_flight": self._parts, "tuned": tuned}
+        parameters = {
+            "bytes": length, "parts_in_flight": self._parts, "tuned": tuned,
+            "warm_bytes": self._warm.length,
+        }  # fmt: skip
         return await run_child(__file__, "plain", parameters, env)
 
 

@@ -1,6 +1,7 @@
 """Claim: a bucket that is far away is read nearly as fast as its distance lets anyone.
 
-far      the reader reads an offloaded ledger, cold, from a bucket that is 1, 20 or 100 ms away
+far      the reader reads an offloaded ledger, cold, from a bucket that is 1, 20 or 100 ms away; it
+         has read another one before, longer than its cache
 plain    the leanest plain client reads the same object from as far, in as many ranges at once
 near     the same client, through the proxy too, from a bucket that is not away at all
 
@@ -12,11 +13,12 @@ import argparse
 import asyncio
 import contextlib
 import statistics
+from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from bench_read import CACHE_BYTES, READ_BYTES, STREAM
+from bench_read import CACHE_BYTES, READ_BYTES, STREAM, WARM, WARM_OF_CACHE, offloaded
 from common import (
     MB,
     Bench,
@@ -35,23 +37,30 @@ from common import (
     take_turns,
 )
 from delay_proxy import delayed
-from reading import IN_FLIGHT, RANGE_BYTES, cold_reader, offload, read_by_threads, read_many
+from reading import IN_FLIGHT, RANGE_BYTES, cold_reader, read_by_threads, read_many
+
+Ledgers = Mapping[str, Mapping[str, Any]]
+"""By name of their streams."""
 
 OF_THE_LIMIT: Final = 0.8
 ENDPOINT: Final = "TIERLOG_S3__ENDPOINT_URL"
 
 
 class Distances:
-    """The variants, over a cluster with one offloaded ledger, and proxies to its bucket."""
+    """The variants, over a cluster with two offloaded ledgers, and proxies to its bucket."""
 
-    def __init__(self, bench: Bench, urls: dict[int, str], byte_count: int) -> None:
-        self._bench, self._urls, self._byte_count = bench, urls, byte_count
+    def __init__(self, bench: Bench, urls: dict[int, str], ledgers: Ledgers) -> None:
+        self._bench, self._urls, self._ledgers = bench, urls, ledgers
 
     async def far(self, distance_ms: int) -> Result:
         """Read through the reader."""
         await cold_reader(self._bench, **{ENDPOINT: self._urls[distance_ms]})
+        await self._read(self._ledgers[WARM])
+        return await self._read(self._ledgers[STREAM])
+
+    async def _read(self, ledger: Mapping[str, Any]) -> Result:
         parameters = {
-            "stream": STREAM, "places": ["earliest"], "bytes_each": self._byte_count,
+            "stream": ledger["stream"], "places": ["earliest"], "bytes_each": ledger["bytes"],
             "read_bytes": READ_BYTES,
         }  # fmt: skip
         return await run_child(__file__, "many", parameters, self._bench.env)
@@ -95,7 +104,9 @@ def claims_of(runs: dict[str, list[Result]], distances: list[int]) -> list[Claim
     return found
 
 
-async def measure(arguments: argparse.Namespace, bench: Bench) -> dict[str, list[Result]]:
+async def measure(
+    arguments: argparse.Namespace, bench: Bench, ledgers: Ledgers
+) -> dict[str, list[Result]]:
     """Run near and far by turns."""
     s3 = urlsplit(bench.cluster.endpoints.s3_endpoint_url).netloc
     distances: list[int] = arguments.distances
@@ -104,8 +115,7 @@ async def measure(arguments: argparse.Namespace, bench: Bench) -> dict[str, list
         for distance_ms in [0, *distances]:
             address = await stack.enter_async_context(delayed(s3, distance_ms))
             urls[distance_ms] = f"http://{address}"
-        byte_count = arguments.size * MB // arguments.entry_size * arguments.entry_size
-        variants = Distances(bench, urls, byte_count)
+        variants = Distances(bench, urls, ledgers)
         runs = await take_turns(
             {
                 "near": partial(variants.plain, 0),
@@ -125,15 +135,18 @@ async def main() -> None:
     parser = arguments_parser("reading from far away", size_mb=500)
     parser.add_argument("--distances", type=positives, default=[1, 20, 100], help="milliseconds")
     arguments = parse(parser, quick_mb=100)
-    settings = {"TIERLOG_READER__CACHE_BYTES_MAX": str(min(CACHE_BYTES, arguments.size * MB // 4))}
+    cache = min(CACHE_BYTES, arguments.size * MB // 4)
+    settings = {"TIERLOG_READER__CACHE_BYTES_MAX": str(cache)}
     kinds = ["ingest", "reader", "offloader", "scheduler"]
     with folder_of(arguments) as folder:
         async with Bench(folder, kinds, settings) as bench:
-            size = arguments.size * MB
-            await bench.sealed_ledger(STREAM, size=size, entry_size=arguments.entry_size)
-            say("offloading")
-            await offload(bench, STREAM)
-            runs = await measure(arguments, bench)
+            ledgers = {
+                stream: await offloaded(bench, stream, size=size, entry_size=arguments.entry_size)
+                for stream, size in (
+                    (STREAM, arguments.size * MB), (WARM, int(WARM_OF_CACHE * cache)),
+                )
+            }  # fmt: skip
+            runs = await measure(arguments, bench, ledgers)
     report("reading from far away", arguments, claims_of(runs, arguments.distances), runs)
 
 

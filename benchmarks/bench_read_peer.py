@@ -7,9 +7,9 @@ pulsar   Pulsar's 4.0.8 reader gives every entry as an object, a hundred at a ti
          (``tests/interop/pulsar``, which ``make test-interop`` fetches and builds)
 
 All read one ledger from one SeaweedFS, whole and in order; Tierlog offloaded it. *Cold* is a reader
-service that was just started, and a Java process that knows nothing of this ledger but has read
-another one whole. *Again* is the same once more: Pulsar remembers where entries are, and neither
-has the ledger's bytes, of which Tierlog's cache holds less than a quarter. Runs take turns.
+service, and a Java process, that know nothing of this ledger but have read another one whole.
+*Again* is the same once more: Pulsar remembers where entries are, and neither has the ledger's
+bytes, of which Tierlog's cache holds less than a quarter. Runs take turns.
 
 MB are those of entries. Pulsar's time is taken inside Java, and begins when the ledger is open;
 Tierlog's begins with a client's first request. Tierlog's CPU is that of the client's process and
@@ -88,19 +88,20 @@ async def offloaded(bench: Bench, stream: str, *, entry_size: int, size: int) ->
 
 
 class Peers:
-    """Both of them, over one ledger, and what Pulsar reads before it."""
+    """Both of them, over one ledger, and what both read before it."""
 
     def __init__(self, bench: Bench, built: Built, ledger: Offloaded, warm: Offloaded) -> None:
         self._bench, self._built = bench, built
         self._ledger, self._warm = ledger, warm
 
     async def tierlog(self, mode: str) -> Result:
-        """Read twice with Tierlog."""
+        """Read twice with Tierlog, in a service that has read another ledger."""
         await cold_reader(self._bench)
-        return _twice(await self._read(mode), await self._read(mode))
+        await self._read("http", self._warm)
+        return _twice(await self._read(mode, self._ledger), await self._read(mode, self._ledger))
 
-    async def _read(self, mode: str) -> Result:
-        ledger, pid = self._ledger, self._bench.cluster.services.pid("reader")
+    async def _read(self, mode: str, ledger: Offloaded) -> Result:
+        pid = self._bench.cluster.services.pid("reader")
         whole = {"stream": ledger.stream, "entries": ledger.entries, "bytes": ledger.bytes}
         before_s = process_cpu_s(pid)
         result = await run_child(__file__, mode, whole, self._bench.env)
