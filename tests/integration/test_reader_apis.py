@@ -10,6 +10,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from tests.integration.test_exactly_once import tierlog
 from tests.integration.test_reader_tiers import append, numbered, offloaded_and_gone
 from tierlog.client import Position, open_client
 from tierlog.model.policy import MIB, Policy
@@ -36,7 +37,7 @@ async def gauge(cluster, name):
 
 @pytest.mark.covers("A02", "C02", "C07")
 async def test_followers_from_the_first_entry_run_into_the_tail_while_ledgers_move(cluster):
-    """Issued as `tierlog read --follow` does: appended, offloaded and deleted beside it."""
+    """By the client and by `tierlog read --follow`: appended, offloaded and deleted beside them."""
     events = numbered(0, 12_000)
     async with open_client(cluster.settings) as client:
         await client.create_stream("moving", policy=MOVING)
@@ -48,7 +49,8 @@ async def test_followers_from_the_first_entry_run_into_the_tail_while_ledgers_mo
 
         await cluster.until(first_ledgers_are_in_tier_2_alone, what="ledgers in tier 2 alone")
         async with asyncio.TaskGroup() as group:
-            readers = [group.create_task(_followed(client, len(events))) for _ in range(3)]
+            readers = [group.create_task(_followed(client, len(events))) for _ in range(2)]
+            printing = group.create_task(_printed(cluster, len(events)))
             async with client.writer("moving") as writer:
                 for number in range(6000, len(events), 50):
                     for event in events[number : number + 50]:
@@ -59,6 +61,7 @@ async def test_followers_from_the_first_entry_run_into_the_tail_while_ledgers_mo
             found, tiers = reader.result()
             assert found == events
             assert {"tier2", "memory"} <= tiers
+        assert printing.result() == events
         ledgers = (await client.stream("moving"))["ledgers"]
         assert sum(not one["tier1"] for one in ledgers) >= 3, "ledgers went while they were read"
     assert await gauge(cluster, "tierlog_cache_overflow_bytes") == 0
@@ -73,6 +76,19 @@ async def _followed(client, count):
         if len(found) == count:
             return found, tiers
     raise AssertionError("a follower does not end")
+
+
+async def _printed(cluster, count):
+    arguments = ["read", "moving", "--from", "earliest", "--follow", "-n", str(count)]
+    process = await tierlog(*arguments, state_dir=cluster.state_dir)
+    try:
+        out, told = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert (process.returncode, told) == (0, b"")
+    return out.splitlines()
 
 
 async def test_entries_in_each_type_with_a_token_that_goes_on(cluster):
