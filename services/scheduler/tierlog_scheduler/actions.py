@@ -16,6 +16,7 @@ Invariants:
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -27,7 +28,7 @@ from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import CopySeen, OffloadContext, OffloadState
 from tierlog.model.stream import Stream
 from tierlog.model.trimming import TrimGrounds
-from tierlog.offload.attribute_sweep import AttributeSweeper
+from tierlog.offload.attribute_sweep import AttributeSweeper, UnneededSeen
 from tierlog.offload.cleaning import UploadsUnseenError
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import OffloadRequest, Stationery
@@ -64,6 +65,7 @@ class Memory:
     unseen_ms: dict[UUID, int] = field(default_factory=dict)
     """Sweeps after which nobody knew whether an upload is open."""
     attributes_swept_ms: dict[StreamName, int] = field(default_factory=dict)
+    unneeded: UnneededSeen = field(default_factory=UnneededSeen)
     put_off: dict[StreamName, LedgerId] = field(default_factory=dict)
     """Where a stream's local deletions go on that took longer than a pass has time for."""
     _passes: int = 0
@@ -77,6 +79,7 @@ class Memory:
             self.closed_seen_ms,
             self.unseen_ms,
             self.attributes_swept_ms,
+            self.unneeded,
             self.put_off,
         ):
             kept.clear()
@@ -108,6 +111,7 @@ class Memory:
                 del self.unseen_ms[uuid]
             for name in self.attributes_swept_ms.keys() - mirror.streams.keys():
                 del self.attributes_swept_ms[name]
+            self.unneeded.clear(but=mirror.streams)
             for name in self.put_off.keys() - mirror.streams.keys():
                 del self.put_off[name]
 
@@ -198,7 +202,11 @@ class Actions:
             return
         with spending(Cause.SWEEP, stream.name):
             swept = await self._sweeper.run(
-                stream.name, stream.incarnation, delete=True, pay=_at_once
+                stream.name,
+                stream.incarnation,
+                delete=True,
+                pay=_at_once,
+                ages=partial(self._memory.unneeded.look, stream.name, now.progress_ms),
             )
         if swept.kept or swept.findings:
             first = swept.findings[0].cause if swept.findings else swept.kept

@@ -14,14 +14,19 @@ Invariants:
       unknown is not empty. So does a record that is not there while the manifest lets the stream
       live.
     * Nothing is told to be missing before record and object were looked at again.
-    * Only objects of this cluster go, and none that is younger than the safety age.
+    * Only objects of this cluster go, and none that is younger than the safety age. A leader
+      counts it in progress, from the first look of its term that saw the object unneeded: no jump
+      of a clock hastens a deletion, nor holds one up. A scrub, which remembers nothing, counts by
+      the wall clock from when the object was written: its age is above any jump (a day).
 
 Crash: what is left is found by the next sweep.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 from uuid import UUID
 
 import structlog
@@ -43,6 +48,12 @@ log = structlog.get_logger()
 
 Pay = Callable[[int], Awaitable[None]]
 """Waits until so many bytes may be read; 0: one more request."""
+
+Ages = Callable[[Iterable[str]], Mapping[str, int]]
+"""Takes the keys that nothing needs; says how many ms each was surely seen so, where known."""
+
+UNNEEDED_MAX: Final = 50_000
+"""Keys that a leader remembers in all: about 15 MB."""
 
 BRING_BACK = (
     "Bring the object back from another copy of the bucket; see the how-to scrub-a-bucket. What "
@@ -71,6 +82,41 @@ class Needed:
     objects: Mapping[str, tuple[int, bytes]]
     unread: str = ""
     """Why not all of it is known; empty: it is."""
+
+
+class UnneededSeen:
+    """Since when, by its progress, a leader's looks saw that nothing needs an object.
+
+    At most ``limit`` keys. One that finds no room is noted later: it goes late, never early.
+    """
+
+    def __init__(self, limit: int = UNNEEDED_MAX) -> None:
+        self._room = limit
+        self._since_ms: dict[StreamName, dict[str, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<UnneededSeen in {len(self._since_ms)} streams, room for {self._room}>"
+
+    def look(self, name: StreamName, progress_ms: int, keys: Iterable[str]) -> Mapping[str, int]:
+        """Note all that a stream does not need now, and return for how many ms that is known."""
+        before = self._since_ms.get(name, {})
+        self.forget(name)
+        # Those that wait already first: whatever comes, each comes to its end.
+        some = islice(sorted(keys, key=lambda key: key not in before), self._room)
+        since = {key: before.get(key, progress_ms) for key in some}
+        if since:
+            self._since_ms[name] = since
+            self._room -= len(since)
+        return {key: progress_ms - since_ms for key, since_ms in since.items()}
+
+    def forget(self, name: StreamName) -> None:
+        """Know nothing of a stream."""
+        self._room += len(self._since_ms.pop(name, {}))
+
+    def clear(self, *, but: Container[StreamName] = ()) -> None:
+        """Know nothing, but of some streams."""
+        for name in [one for one in self._since_ms if one not in but]:
+            self.forget(name)
 
 
 class AttributeSweeper:
@@ -106,8 +152,12 @@ class AttributeSweeper:
         delete: bool,
         pay: Pay,
         deep: bool = False,
+        ages: Ages | None = None,
     ) -> Swept:
-        """Look at one incarnation's index; ``deep``: read all of what is needed, and compare."""
+        """Look at one incarnation's index; ``deep``: read all of what is needed, and compare.
+
+        ``ages``: what the safety age is counted by; None: by the wall clock.
+        """
         swept = Swept()
         listed = await self._listed(name, incarnation, pay)
         swept.objects = len(listed)
@@ -115,7 +165,9 @@ class AttributeSweeper:
         await self._missing(name, incarnation, needed, listed, swept, pay)
         if deep:
             await self._deep(name, needed, swept, pay)
-        old = [one for one in listed.values() if self._may_go(one, needed, swept)]
+        unneeded = [one for one in listed.values() if one.key not in needed.objects]
+        old = self._old(unneeded, None if needed.unread else ages)
+        swept.too_young = len(unneeded) - len(old)
         swept.unneeded, swept.unneeded_bytes = len(old), sum(one.size for one in old)
         swept.kept = needed.unread
         if old and delete and not needed.unread:
@@ -232,13 +284,13 @@ class AttributeSweeper:
                 cause = "its bytes have another digest than was written"
                 swept.findings.append(_finding(FindingKind.DAMAGED_DATA, name, key, cause))
 
-    def _may_go(self, info: ObjectInfo, needed: Needed, swept: Swept) -> bool:
-        if info.key in needed.objects:
-            return False
-        if self._clock.wall_ms() - info.modified_ms < self._safety_ms:
-            swept.too_young += 1
-            return False
-        return True
+    def _old(self, unneeded: Sequence[ObjectInfo], ages: Ages | None) -> list[ObjectInfo]:
+        if ages is None:
+            now_ms = self._clock.wall_ms()
+            ms = {one.key: now_ms - one.modified_ms for one in unneeded}
+        else:
+            ms = dict(ages(one.key for one in unneeded))
+        return [one for one in unneeded if ms.get(one.key, -1) >= self._safety_ms]
 
     async def _delete(
         self,
@@ -259,7 +311,7 @@ class AttributeSweeper:
                 continue
             await pay(0)
             info = await self._objects.head(one.key)
-            if info is None or self._clock.wall_ms() - info.modified_ms < self._safety_ms:
+            if info is None:
                 continue
             if keys.cluster_of(info.metadata) != self._cluster_id:
                 swept.foreign += 1

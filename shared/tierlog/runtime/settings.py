@@ -377,7 +377,7 @@ class SchedulerSettings(_Section):
     sweep_attributes_s: Seconds = 900.0
     """How often objects of an attribute index are looked for that no checkpoint needs."""
     attributes_safety_s: float = Field(default=3600.0, gt=0)
-    """Such an object stays so long after it was written: who began to list attributes goes on."""
+    """Such an object stays so long after a leader first saw it: who lists attributes goes on."""
     staging_s: float = Field(default=86_400.0, gt=0)
     """What was staged for a stream and not attached in that time is deleted. Keep it above what a
     job that writes may take."""

@@ -7,6 +7,7 @@ a flush and a leader do at the same time, and in whatever order.
 import asyncio
 import random
 from dataclasses import replace
+from functools import partial
 from uuid import uuid5
 
 import pytest
@@ -21,10 +22,12 @@ from tierlog.format.attribute_objects import attribute_key, attribute_metadata, 
 from tierlog.model.attribute_record import record_of
 from tierlog.model.attributes import AttributeKey, Checkpoint
 from tierlog.model.errors import TierlogError
+from tierlog.model.ids import StreamName
 from tierlog.model.manifest import head_of
 from tierlog.model.scrub import FindingKind
 from tierlog.model.stream import Stream, StreamLifecycle
-from tierlog.offload.attribute_sweep import Swept
+from tierlog.offload.attribute_sweep import Swept, UnneededSeen
+from tierlog_scheduler.clocks import Timekeeper
 
 
 async def free(length: int) -> None:
@@ -102,6 +105,59 @@ async def test_what_no_root_needs_goes_and_the_rest_stays() -> None:
     )
     assert await all_of(world.index(), base) == {**values, key_of(0): 1}
     assert base.generation == 1
+
+
+HOUR_S = 3600
+
+
+class Leader:
+    """Sweeps, and remembers what it saw unneeded, by progress that it is given."""
+
+    def __init__(self, world: IndexWorld) -> None:
+        self.seen, self.sweeper = UnneededSeen(), world.process().sweeper
+        self.time = Timekeeper(world.clock)
+
+    async def sweep(self, stream: Stream) -> Swept:
+        ages = partial(self.seen.look, stream.name, self.time.now().progress_ms)
+        return await self.sweeper.run(
+            stream.name, stream.incarnation, delete=True, pay=free, ages=ages
+        )
+
+
+@pytest.mark.parametrize("jump_s", [5 * HOUR_S, -5 * HOUR_S])
+@pytest.mark.parametrize("first", [True, False], ids=["before any look", "after the first look"])
+async def test_a_jump_of_five_hours_hastens_no_deletion_and_holds_none_up(first, jump_s) -> None:
+    world = IndexWorld(page_bytes=256, chunk_objects_max=4)
+    stream, _ = await grown(world, 30, keys=200, each=60)
+    leader, before = Leader(world), world.keys_in_bucket()
+    if not first:
+        await leader.sweep(stream)
+    world.clock.jump_wall(jump_s)
+    swept = await leader.sweep(stream)
+    assert swept.deleted == 0
+    assert swept.too_young > 5
+    world.clock.advance(SAFETY_MS / 2 / 1000)
+    assert (await leader.sweep(stream)).deleted == 0
+    assert world.keys_in_bucket() == before
+    world.clock.advance(SAFETY_MS / 1000)
+    assert (await leader.sweep(stream)).deleted == swept.too_young
+    # The next leader knows nothing of it, however old the objects are by the wall clock.
+    other, _ = await grown(world, 30, keys=200, each=60)
+    later(world)
+    assert (await Leader(world).sweep(other)).deleted == 0
+
+
+def test_what_was_seen_is_bounded_and_what_found_no_room_comes_later() -> None:
+    seen, one, other = UnneededSeen(limit=3), StreamName("one"), StreamName("other")
+    assert seen.look(one, 10, ["b", "c"]) == {"b": 0, "c": 0}
+    assert seen.look(other, 20, ["x", "y"]) == {"x": 0}
+    assert seen.look(one, 30, ["a", "b", "c"]) == {"b": 20, "c": 20}, "who waits is not pushed out"
+    assert seen.look(one, 40, ["a", "c"]) == {"c": 30, "a": 0}
+    assert seen.look(one, 50, ["b", "c"]) == {"c": 40, "b": 0}, "needed meanwhile: it waits anew"
+    seen.clear(but={one})
+    assert seen.look(other, 60, ["x"]) == {"x": 0}
+    seen.clear()
+    assert seen.look(one, 70, ["a", "b", "c", "d"]) == {"a": 0, "b": 0, "c": 0}
 
 
 async def test_what_only_the_manifest_names_stays_until_a_newer_one_is_written() -> None:

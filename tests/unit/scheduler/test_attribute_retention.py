@@ -93,7 +93,7 @@ def test_of_a_record_the_mirror_keeps_what_decisions_ask() -> None:
     assert slim.newest.through == at(3, 3)
 
 
-def leader_of(life: Life) -> Scheduler:
+def leader_of(life: Life, *, safety_ms: int = 1000) -> Scheduler:
     world, catalog = life.site.world, life.site.world.catalog()
     assert life.site.cluster is not None
     manifests = life.site.store()
@@ -113,7 +113,7 @@ def leader_of(life: Life) -> Scheduler:
             cluster_id=life.site.cluster.cluster_id,
             key_prefix="",
             clock=world.clock,
-            safety_ms=1000,
+            safety_ms=safety_ms,
         ),
     )
 
@@ -131,6 +131,27 @@ async def passes(life: Life, leader: Scheduler, count: int = 3) -> None:
     for _ in range(count):
         life.site.world.clock.advance(100)
         await leader.run_pass()
+
+
+@pytest.mark.parametrize("jump_s", [5 * 3600, -5 * 3600])
+def test_a_leader_sweeps_by_its_progress_and_not_by_the_wall_clock(jump_s) -> None:
+    async def main() -> None:
+        life = Life()
+        await life.start()
+        for number in range(3):
+            await life.ledger(number)
+        leader = leader_of(life, safety_ms=3_600_000)
+        await leader.begin()
+        await passes(life, leader, 1)
+        before = indexes(life)
+        life.site.world.clock.jump_wall(jump_s)
+        await passes(life, leader, 30)
+        assert indexes(life) == before
+        await passes(life, leader, 10)
+        assert len(indexes(life)) < len(before)
+        assert await all_of(index_of(life.site), life.base) == life.values
+
+    run_virtual(main(), until_s=100_000)
 
 
 def test_a_leader_trims_behind_the_checkpoints_sweeps_and_removes_all() -> None:
