@@ -92,6 +92,16 @@ async def upload(server: ScriptedS3, **more: Any) -> Part:
         return await store.upload_part("k", "u", 1, BUFFERS, crc32c=CRC)
 
 
+def check_plain(request: Request, body: bytes) -> None:
+    """Check that a body came as it is: a store that knows no trailers would store them with it."""
+    assert request.body == body
+    assert request.headers["content-length"] == str(len(body))
+    assert request.headers["x-amz-checksum-crc32c"] == to_base64(crc32c_of([body]))
+    assert request.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    for name in ("transfer-encoding", "content-encoding", "x-amz-trailer"):
+        assert name not in request.headers
+
+
 @pytest.mark.covers("A42")
 @pytest.mark.parametrize(
     "trouble",
@@ -116,12 +126,16 @@ async def test_a_part_arrives_whole_at_each_try(trouble):
         assert part.etag.strip('"') == hashlib.md5(WHOLE, usedforsecurity=False).hexdigest()
         assert len(server.requests) == len(trouble) + 1
         last = server.requests[-1]
-        assert last.body == WHOLE
-        assert last.headers["content-length"] == str(len(WHOLE))
-        assert last.headers["x-amz-checksum-crc32c"] == to_base64(CRC)
-        assert last.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
-        assert "transfer-encoding" not in last.headers
-        assert "x-amz-trailer" not in last.headers
+        check_plain(last, WHOLE)
+
+
+@pytest.mark.parametrize("if_none_match", [False, True])
+@pytest.mark.parametrize("trouble", [[], [error(503, "SlowDown")], [CutRequest(100)]])
+async def test_so_does_a_small_object(trouble, if_none_match):
+    async with ScriptedS3(*trouble, Answer(200, STAMP)) as server, opened(server) as store:
+        await store.put("k", WHOLE, metadata={}, if_none_match=if_none_match)
+        assert len(server.requests) == len(trouble) + 1
+        check_plain(server.requests[-1], WHOLE)
 
 
 async def test_tries_are_bounded_and_the_error_names_the_request():
