@@ -2,7 +2,8 @@
 
 Owns objects and open uploads with S3's rules: parts of any order completed in order, a part
 re-sent replaces itself, a CRC32C that the store checks, If-None-Match, listing in key order,
-a completed upload that is completed again.
+a completed upload that is completed again. And that of some stores, that uploads which have ended
+are listed for a while.
 
 A change whose answer is lost is a ``RetryableError``, as with S3: each change can be sent again
 as it is (and whoever put with If-None-Match then finds an object, perhaps its own).
@@ -62,8 +63,12 @@ class _Upload:
 class MemoryObjects:
     """The bucket. ``connect`` gives clients; a test may look at ``objects`` and ``uploads``."""
 
-    def __init__(self, clock: Clock, *, part_bytes_min: int = 0) -> None:
+    def __init__(
+        self, clock: Clock, *, part_bytes_min: int = 0, uploads_linger_s: float = 0.0
+    ) -> None:
         self._clock = clock
+        self._uploads_linger_s = uploads_linger_s
+        self._ended: dict[str, tuple[float, _Upload]] = {}
         self._part_bytes_min = part_bytes_min
         self.objects: dict[str, tuple[ObjectInfo, bytes]] = {}
         self.uploads: dict[str, _Upload] = {}
@@ -130,13 +135,19 @@ class MemoryObjects:
         if any(part.size < self._part_bytes_min for part in parts[:-1]):
             raise RefusedError(f"a part of {key} is smaller than {self._part_bytes_min} bytes")
         body = b"".join(upload.parts[number][1] for number in numbers)
-        del self.uploads[upload_id]
+        self._end(upload_id)
         self._store(key, body, upload.metadata, etag=etag)
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         if upload_id in self.uploads:
             self._open(key, upload_id)
-            del self.uploads[upload_id]
+            self._end(upload_id)
+
+    def listed_uploads(self) -> dict[str, _Upload]:
+        """Return the uploads that are open, and those that ended a moment ago."""
+        now_s = self._clock.monotonic_s()
+        self._ended = {key: one for key, one in self._ended.items() if one[0] > now_s}
+        return {**self.uploads, **{key: one[1] for key, one in self._ended.items()}}
 
     def page(self, prefix: str, after: str) -> tuple[ObjectInfo, ...]:
         """Return the next objects by key, without their metadata, as a listing has them."""
@@ -155,6 +166,12 @@ class MemoryObjects:
         )
         self.objects[key] = (info, body)
         return info
+
+    def _end(self, upload_id: str) -> None:
+        upload = self.uploads.pop(upload_id)
+        if self._uploads_linger_s:
+            upload.parts.clear()
+            self._ended[upload_id] = (self._clock.monotonic_s() + self._uploads_linger_s, upload)
 
     def _open(self, key: str, upload_id: str) -> _Upload:
         upload = self.uploads.get(upload_id)
@@ -249,7 +266,7 @@ class MemoryObjectsClient:
         await self._change("abort_upload", lambda: self._bucket.abort_upload(key, upload_id))
 
     async def list_uploads(self, prefix: str = "") -> Sequence[OpenUpload]:
-        uploads = await self._read("list_uploads", lambda: dict(self._bucket.uploads))
+        uploads = await self._read("list_uploads", self._bucket.listed_uploads)
         return [
             OpenUpload(key=upload.key, upload_id=upload_id, initiated_ms=upload.initiated_ms)
             for upload_id, upload in sorted(
