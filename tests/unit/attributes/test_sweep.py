@@ -34,10 +34,11 @@ async def free(length: int) -> None:
     del length
 
 
-async def sweep(world: IndexWorld, stream: Stream, **more: bool) -> Swept:
-    more = {"delete": True, **more}
+async def sweep(
+    world: IndexWorld, stream: Stream, *, delete: bool = True, deep: bool = False
+) -> Swept:
     sweeper = world.process().sweeper
-    return await sweeper.run(stream.name, stream.incarnation, pay=free, **more)
+    return await sweeper.run(stream.name, stream.incarnation, delete=delete, pay=free, deep=deep)
 
 
 def later(world: IndexWorld) -> None:
