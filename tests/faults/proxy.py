@@ -16,7 +16,7 @@ import contextlib
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from tests.faults.frames import (
     FRAME_LEN_MAX,
@@ -42,6 +42,10 @@ class Act(Enum):
     DROP_REPLY = "done, and cut before its answer"
     DELAY = "sent on later"
     TWICE = "sent twice, where that is legal"
+
+
+COUNTED: Final = frozenset({Act.DROP_REQUEST, Act.DROP_REPLY, Act.DELAY, Act.TWICE})
+"""What a proxy does by itself; of what is held the test knows."""
 
 
 class Place(NamedTuple):
@@ -76,6 +80,8 @@ class Judge:
         """The place that was armed has come."""
         self.away: set[str] = set()
         """Servers that the process does not reach: whatever it asks of them is cut."""
+        self.done: Counter[Act] = Counter()
+        """What was dropped, sent on later or sent twice indeed, since the count began."""
         self._counts: Counter[tuple[str, str]] = Counter()
         self._armed: tuple[Place, Act] | None = None
         self._go_on: asyncio.Future[bool] | None = None
@@ -87,6 +93,7 @@ class Judge:
         """Begin to count, with nothing armed."""
         self.asked, self._armed = [], None
         self._counts.clear()
+        self.done.clear()
         self.met.clear()
 
     def arm(self, place: Place, act: Act) -> None:
@@ -215,23 +222,32 @@ class FaultProxy:
         if judge is not None:
             act = judge.ask(self.server, request.kind, request.about)
         if act is Act.DROP_REQUEST:
+            self._did(act)
             raise CutError
         if act is Act.HOLD_REQUEST and judge is not None:
             await judge.held()
         if act is Act.DELAY:
             await asyncio.sleep(DELAY_S)
+            self._did(act)
         if request.expects:
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await reader.readexactly(request.body_len)
         if act is Act.TWICE and request.repeatable:
             await self._forwarded(request, body)
         answer = await self._forwarded(request, body)
+        if act is Act.TWICE and request.repeatable:
+            self._did(act)
         if act is Act.DROP_REPLY:
+            self._did(act)
             raise CutError
         if act is Act.HOLD_REPLY and judge is not None:
             await judge.held(reply=True)
         writer.write(answer)
         await writer.drain()
+
+    def _did(self, act: Act) -> None:
+        if self.judge is not None:
+            self.judge.done[act] += 1
 
     async def _forwarded(self, request: HttpRequest, body: bytes) -> bytes:
         reader, writer = await asyncio.open_connection(*self._target)
@@ -262,11 +278,13 @@ class _Wire:
             first = False
             act = self._judge.ask(self._server, request.kind, request.about)
             if act is Act.DROP_REQUEST:
+                self._judge.done[act] += 1
                 raise CutError
             if act is Act.HOLD_REQUEST:
                 await self._judge.held()
             if act is Act.DELAY:
                 await asyncio.sleep(DELAY_S)
+                self._judge.done[act] += 1
             if act in {Act.DROP_REPLY, Act.HOLD_REPLY}:
                 self._acts[request.number] = act
             await _send(far_writer, frame)
@@ -279,6 +297,7 @@ class _Wire:
             first = False
             act = self._acts.pop(number, Act.PASS) if number is not None else Act.PASS
             if act is Act.DROP_REPLY:
+                self._judge.done[act] += 1
                 raise CutError
             if act is Act.HOLD_REPLY:
                 await self._judge.held(reply=True)

@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from tests.faults.invariants import Fate
 from tests.faults.lane import POLICY, VICTIMS, Lane, corner_of, open_lane
 from tests.faults.lives import COMPLETE_S_MAX, Plan, Told, Trouble, life, plans_at
 from tests.faults.proxy import Act, Place
-from tests.faults.run import KILLS, OTHERS, first_lives, share_of
+from tests.faults.run import KILLS, OTHERS, first_lives, share_of, until_met
 from tests.plugins.fix_servers import run_apart
 from tierlog.embedded.supervisor import EmbeddedServers
 from tierlog.model.ids import LedgerId
@@ -31,6 +32,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 SEED = int(os.environ.get("TIERLOG_FAULTS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 AWAY_S = 8.0
 """Longer than a session."""
+SERVERS = {
+    "offloader": {"s3", "zookeeper", "kafka", "node"},
+    "scheduler": {"s3", "zookeeper", "kafka"},
+}
 AT_THE_END = {
     "its upload is about to be complete": Place("s3", "complete_upload", 0),
     "its copy is about to be complete": Place("zookeeper", "set", 1),
@@ -51,32 +56,27 @@ Parts = Mapping[str, Part]
 
 async def kill(lane: Lane, parts: Parts) -> None:
     calm = await first_lives(lane, scrub=False)
-    for one in calm:
-        assert {"s3", "zookeeper", "kafka"} <= {place.server for place in one.places}
     for victim, one in zip(VICTIMS, calm, strict=True):
-        plans = plans_at(one, troubles=KILLS)
-        parts[victim].points = len(plans)
-        parts[victim].told += await lived(lane, share_of(plans, 2, SEED))
-    others = [plan for one in calm for plan in plans_at(one, troubles=OTHERS)]
-    parts["others"].points = len(others)
-    parts["others"].told += await lived(lane, share_of(others, 2, SEED))
+        assert SERVERS[victim] <= {place.server for place in one.places}
+        await lived(lane, parts[victim], plans_at(one, troubles=KILLS), lives=2)
+    for trouble in OTHERS:
+        plans = [plan for one in calm for plan in plans_at(one, troubles=(trouble,))]
+        await lived(lane, parts["others"], plans, lives=1)
 
 
 async def kill_scrubs(lane: Lane, parts: Parts) -> None:
     (calm,) = await first_lives(lane, scrub=True)
-    plans = plans_at(calm, troubles=KILLS)
-    parts["scrub"].points = len(plans)
-    parts["scrub"].told += await lived(lane, share_of(plans, 2, SEED))
+    await lived(lane, parts["scrub"], plans_at(calm, troubles=KILLS), lives=2)
 
 
 async def stop(lane: Lane, parts: Parts) -> None:
     await lane.create(POLICY)
     at = AT_THE_END[random.Random(SEED).choice(list(AT_THE_END))]
     plan = Plan(victim="offloader", place=at, trouble=Trouble.STOP)
-    parts["zombie offloader"].told += await lived(lane, [plan])
+    parts["zombie offloader"].told.append(await life(lane, plan))
     # Over the transaction that ends a local deletion; another leader has done it since.
     plan = Plan(victim="scheduler", place=Place("zookeeper", "multi", 0), trouble=Trouble.STOP)
-    parts["zombie scheduler"].told += await lived(lane, [plan])
+    parts["zombie scheduler"].told.append(await life(lane, plan))
 
 
 async def take_away(lane: Lane, parts: Parts) -> None:
@@ -86,8 +86,10 @@ async def take_away(lane: Lane, parts: Parts) -> None:
         await without(lane, server)
 
 
-async def lived(lane: Lane, plans: Sequence[Plan]) -> list[Told]:
-    return [await life(lane, plan) for plan in plans]
+async def lived(lane: Lane, part: Part, plans: Sequence[Plan], *, lives: int) -> None:
+    """Live a share of the plans, in which at least one has its trouble done if any can."""
+    part.points += len(plans)
+    part.told += await until_met(partial(life, lane), share_of(plans, len(plans), SEED), lives)
 
 
 async def without(lane: Lane, server: str) -> None:
@@ -200,7 +202,8 @@ def check(parts, capsys):
                 file=sys.stderr,
             )
         assert not part.error, f"TIERLOG_FAULTS_SEED={SEED}: {part.error}"
-        assert len(part.told) == lives
+        assert len(part.told) >= lives
+        assert any(told.met for told in part.told) or not lives, "no trouble was done"
         assert all(told.complete_s < COMPLETE_S_MAX for told in part.told)
 
     return checked
@@ -213,8 +216,10 @@ def test_offloader_and_scheduler_killed_at_a_share_of_their_requests(check, part
     assert parts[victim].points > 30
 
 
-def test_requests_dropped_delayed_and_doubled(check):
-    check("others", lives=2)
+def test_requests_dropped_delayed_and_doubled(check, parts):
+    check("others", lives=len(OTHERS))
+    done = {told.plan.trouble for told in parts["others"].told if told.met}
+    assert done == set(OTHERS), "by what the proxy counted"
 
 
 def test_a_scrub_killed_at_a_share_of_its_requests(check, parts):
@@ -222,14 +227,12 @@ def test_a_scrub_killed_at_a_share_of_its_requests(check, parts):
     assert parts["scrub"].points > 30
 
 
-def test_an_offloader_stopped_past_its_session_changes_nothing(check, parts):
+def test_an_offloader_stopped_past_its_session_changes_nothing(check):
     check("zombie offloader", lives=1)
-    assert all(told.met for told in parts["zombie offloader"].told)
 
 
-def test_a_scheduler_stopped_past_its_session_changes_nothing(check, parts):
+def test_a_scheduler_stopped_past_its_session_changes_nothing(check):
     check("zombie scheduler", lives=1)
-    assert all(told.met for told in parts["zombie scheduler"].told)
 
 
 def test_a_server_away_past_the_session_in_mid_upload_costs_nothing(check):
