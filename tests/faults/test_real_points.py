@@ -88,8 +88,9 @@ async def take_away(lane: Lane, parts: Parts) -> None:
 
 async def lived(lane: Lane, part: Part, plans: Sequence[Plan], *, lives: int) -> None:
     """Live a share of the plans, in which at least one has its trouble done if any can."""
+    drawn = share_of(plans, len(plans), SEED + part.points)
     part.points += len(plans)
-    part.told += await until_met(partial(life, lane), share_of(plans, len(plans), SEED), lives)
+    part.told += await until_met(partial(life, lane), drawn, lives)
 
 
 async def without(lane: Lane, server: str) -> None:
