@@ -76,7 +76,7 @@ _MISSES: Final = Grows(
 )
 _CACHE_BYTES: Final = Gauge(
     "tierlog_cache_bytes",
-    "The cache's room: used with all metadata, promised to what is being fetched, and free",
+    "The cache's room: used, with all metadata and what is being fetched, and free",
     ["state"],
 )
 _LIMIT: Final = Gauge("tierlog_cache_limit_bytes", "What the cache may hold")
@@ -95,10 +95,11 @@ _EVICTIONS: Final = Grows(
     (*_ASKERS, "idle"),
 )
 _OVERFLOW: Final = Gauge(
-    "tierlog_cache_overflow_bytes", "Bytes of the pool above its limit; always 0"
+    "tierlog_cache_overflow_bytes",
+    "Bytes of all that the cache holds above its limit: what came without asking for room",
 )
 _OCCUPANCY: Final = Gauge(
-    "tierlog_cache_occupancy", "How full the cache is, promised room included: 0 to 1"
+    "tierlog_cache_occupancy", "How full the cache is, with all metadata: 0 to 1"
 )
 _AHEAD: Final = Grows(
     "tierlog_reader_ahead_bytes_total", "Bytes that were fetched before anybody wanted them"
@@ -150,15 +151,12 @@ def watch(ranges: Ranges, memory: CachedRanges) -> None:
     _READ_HITS.set_function(lambda: ranges.hits)
     _READ_MISSES.set_function(lambda: ranges.misses)
     _CACHE_BYTES.labels("used").set_function(lambda: manager.used_bytes)
-    _CACHE_BYTES.labels("promised").set_function(lambda: manager.promised_bytes)
-    _CACHE_BYTES.labels("free").set_function(
-        lambda: max(0, store.bytes_max - manager.used_bytes - manager.promised_bytes)
-    )
+    _CACHE_BYTES.labels("free").set_function(lambda: max(0, store.bytes_max - manager.used_bytes))
     _LIMIT.set(store.bytes_max)
     _COMPILED.set(COMPILED)
     _ENTRIES.set_function(lambda: store.entries)
     _GENERATION.set_function(lambda: manager.generation)
-    _OVERFLOW.set_function(lambda: max(0, store.used_bytes - store.bytes_max))
+    _OVERFLOW.set_function(lambda: manager.overflow_bytes)
     _OCCUPANCY.set_function(lambda: manager.used)
     _AHEAD.set_function(lambda: manager.ahead_bytes)
     _AHEAD_READ.set_function(lambda: manager.ahead_read_bytes)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import World
@@ -19,6 +20,7 @@ from tierlog.format.checksum import Buffer, crc32c
 from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.offload.ranges import RangeLimits, Ranges, Source
 from tierlog.ports.filling import Filling
+from tierlog_reader import metrics
 from tierlog_reader.cache.layout import Layout
 from tierlog_reader.cache.manager import Line, Thresholds
 from tierlog_reader.cache.store import StreamingCache
@@ -77,6 +79,7 @@ async def filled_bucket() -> World:
 def check_bounds(memory: CachedRanges) -> None:
     store, manager = memory.store, memory.manager
     assert manager.used_bytes + manager.promised_bytes <= store.bytes_max
+    assert manager.overflow_bytes == 0
     entries = [entry for index in memory._indexes.values() for entry in index._entries.values()]
     assert all(entry.pins == 0 for entry in entries)
     assert manager.owners_bytes == INDEX_OBJECT_BYTES * len(memory._indexes)
@@ -247,6 +250,25 @@ def test_small_objects_fill_the_budget_with_what_they_take_beside_the_pool(size)
     assert entries > 0.8 * min(400, 4 * MIB // (size + 6144))
     assert heap < memory.manager.used_bytes - memory.store.used_bytes + 64 * 1024
     check_bounds(memory)
+
+
+def test_what_comes_unasked_shows_as_overflow_and_goes_when_the_next_asks():
+    memory = memory_of()
+    metrics.watch(torn_ranges(Torn(), memory), memory)
+
+    def shown(name: str, **labels: str) -> float | None:
+        return REGISTRY.get_sample_value(f"tierlog_cache_{name}", labels)
+
+    put(memory, "a", 0, bytes(MIB))
+    used, limit = memory.manager.used_bytes, memory.store.bytes_max
+    assert shown("overflow_bytes") == 0
+    assert shown("bytes", state="used") == used
+    assert shown("bytes", state="free") == limit - used
+    memory.manager.owners_bytes += limit - used + 1000
+    assert shown("overflow_bytes") == 1000
+    assert shown("bytes", state="free") == 0
+    put(memory, "b", 0, b"b")
+    assert shown("overflow_bytes") == 0
 
 
 def test_what_was_given_out_stays_when_its_blocks_are_used_again():

@@ -156,6 +156,11 @@ class CacheManager:
         """How full the cache is, promises and metadata included."""
         return (self.used_bytes + self.promised_bytes) / self._store.bytes_max
 
+    @property
+    def overflow_bytes(self) -> int:
+        """What is above the limit: owners say what they take, they do not ask for it."""
+        return max(0, self.used_bytes + self.promised_bytes - self._store.bytes_max)
+
     def promise(self, size: int, who: Asks) -> bool:
         """Keep room for ``size`` bytes until it is settled, or say that there is none."""
         size = self._cost(size)
