@@ -16,6 +16,7 @@ Invariants:
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
@@ -27,6 +28,8 @@ from tierlog.model.offload import (
 )
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
+
+_FIRST: Final = EntryId(0)
 
 
 class Tier(StrEnum):
@@ -110,13 +113,18 @@ def choose_tier(
     *,
     priority: str,
     gone: frozenset[Tier] = frozenset(),
+    entry_id: EntryId = _FIRST,
 ) -> Tier:
-    """Return the tier to read a ledger from; ``gone`` are those just found without it."""
+    """Return the tier to read a ledger from; ``gone`` are those just found without it.
+
+    ``entry_id``: from which entry on it is wanted.
+    """
     if not ledger.closed or context is None:
         holders = [Tier.TIER1]
     else:
         if context.state is OffloadState.TRIMMING:
-            raise _trimmed(context.stream, Position(ledger.ledger_id, EntryId(0)))
+            end = Position(ledger.ledger_id, EntryId(ledger.last_entry_id + 1))
+            raise _trimmed(context.stream, Position(ledger.ledger_id, entry_id), before=end)
         holders = [Tier.TIER2] if context.state in READABLE_IN_TIER2 else []
         if context.state not in GONE_FROM_TIER1 and not context.bookkeeper_deleted:
             holders.append(Tier.TIER1)
@@ -178,7 +186,7 @@ def not_yet(stream: StreamName, where: Position, *, last: EntryId) -> RetryableE
 def _first_of(ledgers: Sequence[ListedLedger], index: int, *, resume: Position | Edge) -> Place:
     if index >= len(ledgers):
         return AtEnd(resume=resume)
-    return Spot(ledger=ledgers[index], entry_id=EntryId(0), resume=resume)
+    return Spot(ledger=ledgers[index], entry_id=_FIRST, resume=resume)
 
 
 def _behind_last(ledgers: Sequence[ListedLedger], before: Position | Edge) -> Place:
@@ -216,14 +224,11 @@ def _not_listed(
     where: Position,
     trimmed_end: Position | None,
 ) -> RefusedError:
-    if trimmed_end is not None and where.ledger_id == trimmed_end.ledger_id:
-        if where > trimmed_end:
-            return no_such_entry(stream, where, last=EntryId(trimmed_end.entry_id - 1))
-        return _trimmed(stream, where, first=ledgers[0].ledger_id if ledgers else None)
-    if trimmed_end is not None and where < trimmed_end and not ledgers:
-        return _trimmed(stream, where)
-    if ledgers and where.ledger_id < ledgers[0].ledger_id:
-        return _trimmed(stream, where, first=ledgers[0].ledger_id)
+    if trimmed_end is not None and where.ledger_id == trimmed_end.ledger_id and where > trimmed_end:
+        return no_such_entry(stream, where, last=EntryId(trimmed_end.entry_id - 1))
+    before = Position(ledgers[0].ledger_id, _FIRST) if ledgers else trimmed_end
+    if before is not None and where < before:
+        return _trimmed(stream, where, before=before)
     return RefusedError(
         f"stream {stream} has no ledger {where.ledger_id}",
         reason=Reason.LEDGER_NOT_FOUND,
@@ -232,15 +237,11 @@ def _not_listed(
     )
 
 
-def _trimmed(stream: StreamName, where: Position, *, first: LedgerId | None = None) -> RefusedError:
-    behind = f" and before {first}:0" if first is not None else ""
+def _trimmed(stream: StreamName, where: Position, *, before: Position) -> RefusedError:
     return RefusedError(
-        f"what stream {stream} had from {where} on{behind} was trimmed by its retention",
+        f"what stream {stream} had from {where} on and before {before} was trimmed by its"
+        " retention",
         reason=Reason.TRIMMED,
         remedy="Go on from earliest; lengthen the retention if readers can't keep up",
-        details={
-            "stream": stream,
-            "lost_from": str(where),
-            "lost_before": f"{first}:0" if first is not None else "",
-        },
+        details={"stream": stream, "lost_from": str(where), "lost_before": str(before)},
     )

@@ -358,7 +358,13 @@ class StreamSource:
         failures = state.gone(ledger.ledger_id)
         context = await self._views.context(ledger.ledger_id, fresh=bool(failures))
         try:
-            tier = choose_tier(ledger, context, priority=priority, gone=frozenset(failures))
+            tier = choose_tier(
+                ledger,
+                context,
+                priority=priority,
+                gone=frozenset(failures),
+                entry_id=spot.entry_id,
+            )
         except RetryableError as nowhere:
             told = [error for error in failures.values() if not isinstance(error, RefusedError)]
             raise (told[0] if told else nowhere) from None

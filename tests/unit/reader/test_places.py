@@ -95,7 +95,9 @@ def test_what_is_not_there_is_told_by_its_reason_and_with_a_remedy(where, reason
         locate(LOGS, LIST, where, trimmed_end=None)
     assert caught.value.reason is reason
     assert caught.value.remedy
-    assert caught.value.details
+    lost = {"lost_from": str(where), "lost_before": "5:0"}
+    named = lost if reason is Reason.TRIMMED else {"position": str(where)}
+    assert {"stream": LOGS, **named}.items() <= caught.value.details.items()
 
 
 TRIMMED_END = at(4, 6)
@@ -143,6 +145,10 @@ def test_whoever_missed_an_entry_is_told(ledgers, where, reason):
     with pytest.raises(RefusedError) as caught:
         locate(LOGS, ledgers, where, trimmed_end=TRIMMED_END)
     assert caught.value.reason is reason
+    if reason is Reason.TRIMMED:
+        before = str(at(5, 0) if ledgers else TRIMMED_END)
+        lost = {"lost_from": str(where), "lost_before": before}
+        assert caught.value.details == {"stream": LOGS, **lost}
 
 
 def context(state, **more):
@@ -192,7 +198,9 @@ def test_no_tier_left_is_unknown_and_never_empty():
     assert "tierlog scrub --repair" in caught.value.remedy
 
 
-def test_a_ledger_that_is_being_trimmed_is_trimmed():
+def test_a_ledger_that_is_being_trimmed_is_trimmed_from_where_it_is_wanted_to_its_end():
     with pytest.raises(RefusedError) as caught:
-        choose_tier(LIST[0], context(S.TRIMMING), priority="tier2")
+        choose_tier(LIST[0], context(S.TRIMMING), priority="tier2", entry_id=EntryId(3))
     assert caught.value.reason is Reason.TRIMMED
+    lost = {"lost_from": "5:3", "lost_before": "5:10"}
+    assert caught.value.details == {"stream": LOGS, **lost}

@@ -191,6 +191,20 @@ async def test_ledgers_are_listed_page_by_page_the_open_one_as_far_as_it_is_conf
 
 
 @on_virtual_time
+async def test_who_comes_while_a_ledger_is_trimmed_is_told_from_where_on_it_is_lost():
+    world, first, *_ = await three_ledgers()
+    async with world.reader(age_s=1000) as source:
+        await source.bounds(STREAM)
+        await trim(world, first)
+        # The list is as it was before, the ledger's context is not.
+        with pytest.raises(RefusedError) as caught:
+            await source.read(STREAM, at(first, 1), budget())
+    assert caught.value.reason is Reason.TRIMMED
+    assert caught.value.details["lost_from"] == f"{first}:1"
+    assert caught.value.details["lost_before"] == f"{first}:{len(A)}"
+
+
+@on_virtual_time
 async def test_a_read_that_waits_at_the_end_outlives_the_trimming_of_its_ledger():
     world = ReaderWorld()
     await world.start()
