@@ -37,7 +37,7 @@ from tierlog.offload.index_loader import index_cache_key, load_index
 from tierlog.offload.offsets import OffsetsCache
 from tierlog.offload.ranges import Ranges
 from tierlog.offload.side_reader import SidePages, open_side, side_cache_key
-from tierlog.offload.single_reader import SingleHandle, load_single_index
+from tierlog.offload.single_reader import SingleHandle, load_single_index, single_cache_key
 from tierlog.offload.tier2_reader import ObjectHandle, Tier2Handle
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads
@@ -268,9 +268,13 @@ class ObjectTier:
         assert context.uuid is not None
         await self._put_aside(context.uuid)
         location = context.location
-        if location is not None and known_here(location) and not location.is_single:
-            await self._shared.drop(index_cache_key(location))
-            await self._shared.drop(side_cache_key(location))
+        if location is None or not known_here(location):
+            return
+        if location.is_single:
+            await self._shared.drop(single_cache_key(location))
+            return
+        await self._shared.drop(index_cache_key(location))
+        await self._shared.drop(side_cache_key(location))
 
     async def _put_aside(self, uuid: UUID) -> None:
         opened = self._handles.pop(uuid, None)

@@ -185,7 +185,7 @@ async def load_single_index(
     key = location.data_key
     digest = copy.index_sha256 if copy is not None else b""
     trusted = cache if digest else None
-    cache_key = f"single:{location.endpoint_name}:{location.bucket}:{key}"
+    cache_key = single_cache_key(location)
     raw = await trusted.get(cache_key) if trusted is not None else None
     if raw is not None and copy is not None:
         if hashlib.sha256(raw).digest() == digest:
@@ -204,6 +204,11 @@ async def load_single_index(
     if trusted is not None:
         await trusted.put(cache_key, raw, ttl_s=ttl_s)
     return index
+
+
+def single_cache_key(location: Tier2Location) -> str:
+    """Return under which key readers share a single object's index."""
+    return f"single:{location.endpoint_name}:{location.bucket}:{location.data_key}"
 
 
 async def _used_of_part_1(objects: ObjectReads, key: str, size: int) -> bytes:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.unit.offload.test_single import driver_of
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import RefusedError, RetryableError
@@ -242,17 +243,21 @@ async def test_a_prefetch_that_fails_is_nobodys_trouble():
         assert payloads(await source.read(STREAM, first.resume, budget(entries=1))) == ENTRIES[1:2]
 
 
+@pytest.mark.parametrize(
+    ("offloader", "kinds"),
+    [(ReaderWorld.offloader, {"index", "side"}), (driver_of, {"single"})],
+)
 @on_virtual_time
-async def test_a_copy_that_is_gone_is_taken_from_what_readers_share():
+async def test_a_copy_that_is_gone_is_taken_from_what_readers_share(offloader, kinds):
     world = ReaderWorld()
     await world.start()
     ledger = await world.sealed(ENTRIES)
-    await world.offloaded(ledger)
+    await world.offloaded(ledger, offloader(world))
     await world.gone_locally(ledger)
     async with world.reader() as source:
         assert (await source.read(STREAM, at(ledger, 0), budget(entries=1))).chunk is not None
     shared = {key.partition(":")[0] for key in world.cache.values}
-    assert shared == {"index", "side"}
+    assert shared == kinds
     context = await world.context(ledger)
     assert context.location is not None
     del world.bucket.objects[context.location.data_key]

@@ -15,6 +15,7 @@ from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import Stream
+from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.range_memory import LastRanges, RangeMemory
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog_reader.cached_ranges import CachedRanges
@@ -98,9 +99,11 @@ class ReaderWorld(World):
             await self.write(ledger_id, list(entries), **named)
         return ledger_id
 
-    async def offloaded(self, ledger_id: LedgerId) -> None:
+    async def offloaded(
+        self, ledger_id: LedgerId, offloader: LedgerOffloader | None = None
+    ) -> None:
         """Copy a sealed ledger to the bucket and complete its context."""
-        catalog, offloader = self.catalog(), self.offloader()
+        catalog, offloader = self.catalog(), offloader or self.offloader()
         uuid = self.ids.uuid()
         await catalog.contexts.begin_attempt(
             ledger_id, uuid=uuid, location=offloader.location(ledger_id, uuid), worker="w"
