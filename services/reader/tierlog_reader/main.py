@@ -52,12 +52,12 @@ async def serve(
 ) -> None:
     """Serve reads until ``stop``; ``drivers``: more of them, by name."""
     limits, listen = settings.reader, settings.reader.listen
+    budget = parts_of(limits)
     protection = protection_of(settings)
     async with (
         waiting_at(listen, "Tierlog reader", protection, stop) as awaited,
         open_reader_parts(settings, come=awaited.come) as parts,
     ):
-        budget = parts_of(limits)
         known = reading_drivers(settings, parts.objects, cache=parts.shared, others=drivers)
         memory = CachedRanges(StreamingCache(budget.cache), objects_max=limits.handles_max)
         ranges = _ranges(parts, settings, memory)

@@ -9,10 +9,13 @@
     offsets     ``offsets.BYTES_MAX``                       offsets learned where there is no side
     answers     what is left                                answers until clients have taken them
 
-Invariant: the parts together are ``memory_bytes_max``, and answers have room for two at least.
+Invariant: the parts together are ``memory_bytes_max``, which the container may take, and answers
+have room for two at least.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tierlog.model.errors import RefusedError
@@ -23,6 +26,12 @@ from tierlog.runtime.settings import ReaderSettings
 # Frames as they were read, and the one buffer that is sent.
 COPIES_OF_AN_ANSWER: Final = 2
 ANSWERS_MIN: Final = 2
+# What the kernel ends a container at, by version 2 and 1 of cgroups. Without a limit there is no
+# file, or "max", or a number that no machine has.
+LIMIT_PATHS: Final = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +52,13 @@ class Parts:
         return kept + self.answers
 
 
-def parts_of(limits: ReaderSettings) -> Parts:
-    """Share the budget out, or refuse settings that leave too little for answers."""
+def parts_of(limits: ReaderSettings, limit_paths: Sequence[Path] = LIMIT_PATHS) -> Parts:
+    """Share the budget out, or refuse settings that leave too little for answers.
+
+    Refuses a budget above the container's limit, too, which stands in one of ``limit_paths``.
+    """
+    for path in limit_paths:
+        _check_limit(limits.memory_bytes_max, path)
     in_flight = 2 * limits.ranges_in_flight_max * limits.range_bytes
     kept = limits.cache_bytes_max + in_flight + limits.index_bytes_max
     kept += PAGES_BYTES_MAX + OFFSETS_BYTES_MAX
@@ -66,3 +80,17 @@ def parts_of(limits: ReaderSettings) -> Parts:
         offsets=OFFSETS_BYTES_MAX,
         answers=answers,
     )
+
+
+def _check_limit(memory_bytes_max: int, path: Path) -> None:
+    try:
+        limit = path.read_text("ascii").strip()
+    except OSError:
+        return
+    if limit.isdecimal() and memory_bytes_max > int(limit):
+        raise RefusedError(
+            f"reader.memory_bytes_max = {memory_bytes_max} is more than the {limit} bytes that "
+            f"this container may take, as {path} says: it would be killed once it is filled",
+            remedy="Lower reader.memory_bytes_max, and reader.cache_bytes_max with it, or raise "
+            "the container's memory limit: to 100 MB more than reader.memory_bytes_max",
+        )

@@ -2,15 +2,18 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
 from tests.unit.catalog.world import on_virtual_time
 from tierlog.model.errors import Reason, RefusedError, RetryableError
-from tierlog.runtime.settings import ReaderSettings
+from tierlog.runtime.settings import ReaderSettings, Settings
+from tierlog_reader.main import serve
 from tierlog_reader.memory import parts_of
 from tierlog_reader.shares import Shares
 
+ROOT = Path(__file__).resolve().parents[3]
 MIB = 1024 * 1024
 
 
@@ -119,3 +122,39 @@ def test_the_parts_are_the_budget_and_settings_that_leave_too_little_are_refused
         parts_of(ReaderSettings(memory_bytes_max=260 * MIB))
     named = [int(word) for word in caught.value.remedy.split() if word.isdecimal()]
     assert parts_of(ReaderSettings(memory_bytes_max=named[0])).answers == 32 * MIB
+
+
+@on_virtual_time
+async def test_a_reader_with_too_little_does_not_wait_for_metadata_before_it_says_so():
+    named = ReaderSettings(memory_bytes_max=260 * MIB)
+    with pytest.raises(RefusedError, match=r"reader\.memory_bytes_max"):
+        await serve(Settings(reader=named), asyncio.Event())
+
+
+def limit_file(tmp_path, text):
+    path = tmp_path / "memory.max"
+    path.write_text(text)
+    return path
+
+
+def test_a_budget_above_the_containers_limit_is_refused(tmp_path):
+    path = limit_file(tmp_path, f"{384 * MIB - 1}\n")
+    with pytest.raises(RefusedError) as caught:
+        parts_of(ReaderSettings(memory_bytes_max=384 * MIB), [tmp_path / "away", path])
+    assert str(path) in caught.value.message
+    assert "reader.memory_bytes_max" in caught.value.remedy
+
+
+@pytest.mark.parametrize("limit", [f"{384 * MIB}\n", "max\n", "9223372036854771712\n", ""])
+def test_a_budget_within_the_containers_limit_is_taken(tmp_path, limit):
+    named = ReaderSettings(memory_bytes_max=384 * MIB)
+    assert parts_of(named, [limit_file(tmp_path, limit)]).total == 384 * MIB
+
+
+def test_the_charts_reader_may_take_what_its_settings_say(tmp_path):
+    yaml = pytest.importorskip("yaml", reason="make deploy-tools")
+    values = yaml.safe_load((ROOT / "deploy/helm/tierlog/values.yaml").read_text("utf-8"))
+    limit = values["reader"]["resources"]["limits"]["memory"]
+    assert limit.endswith("Gi")
+    path = limit_file(tmp_path, str(int(limit.removesuffix("Gi")) * 1024 * MIB))
+    assert parts_of(ReaderSettings(), [path]).total <= 0.5 * int(path.read_text())
