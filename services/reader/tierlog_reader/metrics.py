@@ -80,6 +80,10 @@ _CACHE_BYTES: Final = Gauge(
     ["state"],
 )
 _LIMIT: Final = Gauge("tierlog_cache_limit_bytes", "What the cache may hold")
+_STORED: Final = Gauge(
+    "tierlog_cache_stored_bytes",
+    "Bytes of entries alone; what is used above that is metadata, and what blocks have left over",
+)
 _ENTRIES: Final = Gauge("tierlog_cache_entries", "Entries in the cache")
 _GENERATION: Final = Gauge(
     "tierlog_cache_generation",
@@ -154,6 +158,7 @@ def watch(ranges: Ranges, memory: CachedRanges) -> None:
     _CACHE_BYTES.labels("free").set_function(lambda: max(0, store.bytes_max - manager.used_bytes))
     _LIMIT.set(store.bytes_max)
     _COMPILED.set(COMPILED)
+    _STORED.set_function(lambda: store.state().stored)
     _ENTRIES.set_function(lambda: store.entries)
     _GENERATION.set_function(lambda: manager.generation)
     _OVERFLOW.set_function(lambda: manager.overflow_bytes)

@@ -252,13 +252,24 @@ def test_small_objects_fill_the_budget_with_what_they_take_beside_the_pool(size)
     check_bounds(memory)
 
 
+def shown(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"tierlog_cache_{name}", labels)
+
+
+def test_what_entries_hold_shows_beside_what_they_take():
+    memory = memory_of()
+    metrics.watch(torn_ranges(Torn(), memory), memory)
+    assert shown("stored_bytes") == 0
+    put(memory, "a", 0, bytes(4097))
+    put(memory, "a", MIB, b"a")
+    assert (shown("stored_bytes"), shown("entries")) == (4098, 2)
+    memory.forget("a")
+    assert (shown("stored_bytes"), shown("entries")) == (0, 0)
+
+
 def test_what_comes_unasked_shows_as_overflow_and_goes_when_the_next_asks():
     memory = memory_of()
     metrics.watch(torn_ranges(Torn(), memory), memory)
-
-    def shown(name: str, **labels: str) -> float | None:
-        return REGISTRY.get_sample_value(f"tierlog_cache_{name}", labels)
-
     put(memory, "a", 0, bytes(MIB))
     used, limit = memory.manager.used_bytes, memory.store.bytes_max
     assert shown("overflow_bytes") == 0
