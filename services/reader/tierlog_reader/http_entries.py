@@ -11,8 +11,9 @@ with server-sent events:
     event: error         the last one: its data is the problem
     : …                  a comment, while nothing comes
 
-``GET /v1/streams/{stream}/ledgers/{ledger}`` gives a raw ledger's payloads back to back; with
-``Range: entries=FIRST-LAST`` these entries alone, as 206 with ``Content-Range``.
+``GET /v1/streams/{stream}/ledgers/{ledger}`` gives a raw ledger's payloads back to back, up to
+``Tierlog-Next``; with ``Range: entries=FIRST-LAST`` these entries alone, as 206 with
+``Content-Range``. A range in any other unit is as none.
 
 Invariants:
     * An answer is bounded by the settings, whatever is asked, and holds room until it was sent.
@@ -58,7 +59,7 @@ FOLLOW_WAIT_MS: Final = 10_000
 # Entries as they were read, as objects, and the body that is made of them.
 COPIES: Final = {NDJSON: 5, OCTETS: 4, ARROW: 5, EVENTS: 5}
 
-_RANGE: Final = re.compile(r"entries=(\d{1,18})-(\d{1,18})?", re.ASCII)
+_RANGE: Final = re.compile(r"entries=(\d{1,18})-(\d{1,18})?", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,8 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         ledger_id: Annotated[int, Path(ge=0, lt=INT64_MAX)],
         wanted: Annotated[str | None, Header(alias="Range")] = None,
     ) -> Response:
-        first, last = _asked_range(wanted)
+        asked = _asked_range(wanted)
+        first, last = asked if asked is not None else (0, None)
         name = stream_name(stream)
         where = Position(LedgerId(ledger_id), EntryId(first))
         count = await pages.count_of_raw(name, where)
@@ -221,7 +223,7 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         answer = _held(
             page, room, lambda: b"".join(one.data for one in page.entries), OCTETS, pages.limits
         )
-        if page.entries:
+        if asked is not None and page.entries:
             shown = f"{first}-{page.entries[-1].position.entry_id}"
             answer.headers["Content-Range"] = f"entries {shown}/{'*' if count is None else count}"
             answer.status_code = 206
@@ -271,10 +273,10 @@ def _messages(page: Page) -> list[bytes]:
     return messages
 
 
-def _asked_range(text: str | None) -> tuple[int, int | None]:
-    """Read ``entries=FIRST-LAST``; without it, all."""
-    if text is None:
-        return 0, None
+def _asked_range(text: str | None) -> tuple[int, int | None] | None:
+    """Read ``entries=FIRST-LAST``; None: all, also where it counts in other units (RFC 9110)."""
+    if text is None or text.partition("=")[0].strip().lower() != "entries":
+        return None
     match = _RANGE.fullmatch(text.strip())
     last = int(match[2]) if match is not None and match[2] is not None else None
     if match is None or (last is not None and last < int(match[1])):

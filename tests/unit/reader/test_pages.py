@@ -248,11 +248,17 @@ async def test_ranges_of_a_raw_ledger():
     world, first, second = await two_tiers(RAW, raw=True)
     async with served(world) as (client, shares):
         url = f"{URL}/ledgers/{first}"
-        whole = await client.get(url)
-        assert (whole.status_code, whole.content) == (206, b"".join(RAW[:15]))
-        part = await client.get(url, headers={"Range": "entries=3-5"})
-        assert part.content == b"".join(RAW[3:6])
-        assert part.headers["Content-Range"] == "entries 3-5/15"
+        # A range in units that nobody knows here is as none (RFC 9110, 14.2).
+        for unasked in ({}, {"Range": "bytes=0-5"}, {"Range": "bytes=3-, -5"}):
+            whole = await client.get(url, headers=unasked)
+            assert (whole.status_code, whole.content) == (200, b"".join(RAW[:15]))
+            assert whole.headers["Tierlog-Next"] == f"{first}:15"
+            assert whole.headers["Accept-Ranges"] == "entries"
+            assert "Content-Range" not in whole.headers
+        for asked in ("entries=3-5", "Entries=3-5"):
+            part = await client.get(url, headers={"Range": asked})
+            assert (part.status_code, part.content) == (206, b"".join(RAW[3:6]))
+            assert part.headers["Content-Range"] == "entries 3-5/15"
         rest = await client.get(url, headers={"Range": "entries=13-99"})
         assert (rest.content, rest.headers["Content-Range"]) == (
             b"".join(RAW[13:15]),
@@ -263,7 +269,7 @@ async def test_ranges_of_a_raw_ledger():
         assert still_open.headers["Content-Range"] == "entries 14-14/*"
         behind = await client.get(url, headers={"Range": "entries=15-"})
         assert (behind.status_code, behind.json()["reason"]) == (404, "NO_SUCH_ENTRY")
-        for bad in ("bytes=0-5", "entries=5-3", "entries=-3"):
+        for bad in ("entries", "entries=5-3", "entries=-3", "entries=0-1,4-5"):
             answer = await client.get(url, headers={"Range": bad})
             assert (answer.status_code, answer.json()["reason"]) == (400, "INVALID_ARGUMENT")
         assert shares.used_bytes == 0
