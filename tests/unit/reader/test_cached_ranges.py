@@ -100,13 +100,16 @@ steps = st.tuples(
 )
 
 
-@pytest.mark.covers("C36")
+@pytest.mark.covers("A80", "C36")
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(steps, min_size=5, max_size=40), st.sampled_from([GRAIN, 300_000, MIB]), st.booleans()
 )
 def test_many_readers_get_their_bytes_out_of_two_mebibytes(wanted, range_bytes, grains):
-    """Objects are twice as large as the cache; some readers give up, some requests fail."""
+    """Objects are twice as large as the cache; some readers give up, some requests fail.
+
+    Beside the cache there are as many ranges as are fetched at once, whoever wants more.
+    """
 
     async def main():
         world = await filled_bucket()
@@ -133,6 +136,7 @@ def test_many_readers_get_their_bytes_out_of_two_mebibytes(wanted, range_bytes, 
                 return
             finally:
                 check_bounds(memory)
+                assert ranges.in_flight <= 4
 
         async with memory.run():
             async with ranges.run():
