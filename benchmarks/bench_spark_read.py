@@ -163,7 +163,7 @@ async def fill(
 ) -> ListedLedger:
     """Append events, seal, offload, and wait until the bucket itself knows the one ledger."""
     policy = Policy(
-        ledger_bytes_max=10**12, ledger_entries_max=10**12, ledger_age_ms_max=1000 * HOUR_MS
+        ledger_bytes_max=10**11, ledger_entries_max=10**9, ledger_age_ms_max=1000 * HOUR_MS
     )
     await client.create_stream(stream, policy=policy)
     async with client.writer(stream) as writer:

@@ -354,8 +354,8 @@ class Bench:
     async def endless_stream(self, stream: str, *, raw: bool) -> None:
         """Make a stream whose first ledger takes everything."""
         policy = Policy(
-            ledger_bytes_max=10**12,
-            ledger_entries_max=10**12,
+            ledger_bytes_max=10**11,
+            ledger_entries_max=10**9,
             ledger_age_ms_max=1000 * HOUR_MS,
         )
         async with self.client() as client:
@@ -366,7 +366,7 @@ class Bench:
         say(f"appending {size / MB:,.0f} MB in entries of {entry_size:,} bytes")
         policy = Policy(
             ledger_bytes_max=4 * size,
-            ledger_entries_max=2**62,
+            ledger_entries_max=10**9,
             ledger_age_ms_max=1000 * HOUR_MS,
         )
         pool = random_pool()

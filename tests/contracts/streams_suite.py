@@ -200,8 +200,8 @@ class StreamsContract:
             await on.admin.set_policy(stream, {"ledger_entries_max": 7})
             assert await limits() == [policy["ledger_bytes_max"], 7]
             # The highest that a policy takes: no limit.
-            await on.admin.set_policy(stream, {"ledger_bytes_max": 2**63 - 1})
-            assert await limits() == [2**63 - 1, policy["ledger_entries_max"]]
+            await on.admin.set_policy(stream, {"ledger_entries_max": 2**63 - 1})
+            assert await limits() == [policy["ledger_bytes_max"], 2**63 - 1]
             middle = await on.control.list_attributes(stream, first=ROLL_OVER_BYTES, limit=2)
             assert list(middle.values) == [ROLL_OVER_BYTES, ROLL_OVER_ENTRIES]
 

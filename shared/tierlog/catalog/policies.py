@@ -33,11 +33,12 @@ async def in_step_with_levels(
 ) -> list[Operation]:
     """Check what a stream is to say against the levels above; return what the change goes with.
 
-    Raises POLICY_INVALID.
+    Bounds of ledgers move no version: where two changes of them slip past each other, ledgers
+    are rolled in time all the same. Raises POLICY_INVALID.
     """
     found = await store.get(paths.POLICIES)
     levels = NO_LEVELS if found is None else records.decode_levels(found.data)
-    levels.effective(name, own)
+    levels.check(name, own)
     return _touching(found) if own.has_bounds or own.ledger_age_ms_max is not None else []
 
 
@@ -127,7 +128,7 @@ class PolicyCatalog:
                 troubles.append(error)
                 return
             try:
-                levels.effective(name, own)
+                levels.check(name, own)
             except RefusedError as error:
                 broken[name] = error
 

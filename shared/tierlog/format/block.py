@@ -32,7 +32,7 @@ from tierlog.format.grains import GrainSums
 from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import INT64_MAX, EntryId
-from tierlog.model.policy import BLOCK_SIZE_MAX
+from tierlog.model.policy import BLOCK_OVERHEAD, BLOCK_SIZE_MAX, ENTRY_OVERHEAD
 from tierlog.model.scrub import REPAIR_COPY
 
 BLOCK_MAGIC: Final = 0xFBDBABCB
@@ -55,7 +55,8 @@ _ZEROS: Final = bytes(ZEROS_LEN)
 
 # The offsets above are promises to objects already in S3. Break the import, not the objects.
 assert _FIXED.size == ZEROS_OFFSET == 28
-assert BLOCK_HEADER_LEN == 128
+assert BLOCK_HEADER_LEN == 128 == BLOCK_OVERHEAD
+assert FRAME_HEADER_LEN == ENTRY_OVERHEAD
 assert BLOCK_MAGIC >= 2**31
 assert PADDING[0] >= 0x80
 

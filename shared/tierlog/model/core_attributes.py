@@ -44,7 +44,7 @@ _ROLL_OVER: Final[Mapping[AttributeKey, str]] = {
     ROLL_OVER_ENTRIES: "ledger_entries_max",
     ROLL_OVER_AGE_MS: "ledger_age_ms_max",
 }
-# A limit is there always. The highest that a policy takes is that of a value, and no limit.
+# A limit is there always. The highest of entries and of age is that of a value, and no limit.
 assert all(getattr(CLUSTER_DEFAULT, name) is not None for name in _ROLL_OVER.values())
 
 CORE_NAMES: Final[Mapping[AttributeKey, str]] = {

@@ -31,6 +31,11 @@ BLOCK_SIZE_DEFAULT: Final = 64 * MIB
 # S3's smallest part, but for the last one.
 BLOCK_SIZE_MIN: Final = 5 * MIB
 BLOCK_SIZE_MAX: Final = 2**31 - 1
+OBJECT_BLOCKS_MAX: Final = 9_999
+"""S3 takes 10,000 parts, and the index of a single object is one of them."""
+BLOCK_OVERHEAD: Final = 128
+ENTRY_OVERHEAD: Final = 12
+"""Bytes of a block and of an entry beside the entry's own, in the larger of both layouts."""
 
 READ_PRIORITIES: Final = ("tier2", "tier1")
 READ_BACKS: Final = ("sample", "full")
@@ -83,6 +88,7 @@ class Policy:
                 _refuse(
                     f"offload_{what}",
                     f"offload_{what} = {offload} is not below retention_{what} = {retention}",
+                    remedy=f"Choose offload_{what} below retention_{what}, or unset one of them",
                 )
 
     def over(self, lower: Self) -> Self:
@@ -132,6 +138,7 @@ BOUNDS: Final = (
     "retention_time_ms",
     "retention_size_bytes",
 )
+LEDGER_BOUNDS: Final = ("ledger_bytes_max", "ledger_entries_max", "block_size")
 
 
 def threshold(value: int | None) -> int | None:
@@ -139,11 +146,45 @@ def threshold(value: int | None) -> int | None:
     return None if value == NEVER else value
 
 
-def _refuse(bound: str, message: str) -> None:
+def ledger_bytes_highest(block_size: int, entries_max: int) -> int:
+    """Return the highest ``ledger_bytes_max`` whose ledgers fit an object, however they are cut.
+
+    A block and the first entry of the next are more than a block holds, or the entry would be in
+    the first one: n blocks have frames of more than ``(n - 1) / 2`` blocks. The last entry of a
+    ledger begins below its limit, and may fill a block. Each entry has a header, and is taken to
+    have a byte at least.
+    """
+    frames_max = (OBJECT_BLOCKS_MAX + 1) // 2 * (block_size - BLOCK_OVERHEAD) - 1
+    by_entries = frames_max - ENTRY_OVERHEAD * entries_max
+    length_max = max(by_entries, frames_max // (ENTRY_OVERHEAD + 1))
+    return length_max + 1 - (block_size - BLOCK_OVERHEAD - ENTRY_OVERHEAD)
+
+
+def check_ledger_bounds(policy: Policy) -> None:
+    """Refuse a policy, with every value set, whose ledgers an object may not hold.
+
+    Not a part of ``Policy`` itself: what was stored before stays readable.
+    """
+    bytes_max, entries_max = policy.ledger_bytes_max, policy.ledger_entries_max
+    block_size = policy.block_size
+    assert bytes_max is not None
+    assert entries_max is not None
+    assert block_size is not None
+    highest = ledger_bytes_highest(block_size, entries_max)
+    if bytes_max > highest:
+        _refuse(
+            "ledger_bytes_max",
+            f"ledger_bytes_max = {bytes_max} is above {highest}: with block_size = {block_size} "
+            f"and ledger_entries_max = {entries_max} a ledger may need more parts than S3 takes",
+            remedy="Lower ledger_bytes_max or ledger_entries_max, or raise block_size",
+        )
+
+
+def _refuse(bound: str, message: str, *, remedy: str = "") -> None:
     raise RefusedError(
         message,
         reason=Reason.POLICY_INVALID,
-        remedy=f"Change {bound}; offload thresholds must lie below retention thresholds",
+        remedy=remedy or f"Give another value for {bound}",
         details={"bound": bound},
     )
 
@@ -221,14 +262,29 @@ class PolicyLevels:
             kept = {} if policy == Policy() else {check_namespace(namespace): policy}
             planned = replace(self, namespaces=others | kept)
         if len(planned.namespaces) > NAMESPACES_MAX:
-            _refuse("namespaces", f"more than {NAMESPACES_MAX} namespaces have thresholds")
+            _refuse(
+                "namespaces",
+                f"more than {NAMESPACES_MAX} namespaces have thresholds",
+                remedy="Unset the thresholds of a namespace first, or set the cluster's",
+            )
         top = planned.cluster.over(CLUSTER_DEFAULT)
+        check_ledger_bounds(top)
         for key, one in planned.namespaces.items():
             try:
-                one.over(top)
+                check_ledger_bounds(one.over(top))
             except RefusedError as error:
                 raise breaks_below(f"namespace {key}", error) from error
         return planned
+
+    def check(self, name: StreamName, own: Policy) -> None:
+        """Refuse what a stream says, or is to say, where the levels together don't hold.
+
+        What a stream does not say itself is not its fault: its ledgers are rolled in time
+        whatever is stored (``ledger_bytes_highest``).
+        """
+        found = self.effective(name, own)
+        if any(getattr(own, one) is not None for one in LEDGER_BOUNDS):
+            check_ledger_bounds(found)
 
 
 NO_LEVELS: Final = PolicyLevels()

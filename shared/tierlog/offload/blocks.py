@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol
 
 from tierlog.format import single
-from tierlog.format.block import BlockBuilder, block_len_for_remaining, entry_len_max
+from tierlog.format.block import (
+    BLOCK_HEADER_LEN,
+    BlockBuilder,
+    block_len_for_remaining,
+    entry_len_max,
+)
 from tierlog.format.checksum import Buffer
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.format.grains import GrainSums
@@ -30,6 +35,8 @@ from tierlog.model.policy import BLOCK_SIZE_DEFAULT, BLOCK_SIZE_MAX
 # Runs are received into pieces of 1 MiB; a block holds on to those that its first and its last
 # run lie in as a whole.
 BESIDE_BYTES: Final = 2 * 1024 * 1024
+PART_NUMBER_MAX: Final = 10_000
+"""S3 takes no more."""
 
 
 class Filling(Protocol):
@@ -60,6 +67,8 @@ class BlockLayout(Protocol):
     @property
     def first_part(self) -> int: ...
     @property
+    def beside_block(self) -> int: ...
+    @property
     def beside_entry(self) -> int: ...
     def block_len(self, block_size: int, *, payload_left: int, entries_left: int) -> int: ...
     def builder(self, block_len: int, first_entry_id: EntryId) -> Filling: ...
@@ -69,6 +78,7 @@ class DataObjectLayout:
     """Blocks of a data object; ``sums`` counts the bytes of all of them on the way."""
 
     first_part: Final = 1
+    beside_block: Final = BLOCK_HEADER_LEN
     beside_entry: Final = FRAME_HEADER_LEN
 
     def __init__(self, sums: GrainSums | None = None) -> None:
@@ -89,6 +99,7 @@ class SingleObjectLayout:
     """Blocks behind the index of a single object."""
 
     first_part: Final = single.FIRST_BLOCK_PART
+    beside_block: Final = single.BLOCK_HEADER_LEN
     beside_entry: Final = single.ENTRY_LEN_LEN
 
     def block_len(self, block_size: int, *, payload_left: int, entries_left: int) -> int:
@@ -120,8 +131,11 @@ class FilledBlock:
         self.buffers.clear()
 
 
-def check_offloadable(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
-    """Raise ``RefusedError`` unless the ledger is sealed and has an entry."""
+def check_offloadable(ledger_id: LedgerId, metadata: LedgerMetadata, layout: BlockLayout) -> None:
+    """Raise ``RefusedError`` unless the ledger is sealed, has an entry, and fits one upload.
+
+    How much padding blocks have, only reading it shows: that is counted as it is sent.
+    """
     if metadata.state is not LedgerState.CLOSED:
         raise RefusedError(
             f"ledger {ledger_id} is {metadata.state.name}, and only a closed one is offloaded",
@@ -132,6 +146,16 @@ def check_offloadable(ledger_id: LedgerId, metadata: LedgerMetadata) -> None:
         raise RefusedError(
             f"ledger {ledger_id} has no entries, so that there is nothing to offload",
             remedy="Nothing to do: empty ledgers leave their stream by themselves",
+            details={"ledger_id": str(ledger_id)},
+        )
+    block_size = block_size_of(ledger_id, metadata)
+    content = metadata.length + layout.beside_entry * (metadata.last_entry_id + 1)
+    last_part = layout.first_part - 1 - content // -(block_size - layout.beside_block)
+    if last_part > PART_NUMBER_MAX:
+        raise RefusedError(
+            f"ledger {ledger_id} needs {last_part} parts or more with blocks of {block_size} "
+            f"bytes, and S3 takes {PART_NUMBER_MAX}",
+            remedy="It stays in tier 1; append its events anew to a stream with larger blocks",
             details={"ledger_id": str(ledger_id)},
         )
 

@@ -221,7 +221,7 @@ class BlockOffloader(BucketOffloader):
         data_sha256: bool,
     ) -> Tier2Copy:
         ledger_id, metadata = handle.ledger_id, handle.ledger_metadata
-        check_offloadable(ledger_id, metadata)
+        check_offloadable(ledger_id, metadata, DataObjectLayout())
         builder = self._side_builder(handle, uuid, with_sha256=data_sha256)
         block_size = block_size_of(ledger_id, metadata)
         filler = BlockFiller(handle, DataObjectLayout(builder.sums), block_size=block_size)

@@ -80,7 +80,7 @@ class SingleObjectOffloader(BucketOffloader):
         data_sha256: bool,
     ) -> Tier2Copy:
         ledger_id, metadata = handle.ledger_id, handle.ledger_metadata
-        check_offloadable(ledger_id, metadata)
+        check_offloadable(ledger_id, metadata, SingleObjectLayout())
         settings, location = self._settings, self.location(ledger_id, uuid)
         filler = BlockFiller(
             handle, SingleObjectLayout(), block_size=block_size_of(ledger_id, metadata)

@@ -27,7 +27,7 @@ from tierlog.format import keys
 from tierlog.format.checksum import Buffer, crc32c_of
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId
-from tierlog.offload.blocks import BlockFiller, FilledBlock
+from tierlog.offload.blocks import PART_NUMBER_MAX, BlockFiller, FilledBlock
 from tierlog.offload.budget import UploadBudget
 from tierlog.offload.cleaning import LET_LIST, UNSEEN
 from tierlog.offload.groups import plain_errors
@@ -38,8 +38,6 @@ from tierlog.ports.tracing import within
 log = structlog.get_logger()
 
 DAMAGED_SENDS_MAX: Final = 3
-PART_NUMBER_MAX: Final = 10_000
-"""S3 takes no more."""
 PART_SECONDS: Final = Histogram(
     "tierlog_offload_part_duration_seconds",
     "How long parts took to be sent, waits for another try included",

@@ -5,7 +5,7 @@ namespace"; offload thresholds lie below those of retention, whichever level say
 """
 
 import asyncio
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -182,6 +182,34 @@ def test_what_a_stream_says_is_checked_against_all_levels_above():
             assert caught.value.reason is Reason.POLICY_INVALID
         assert await catalog.streams.names() == [PAID]
         await catalog.streams.set_policy(PAID, Policy(offload_time_ms=MINUTE - 1))
+
+    run_virtual(main())
+
+
+def test_ledgers_of_too_many_parts_are_refused_at_every_door_and_stored_ones_are_read():
+    async def main():
+        catalog = await opened(PAID)
+        streams, policies = catalog.streams, catalog.policies
+        wrong = Policy(ledger_bytes_max=2**40)
+        for change in (
+            streams.set_policy(PAID, wrong),
+            streams.create(SENT, policy=wrong),
+            policies.set_level("shop", wrong),
+            policies.set_level(None, wrong),
+        ):
+            with pytest.raises(RefusedError) as caught:
+                await change
+            assert caught.value.reason is Reason.POLICY_INVALID
+        assert await streams.names() == [PAID]
+        await streams.set_policy(PAID, Policy(ledger_bytes_max=2**40, block_size=2**29))
+        # Names the stream below, whose blocks are large but whose entries would be too many.
+        with pytest.raises(RefusedError) as caught:
+            await policies.set_level(None, Policy(ledger_entries_max=2**62))
+        assert caught.value.details["below"] == f"stream {PAID}"
+        # As an older version left it: read by all, and put right by the next change.
+        await streams.change(PAID, lambda one: replace(one, policy=wrong), applied=lambda _: True)
+        assert (await streams.snapshot(PAID)).policy.ledger_bytes_max == 2**40
+        await streams.set_policy(PAID, Policy(ledger_bytes_max=2**30))
 
     run_virtual(main())
 

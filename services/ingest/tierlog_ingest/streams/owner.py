@@ -200,7 +200,7 @@ class StreamOwner:
         if snapshot.stream.lifecycle is StreamLifecycle.DELETING:
             self.drain()
         elif self._open is not None:
-            self._open.limits = LedgerLimits.of(snapshot.policy)
+            self._open.limits = LedgerLimits.of(snapshot.policy, self._open.block_size)
             self._wake.set()
 
     def drain(self) -> None:
@@ -447,7 +447,7 @@ class StreamOwner:
         return OpenLedger(
             writer,
             task,
-            LedgerLimits.of(snapshot.policy),
+            LedgerLimits.of(snapshot.policy, block_size),
             block_size,
             asyncio.get_running_loop().time(),
         )

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from tierlog.format.frame import FRAME_HEADER_LEN, Offsets
-from tierlog.model.policy import Policy
+from tierlog.model.policy import Policy, ledger_bytes_highest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +24,18 @@ class LedgerLimits:
     age_ms_max: int
 
     @classmethod
-    def of(cls, policy: Policy) -> Self:
-        """Read the limits from a policy that has every value set."""
+    def of(cls, policy: Policy, block_size: int) -> Self:
+        """Read the limits from a policy that has every value set.
+
+        Blocks of an open ledger stay as they are, and an object has so many at most: whatever
+        the policy says by now, a ledger is full before it can't be offloaded.
+        """
         bytes_max, entries_max = policy.ledger_bytes_max, policy.ledger_entries_max
         age_ms_max = policy.ledger_age_ms_max
         assert bytes_max is not None
         assert entries_max is not None
         assert age_ms_max is not None
+        bytes_max = min(bytes_max, ledger_bytes_highest(block_size, entries_max))
         return cls(bytes_max=bytes_max, entries_max=entries_max, age_ms_max=age_ms_max)
 
 

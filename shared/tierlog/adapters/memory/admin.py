@@ -155,7 +155,7 @@ class MemoryAdministration:
 
     async def set_policy(self, name: StreamName, policy: Document) -> Document:
         wanted = _policy_of(policy)
-        self._streams.levels.effective(name, wanted)
+        self._streams.levels.check(name, wanted)
         stream = self._streams.stream(name)
         for one in (*self._partitions_of(stream), stream):
             one.policy = wanted
@@ -174,7 +174,7 @@ class MemoryAdministration:
         planned = self._streams.levels.with_level(namespace, _policy_of(policy))
         for name in sorted(self._streams.by_name):
             try:
-                planned.effective(name, self._streams.by_name[name].policy)
+                planned.check(name, self._streams.by_name[name].policy)
             except RefusedError as error:
                 raise breaks_below(f"stream {name}", error) from error
         self._streams.levels = planned

@@ -205,7 +205,7 @@ class MemoryStreamControl:
     ) -> bool:
         name = stream_name(stream)
         wanted = policy if policy is not None else Policy()
-        self._streams.levels.effective(name, wanted)
+        self._streams.levels.check(name, wanted)
         found = self._streams.by_name.get(name)
         if found is None:
             for one in partition_names(name, partitions) if partitions else ():
