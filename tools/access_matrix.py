@@ -65,6 +65,7 @@ def ingest_app() -> FastAPI:
         storage=NOTHING, owners=NOTHING, catalog=SimpleNamespace(streams=streams)
     )
     add_ingest_routes(app, node, clock=NOTHING)
+    add_costs_route(app, "ingest", CostMeter())
     return app
 
 

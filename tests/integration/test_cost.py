@@ -48,3 +48,6 @@ async def test_what_was_asked_of_s3_is_shown_by_stream_cause_and_operation(cli, 
     assert sent == length
     assert all(row["operation"] in CLASSES for row in rows)
     assert sum(row["price"] for row in rows) > 0
+    # Attributes of its writer are kept in the bucket, by ingest.
+    of_ingest = [row for row in rows if row["service"].startswith("ingest ")]
+    assert sum(row["requests"] for row in of_ingest if row["cause"] == "attributes") > 0

@@ -6,12 +6,13 @@ Invariant: every route and every call has a rule; one without is refused, and fa
 from typing import Final
 
 from tierlog.model.access import Permission, Rule, Rules
-from tierlog.runtime.access import COMMON_HTTP_RULES, COMMON_RPC_RULES
+from tierlog.runtime.access import COMMON_HTTP_RULES, COMMON_RPC_RULES, COSTS_RULES
 
 _STORE: Final = Rule(permission=Permission.STORE)
 
 HTTP_RULES: Final[Rules] = {
     **COMMON_HTTP_RULES,
+    **COSTS_RULES,
     "GET /v1/status": Rule(permission=Permission.OBSERVE),
     "GET /v1/streams/{stream}/owner": Rule(permission=Permission.LOCATE, stream="stream"),
     "POST /v1/streams/{stream}/events": Rule(permission=Permission.APPEND, stream="stream"),

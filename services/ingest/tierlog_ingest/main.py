@@ -16,7 +16,9 @@ from prometheus_client import REGISTRY
 
 from tierlog.catalog import Catalog
 from tierlog.model.node import Cluster
+from tierlog.ports.spending import CostMeter
 from tierlog.proto.v1 import ingest_pb2
+from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.rpc import serve_grpc
@@ -44,11 +46,12 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     ingest = settings.ingest
     protection, calling = protection_of(settings), calling_of(settings.security)
     awaited = waiting_at(ingest.listen, "Tierlog ingest", protection, stop)
+    meter = CostMeter()
 
     @contextlib.asynccontextmanager
     async def front(node: IngestNode) -> AsyncIterator[FrontAddresses]:
         await awaited.leave()
-        async with _front(node, ingest.listen, settings.metrics, protection) as addresses:
+        async with _front(node, ingest.listen, settings.metrics, protection, meter) as addresses:
             yield addresses
 
     async with (
@@ -57,7 +60,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         open_files(ingest.data_dir) as files,
         open_all_files(ingest.ledger_directories) as ledger_dirs,
         # Appends go on while it is away.
-        open_objects(settings, at_once=False) as objects,
+        open_objects(settings, meter=meter, at_once=False) as objects,
         open_tracer(settings, "ingest", instance=ingest.node_id) as tracer,
     ):
 
@@ -109,7 +112,11 @@ async def _tell_ready(node: IngestNode) -> None:
 
 @contextlib.asynccontextmanager
 async def _front(
-    node: IngestNode, listen: ListenSettings, metrics: MetricsSettings, protection: Protection
+    node: IngestNode,
+    listen: ListenSettings,
+    metrics: MetricsSettings,
+    protection: Protection,
+    meter: CostMeter,
 ) -> AsyncIterator[FrontAddresses]:
     async def is_registered() -> bool:
         return node.registered
@@ -136,6 +143,7 @@ async def _front(
     host = listen.advertise_host or listen.host
     try:
         async with (
+            serve_costs(app, "ingest", meter),
             serve_grpc(
                 register,
                 services=_SERVICES,

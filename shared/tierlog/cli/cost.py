@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Requests to the object store, and their price.")
 
 TIMEOUT_S: Final = 10.0
+SERVICES: Final = ("ingest", "offloader", "reader", "scheduler")
+"""All kinds that ask the store for anything."""
 AMOUNT_MAX: Final = 1e9
 
 
@@ -50,7 +52,7 @@ def show(
     stream: Annotated[str | None, typer.Option(help="Only this stream.")] = None,
     service: Annotated[
         list[str] | None,
-        typer.Option(help="HOST:PORT of a service; repeat it. Default: those of tierlog up."),
+        typer.Option(help="HOST:PORT of a service; repeat it. Default: all of tierlog up."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -59,11 +61,17 @@ def show(
     Prices are those of the settings (section prices); tries that were repeated are counted.
     """
     settings = load()
-    addresses = service or _addresses(settings)
-    rows = asyncio.run(_rows(addresses, prices_of(settings), stream, settings.security))
+    known = dict.fromkeys(service, "") if service else _known(settings)
+    rows = asyncio.run(_rows(list(known), prices_of(settings), stream, settings.security))
     print_rows(rows, SHOW_COLUMNS, output)
     total = sum(row["price"] for row in rows)
     say(f"{sum(row['requests'] for row in rows)} requests, {total:.6f} {settings.prices.currency}")
+    left_out = [kind for kind in SERVICES if kind not in known.values()]
+    if left_out and not service:
+        say(
+            f"Not asked, and not in the sum: {', '.join(left_out)}. Their addresses are not in the "
+            "settings: name all processes, those that were asked too, each with --service HOST:PORT"
+        )
 
 
 @app.command("what-if")
@@ -140,20 +148,24 @@ def positive(value: int, option: str) -> int:
     return value
 
 
-def _addresses(settings: "Settings") -> list[str]:
-    """Return where the services of ``tierlog up`` serve HTTP, else those of the settings."""
+def _known(settings: "Settings") -> dict[str, str]:
+    """Return where services serve HTTP, and of what kind each is.
+
+    That is all that ``tierlog up`` started, else those in the settings.
+    """
     from tierlog.client.endpoints import FILE_NAME, read_endpoints_file
 
     written = read_endpoints_file(settings.state_dir / FILE_NAME)
     if written is not None:
-        wanted = ("offloader", "scheduler", "reader")
-        return [
-            addresses["http"]
+        return {
+            addresses["http"]: kind
             for name, addresses in sorted(written.services.items())
-            if name.startswith(wanted) and "http" in addresses
-        ]
+            for kind in SERVICES
+            if name.startswith(kind) and "http" in addresses
+        }
     client = settings.client
-    given = [one for one in (client.scheduler_http_address, client.reader_http_address) if one]
+    given = {client.reader_http_address: "reader", client.scheduler_http_address: "scheduler"}
+    given.pop("", None)
     if not given:
         raise RefusedError(
             "no services are known", remedy="Start them with: tierlog up; or give --service"

@@ -26,5 +26,5 @@ async def fetch_costs(address: str, *, timeout_s: float, security: SecuritySetti
     except ValidationError as error:
         raise RefusedError(
             f"what {address} answers are no counts of requests",
-            remedy="Give the HTTP address of an offloader, a scheduler or a reader",
+            remedy="Give the HTTP address of a service of Tierlog",
         ) from error

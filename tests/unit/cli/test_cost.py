@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tierlog.cli import main
+from tierlog.client.endpoints import FILE_NAME, EndpointsFile
 from tierlog.runtime.costs import Cost, Costs
 from tierlog.runtime.security import SecuritySettings
 
@@ -57,6 +58,51 @@ def test_show_asks_each_service_and_sums(monkeypatch):
     rows = json.loads(done.stdout)
     assert [(row["stream"], row["requests"]) for row in rows] == [("b", 1000)] * 2
     assert [row["price"] for row in rows] == [pytest.approx(0.005)] * 2
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """Return the addresses that are asked, each of which counted nothing."""
+    found: list[str] = []
+
+    async def fetch(address: str, *, timeout_s: float, security: SecuritySettings) -> Costs:
+        found.append(address)
+        return Costs(service="s", costs=[])
+
+    monkeypatch.setattr("tierlog.wiring.costs.fetch_costs", fetch)
+    return found
+
+
+def show(state_dir: Path, *words: str):
+    done = CliRunner().invoke(main.app, ["--state-dir", str(state_dir), "cost", "show", *words])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_all_services_of_tierlog_up_are_asked_each_ingest_node_too(tmp_path: Path, asked):
+    names = ("ingest", "ingest-2", "offloader", "reader", "scheduler")
+    written = EndpointsFile(
+        pid=1,
+        state_dir="",
+        services={name: {"http": f"{name}:1", "grpc": f"{name}:2"} for name in names},
+    )
+    (tmp_path / FILE_NAME).write_text(written.model_dump_json())
+    done = show(tmp_path)
+    assert sorted(asked) == sorted(f"{name}:1" for name in names)
+    assert "Not asked" not in done.stderr
+
+
+def test_what_is_left_out_of_the_sum_is_named(tmp_path: Path, asked, monkeypatch):
+    monkeypatch.setenv("TIERLOG_CLIENT__READER_HTTP_ADDRESS", "r:1")
+    done = show(tmp_path, "-o", "json")
+    assert asked == ["r:1"]
+    assert "Not asked, and not in the sum: ingest, offloader, scheduler." in done.stderr
+    assert "--service" in done.stderr
+    assert json.loads(done.stdout) == []
+    monkeypatch.setenv("TIERLOG_CLIENT__SCHEDULER_HTTP_ADDRESS", "s:1")
+    assert "in the sum: ingest, offloader." in show(tmp_path).stderr
+    # Who names services has chosen.
+    assert "Not asked" not in show(tmp_path, "--service", "o:1").stderr
 
 
 def test_without_services_it_says_where_they_come_from(tmp_path: Path):
