@@ -62,6 +62,8 @@ async def test_killed_in_mid_upload_nothing_of_the_attempt_is_left(
         "TIERLOG_SCHEDULER__INTERVAL_S": "0.5",
         "TIERLOG_SCHEDULER__REQUEST_AGAIN_S": "5",
         "TIERLOG_SCHEDULER__SWEEP_AGAIN_S": "3",
+        "TIERLOG_S3__REQUEST_S_MAX": "5",
+        "TIERLOG_S3__BYTES_PER_S_MIN": str(16 * MIB),
     }
     ports = Ports(tmp_path / "ports.json")
     ingest = service_spec("ingest", ports=ports.take("ingest", ["http", "grpc", "wire"]), env=env)

@@ -23,7 +23,7 @@ from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import serve_http
 from tierlog.runtime.http_access import guard_http
 from tierlog.runtime.service import announce_ready, run_service
-from tierlog.runtime.settings import SchedulerSettings, Settings
+from tierlog.runtime.settings import Settings
 from tierlog.runtime.worker import unless_stopped
 from tierlog.wiring.awaiting import waiting_at
 from tierlog.wiring.build import open_dead_letters, system_clock, system_ids
@@ -67,7 +67,7 @@ async def serve(
             manifests=BucketManifests(manifests, parts.catalog),
             clock=clock,
             ids=ids,
-            limits=_limits(own),
+            limits=_limits(settings),
             sweeper=AttributeSweeper(
                 objects=parts.objects,
                 catalog=parts.catalog,
@@ -124,7 +124,8 @@ def _app(
     )
 
 
-def _limits(own: SchedulerSettings) -> SchedulerLimits:
+def _limits(settings: Settings) -> SchedulerLimits:
+    own = settings.scheduler
     return SchedulerLimits(
         interval_s=own.interval_s,
         request_again_s=own.request_again_s,
@@ -133,6 +134,7 @@ def _limits(own: SchedulerSettings) -> SchedulerLimits:
         checkpoint_s=own.checkpoint_s,
         reread_s=own.reread_s,
         streams_in_flight_max=own.streams_in_flight_max,
+        longest_request_s=settings.s3.longest_request_s,
     )
 
 

@@ -17,7 +17,8 @@ Invariants:
     * Nothing is offloaded nor deleted while an admin has paused the stream.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
@@ -25,7 +26,7 @@ from uuid import UUID
 from tierlog.model.attribute_record import AttributesRecord
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AbandonedAttempt, CopySeen, OffloadContext, OffloadState
-from tierlog.model.policy import Policy, threshold
+from tierlog.model.policy import BLOCK_SIZE_DEFAULT, Policy, threshold
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger
 from tierlog.model.trimming import TrimGrounds
@@ -51,11 +52,20 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
-    """How long to wait before the same thing is done again."""
+    """How long to wait before the same thing is done again.
+
+    ``longest_request_s``: how long a request of so many bytes may be on its way to the store; no
+    sweep is the last one before that.
+    """
 
     request_again_ms: int
     sweep_again_ms: int
     sweep_attributes_ms: int = 900_000
+    longest_request_s: Callable[[int], float] = lambda _: 0.0
+
+    def sweep_ms(self, block_size: int) -> int:
+        """Return how long after a sweep an attempt with such blocks is swept again."""
+        return max(self.sweep_again_ms, math.ceil(1000 * self.longest_request_s(block_size)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +133,12 @@ class StreamView:
     """As of which entry the manifest names them."""
     attributes_swept_ms: int | None = None
     """The progress at which this leader last looked for what no checkpoint needs."""
+
+    def block_size(self, ledger_id: LedgerId) -> int:
+        """Return a ledger's block size; of one that left the list, the largest that is known."""
+        listed = {one.listed.ledger_id: one.listed.block_size for one in self.ledgers}
+        own = self.policy.block_size or BLOCK_SIZE_DEFAULT
+        return listed.get(ledger_id) or max(own, *listed.values(), BLOCK_SIZE_DEFAULT)
 
     @property
     def grounds(self) -> TrimGrounds:
@@ -272,15 +288,16 @@ def sweeps(
     context: OffloadContext, view: StreamView, now: Now, delays: Delays
 ) -> Iterator[SweepAbandoned]:
     """Iterate over the attempts of a ledger that are to be swept now."""
+    wait_ms = delays.sweep_ms(view.block_size(context.ledger_id)) if context.abandoned else 0
     for attempt in context.abandoned:
         unseen_ms = view.unseen_ms.get(attempt.uuid)
-        if unseen_ms is not None and now.progress_ms - unseen_ms < delays.sweep_again_ms:
+        if unseen_ms is not None and now.progress_ms - unseen_ms < wait_ms:
             continue
         if attempt.swept_ms == 0:
             strike_off = False
         else:
             seen_ms = view.swept_seen_ms.get(attempt.uuid)
-            if seen_ms is None or now.progress_ms - seen_ms < delays.sweep_again_ms:
+            if seen_ms is None or now.progress_ms - seen_ms < wait_ms:
                 continue
             strike_off = True
         yield SweepAbandoned(ledger_id=context.ledger_id, attempt=attempt, strike_off=strike_off)

@@ -19,7 +19,7 @@ again from the last checkpoint, which is at most ``checkpoint_s`` old.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -92,6 +92,7 @@ class SchedulerLimits:
     checkpoint_s: float = 60.0
     reread_s: float = 6 * 3600.0
     streams_in_flight_max: int = 16
+    longest_request_s: Callable[[int], float] = lambda _: 0.0
 
     @property
     def delays(self) -> Delays:
@@ -100,6 +101,7 @@ class SchedulerLimits:
             request_again_ms=round(self.request_again_s * 1000),
             sweep_again_ms=round(self.sweep_again_s * 1000),
             sweep_attributes_ms=round(self.sweep_attributes_s * 1000),
+            longest_request_s=self.longest_request_s,
         )
 
 

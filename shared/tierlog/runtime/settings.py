@@ -371,9 +371,11 @@ class SchedulerSettings(_Section):
     """The scheduler service."""
 
     listen: HttpListenSettings = HttpListenSettings()
-    interval_s: Seconds = 10.0
+    interval_s: float = Field(default=10.0, gt=0)
     request_again_s: Seconds = 60.0
-    sweep_again_s: Seconds = 300.0
+    sweep_again_s: float = Field(default=300.0, gt=0)
+    """What an attempt left is deleted once more so long after the first time; or as long after it
+    as a request of one of the ledger's blocks may take (``s3.request_s_max``), if that is more."""
     sweep_attributes_s: Seconds = 900.0
     """How often objects of an attribute index are looked for that no checkpoint needs."""
     attributes_safety_s: float = Field(default=3600.0, gt=0)

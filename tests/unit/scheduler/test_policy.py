@@ -22,11 +22,13 @@ from tierlog.model.offload import (
     Tier2Copy,
     Tier2Location,
 )
-from tierlog.model.policy import CLUSTER_DEFAULT, DELETION_LAG_DEFAULT_MS, Policy
+from tierlog.model.policy import CLUSTER_DEFAULT, DELETION_LAG_DEFAULT_MS, MIB, Policy
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger
 from tierlog.offload.messages import Trigger
+from tierlog.runtime.settings import S3Settings, SchedulerSettings, Settings
 from tierlog_scheduler.clocks import Now
+from tierlog_scheduler.main import _limits
 from tierlog_scheduler.policy import (
     Asked,
     Delays,
@@ -37,6 +39,7 @@ from tierlog_scheduler.policy import (
     SweepAbandoned,
     decide,
     sealed_before,
+    sweeps,
     wanted_ledgers,
 )
 
@@ -313,6 +316,48 @@ class TestSweeping:
         assert self.swept(NOW.wall_ms + 5 * 3_600_000, long_ago) == [True]
         assert self.swept(NOW.wall_ms - DELAYS.sweep_again_ms, long_ago + 1) == []
         assert self.swept(1, None) == []
+
+    def test_the_settings_of_the_process_say_how_long_a_request_may_take(self):
+        found = Settings(s3=S3Settings(request_s_max=7, bytes_per_s_min=MIB))
+        delays = _limits(found).delays
+        assert delays.longest_request_s(3 * MIB) == 10
+        assert delays.sweep_ms(3 * MIB) == 300_000
+        assert delays.sweep_ms(400 * MIB) == 407_000
+
+    @pytest.mark.parametrize("name", ["sweep_again_s", "interval_s"])
+    def test_a_scheduler_that_never_waits_is_refused(self, name):
+        with pytest.raises(ValueError, match=name):
+            SchedulerSettings.model_validate({name: 0})
+
+    @pytest.mark.parametrize(
+        ("block_size", "wait_ms"),
+        [(64 * MIB, 300_000), (128 * MIB, 316_000), (256 * MIB, 572_000), (2**31 - 1, 4_156_000)],
+    )
+    @pytest.mark.parametrize("listed", [True, False])
+    def test_no_sweep_is_the_last_while_a_request_may_be_on_its_way(
+        self, block_size, wait_ms, listed
+    ):
+        delays = replace(DELAYS, longest_request_s=S3Settings().longest_request_s)
+        attempt = AbandonedAttempt(uuid=UUID(int=9), location=place(9), abandoned_ms=1, swept_ms=1)
+        one = ledger(1, state=OffloadState.TRIMMING, abandoned=(attempt,))
+        assert one.context is not None
+        larger = replace(one, listed=replace(one.listed, block_size=block_size))
+        context = one.context if listed else replace(one.context, ledger_id=LedgerId(2))
+        # One that left the list may have had blocks as large as any that is known.
+        views = [
+            stream(larger),
+            *([] if listed else [stream(policy=Policy(block_size=block_size))]),
+        ]
+        times, long_ago = {attempt.uuid: 0}, {attempt.uuid: -(10**9)}
+        seen = [
+            replace(view, swept_seen_ms=swept_ms, unseen_ms=unseen_ms)
+            for view in views
+            for swept_ms, unseen_ms in ((times, {}), (long_ago, times))
+        ]
+        for view in seen:
+            for late_ms, swept in ((-1, 0), (0, 1)):
+                now = replace(NOW, progress_ms=wait_ms + late_ms)
+                assert len(list(sweeps(context, view, now, delays))) == swept
 
 
 ledgers = st.lists(
