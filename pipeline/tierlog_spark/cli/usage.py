@@ -28,6 +28,7 @@ Streams = Annotated[
 ]
 Time = Annotated[str | None, typer.Option(help="As 10m, 4h, 7d; never.")]
 Size = Annotated[str | None, typer.Option(help="As 512M, 100G; never.")]
+Bytes = Annotated[str | None, typer.Option(help="As 64M, 1G.")]
 
 USAGE_COLUMNS: Final = {
     "stream": None,
@@ -98,8 +99,8 @@ def cost(  # noqa: PLR0913 - one option each
     retention_time: Time = None,
     retention_size: Size = None,
     deletion_lag: Time = None,
-    ledger_bytes_max: Size = None,
-    block_size: Size = None,
+    ledger_bytes_max: Bytes = None,
+    block_size: Bytes = None,
     reads: Annotated[float, typer.Option(min=0, help="How often a month's data are read.")] = 1.0,
     read_size: Annotated[str, typer.Option("--range", help="Bytes of one ranged GET.")] = "1MiB",
     dry_run: DryRun = False,

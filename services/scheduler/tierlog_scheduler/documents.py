@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tierlog.catalog.streams import StreamSnapshot
+from tierlog.model.ids import INT64_MAX
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import GONE_FROM_TIER1, OffloadContext
 from tierlog.model.policy import MIB, MINUTE_MS, NEVER, Policy
@@ -48,6 +49,10 @@ class PolicyDocument(BaseModel):
         if not isinstance(given, dict):
             return given
         own = dict(given)
+        for name, value in own.items():
+            # Else taken for 1 and 0.
+            if isinstance(value, bool) and name != "data_sha256":
+                raise ValueError(f"{name} does not take true or false")
         for seed_name, (name, factor) in SEED_NAMES.items():
             if seed_name not in own:
                 continue
@@ -58,6 +63,8 @@ class PolicyDocument(BaseModel):
                 raise ValueError(f"{seed_name} is not a number")
             # As in Pulsar, -1 is never; it has no unit.
             if value is not None and value != NEVER:
+                if not abs(value * factor) <= INT64_MAX:
+                    raise ValueError(f"{seed_name} is not a number that 64 bits hold")
                 value = round(value * factor)
             own[name] = value
         return own

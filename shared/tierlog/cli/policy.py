@@ -30,6 +30,7 @@ _LEVEL_COLUMNS: Final = ("threshold", "own", "effective")
 _AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 
 Time = Annotated[str | None, typer.Option(help="As 500ms, 30s, 10m, 4h, 7d; never; none: unset.")]
+Age = Annotated[str | None, typer.Option(help="As 500ms, 30s, 10m, 4h, 7d; none: unset.")]
 Size = Annotated[str | None, typer.Option(help="As 512k, 64M, 1G; none: unset.")]
 Limit = Annotated[str | None, typer.Option(help="As 512k, 64M, 1G; never; none: unset.")]
 Sha256 = Annotated[
@@ -90,7 +91,7 @@ def set_policy(  # noqa: PLR0913 - one option a threshold
     deletion_lag: Time = None,
     ledger_bytes_max: Size = None,
     ledger_entries_max: Annotated[int | None, typer.Option(min=1)] = None,
-    ledger_age_max: Time = None,
+    ledger_age_max: Age = None,
     block_size: Size = None,
     offloaded_read_priority: Annotated[
         str | None, typer.Option(help="tier1 or tier2: where to read what both have; none: unset.")
@@ -113,7 +114,7 @@ def set_policy(  # noqa: PLR0913 - one option a threshold
         "deletion_lag_ms": _parsed(deletion_lag, parse_time),
         "ledger_bytes_max": _parsed(ledger_bytes_max, parse_size),
         "ledger_entries_max": (ledger_entries_max,) if ledger_entries_max else None,
-        "ledger_age_ms_max": _parsed(ledger_age_max, parse_time),
+        "ledger_age_ms_max": _parsed(ledger_age_max, parse_age),
         "block_size": _parsed(block_size, parse_size),
         "offloaded_read_priority": _parsed(offloaded_read_priority, str),
         "data_sha256": _parsed(data_sha256, parse_yes),
@@ -230,8 +231,13 @@ def parse_limit(text: str) -> int:
 
 def parse_time(text: str) -> int:
     """Read a time in milliseconds, as 10m; ``never`` is -1."""
+    return NEVER if text == "never" else parse_age(text)
+
+
+def parse_age(text: str) -> int:
+    """Read a time in milliseconds that comes, as 10m."""
     if text == "never":
-        return NEVER
+        raise _refused(text, "an age, which each ledger reaches", "4h, 7d, or as long as it may be")
     amount, unit = _amount(text)
     if unit not in _TIMES:
         raise _refused(text, "a time", "500ms, 30s, 10m, 4h, 7d")

@@ -8,6 +8,8 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 MIB = 1024 * 1024
+KAFKA_SESSION_S = 6.0
+"""A worker that is not heard of for so long is put out of its group."""
 
 PositiveBytes = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0)]

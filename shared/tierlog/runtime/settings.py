@@ -40,6 +40,7 @@ from tierlog.model.quorums import ACKNOWLEDGING, COPIES, STRIPE_BYTES
 from tierlog.runtime.naming import PREFIX, check_names, unknown_setting, variable_of
 from tierlog.runtime.profiles import profile_values
 from tierlog.runtime.sections import (
+    KAFKA_SESSION_S,
     MIB,
     AttributeSettings,
     LogSettings,
@@ -152,6 +153,8 @@ class KafkaSettings(_Section):
     offloader_group: str = "tierlog-offloader"
     publish_timeout_s: Seconds = 30.0
     poll_interval_max_s: Seconds = 300.0
+    """A worker that asks for nothing for so long leaves its group. Kafka's client takes no less
+    than the worker's session there, which is 6 s."""
     deliveries_max: int = Field(default=5, gt=0)
     queued_messages_max: int = Field(default=10_000, gt=0)
     retention_s: float = Field(default=7 * 86400.0, gt=0)
@@ -162,6 +165,14 @@ class KafkaSettings(_Section):
     """So many of the newest dead letters of each partition are looked through, and no more."""
     tls: OuterTlsSettings = OuterTlsSettings()
     sasl: SaslSettings = SaslSettings()
+
+    @model_validator(mode="after")
+    def _polls_within_sessions(self) -> Self:
+        if self.poll_interval_max_s < KAFKA_SESSION_S:
+            raise ValueError(
+                f"poll_interval_max_s is below a worker's session, {KAFKA_SESSION_S} s"
+            )
+        return self
 
 
 class ZooKeeperSettings(_Section):

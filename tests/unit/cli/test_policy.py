@@ -86,3 +86,24 @@ def test_other_words_are_refused(told: Any, option: str, value: str, said: str) 
     assert said in told("set", PAID, option, value)
     own = told("show", PAID)["own"]
     assert (own["data_sha256"], own["read_back"]) == (None, None)
+
+
+@pytest.mark.parametrize("option", ["--ledger-age-max", "--ledger-bytes-max", "--block-size"])
+def test_what_each_ledger_has_is_not_never_and_the_remedy_says_how_it_is_written(
+    told: Any, option: str
+) -> None:
+    said = told("set", PAID, option, "never")
+    assert "'never' is not an" in said
+    assert "Write it as" in said
+    assert "below retention" not in said
+    assert told("set", PAID, "--ledger-age-max", "10m")["own"]["ledger_age_ms_max"] == 600_000
+    shown = told("set", PAID, "--deletion-lag", "never", "--ledger-age-max", "none")["own"]
+    assert (shown["deletion_lag_ms"], shown["ledger_age_ms_max"]) == (-1, None)
+
+
+def test_a_bound_that_is_below_its_lowest_is_told_of_alone(told: Any) -> None:
+    said = told("set", PAID, "--block-size", "1k")
+    assert "Give another value for block_size" in said
+    assert "retention" not in said
+    said = told("set", PAID, "--offload-time", "2d", "--retention-time", "1d")
+    assert "Choose offload_time_ms below retention_time_ms" in said

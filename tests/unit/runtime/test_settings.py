@@ -8,7 +8,8 @@ import pytest
 
 from tierlog.embedded.services import SERVICE_PORTS
 from tierlog.model.errors import RefusedError
-from tierlog.runtime.settings import S3Settings, Settings, key_bytes, load_settings
+from tierlog.runtime.sections import KAFKA_SESSION_S
+from tierlog.runtime.settings import KafkaSettings, S3Settings, Settings, key_bytes, load_settings
 from tierlog.wiring.keys import ledger_keys
 
 
@@ -88,6 +89,16 @@ def test_values_that_contradict_each_other_are_refused_at_the_start(monkeypatch,
     monkeypatch.setenv(f"TIERLOG_{section}", values)
     with pytest.raises(RefusedError):
         load_settings()
+
+
+@pytest.mark.parametrize("seconds", [0, 5.9])
+def test_an_interval_that_the_queues_client_would_refuse_is_refused_with_the_reason(
+    monkeypatch, seconds
+):
+    monkeypatch.setenv("TIERLOG_KAFKA__POLL_INTERVAL_MAX_S", str(seconds))
+    with pytest.raises(RefusedError, match="session"):
+        load_settings()
+    assert KafkaSettings(poll_interval_max_s=KAFKA_SESSION_S).poll_interval_max_s == 6
 
 
 def test_a_section_that_is_no_json_is_refused(monkeypatch):

@@ -146,9 +146,18 @@ async def test_policy_in_both_units(world):
             {"offloadTimeInMinutes": 5, "offload_time_ms": 5},
             {"offloadTimeInMinutes": "soon"},
             {"offloadTimeInHours": 5},
+            {"offloadTimeInMinutes": True},
+            {"retention_time_ms": True},
+            {"read_back": False},
+            {"offloadSizeInMB": 10**4299},
             [1],
         ):
             await ask(session, "PUT", path, status=400, json=garbage)
+        for number in ("1e400", "-1e400", "1e308", "NaN", "1e20"):
+            body = f'{{"offloadTimeInMinutes": {number}}}'
+            json = {"content-type": "application/json"}
+            problem = await ask(session, "PUT", path, status=400, data=body, headers=json)
+            assert "64 bits" in problem["detail"]
         assert (await world.catalog().streams.snapshot(STREAM)).stream.policy == kept
 
 

@@ -47,6 +47,7 @@ from tierlog.adapters.kafka.watched import WatchedFiles
 from tierlog.adapters.offsets import Backoff, PartitionProgress
 from tierlog.model.errors import RetryableError
 from tierlog.ports.events import Event
+from tierlog.runtime.sections import KAFKA_SESSION_S
 
 POLL_S = 0.1
 LAG_INTERVAL_S = 5.0
@@ -97,7 +98,7 @@ class KafkaEventSource:
         *,
         group: str,
         poll_interval_max_s: float = 300.0,
-        session_timeout_s: float = 6.0,
+        session_timeout_s: float = KAFKA_SESSION_S,
         ready_max: int = 16,
         window_max: int = 1000,
         backoff: Backoff = DEFAULT_BACKOFF,
