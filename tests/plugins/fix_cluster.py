@@ -50,8 +50,8 @@ QUICK = {
     "TIERLOG_SCHEDULER__INTERVAL_S": "0.5",
     "TIERLOG_SCHEDULER__REQUEST_AGAIN_S": "3",
     "TIERLOG_SCHEDULER__SWEEP_AGAIN_S": "2",
-    # No sweep is the last before the longest request is over: 9 s with 64 MiB.
-    "TIERLOG_S3__REQUEST_S_MAX": "5",
+    # No sweep is the last before the longest request is over: 14 s with 64 MiB.
+    "TIERLOG_S3__REQUEST_S_MAX": "10",
     "TIERLOG_S3__BYTES_PER_S_MIN": str(16 * 2**20),
     "TIERLOG_INGEST__STORAGE__GC_INTERVAL_S": "1",
     "TIERLOG_INGEST__STORAGE__GC_QUARANTINE_S": "1",
