@@ -43,7 +43,8 @@ test: venv ## all tests, on real servers that are started and stopped
 	$(BIN)/python -m tools.setup_go
 	$(BIN)/python -m tools.setup_deploy
 	$(BIN)/python -m tools.compile_cache --if-possible
-	$(BIN)/pytest -n $(or $(WORKERS),2) --dist loadfile
+	@# In their order, which has the long files first: else they come last, one worker idle beside them.
+	$(BIN)/pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder
 
 simulate: venv ## one run of the whole system on virtual time, with its trace: make simulate SEED=7
 	$(BIN)/python -m tests.simulation.run --seed $(or $(SEED),1)
