@@ -55,6 +55,8 @@ from tierlog_scheduler.scheduler import SchedulerLimits
 STREAM: Final = StreamName("faults")
 NODE: Final = NodeId("n1")
 BLOCK_SIZE: Final = 600
+LEDGER_BYTES_MAX: Final = 100_000
+"""As many as 10,000 such blocks hold for sure."""
 ENTRIES: Final = 11
 """Of 100 bytes each: three blocks, of four, four and three."""
 SAFETY_S: Final = 3.0

@@ -19,7 +19,14 @@ from uuid import UUID
 
 from tests.faults import invariants
 from tests.faults.invariants import Fate, Wanted
-from tests.faults.small import BLOCK_SIZE, SAFETY_S, STREAM, ScrubProcess, SmallWorld
+from tests.faults.small import (
+    BLOCK_SIZE,
+    LEDGER_BYTES_MAX,
+    SAFETY_S,
+    STREAM,
+    ScrubProcess,
+    SmallWorld,
+)
 from tests.faults.troubles import LATE_S, Call, Point, PointFaults, Trouble
 from tests.simulation.services import WorkerProcess
 from tests.simulation.trace import Trace
@@ -65,7 +72,12 @@ class Ending:
 
 def kept(**changed: Any) -> Policy:
     """Return a policy that does nothing by itself, but for what is given."""
-    policy = Policy(offload_time_ms=NEVER, deletion_lag_ms=NEVER, block_size=BLOCK_SIZE)
+    policy = Policy(
+        offload_time_ms=NEVER,
+        deletion_lag_ms=NEVER,
+        block_size=BLOCK_SIZE,
+        ledger_bytes_max=LEDGER_BYTES_MAX,
+    )
     return replace(policy, **changed)
 
 

@@ -20,7 +20,14 @@ from tests.simulation.steps import Plan, Result, Steps
 from tests.simulation.trace import Trace
 from tests.simulation.trimming import RETENTION_S
 from tests.simulation.virtual_loop import run_virtual
-from tests.simulation.world import BLOCK_SIZE, STREAM, World, logs_into, small_blocks
+from tests.simulation.world import (
+    BLOCK_SIZE,
+    LEDGER_BYTES_MAX,
+    STREAM,
+    World,
+    logs_into,
+    small_blocks,
+)
 from tierlog.model.errors import TierlogError
 from tierlog.model.offload import OffloadState
 from tierlog.model.policy import HOUR_MS, MINUTE_MS, Policy
@@ -58,6 +65,7 @@ async def offload_many(world: World, plan: Plan) -> Result:
             ledger_entries_max=chance.randint(3, 12),
             ledger_age_ms_max=2 * MINUTE_MS,
             block_size=BLOCK_SIZE,
+            ledger_bytes_max=LEDGER_BYTES_MAX,
         )
     )
     steps = Steps(world, chance, plan.focus)
@@ -131,6 +139,7 @@ async def trim_many(world: World, plan: Plan) -> Result:
         ledger_entries_max=chance.randint(3, 12),
         ledger_age_ms_max=2 * MINUTE_MS,
         block_size=BLOCK_SIZE,
+        ledger_bytes_max=LEDGER_BYTES_MAX,
     )
     await world.start(policy)
     steps = Steps(world, chance, plan.focus)

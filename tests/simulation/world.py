@@ -58,6 +58,8 @@ STREAM = StreamName("sim.events")
 KEPT_STREAM = StreamName("sim.kept")
 """A stream that is never offloaded: nodes take a list without any ledger for a failure."""
 BLOCK_SIZE = 600
+LEDGER_BYTES_MAX = 10**6
+"""As many as 10,000 such blocks hold for sure."""
 
 HEALTHY = FaultRates()
 SHAKY = {
