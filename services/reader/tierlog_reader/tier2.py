@@ -9,9 +9,7 @@ Invariants:
     * Only who went on where an earlier read ended is read ahead for, over the border of the ledger
       too, one fetch a ledger at a time; a failed one is forgotten, for whoever needs the range asks
       again. Who has read on for as long as is read ahead is given longer requests, and more ahead.
-    * A copy that is being opened, and pages that are being fetched, come when whoever asked for
-      them has gone, too: the next who asks finds them.
-    * When ``run`` has ended, nothing is being fetched any more.
+    * When ``run`` has ended, nothing is being fetched ahead.
 """
 
 import asyncio
@@ -35,7 +33,6 @@ from tierlog.model.scrub import REPAIR_COPY
 from tierlog.model.stream import ListedLedger
 from tierlog.offload.drivers import known_here
 from tierlog.offload.frames import FrameHandle, FramesOfRuns
-from tierlog.offload.groups import Outlasting
 from tierlog.offload.index_loader import index_cache_key, load_index
 from tierlog.offload.offsets import OffsetsCache
 from tierlog.offload.ranges import Ranges
@@ -114,8 +111,7 @@ class ObjectTier:
         self._objects = objects
         self._ranges = ranges
         self.offsets = OffsetsCache()
-        self._outlasting = Outlasting()
-        self.side_pages = SidePages(objects, outlasting=self._outlasting)
+        self.side_pages = SidePages(objects)
         self.index_bytes = 0
         self._shared = shared
         self._limits = limits
@@ -135,7 +131,7 @@ class ObjectTier:
     async def run(self) -> AsyncIterator[None]:
         """Read ahead for as long as the context lasts, and close what was opened."""
         try:
-            async with self._outlasting.run(), asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as group:
                 self._group = group
                 try:
                     yield
@@ -288,15 +284,6 @@ class ObjectTier:
             await _close_unused(opened)
 
     async def _open(self, ledger: ListedLedger, context: OffloadContext) -> _Open:
-        """Return an open copy, which is to be used before anything else is awaited."""
-        uuid = context.uuid
-        assert uuid is not None
-        while (kept := self._handles.get(uuid)) is None:
-            await self._outlasting.do(partial(self._open_in_turn, ledger, context))
-        self._handles.move_to_end(uuid)
-        return kept
-
-    async def _open_in_turn(self, ledger: ListedLedger, context: OffloadContext) -> None:
         uuid, location = context.uuid, context.location
         assert uuid is not None
         assert location is not None
@@ -304,8 +291,10 @@ class ObjectTier:
         opening = self._opening.setdefault(uuid, _Opening())
         failures = opening.failures
         async with opening.lock:
-            if uuid in self._handles:
-                return
+            kept = self._handles.get(uuid)
+            if kept is not None:
+                self._handles.move_to_end(uuid)
+                return kept
             if opening.error is not None and opening.failures > failures:
                 raise opening.error
             try:
@@ -316,8 +305,10 @@ class ObjectTier:
             opened = _Open(handle, _index_bytes_of(handle))
             while self._is_full(opened.index_bytes):
                 await self._put_aside(next(iter(self._handles)))
+            # Nothing is awaited from here on until it is used, or it might be closed again.
             self._handles[uuid] = opened
             self.index_bytes += opened.index_bytes
+            return opened
 
     def _is_full(self, index_bytes: int) -> bool:
         """Say whether another handle must go for one of that size; one alone may be larger."""

@@ -18,7 +18,6 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
@@ -39,7 +38,6 @@ from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
-from tierlog.offload.groups import Outlasting
 from tierlog.offload.offsets import Note
 from tierlog.offload.ranges import object_gone
 from tierlog.ports.cache import SharedCache
@@ -70,16 +68,9 @@ class _PageId(NamedTuple):
 class SidePages:
     """Pages of side objects that were used lately."""
 
-    def __init__(
-        self,
-        objects: ObjectReads,
-        *,
-        bytes_max: int = PAGES_BYTES_MAX,
-        outlasting: Outlasting | None = None,
-    ) -> None:
+    def __init__(self, objects: ObjectReads, *, bytes_max: int = PAGES_BYTES_MAX) -> None:
         assert bytes_max >= PAGES_AHEAD * PAGE_BYTES
         self._objects = objects
-        self._outlasting = outlasting if outlasting is not None else Outlasting()
         self._bytes_max = bytes_max
         self._kept: OrderedDict[_PageId, GrainColumns] = OrderedDict()
         self._flying: dict[_PageId, asyncio.Future[None]] = {}
@@ -96,13 +87,6 @@ class SidePages:
     async def page(self, key: str, header: SideHeader, number: int) -> GrainColumns:
         """Return the rows of a page."""
         page_id = _PageId(key, number)
-        kept = self._kept.get(page_id)
-        if kept is not None:
-            self._kept.move_to_end(page_id)
-            return kept
-        return await self._outlasting.do(partial(self._landed, page_id, header))
-
-    async def _landed(self, page_id: _PageId, header: SideHeader) -> GrainColumns:
         while True:
             kept = self._kept.get(page_id)
             if kept is not None:
@@ -110,7 +94,7 @@ class SidePages:
                 return kept
             flying = self._flying.get(page_id)
             if flying is None:
-                return await self._fetch(page_id.key, header, page_id.number)
+                return await self._fetch(key, header, number)
             await asyncio.wait({flying})
             error = flying.exception()
             if error is not None:

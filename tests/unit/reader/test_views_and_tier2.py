@@ -1,7 +1,6 @@
 """What the reader keeps: metadata no older than its bound, ledgers and ranges within theirs."""
 
 import asyncio
-import contextlib
 
 import pytest
 
@@ -284,36 +283,6 @@ async def test_a_copy_is_opened_once_though_whoever_opened_it_gave_up(ticks):
         tasks.append(asyncio.create_task(tier2._open(listed, context)))
         assert {await one for one in tasks} == set(tier2._handles.values())
         assert tier2.index_bytes == sum(one.index_bytes for one in tier2._handles.values())
-
-
-@pytest.mark.parametrize("opened", [False, True])
-@on_virtual_time
-async def test_what_was_begun_for_who_has_gone_is_there_for_the_next(opened):
-    """Index, header and pages come at the store's pace, whoever waits for them meanwhile."""
-    world, (ledger,) = await offloaded_world()
-    await world.gone_locally(ledger)
-    faults = Faults(world.rng)
-    async with world.reader(objects_faults=faults) as source:
-        pages = source._tier2.side_pages
-        if opened:
-            await source.read(STREAM, at(ledger, 0), budget(entries=1))
-            await asyncio.sleep(1)
-            pages.forget(next(iter(pages._kept)).key)
-        faults.rates = FaultRates(delay_s_max=5.0)
-        faults.calls = []
-        for _ in range(20):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await source.read(STREAM, at(ledger, 40), budget(entries=1))
-        assert len(faults.calls) == 1
-        await asyncio.sleep(60)
-        begun = ["objects.get_range"] if opened else ["objects.get", "objects.get_range"]
-        assert faults.calls == begun, "pages of an opened one, else index and header"
-        fetches = pages.fetches
-        answer = await source.read(STREAM, at(ledger, 40), budget(entries=1))
-        assert payloads(answer) == ENTRIES[40:41]
-        assert faults.calls.count("objects.get") == begun.count("objects.get")
-        assert pages.fetches == fetches
 
 
 @pytest.mark.parametrize("opened", [False, True])
