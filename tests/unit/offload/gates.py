@@ -1,12 +1,14 @@
-"""A gate that lets every deletion through: for tests that are not about manifests."""
+"""A gate that lets every deletion through, and a leader with it: for tests not about manifests."""
 
 from collections.abc import Mapping
 from uuid import UUID
 
+from tests.unit.offload.world import World
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadContext
 from tierlog.model.position import Position
+from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
 
 
 class OpenGate:
@@ -53,3 +55,17 @@ class OpenGate:
     def stopped(self, name: StreamName) -> str | None:
         del name
         return "shut" if self.shut else None
+
+
+def leader_of(world: World, limits: SchedulerLimits) -> Scheduler:
+    """Return a scheduler of the world's streams, whose term has not begun."""
+    return Scheduler(
+        catalog=world.catalog(),
+        offloader=world.offloader(),
+        publisher=world.queue.publisher(None),
+        stationery=world.stationery,
+        manifests=OpenGate(),
+        clock=world.clock,
+        ids=world.ids,
+        limits=limits,
+    )

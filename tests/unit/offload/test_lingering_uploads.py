@@ -7,13 +7,13 @@ import asyncio
 from uuid import UUID
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.gates import OpenGate
+from tests.unit.offload.gates import leader_of
 from tests.unit.offload.scrubs import REPAIR, kinds, plant_upload, scrub
 from tests.unit.offload.world import ListHandle, World, entries_of
 from tierlog.adapters.memory.objects import MemoryObjects
 from tierlog.model.ids import LedgerId
 from tierlog.model.policy import Policy
-from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
+from tierlog_scheduler.scheduler import SchedulerLimits
 
 LINGER_S = 5.0
 ENTRIES = [b"one", b"three"]
@@ -53,15 +53,8 @@ def test_an_attempt_is_swept_and_struck_off_while_its_upload_is_listed():
         await world.worker().handle(world.request(claimed, ledger_id))
         assert left in await listed(world), "its successor aborted it, it is listed yet"
         assert len(await listed(world)) == 2, "so is its own, which is complete"
-        leader = Scheduler(
-            catalog=world.catalog(),
-            offloader=world.offloader(),
-            publisher=world.queue.publisher(None),
-            stationery=world.stationery,
-            manifests=OpenGate(),
-            clock=world.clock,
-            ids=world.ids,
-            limits=SchedulerLimits(interval_s=0.5, request_again_s=60, sweep_again_s=1),
+        leader = leader_of(
+            world, SchedulerLimits(interval_s=0.5, request_again_s=60, sweep_again_s=1)
         )
         await leader.begin()
         for _ in range(6):

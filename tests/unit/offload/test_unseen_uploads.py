@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.gates import OpenGate
+from tests.unit.offload.gates import leader_of
 from tests.unit.offload.scrubs import REPAIR, SAFETY_S, kinds, plant, plant_upload, scrub
 from tests.unit.offload.world import STREAM, ListHandle, World, entries_of
 from tierlog.adapters.memory.objects import MemoryObjectsClient
@@ -23,7 +23,7 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.policy import Policy
 from tierlog.model.scrub import FindingKind, ScrubState
 from tierlog.offload.cleaning import UploadsUnseenError
-from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
+from tierlog_scheduler.scheduler import SchedulerLimits
 
 LEDGER = LedgerId(7)
 ENTRIES = [b"one", b"three"]
@@ -102,16 +102,7 @@ def test_a_sweep_that_could_not_look_is_done_again_later_and_never_struck_off():
         with denied():
             # Its successor could not look either.
             await world.worker().handle(world.request(claimed, ledger_id))
-        leader = Scheduler(
-            catalog=world.catalog(),
-            offloader=world.offloader(),
-            publisher=world.queue.publisher(None),
-            stationery=world.stationery,
-            manifests=OpenGate(),
-            clock=world.clock,
-            ids=world.ids,
-            limits=LIMITS,
-        )
+        leader = leader_of(world, LIMITS)
         await leader.begin()
         looks: list[str] = []
         with denied(looks):
