@@ -36,6 +36,7 @@ from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import KEY_RAW
 from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.offload.blocks import PART_NUMBER_MAX
 from tierlog.offload.driver import Tier2Settings, stream_of, user_metadata
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.verify import ReadBack
@@ -48,7 +49,6 @@ EXPORTS: Final = Counter(
     "tierlog_offload_exports_total", "Export copies that were written, or failed", ["outcome"]
 )
 PART_BYTES: Final = 8 * 1024 * 1024
-PARTS_MAX: Final = 10_000
 LINES_A_TURN: Final = 500
 """Other tasks get a turn after so many: breaking events out is this process's own work."""
 
@@ -110,10 +110,10 @@ class Exporter:
         async with aclosing(self._parts(handle, told)) as bodies:
             async for body in bodies:
                 number = len(parts) + 1
-                if number > PARTS_MAX:
+                if number > PART_NUMBER_MAX:
                     raise RefusedError(
-                        f"the export of ledger {handle.ledger_id} needs more than {PARTS_MAX} "
-                        f"parts of {self._part_bytes} bytes",
+                        f"the export of ledger {handle.ledger_id} needs more than "
+                        f"{PART_NUMBER_MAX} parts of {self._part_bytes} bytes",
                         remedy="Roll ledgers earlier",
                     )
                 part = await self._objects.upload_part(
