@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tierlog.embedded.supervisor import EmbeddedServers
 
 NAME = "cluster"
+AWAY_S_MAX = 90.0
 _EACH_ONE = {kind: kind for kind in SERVICE_PORTS if kind != KIND}
 QUICK = {
     "TIERLOG_SCHEDULER__INTERVAL_S": "0.5",
@@ -108,6 +110,8 @@ class ServiceCluster:
             kafka=KafkaSettings(bootstrap_servers=found.kafka_bootstrap, topic_prefix=name),
             redis=RedisSettings(url=found.redis_url),
             client=ClientSettings(
+                # So long a killed service may take to be there again; not what a test is about.
+                timeout_s=AWAY_S_MAX,
                 ingest_address=",".join(self.address(node, "grpc") for node in self.nodes),
                 reader_http_address=self.address("reader", "http"),
                 scheduler_http_address=self.address("scheduler", "http"),
@@ -164,7 +168,9 @@ class ServiceCluster:
 
     async def restart(self, name: str, **env: str) -> None:
         """Start a service again, with changed settings if any are given."""
+        begun_s = time.monotonic()
         await self.services.restart(name, env=env)
+        print(f"[cluster] {name} was there again after {time.monotonic() - begun_s:.1f} s")
 
     async def until(
         self, condition: Callable[[], Awaitable[bool]], *, what: str, timeout_s: float = 60.0
