@@ -39,6 +39,9 @@ from tierlog.runtime.tls import ServerTls, peer_names
 Checks = Mapping[str, Callable[[], Awaitable[bool]]]
 """By name what a service needs. A check that raises a ``TierlogError`` says what to do about it."""
 
+ACCEPT_TURNS: Final = 3
+"""So many turns of the loop it takes from accepting to the connection that is made."""
+DRAIN_S_MAX: Final = 5
 START_S_MAX: Final = 30.0
 HEAD_BYTES_MAX: Final = 16 * 1024
 HEAD_S_MAX: Final = 10.0
@@ -209,11 +212,11 @@ async def serve_http(
     app: FastAPI, *, host: str, port: int, tls: ServerTls | None = None
 ) -> AsyncIterator[int]:
     """Serve ``app`` inside the running loop and give its port; drains at the end."""
-    config = uvicorn.Config(
+    config = _Config(
         app,
         log_config=None,
         access_log=False,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=DRAIN_S_MAX,
         lifespan="off",
         http=_Connection,
         ws="none",
@@ -258,15 +261,28 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+class _Config(uvicorn.Config):
+    """What a server and its connections share."""
+
+    ends = False
+    """Set once the server takes nothing new."""
+
+
 class _Connection(H11Protocol):
     """One connection: knows who TLS says the client is, and doesn't wait for ever for a request."""
 
+    config: _Config
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._timer: asyncio.TimerHandle | None = None
         super().connection_made(transport)
+        if self.config.ends:
+            # Over TLS it comes this late: another server answers at this port by now.
+            transport.abort()
+            return
         if transport.get_extra_info("ssl_object") is not None:
             # Of this connection's own, from which each request's state is made.
             self.app_state = {**self.app_state, CERTIFICATE_NAMES: peer_names(transport)}
-        self._timer: asyncio.TimerHandle | None = None
         self._expect()
 
     def data_received(self, data: bytes) -> None:
@@ -302,9 +318,11 @@ class _Connection(H11Protocol):
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """Leaves signals to the service, and says when it accepts connections."""
+    """Leaves signals to the service, says when it accepts connections, and outlives none."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    config: _Config
+
+    def __init__(self, config: _Config) -> None:
         super().__init__(config)
         self.accepting = asyncio.Event()
 
@@ -315,3 +333,16 @@ class _EmbeddedServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self.accepting.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.ends = True
+        loop = asyncio.get_running_loop()
+        for one in sockets or ():
+            loop.remove_reader(one)
+        # What was accepted becomes a connection first: asyncio forgets it in a server that closed.
+        for _ in range(ACCEPT_TURNS):
+            await asyncio.sleep(0)
+        await super().shutdown(sockets=sockets)
+        # Those that did not end in time: kept alive they would ask this one for ever.
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
