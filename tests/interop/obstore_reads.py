@@ -53,7 +53,9 @@ def settings_of(servers, **changed) -> S3Settings:
 async def store(servers):
     settings = settings_of(servers)
     async with open_s3(settings, clock=SystemClock(), ids=SystemIds()) as writes:
-        yield Both(writes, open_obstore(settings, meter=CostMeter(), clock=SystemClock()))
+        yield Both(
+            writes, open_obstore(settings, meter=CostMeter(), clock=SystemClock(), ids=SystemIds())
+        )
 
 
 @pytest.fixture
@@ -66,8 +68,6 @@ class TestObstoreReads(ObjectsContract):
 
 
 class TestObstoreBodies(BodiesContract):
-    asks_again = False
-
     @contextlib.asynccontextmanager
     async def opened(self, server: ScriptedS3) -> AsyncIterator[ObstoreReads]:
         settings = S3Settings(
@@ -79,13 +79,13 @@ class TestObstoreBodies(BodiesContract):
             retry_wait_s_first=0.001,
             retry_wait_s_max=0.01,
         )
-        yield open_obstore(settings, meter=CostMeter(), clock=SystemClock())
+        yield open_obstore(settings, meter=CostMeter(), clock=SystemClock(), ids=SystemIds())
 
 
 async def test_requests_and_bytes_are_counted(store, servers, prefix):
     await store.put(f"{prefix}a", b"x" * 1000, metadata={})
     meter = CostMeter()
-    reads = open_obstore(settings_of(servers), meter=meter, clock=SystemClock())
+    reads = open_obstore(settings_of(servers), meter=meter, clock=SystemClock(), ids=SystemIds())
     assert await reads.get_range(f"{prefix}a", 10, 20) == b"x" * 20
     found = await reads.get(f"{prefix}a")
     assert found is not None
@@ -121,12 +121,13 @@ async def test_trouble_is_one_of_our_errors(servers):
         ),
         meter=CostMeter(),
         clock=SystemClock(),
+        ids=SystemIds(),
     )
     with pytest.raises(RetryableError):
         await nowhere.get_range("a", 0, 1)
     for changed in ({"bucket": "never-made"}, {"secret_key": SecretStr("wrong")}):
         reads = open_obstore(
-            settings_of(servers, **changed), meter=CostMeter(), clock=SystemClock()
+            settings_of(servers, **changed), meter=CostMeter(), clock=SystemClock(), ids=SystemIds()
         )
         with pytest.raises(RefusedError):
             await reads.get_range("a", 0, 1)

@@ -17,7 +17,13 @@ from tierlog.ports.retrying import Come, asked_once
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.security import secret_text
 from tierlog.runtime.settings import Settings
-from tierlog.wiring.build import cluster_of, open_catalog, open_objects, system_clock
+from tierlog.wiring.build import (
+    cluster_of,
+    open_catalog,
+    open_objects,
+    system_clock,
+    system_ids,
+)
 from tierlog.wiring.security import calling_of
 from tierlog.wiring.tier1 import open_storage_controls, reporting_damage
 
@@ -94,4 +100,4 @@ def _reads(settings: Settings, objects: ObjectStore, meter: CostMeter) -> Object
             "reader.object_reads is obstore, which is not installed",
             remedy="Install tierlog[obstore], or set reader.object_reads to aioboto3",
         ) from error
-    return open_obstore(settings.s3, meter=meter, clock=system_clock())
+    return open_obstore(settings.s3, meter=meter, clock=system_clock(), ids=system_ids())

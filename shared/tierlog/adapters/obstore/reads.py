@@ -1,20 +1,24 @@
 """Objects and ranges by obstore: less CPU for each byte than the SDK, and reading alone.
 
-Owns how answers map to the port. Does not own when a request is sent again: the library does that,
-within the settings' bounds.
+Owns how answers map to the port, and when a request is sent again, its body with it: the library,
+which would not ask again for a body that breaks, sends each once.
 
 Invariants:
-    * Ranges are exactly what was asked for, or what is left before the object's end.
+    * Ranges are exactly what was asked for, or what is left before the object's end: a body that
+      is shorter or longer is asked for again.
+    * A request is sent again exactly when its error is ``RetryableError``, within the settings'
+      bounds, after capped exponential back-off with full jitter. Each try is counted and timed.
     * "There is no such object" is said only of a bucket that is there.
     * A request is given up when it takes longer than the settings allow for its length.
 
 What it lacks beside the SDK: keys that were replaced are not read again while a process runs, and
-tries that the library repeats count, and are timed, as one request.
+what a store asks for by Retry-After is not known.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -28,8 +32,10 @@ from obstore.store import S3Store
 
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.ports.clock import Clock
-from tierlog.ports.filling import Filling
+from tierlog.ports.filling import Filling, length_of
+from tierlog.ports.ids import Ids
 from tierlog.ports.objects import ObjectInfo
+from tierlog.ports.retrying import Retries, RetryLimits
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import S3Settings
 
@@ -42,16 +48,26 @@ TROUBLE: Final = (BaseError, OSError)
 OPERATION: Final = "get_object"
 # Of a body so much at least is waited for before it is copied.
 PIECE_BYTES_MIN: Final = 128 * 1024
-# The library tells of these by their text alone.
+# The library tells of these by its error's text alone, which names the object, too.
 _NO_BUCKET: Final = "NoSuchBucket"
-_BEYOND_END: Final = ("416", "InvalidRange", "Range Not Satisfiable", "starts at")
+_STATUS: Final = re.compile(r"status code: (\d{3})\b", re.ASCII)
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>", re.ASCII)
+_BEYOND_END: Final = 416
+_TOO_MANY: Final = 429
+# 4xx that a later try may pass.
+_SEND_AGAIN: Final = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
+    | {"OperationAborted", "RequestTimeout", "RequestTimeTooSkewed"}
+)
 _OWN_ATTRIBUTES: Final = frozenset(
     {"cache-control", "content-disposition", "content-encoding", "content-language"}
     | {"content-type", "storage-class"}
 )
 
 
-def open_obstore(settings: S3Settings, *, meter: CostMeter, clock: Clock) -> "ObstoreReads":
+def open_obstore(
+    settings: S3Settings, *, meter: CostMeter, clock: Clock, ids: Ids
+) -> "ObstoreReads":
     """Return reads of the bucket of ``settings``; nothing is connected yet."""
     config: dict[str, Any] = {"region": settings.region}
     if settings.endpoint_url is not None:
@@ -68,105 +84,112 @@ def open_obstore(settings: S3Settings, *, meter: CostMeter, clock: Clock) -> "Ob
             "connect_timeout": timedelta(seconds=settings.connect_timeout_s),
             "timeout": timedelta(seconds=settings.request_s_max),
         },
-        retry_config={
-            "max_retries": settings.attempts_max - 1,
-            "retry_timeout": timedelta(seconds=settings.retry_s_max),
-            "backoff": {
-                "init_backoff": timedelta(seconds=settings.retry_wait_s_first),
-                "max_backoff": timedelta(seconds=settings.retry_wait_s_max),
-                "base": 2,
-            },
-        },
+        retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=settings.retry_s_max)},
     )
-    return ObstoreReads(store, settings, meter=meter, clock=clock)
+    return ObstoreReads(store, settings, meter=meter, clock=clock, ids=ids)
 
 
 class ObstoreReads:
     """The port ``ObjectReads`` over a store of obstore."""
 
     def __init__(
-        self, store: S3Store, settings: S3Settings, *, meter: CostMeter, clock: Clock
+        self, store: S3Store, settings: S3Settings, *, meter: CostMeter, clock: Clock, ids: Ids
     ) -> None:
         self._store = store
         self._settings = settings
         self._meter = meter
         self._clock = clock
+        self._ids = ids
+        self._limits = RetryLimits(
+            tries_max=settings.attempts_max,
+            time_s_max=settings.retry_s_max,
+            wait_s_first=settings.retry_wait_s_first,
+            wait_s_max=settings.retry_wait_s_max,
+        )
 
     def __repr__(self) -> str:
         return f"ObstoreReads(bucket={self._settings.bucket!r})"
 
     async def head(self, key: str) -> ObjectInfo | None:
         """See ``ObjectReads``."""
-        try:
+
+        async def once() -> ObjectInfo:
             asked = self._store.get_async(key, options={"head": True})
             with self._timed("head_object"):
-                answer = await self._sent(asked, 0, operation="head_object")
-        except NOT_FOUND as error:
-            self._check_bucket(error, key)
+                return _info(key, await self._sent(asked, 0, operation="head_object"))
+
+        found = await self._tried(key, once)
+        if found is None:
             # An answer to HEAD has no body that could say which of the two is missing.
             await self.get_range(key, 0, 1)
-            return None
-        except TROUBLE as error:
-            raise self._mapped(error, key) from error
-        return _info(key, answer)
+        return found
 
     async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
         """See ``ObjectReads``."""
-        try:
+
+        async def once() -> tuple[ObjectInfo, bytes]:
             with self._timed(OPERATION):
                 answer = await self._sent(self._store.get_async(key), 0)
                 length = int(answer.meta["size"])
                 body = bytes(await self._sent(answer.bytes_async(), length, requests=0))
-        except NOT_FOUND as error:
-            self._check_bucket(error, key)
-            return None
-        except TROUBLE as error:
-            raise self._mapped(error, key) from error
-        self._meter.count(OPERATION, requests=0, received=len(body))
-        return _info(key, answer), body
+            self._meter.count(OPERATION, requests=0, received=len(body))
+            return _info(key, answer), body
+
+        return await self._tried(key, once)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
         """See ``ObjectReads``."""
-        assert start >= 0, start
-        assert length > 0, length
-        asked = self._store.get_range_async(key, start=start, length=length)
-        try:
-            with self._timed(OPERATION):
-                body = bytes(await self._sent(asked, length))
-        except NOT_FOUND as error:
-            self._check_bucket(error, key)
-            return None
-        except TROUBLE as error:
-            if any(told in str(error) for told in _BEYOND_END):
-                return b""
-            raise self._mapped(error, key) from error
-        self._meter.count(OPERATION, requests=0, received=len(body))
-        return body
+        body = memoryview(bytearray(length))
+        found = await self.get_range_into(key, start, [body])
+        return None if found is None else bytes(body[:found])
 
     async def get_range_into(
         self, key: str, start: int, targets: Sequence[memoryview]
     ) -> int | None:
         """See ``ObjectReads``."""
-        filling = Filling(targets)
+        length = length_of(targets)
         assert start >= 0, start
-        assert filling.length > 0, filling
-        asked = self._store.get_async(key, options={"range": (start, start + filling.length)})
-        try:
-            with self._timed(OPERATION):
-                answer = await self._sent(asked, filling.length)
-                expected = min(filling.length, int(answer.meta["size"]) - start)
-                body = self._fill(filling, answer, expected, key)
-                await self._sent(body, filling.length, requests=0)
-        except NOT_FOUND as error:
-            self._check_bucket(error, key)
-            return None
-        except TROUBLE as error:
-            if any(told in str(error) for told in _BEYOND_END):
-                return 0
-            raise self._mapped(error, key) from error
-        finally:
-            self._meter.count(OPERATION, requests=0, received=filling.filled)
-        return filling.filled
+        assert length > 0, targets
+
+        async def once() -> int:
+            # Each try begins with the first byte: what one before it wrote is overwritten.
+            filling = Filling(targets)
+            asked = self._store.get_async(key, options={"range": (start, start + length)})
+            try:
+                with self._timed(OPERATION):
+                    answer = await self._sent(asked, length)
+                    expected = min(length, int(answer.meta["size"]) - start)
+                    body = self._fill(filling, answer, expected, key)
+                    await self._sent(body, length, requests=0)
+            finally:
+                self._meter.count(OPERATION, requests=0, received=filling.filled)
+            return filling.filled
+
+        return await self._tried(key, once, beyond_end=0)
+
+    async def _tried(
+        self, key: str, once: Callable[[], Awaitable[T]], *, beyond_end: T | None = None
+    ) -> T | None:
+        """Return what ``once`` does, tried again where that may help; None: no such object."""
+        retries = Retries(self._limits, clock=self._clock, ids=self._ids)
+        while True:
+            try:
+                return await once()
+            except NOT_FOUND as error:
+                self._check_bucket(error, key)
+                return None
+            except RetryableError:
+                wait_s = retries.wait_s()
+                if wait_s is None:
+                    raise
+            except TROUBLE as error:
+                if _status_of(error) == _BEYOND_END:
+                    return beyond_end
+                mapped = self._mapped(error, key)
+                wait_s = retries.wait_s() if isinstance(mapped, RetryableError) else None
+                if wait_s is None:
+                    raise mapped from error
+            await asyncio.sleep(wait_s)
 
     async def _fill(
         self,
@@ -229,11 +252,13 @@ class ObstoreReads:
     def _mapped(self, error: Exception, key: str) -> TierlogError:
         message = f"get {self._settings.bucket}/{key}: {str(error).splitlines()[0][:300]}"
         details = {"bucket": self._settings.bucket, "object": key}
-        if isinstance(error, (*DENIED, UnauthenticatedError)):
-            denied = isinstance(error, DENIED)
+        if _is_for_good(error):
+            reason = Reason.PERMISSION_DENIED if isinstance(error, DENIED) else None
+            if isinstance(error, UnauthenticatedError):
+                reason = Reason.UNAUTHENTICATED
             return RefusedError(
                 message,
-                reason=Reason.PERMISSION_DENIED if denied else Reason.UNAUTHENTICATED,
+                reason=reason,
                 remedy="Check s3.endpoint_url, s3.bucket and the keys in the settings",
                 details=details,
             )
@@ -242,6 +267,22 @@ class ObstoreReads:
             remedy="Check that the object store is reachable and healthy; it is tried again",
             details=details,
         )
+
+
+def _status_of(error: Exception) -> int:
+    """Return the status of an answer that became an error; 0: there was none."""
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match is not None else 0
+
+
+def _is_for_good(error: Exception) -> bool:
+    """Say whether the store refused a request that it will refuse again."""
+    # An answer to HEAD has no body that could name its code: it may be one of those that pass.
+    match = _CODE.search(str(error))
+    if match is None:
+        return isinstance(error, (*DENIED, UnauthenticatedError))
+    status = _status_of(error)
+    return 400 <= status < 500 and status != _TOO_MANY and match[1] not in _SEND_AGAIN
 
 
 def _info(key: str, answer: Any) -> ObjectInfo:  # noqa: ANN401 - the library's own
