@@ -23,13 +23,12 @@ from tierlog.format.entry import decode_entry
 from tierlog.format.frame import FRAME_HEADER_LEN, walk_frames
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import INT64_MAX, EntryId, StreamName
-from tierlog.model.position import Edge, Position, parse_position
+from tierlog.model.position import TIME_PREFIX, Edge, Position, parse_position
 from tierlog.model.stream import ListedLedger
 from tierlog_reader.chunk import Budget, Chunk
 from tierlog_reader.served import ServedReads
 
 SKEW_MS: Final = 60_000
-TIME_PREFIX: Final = "time:"
 STEP_ENTRIES: Final = 10_000
 STEP_BYTES: Final = 1024 * 1024
 STEPS_MAX: Final = 64
@@ -45,11 +44,7 @@ class Time:
 def parse_start(text: str) -> Position | Edge | Time:
     """Read a position, an edge, or ``time:`` with ISO 8601 or milliseconds; or refuse."""
     if not text.startswith(TIME_PREFIX):
-        try:
-            return parse_position(text)
-        except RefusedError as error:
-            error.remedy += ", or time: with a time as 2026-01-31T12:00:00Z"
-            raise
+        return parse_position(text, or_time=True)
     given = text.removeprefix(TIME_PREFIX)
     digits = given.isascii() and given.isdecimal() and len(given) <= len(str(INT64_MAX))
     if digits and int(given) <= INT64_MAX:

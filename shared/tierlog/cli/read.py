@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tierlog.client import Edge, Position, ReadEvent
 
 
-TIME_PREFIX: Final = "time:"
 STEP_COLUMNS: Final = ("what", "where", "start", "length", "outcome", "begun_us", "took_us")
 COLUMNS: Final = ("position", "index", "tier", "bytes", "payload")
 
@@ -66,7 +65,7 @@ def read(
     many microseconds each took.
     """
     from tierlog.model.ids import stream_name
-    from tierlog.model.position import Edge, Position, parse_position
+    from tierlog.model.position import TIME_PREFIX, Edge, Position, parse_position
 
     if explained is not None:
         _check_explain(stream)
@@ -79,7 +78,7 @@ def read(
         return
     stream_name(stream)
     time = start.removeprefix(TIME_PREFIX) if start.startswith(TIME_PREFIX) else None
-    where = parse_position(start) if time is None else Edge.EARLIEST
+    where = parse_position(start, or_time=True) if time is None else Edge.EARLIEST
     end = Position.parse(until) if until is not None else None
     if follow and limit is None and output is ReadOutput.TABLE:
         raise RefusedError(

@@ -13,6 +13,8 @@ from typing import Any, Final, Self
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
 
+# Before a time where a reader is asked to begin; which entry that is, readers find out.
+TIME_PREFIX: Final = "time:"
 _TEXT: Final = re.compile(r"(\d{1,19}):(\d{1,19})", re.ASCII)
 
 
@@ -66,14 +68,19 @@ class Edge(StrEnum):
     LATEST = "latest"
 
 
-def parse_position(text: str) -> Position | Edge:
-    """Read ``earliest``, ``latest`` or ``LEDGER:ENTRY``, or raise ``RefusedError``."""
+def parse_position(text: str, *, or_time: bool = False) -> Position | Edge:
+    """Read ``earliest``, ``latest`` or ``LEDGER:ENTRY``, or raise ``RefusedError``.
+
+    ``or_time``: whoever asks has looked for ``TIME_PREFIX`` before, and the error names it too.
+    """
     if text in set(Edge):
         return Edge(text)
     try:
         return Position.parse(text)
     except RefusedError as error:
         error.remedy += ", or earliest or latest"
+        if or_time:
+            error.remedy += f", or {TIME_PREFIX}2026-01-31T12:00:00Z"
         raise
 
 

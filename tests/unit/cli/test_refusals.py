@@ -21,6 +21,7 @@ REFUSED = [
     (["scrub", "--from-report", "/"], "is a directory"),
     (["read", "explain", "logs", "--follow"], "explain reads once"),
     (["read", "explain", "logs", "--to", "1:2"], "explain reads once"),
+    (["read", "logs", "--from", "banana"], "time:2026-01-31T12:00:00Z"),
     (["perf", "write", "logs", "--batch-events", "9000", "--event-bytes", "1000"], "TOO_LARGE"),
 ]
 WRONG = [
