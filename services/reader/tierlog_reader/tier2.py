@@ -9,7 +9,10 @@ Invariants:
     * Only who went on where an earlier read ended is read ahead for, over the border of the ledger
       too, one fetch a ledger at a time; a failed one is forgotten, for whoever needs the range asks
       again. Who has read on for as long as is read ahead is given longer requests, and more ahead.
-    * When ``run`` has ended, nothing is being fetched ahead.
+    * A copy is opened once at a time, and is held for each who waited for it, so that others who
+      open theirs do not close it. It is opened when whoever asked has gone, too.
+    * A failure to open is told to all who waited, and is not kept.
+    * When ``run`` has ended, nothing is being fetched or opened.
 """
 
 import asyncio
@@ -17,11 +20,10 @@ import contextlib
 import itertools
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 from uuid import UUID
-from weakref import WeakValueDictionary
 
 import structlog
 
@@ -33,6 +35,7 @@ from tierlog.model.scrub import REPAIR_COPY
 from tierlog.model.stream import ListedLedger
 from tierlog.offload.drivers import known_here
 from tierlog.offload.frames import FrameHandle, FramesOfRuns
+from tierlog.offload.groups import Outlasting
 from tierlog.offload.index_loader import index_cache_key, load_index
 from tierlog.offload.offsets import OffsetsCache
 from tierlog.offload.ranges import Ranges
@@ -85,13 +88,14 @@ class _Open:
     aside: bool = False
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class _Opening:
-    """Turns at opening a copy. Who waited while another one failed has its error, not a turn."""
+    """A copy that is being opened. Once it is, each who waits is one of its users."""
 
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failures: int = 0
-    error: TierlogError | None = None
+    landed: asyncio.Future[None]
+    """Has the error. Neither an error nor a copy: whoever opened it gave up."""
+    waiting: int = 0
+    opened: _Open | None = None
 
 
 class ObjectTier:
@@ -111,14 +115,15 @@ class ObjectTier:
         self._objects = objects
         self._ranges = ranges
         self.offsets = OffsetsCache()
-        self.side_pages = SidePages(objects)
+        self._outlasting = Outlasting()
+        self.side_pages = SidePages(objects, outlasting=self._outlasting)
         self.index_bytes = 0
         self._shared = shared
         self._limits = limits
         self._here = (endpoint_name, bucket)
         self._open_other = open_other
         self._handles: OrderedDict[UUID, _Open] = OrderedDict()
-        self._opening: WeakValueDictionary[UUID, _Opening] = WeakValueDictionary()
+        self._opening: dict[UUID, _Opening] = {}
         # Where reads ended, and how much was read up to there without a gap.
         self._ends: OrderedDict[tuple[UUID, int], int] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
@@ -131,7 +136,7 @@ class ObjectTier:
     async def run(self) -> AsyncIterator[None]:
         """Read ahead for as long as the context lasts, and close what was opened."""
         try:
-            async with asyncio.TaskGroup() as group:
+            async with self._outlasting.run(), asyncio.TaskGroup() as group:
                 self._group = group
                 try:
                     yield
@@ -238,10 +243,11 @@ class ObjectTier:
             AHEAD_GROWTH_MAX * growth * self._ranges.limits.range_bytes,
         )
         ledger_id = opened.handle.ledger_id
+        if opened.aside:
+            return
+        opened.users += 1
         try:
             for others_left in reversed(range(LEDGERS_AHEAD_MAX + 1)):
-                if opened.aside:
-                    return
                 async with self._using(opened) as handle:
                     left -= await handle.prefetch(entry_id, left, growth=growth)
                 if left <= 0 or following is None or not others_left:
@@ -256,12 +262,11 @@ class ObjectTier:
 
     @contextlib.asynccontextmanager
     async def _using(self, opened: _Open) -> AsyncIterator[FrameHandle]:
-        opened.users += 1
+        """Give the handle to a user that was counted already."""
         try:
             yield opened.handle
         finally:
-            opened.users -= 1
-            await _close_unused(opened)
+            await _let_go(opened)
 
     async def _disown(self, context: OffloadContext) -> None:
         """Let nobody go on with what is known of a copy: neither here nor in another reader."""
@@ -277,38 +282,66 @@ class ObjectTier:
         await self._shared.drop(side_cache_key(location))
 
     async def _put_aside(self, uuid: UUID) -> None:
-        opened = self._handles.pop(uuid, None)
-        if opened is not None:
-            opened.aside = True
-            self.index_bytes -= opened.index_bytes
-            await _close_unused(opened)
+        if uuid in self._handles:
+            await _close_unused(self._taken_out(uuid))
+
+    def _taken_out(self, uuid: UUID) -> _Open:
+        opened = self._handles.pop(uuid)
+        opened.aside = True
+        self.index_bytes -= opened.index_bytes
+        return opened
 
     async def _open(self, ledger: ListedLedger, context: OffloadContext) -> _Open:
+        """Return an open copy, of which whoever asks is a user: see ``_using``."""
+        uuid = context.uuid
+        assert uuid is not None
+        while (kept := self._handles.get(uuid)) is None:
+            opening, work = self._opening.get(uuid), None
+            if opening is None:
+                opening = _Opening(asyncio.get_running_loop().create_future())
+                self._opening[uuid] = opening
+                work = self._open_for_all(ledger, context, opening)
+            opening.waiting += 1
+            try:
+                if work is not None:
+                    await self._outlasting.begin(work)
+                await asyncio.wait({opening.landed})
+            except asyncio.CancelledError:
+                opening.waiting -= 1
+                if opening.opened is not None:
+                    await _let_go(opening.opened)
+                raise
+            opening.landed.result()
+            if opening.opened is not None:
+                return opening.opened
+        self._handles.move_to_end(uuid)
+        kept.users += 1
+        return kept
+
+    async def _open_for_all(
+        self, ledger: ListedLedger, context: OffloadContext, opening: _Opening
+    ) -> None:
         uuid, location = context.uuid, context.location
         assert uuid is not None
         assert location is not None
-        # It lasts for as long as anybody wants it: with two a copy would be opened twice.
-        opening = self._opening.setdefault(uuid, _Opening())
-        failures = opening.failures
-        async with opening.lock:
-            kept = self._handles.get(uuid)
-            if kept is not None:
-                self._handles.move_to_end(uuid)
-                return kept
-            if opening.error is not None and opening.failures > failures:
-                raise opening.error
-            try:
-                handle = await self._opened(ledger, context, location)
-            except TierlogError as error:
-                opening.error, opening.failures = error, opening.failures + 1
-                raise
-            opened = _Open(handle, _index_bytes_of(handle))
+        others: list[_Open] = []
+        try:
+            handle = await self._opened(ledger, context, location)
+            opened = _Open(handle, _index_bytes_of(handle), users=opening.waiting)
             while self._is_full(opened.index_bytes):
-                await self._put_aside(next(iter(self._handles)))
-            # Nothing is awaited from here on until it is used, or it might be closed again.
+                others.append(self._taken_out(next(iter(self._handles))))
             self._handles[uuid] = opened
             self.index_bytes += opened.index_bytes
-            return opened
+            opening.opened = opened
+        except Exception as error:  # noqa: BLE001 - who waits raises it
+            opening.landed.set_exception(error)
+            opening.landed.exception()  # perhaps nobody waits any more
+        finally:
+            del self._opening[uuid]
+            if not opening.landed.done():
+                opening.landed.set_result(None)
+        for one in others:
+            await _close_unused(one)
 
     def _is_full(self, index_bytes: int) -> bool:
         """Say whether another handle must go for one of that size; one alone may be larger."""
@@ -402,11 +435,18 @@ def _index_bytes_of(handle: FrameHandle) -> int:
     return HANDLE_BYTES + BLOCK_BYTES * len(handle.index.entries) + handle.side_header_bytes
 
 
+async def _let_go(opened: _Open) -> None:
+    """Take back that somebody uses it."""
+    opened.users -= 1
+    assert opened.users >= 0, "more let it go than used it"
+    await _close_unused(opened)
+
+
 async def _close_unused(opened: _Open) -> None:
     if opened.aside and not opened.users:
         try:
             await opened.handle.close()
-        except TierlogError as error:
+        except Exception as error:  # noqa: BLE001 - nobody who reads has to do with it
             log.warning("handle.not_closed", ledger_id=opened.handle.ledger_id, cause=str(error))
 
 

@@ -27,7 +27,8 @@ that waited for it fetch anew.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -36,7 +37,7 @@ import structlog
 from tierlog.format.checksum import Buffer
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.scrub import REPAIR_COPY
-from tierlog.offload.groups import plain_errors
+from tierlog.offload.groups import Outlasting, plain_errors
 from tierlog.offload.range_memory import Blank, LastRanges, LooseBlank, RangeMemory
 from tierlog.ports.filling import length_of
 from tierlog.ports.objects import ObjectReads
@@ -154,8 +155,8 @@ class Ranges:
         self._memory = memory if memory is not None else LastRanges(limits.kept_bytes_max)
         self._slots = asyncio.Semaphore(limits.in_flight_max)
         self._flying: dict[_UnitId, _Flight] = {}
-        self._group: asyncio.TaskGroup | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        # Slots bound it sooner: a task is at its end for a moment after it gave back its own.
+        self._outlasting = Outlasting(tasks_max=2 * limits.in_flight_max)
         self.in_flight = 0
         """Requests that are being answered."""
         self.fetches = 0
@@ -169,17 +170,9 @@ class Ranges:
     def __repr__(self) -> str:
         return f"<Ranges fetches={self.fetches} flying={len(self._flying)} {self._memory}>"
 
-    @contextlib.asynccontextmanager
-    async def run(self) -> AsyncIterator[None]:
+    def run(self) -> AbstractAsyncContextManager[None]:
         """Let what has begun go on, within the context, when whoever asked for it goes."""
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            try:
-                yield
-            finally:
-                self._group = None
-                for task in self._tasks:
-                    task.cancel()
+        return self._outlasting.run()
 
     async def read(
         self, source: Source, start: int, end: int, *, exact: bool = False
@@ -347,11 +340,9 @@ class Ranges:
             self._end(span, flight, error)
             raise
         # Nothing is awaited between having the slot and who gives it back.
-        if self._group is None or flight.ahead:
+        if flight.ahead:
             return await self._bring(source, span, flight)
-        task = self._group.create_task(self._bring_for_all(source, span, flight))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await self._outlasting.begin(self._bring_for_all(source, span, flight))
         return True
 
     async def _bring_for_all(self, source: Source, span: _Span, flight: _Flight) -> None:

@@ -8,7 +8,8 @@ Invariants:
     * A header is of the ledger, the attempt and the index that it is used with, and has the
       digest that the ledger's context names, wherever it came from. Pages were made for it.
     * ``size_bytes <= bytes_max`` after every call; a page is fetched once at a time, and all who
-      waited for it get it, or the error.
+      waited for it get it, or the error. It comes when whoever asked for it goes, too, within
+      ``Outlasting.run``.
     * Damage is ``CorruptError`` with the object and the byte, and is never remembered.
 
 Without a digest of what is wanted the shared cache is not used.
@@ -34,10 +35,11 @@ from tierlog.format.side import (
     SideHeader,
     last_at_or_before,
 )
-from tierlog.model.errors import CorruptError, RefusedError, TierlogError
+from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import EntryId
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
+from tierlog.offload.groups import Outlasting
 from tierlog.offload.offsets import Note
 from tierlog.offload.ranges import object_gone
 from tierlog.ports.cache import SharedCache
@@ -65,15 +67,29 @@ class _PageId(NamedTuple):
     number: int
 
 
+class _Flight(NamedTuple):
+    """Pages on their way, from the ``first`` on; None lands when who fetched them gave up."""
+
+    first: int
+    landed: asyncio.Future[list[GrainColumns] | None]
+
+
 class SidePages:
     """Pages of side objects that were used lately."""
 
-    def __init__(self, objects: ObjectReads, *, bytes_max: int = PAGES_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        objects: ObjectReads,
+        *,
+        bytes_max: int = PAGES_BYTES_MAX,
+        outlasting: Outlasting | None = None,
+    ) -> None:
         assert bytes_max >= PAGES_AHEAD * PAGE_BYTES
         self._objects = objects
+        self._outlasting = outlasting if outlasting is not None else Outlasting()
         self._bytes_max = bytes_max
         self._kept: OrderedDict[_PageId, GrainColumns] = OrderedDict()
-        self._flying: dict[_PageId, asyncio.Future[None]] = {}
+        self._flying: dict[_PageId, _Flight] = {}
         self.fetches = 0
 
     def __repr__(self) -> str:
@@ -87,18 +103,14 @@ class SidePages:
     async def page(self, key: str, header: SideHeader, number: int) -> GrainColumns:
         """Return the rows of a page."""
         page_id = _PageId(key, number)
-        while True:
-            kept = self._kept.get(page_id)
-            if kept is not None:
-                self._kept.move_to_end(page_id)
-                return kept
-            flying = self._flying.get(page_id)
-            if flying is None:
-                return await self._fetch(key, header, number)
-            await asyncio.wait({flying})
-            error = flying.exception()
-            if error is not None:
-                raise error
+        while (kept := self._kept.get(page_id)) is None:
+            flight = self._flying.get(page_id) or await self._fetch(key, header, number)
+            await asyncio.wait({flight.landed})
+            pages = flight.landed.result()
+            if pages is not None:
+                return pages[number - flight.first]
+        self._kept.move_to_end(page_id)
+        return kept
 
     def put(self, key: str, number: int, rows: GrainColumns) -> None:
         """Keep a page."""
@@ -116,35 +128,44 @@ class SidePages:
         page_id = _PageId(key, number)
         return page_id in self._kept or page_id in self._flying
 
-    async def _fetch(self, key: str, header: SideHeader, number: int) -> GrainColumns:
+    async def _fetch(self, key: str, header: SideHeader, number: int) -> _Flight:
+        """Begin to fetch a page, and some behind it."""
         wanted = PAGES_AHEAD if self._known(key, number - 1) else PAGES_A_FETCH
         last, stop = min(number + wanted, header.page_count), number + 1
         while stop < last and not self._known(key, stop):
             stop += 1
-        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        page_ids = [_PageId(key, one) for one in range(number, stop)]
-        self._flying.update(dict.fromkeys(page_ids, landed))
+        flight = _Flight(number, asyncio.get_running_loop().create_future())
+        numbers = range(number, stop)
+        self._flying.update(dict.fromkeys([_PageId(key, one) for one in numbers], flight))
+        await self._outlasting.begin(self._bring(key, header, numbers, flight.landed))
+        return flight
+
+    async def _bring(
+        self,
+        key: str,
+        header: SideHeader,
+        numbers: range,
+        landed: asyncio.Future[list[GrainColumns] | None],
+    ) -> None:
         try:
-            pages = await self._get(key, header, number, stop)
-            for page_id, rows in zip(page_ids, pages, strict=True):
-                self.put(key, page_id.number, rows)
-            landed.set_result(None)
-            return pages[0]
-        except TierlogError as error:
+            pages = await self._get(key, header, numbers)
+            for number, rows in zip(numbers, pages, strict=True):
+                self.put(key, number, rows)
+            landed.set_result(pages)
+        except Exception as error:  # noqa: BLE001 - who waits raises it
             landed.set_exception(error)
-            landed.exception()  # perhaps nobody else waits
-            raise
+            landed.exception()  # perhaps nobody waits any more
         finally:
-            for page_id in page_ids:
-                del self._flying[page_id]
-            if not landed.done():  # whoever fetched them gave up
+            for number in numbers:
+                del self._flying[_PageId(key, number)]
+            if not landed.done():
                 landed.set_result(None)
 
-    async def _get(self, key: str, header: SideHeader, first: int, stop: int) -> list[GrainColumns]:
-        start, end = header.page_place(first)[0], header.page_place(stop - 1)[1]
+    async def _get(self, key: str, header: SideHeader, numbers: range) -> list[GrainColumns]:
+        start, end = header.page_place(numbers[0])[0], header.page_place(numbers[-1])[1]
         body = await _range(self._objects, key, start, end - start)
         self.fetches += 1
-        return _decoded_pages(key, header, range(first, stop), body, start)
+        return _decoded_pages(key, header, numbers, body, start)
 
 
 class SideReader:

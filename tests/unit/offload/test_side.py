@@ -33,6 +33,7 @@ from tests.unit.offload.world import (
     entries_of,
 )
 from tierlog.adapters.memory.cache import MemoryCache
+from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.frame import pack_entries
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import EntryId
@@ -316,6 +317,29 @@ def test_pages_in_memory_are_bounded():
         assert not pages._flying
 
     run_virtual(main(), until_s=10_000)
+
+
+def test_a_page_whose_fetch_was_given_up_is_fetched_by_who_waited_for_it():
+    async def main():
+        world = World()
+        entries = [bytes(200)] * 2500
+        copy = await written(world, entries)
+        faults = Faults(world.rng)
+        pages = SidePages(world.bucket.connect(faults))
+        index = (await opened(world, copy)).handle.index
+        location = world.offloader().location(LEDGER, UUID_1)
+        side = await open_side(world.bucket.connect(), location, index, pages, copy=copy)
+        assert side is not None
+        faults.rates = FaultRates(delay_s_max=5.0)
+        asked = [asyncio.create_task(side.place_before(EntryId(100))) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        asked[0].cancel()
+        await asyncio.wait(asked, timeout=60)
+        assert asked[1].result() == asked[2].result()
+        assert pages.fetches == 1
+        assert not pages._flying
+
+    run_virtual(main())
 
 
 class TestSideObjectsThatAreNotAsTheyShouldBe:

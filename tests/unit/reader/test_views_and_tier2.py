@@ -267,24 +267,6 @@ async def test_a_copy_that_is_gone_is_taken_from_what_readers_share(offloader, k
     assert world.cache.values == {}
 
 
-@pytest.mark.parametrize("ticks", range(5))
-@on_virtual_time
-async def test_a_copy_is_opened_once_though_whoever_opened_it_gave_up(ticks):
-    world, (ledger,) = await offloaded_world()
-    faults = Faults(world.rng, rates=FaultRates(delay_s_max=1.0))
-    async with world.reader(objects_faults=faults) as source:
-        tier2, context = source._tier2, await world.context(ledger)
-        (listed,) = (await source._views.stream(STREAM)).ledgers
-        tasks = [asyncio.create_task(tier2._open(listed, context)) for _ in range(2)]
-        await asyncio.sleep(0.01)
-        tasks.pop(0).cancel()
-        for _ in range(ticks):
-            await asyncio.sleep(0)
-        tasks.append(asyncio.create_task(tier2._open(listed, context)))
-        assert {await one for one in tasks} == set(tier2._handles.values())
-        assert tier2.index_bytes == sum(one.index_bytes for one in tier2._handles.values())
-
-
 @pytest.mark.parametrize("opened", [False, True])
 @on_virtual_time
 async def test_a_store_that_is_away_is_asked_once_for_all_who_wait(opened):

@@ -133,6 +133,7 @@ class ReaderWorld(World):
         memory: RangeMemory | None = None,
         tails: CachedRanges | None = None,
         limits: RangeLimits = LIMITS,
+        handles_max: int = 4,
         **place,
     ):
         """Give a source over all of it; ``tails``: where the tails that it follows are kept."""
@@ -146,7 +147,7 @@ class ReaderWorld(World):
             objects,
             ranges,
             self.cache.connect(),
-            Tier2Limits(handles_max=4, index_ttl_s=60, ahead_bytes=1024),
+            Tier2Limits(handles_max=handles_max, index_ttl_s=60, ahead_bytes=1024),
             **{"bucket": "b", **place},
         )
         tier1 = StorageNodeTier(views, nodes)

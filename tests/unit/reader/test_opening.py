@@ -1,0 +1,237 @@
+"""Opening copies: once for all who ask, though they go; closed once nobody reads them."""
+
+import asyncio
+import contextlib
+import gc
+import random
+
+import pytest
+
+from tests.unit.offload.test_drivers import DrivenReaderWorld, Lent, Shelf, drivers_of
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
+from tierlog.adapters.memory.faults import FaultRates, Faults
+from tierlog.model.errors import RetryableError
+from tierlog.model.ids import EntryId
+from tierlog.model.offload import OffloadContext
+from tierlog.model.stream import ListedLedger
+
+ENTRIES = [b"%04d" % number * 12 for number in range(60)]
+SLOW = FaultRates(delay_s_max=5.0)
+
+
+async def offloaded_world(count=1):
+    """Return a world with ledgers in tier 2 alone."""
+    world = ReaderWorld()
+    await world.start()
+    ledgers = [await world.sealed(ENTRIES) for _ in range(count)]
+    for ledger in ledgers:
+        await world.offloaded(ledger)
+        await world.gone_locally(ledger)
+    return world, ledgers
+
+
+async def copies_of(world, source) -> list[tuple[ListedLedger, OffloadContext]]:
+    listed = (await source._views.stream(STREAM)).ledgers
+    return [(one, await world.context(one.ledger_id)) for one in listed]
+
+
+async def read_one(source, ledger) -> list[bytes]:
+    return payloads(await source.read(STREAM, at(ledger, 40), budget(entries=1)))
+
+
+async def give_up_soon(reading) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await reading
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@on_virtual_time
+async def test_what_was_begun_for_who_has_gone_is_there_for_the_next(opened):
+    """Index, header and pages come at the store's pace, whoever waits for them meanwhile."""
+    world, (ledger,) = await offloaded_world()
+    faults = Faults(world.rng)
+    async with world.reader(objects_faults=faults) as source:
+        pages = source._tier2.side_pages
+        if opened:
+            await source.read(STREAM, at(ledger, 0), budget(entries=1))
+            await asyncio.sleep(1)
+            pages.forget(next(iter(pages._kept)).key)
+        faults.rates, faults.calls = SLOW, []
+        for _ in range(20):
+            await give_up_soon(read_one(source, ledger))
+        assert len(faults.calls) == 1
+        await asyncio.sleep(60)
+        begun = ["objects.get_range"] if opened else ["objects.get", "objects.get_range"]
+        assert faults.calls == begun, "pages of an opened one, else index and header"
+        fetches = pages.fetches
+        assert await read_one(source, ledger) == ENTRIES[40:41]
+        assert faults.calls.count("objects.get") == begun.count("objects.get")
+        assert pages.fetches == fetches
+
+
+@pytest.mark.parametrize("first_goes", [False, True])
+@pytest.mark.parametrize("ticks", range(8))
+@on_virtual_time
+async def test_a_copy_is_opened_once_and_used_by_those_who_are_still_there(ticks, first_goes):
+    """One goes at any step around its landing, whoever began it."""
+    world, _ = await offloaded_world()
+    faults = Faults(world.rng)
+    faults.calls = []
+    async with world.reader(objects_faults=faults) as source:
+        tier2 = source._tier2
+        (copy,) = await copies_of(world, source)
+        tasks = [asyncio.create_task(tier2._open(*copy)) for _ in range(2)]
+        while not tier2._handles:
+            await asyncio.sleep(0)
+        (opened,) = tier2._handles.values()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        tasks[not first_goes].cancel()
+        tasks.append(asyncio.create_task(tier2._open(*copy)))
+        await asyncio.wait(tasks)
+        stayed = [one for one in tasks if not one.cancelled()]
+        assert {one.result() for one in stayed} == {opened}
+        assert opened.users == len(stayed)
+        assert faults.calls.count("objects.get") == 1
+        assert tier2.index_bytes == opened.index_bytes
+        assert not tier2._opening
+
+
+async def driven_world(count):
+    """Return a world whose ledgers only a driver of somebody else's has."""
+    world, shelf = DrivenReaderWorld(), Shelf()
+    await world.start()
+    world.driven_by = drivers_of(world, Shelf.name, shelf)
+    ledgers = [await world.sealed(ENTRIES) for _ in range(count)]
+    for ledger in ledgers:
+        await world.offloaded(ledger)
+        await world.gone_locally(ledger)
+    return world, shelf, ledgers
+
+
+@pytest.mark.parametrize("handles_max", [1, 2])
+@pytest.mark.parametrize("seed", range(5))
+@on_virtual_time
+async def test_few_handles_and_many_who_ask_at_once_and_go(handles_max, seed):
+    world, shelf, _ = await driven_world(4)
+    rng, lent, used = random.Random(seed), [], []
+
+    async def open_other(context):
+        await asyncio.sleep(rng.random())
+        lent.append(Lent(shelf.kept[context.uuid]))
+        return lent[-1]
+
+    async with world.reader(open_other=open_other, handles_max=handles_max) as source:
+        tier2 = source._tier2
+
+        async def ask(copy) -> None:
+            await asyncio.sleep(rng.random() * 10)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rng.random() * 5):
+                    used.append(await tier2._open(*copy))
+                    async with tier2._using(used[-1]) as handle:
+                        read = await handle.read_frames(EntryId(40), 1000)
+                        assert ENTRIES[40] in bytes(read.frames)
+            assert len(tier2._handles) <= handles_max
+
+        async with asyncio.TaskGroup() as group:
+            for copy in await copies_of(world, source):
+                for _ in range(20):
+                    group.create_task(ask(copy))
+        await asyncio.sleep(30)
+        assert len(used) > 40
+        assert {one.users for one in used} == {0}
+        assert sum(one.closed for one in lent) == len(lent) - len(tier2._handles)
+        assert not tier2._opening
+    assert {one.closed for one in lent} == {1}
+
+
+@on_virtual_time
+async def test_who_asks_for_one_of_few_handles_has_it_without_asking_twice():
+    """None of those who wait finds its copy closed again by who waits for another one."""
+    world, _ = await offloaded_world(count=5)
+    faults = Faults(world.rng, rates=SLOW)
+    faults.calls = []
+    async with world.reader(objects_faults=faults, handles_max=1) as source:
+        tier2 = source._tier2
+        copies = await copies_of(world, source)
+        tasks = [asyncio.create_task(tier2._open(*copy)) for copy in copies for _ in range(10)]
+        found = [await one for one in tasks]
+        assert faults.calls.count("objects.get") == len(copies)
+        assert [one.handle.ledger_id for one in found] == [
+            copy[0].ledger_id for copy in copies for _ in range(10)
+        ]
+        assert [one.users for one in found] == [10] * 50
+        assert len(tier2._handles) == 1
+
+
+@on_virtual_time
+async def test_what_was_read_ahead_of_is_let_go():
+    world, ledgers = await offloaded_world(count=3)
+    async with world.reader() as source:
+        assert await world.read_all(source, size=100) == ENTRIES * 3
+        await asyncio.sleep(10)
+        tier2 = source._tier2
+        assert [one.users for one in tier2._handles.values()] == [0] * len(ledgers)
+        assert source._tier2._ahead == {}
+
+
+@on_virtual_time
+async def test_a_failure_to_open_is_told_to_all_who_wait_and_is_not_kept(caplog):
+    world, (ledger,) = await offloaded_world()
+    faults = Faults(world.rng, rates=SLOW)
+    async with world.reader(objects_faults=faults) as source:
+        (copy,) = await copies_of(world, source)
+        faults.outages.add("objects")
+        faults.calls = []
+        asked = [asyncio.create_task(source._tier2._open(*copy)) for _ in range(20)]
+        await give_up_soon(asyncio.shield(asked[0]))
+        asked.pop(0).cancel()
+        await asyncio.wait(asked)
+        assert {type(one.exception()) for one in asked} == {RetryableError}
+        assert len(faults.calls) == 1
+        await give_up_soon(source._tier2._open(*copy))
+        await asyncio.sleep(60)  # nobody hears of this one
+        gc.collect()
+        assert "never retrieved" not in caplog.text
+        faults.outages.clear()
+        assert await read_one(source, ledger) == ENTRIES[40:41]
+
+
+@on_virtual_time
+async def test_at_the_end_what_is_being_opened_is_given_up():
+    world, (ledger, _) = await offloaded_world(count=2)
+    faults = Faults(world.rng, rates=SLOW)
+    faults.calls = []
+    loop = asyncio.get_running_loop()
+    async with world.reader(objects_faults=faults) as source:
+        await give_up_soon(read_one(source, ledger))
+        _, other = await copies_of(world, source)
+        late = asyncio.create_task(source._tier2._open(*other))
+        await asyncio.sleep(0.01)
+        assert faults.calls == ["objects.get"] * 2
+        ends_s = loop.time()
+    assert loop.time() == ends_s, "the end waits for nothing"
+    assert list(source._tier2._opening) == [other[1].uuid], "who is still there opens it"
+    opened = await late
+    assert (opened.users, opened.handle.ledger_id) == (1, other[0].ledger_id)
+    await asyncio.sleep(60)
+    assert faults.calls.count("objects.get") == 3
+
+
+class Stuck(Lent):
+    async def close(self) -> None:
+        raise OSError("it is stuck")
+
+
+@on_virtual_time
+async def test_a_handle_that_can_not_be_closed_is_nobodys_trouble():
+    world, shelf, ledgers = await driven_world(2)
+
+    async def open_other(context):
+        return Stuck(shelf.kept[context.uuid])
+
+    async with world.reader(open_other=open_other, handles_max=1) as source:
+        for ledger in [*ledgers, *ledgers]:
+            assert await read_one(source, ledger) == ENTRIES[40:41]
