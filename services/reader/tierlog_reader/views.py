@@ -4,8 +4,9 @@ Owns a short-lived copy of the metadata: a stream's list of ledgers, a ledger's 
 its offload context. Does not own the truth, which is in the metadata store.
 
 Invariants:
-    * Nothing older than ``age_s_max`` is answered.
-    * Calls at once for one name cause one read of the metadata store.
+    * Nothing is answered that was older than ``age_s_max`` when it was asked for.
+    * Calls at once for one name cause one read of the metadata store, and all who came before it
+      have what came of it, or its error: where the store is slow or away, nobody waits for turns.
     * At most ``entries_max`` names are kept of each kind.
 """
 
@@ -17,6 +18,7 @@ from typing import Generic, TypeVar
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
+from tierlog.model.errors import TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import OffloadContext
@@ -34,6 +36,14 @@ class _Kept(Generic[Value]):
     value: Value
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A reading on its way; it lands with an error, or when whoever began it is done or gone."""
+
+    number: int
+    landed: asyncio.Future[None]
+
+
 class AgedCache(Generic[Key, Value]):
     """Values by key, each read again once it is too old."""
 
@@ -49,42 +59,52 @@ class AgedCache(Generic[Key, Value]):
         self._entries_max = entries_max
         self._kept: OrderedDict[Key, _Kept[Value]] = OrderedDict()
         self._read_count = 0
-        self._reading: dict[Key, asyncio.Lock] = {}
+        self._reading: dict[Key, _Reading] = {}
 
     async def get(self, key: Key, *, fresh: bool = False) -> Value:
         """Return the value; ``fresh``: as of this call or later."""
-        asked = self._read_count
-        kept = self._usable(key, newer_than=asked if fresh else -1)
-        if kept is not None:
-            self._kept.move_to_end(key)
-            return kept.value
-        lock = self._reading.setdefault(key, asyncio.Lock())
-        try:
-            async with lock:
-                kept = self._usable(key, newer_than=asked if fresh else -1)
-                if kept is None:
-                    kept = await self._read_now(key)
+        asked, asked_s = self._read_count, asyncio.get_running_loop().time()
+        newer_than = asked if fresh else -1
+        while True:
+            kept = self._kept.get(key)
+            if (
+                kept is not None
+                and kept.number > newer_than
+                and asked_s - kept.begun_s <= self._age_s_max
+            ):
+                self._kept.move_to_end(key)
                 return kept.value
-        finally:
-            if not lock.locked():
-                self._reading.pop(key, None)
+            reading = self._reading.get(key)
+            if reading is None:
+                return await self._read_now(key)
+            await asyncio.wait({reading.landed})
+            error = reading.landed.exception()
+            # Of one that began before the call it says nothing: what was not there then may be now.
+            if error is not None and reading.number > asked:
+                raise error
 
-    def _usable(self, key: Key, *, newer_than: int) -> _Kept[Value] | None:
-        kept = self._kept.get(key)
-        if kept is None or kept.number <= newer_than:
-            return None
-        age_s = asyncio.get_running_loop().time() - kept.begun_s
-        return kept if age_s <= self._age_s_max else None
-
-    async def _read_now(self, key: Key) -> _Kept[Value]:
+    async def _read_now(self, key: Key) -> Value:
+        loop = asyncio.get_running_loop()
         self._read_count += 1
-        number, begun_s = self._read_count, asyncio.get_running_loop().time()
-        kept = _Kept(number, begun_s, await self._read(key))
-        self._kept[key] = kept
-        self._kept.move_to_end(key)
-        while len(self._kept) > self._entries_max:
-            self._kept.popitem(last=False)
-        return kept
+        number, begun_s = self._read_count, loop.time()
+        landed: asyncio.Future[None] = loop.create_future()
+        self._reading[key] = _Reading(number, landed)
+        try:
+            value = await self._read(key)
+        except TierlogError as error:
+            landed.set_exception(error)
+            landed.exception()  # perhaps nobody else waits
+            raise
+        else:
+            self._kept[key] = _Kept(number, begun_s, value)
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._entries_max:
+                self._kept.popitem(last=False)
+            return value
+        finally:
+            del self._reading[key]
+            if not landed.done():
+                landed.set_result(None)
 
 
 class Views:

@@ -1,6 +1,7 @@
 """What the reader keeps: metadata no older than its bound, ledgers and ranges within theirs."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -62,13 +63,67 @@ async def test_calls_at_once_cause_one_read():
     assert {task.result() for task in tasks} == {"a1"}
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fresh", [False, True])
 @on_virtual_time
-async def test_a_failed_read_is_told_and_keeps_nothing():
+async def test_nobody_waits_for_turns_at_a_store_that_is_slow_or_away(fresh, fails):
+    """A reading takes longer than its value lasts; who comes meanwhile waits for one more."""
+    source = Counted(delay_s=3.0)
+    source.fails = fails
+    cache = AgedCache(source.read, age_s_max=0.5, entries_max=10)
+    loop = asyncio.get_running_loop()
+
+    async def ask(after_s):
+        await asyncio.sleep(after_s)
+        asked_s = loop.time()
+        outcome = await asyncio.gather(cache.get("a", fresh=fresh), return_exceptions=True)
+        assert loop.time() - asked_s <= 6
+        return outcome[0]
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(number % 20 * 0.1)) for number in range(100)]
+    assert source.reads == 2
+    assert {isinstance(one.result(), RetryableError) for one in tasks} == {fails}
+
+
+@pytest.mark.parametrize("ticks", range(4))
+@on_virtual_time
+async def test_a_reading_that_was_given_up_is_made_by_one_who_waits(ticks):
+    source = Counted(delay_s=0.1)
+    cache = AgedCache(source.read, age_s_max=1, entries_max=10)
+    tasks = [asyncio.create_task(cache.get("a")) for _ in range(20)]
+    await asyncio.sleep(0.05)
+    tasks.pop(0).cancel()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(cache.get("a")))
+    assert {await one for one in tasks} == {"a2"}
+    assert not cache._reading
+
+
+@on_virtual_time
+async def test_what_failed_before_a_call_is_not_told_to_it():
+    source = Counted(delay_s=0.1)
+    source.fails = True
+    cache = AgedCache(source.read, age_s_max=1, entries_max=10)
+    first = asyncio.create_task(cache.get("a"))
+    await asyncio.sleep(0.05)
+    second = asyncio.create_task(cache.get("a"))
+    await asyncio.wait({first})
+    source.fails = False
+    assert isinstance(first.exception(), RetryableError)
+    assert await second == "a2"
+
+
+@on_virtual_time
+async def test_a_failed_read_is_told_and_keeps_nothing(caplog):
     source = Counted()
     source.fails = True
     cache = AgedCache(source.read, age_s_max=1, entries_max=10)
     with pytest.raises(RetryableError):
         await cache.get("a")
+    gc.collect()
+    assert "never retrieved" not in caplog.text
     source.fails = False
     assert await cache.get("a") == "a2"
 
