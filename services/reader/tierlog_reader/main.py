@@ -60,7 +60,8 @@ async def serve(
     ):
         known = reading_drivers(settings, parts.objects, cache=parts.shared, others=drivers)
         memory = CachedRanges(StreamingCache(budget.cache), objects_max=limits.handles_max)
-        ranges = _ranges(parts, settings, memory)
+        walks = _walks(limits, budget.walks)
+        ranges = _ranges(parts, settings, memory, walks)
         tier2 = _tier2(parts, settings, partial(open_with, known), ranges)
         views = Views(
             parts.catalog,
@@ -77,7 +78,7 @@ async def serve(
         shares = Shares(budget.answers, wait_s_max=limits.room_wait_ms_max / 1000)
         metrics.watch(ranges, memory)
         metrics.watch_memory(budget, ranges, memory, tier2)
-        metrics.watch_clients(shares, tail)
+        metrics.watch_clients(shares, walks, tail)
         async with memory.run(), ranges.run(), tier2.run(), tail.run():
             served = ServedReads(source, shares)
             seek = TimeSeek(served)
@@ -122,7 +123,16 @@ def _read_limits(settings: ReaderSettings) -> ReadLimits:
     )
 
 
-def _ranges(parts: ReaderParts, settings: Settings, memory: CachedRanges) -> Ranges:
+def _walks(limits: ReaderSettings, bytes_max: int) -> Shares:
+    return Shares(
+        bytes_max,
+        wait_s_max=limits.room_wait_ms_max / 1000,
+        what="a walk to an entry",
+        remedy="Come again; begin fewer reads at once within copies that have no side object",
+    )
+
+
+def _ranges(parts: ReaderParts, settings: Settings, memory: CachedRanges, walks: Shares) -> Ranges:
     limits = settings.reader
     return Ranges(
         TracedReads(parts.reads),
@@ -133,6 +143,7 @@ def _ranges(parts: ReaderParts, settings: Settings, memory: CachedRanges) -> Ran
             growth_max=limits.range_growth_max,
         ),
         TracedMemory(memory),
+        walks,
     )
 
 

@@ -4,6 +4,8 @@
     cache       ``cache_bytes_max``                         ranges, tails, and where they are
     in flight   2 x ``ranges_in_flight_max`` ranges         what libraries have of bodies, and those
                                                             that the cache has no room for
+    walks       ``WALKS_MAX`` of a range, and its copy      what is walked over to find an entry of
+                                                            a copy without a side object
     indexes     ``index_bytes_max``                         indexes and headers of open copies
     pages       ``side_reader.PAGES_BYTES_MAX``             pages of side objects
     offsets     ``offsets.BYTES_MAX``                       offsets learned where there is no side
@@ -14,18 +16,21 @@ have room for two at least.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from tierlog.model.errors import RefusedError
 from tierlog.offload.offsets import BYTES_MAX as OFFSETS_BYTES_MAX
+from tierlog.offload.ranges import WALK_COPIES
 from tierlog.offload.side_reader import PAGES_BYTES_MAX
 from tierlog.runtime.settings import ReaderSettings
 
 # Frames as they were read, and the one buffer that is sent.
 COPIES_OF_AN_ANSWER: Final = 2
 ANSWERS_MIN: Final = 2
+# Apart from answers, whose room a read that walks holds already: it would wait for itself.
+WALKS_MAX: Final = 4
 # What the kernel ends a container at, by version 2 and 1 of cgroups. Without a limit there is no
 # file, or "max", or a number that no machine has.
 LIMIT_PATHS: Final = (
@@ -40,6 +45,7 @@ class Parts:
 
     cache: int
     in_flight: int
+    walks: int
     indexes: int
     pages: int
     offsets: int
@@ -48,8 +54,7 @@ class Parts:
     @property
     def total(self) -> int:
         """All of them."""
-        kept = self.cache + self.in_flight + self.indexes + self.pages + self.offsets
-        return kept + self.answers
+        return sum(asdict(self).values())
 
 
 def parts_of(limits: ReaderSettings, limit_paths: Sequence[Path] = LIMIT_PATHS) -> Parts:
@@ -59,27 +64,26 @@ def parts_of(limits: ReaderSettings, limit_paths: Sequence[Path] = LIMIT_PATHS) 
     """
     for path in limit_paths:
         _check_limit(limits.memory_bytes_max, path)
-    in_flight = 2 * limits.ranges_in_flight_max * limits.range_bytes
-    kept = limits.cache_bytes_max + in_flight + limits.index_bytes_max
-    kept += PAGES_BYTES_MAX + OFFSETS_BYTES_MAX
+    beside = {
+        "cache": limits.cache_bytes_max,
+        "in_flight": 2 * limits.ranges_in_flight_max * limits.range_bytes,
+        "walks": WALKS_MAX * WALK_COPIES * limits.range_bytes,
+        "indexes": limits.index_bytes_max,
+        "pages": PAGES_BYTES_MAX,
+        "offsets": OFFSETS_BYTES_MAX,
+    }
+    kept = sum(beside.values())
     answers = limits.memory_bytes_max - kept
     least = ANSWERS_MIN * COPIES_OF_AN_ANSWER * limits.response_bytes_max
     if answers < least:
         raise RefusedError(
             f"reader.memory_bytes_max = {limits.memory_bytes_max} leaves {answers} bytes for "
-            f"answers beside {kept} for the cache, ranges on their way and indexes, and {least} "
-            f"are needed",
+            f"answers beside {kept} for the cache, ranges on their way, indexes and all else, and "
+            f"{least} are needed",
             remedy=f"Set reader.memory_bytes_max to {kept + least} or more, or lower "
             "reader.cache_bytes_max",
         )
-    return Parts(
-        cache=limits.cache_bytes_max,
-        in_flight=in_flight,
-        indexes=limits.index_bytes_max,
-        pages=PAGES_BYTES_MAX,
-        offsets=OFFSETS_BYTES_MAX,
-        answers=answers,
-    )
+    return Parts(**beside, answers=answers)
 
 
 def _check_limit(memory_bytes_max: int, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
@@ -131,10 +132,13 @@ _MEMORY: Final = Gauge(
 _MEMORY_LIMIT: Final = Gauge(
     "tierlog_reader_memory_limit_bytes", "What each part may hold; together the budget", ["part"]
 )
-_ROOM_WAITING: Final = Gauge("tierlog_reader_room_waiting", "Answers that wait for room")
-_ROOM_WAITS: Final = Grows("tierlog_reader_room_waits_total", "Answers that had to wait for room")
+_ROOM_WAITING: Final = Gauge("tierlog_reader_room_waiting", "Answers and walks that wait for room")
+_ROOM_WAITS: Final = Grows(
+    "tierlog_reader_room_waits_total", "Answers and walks that had to wait for room"
+)
 _ROOM_REFUSED: Final = Grows(
-    "tierlog_reader_room_refused_total", "Answers that got none in time: RESOURCE_EXHAUSTED"
+    "tierlog_reader_room_refused_total",
+    "Answers and walks that got none in time: RESOURCE_EXHAUSTED",
 )
 _REFUSALS: Final = Grows(
     "tierlog_cache_refusals_total",
@@ -185,17 +189,17 @@ def watch_memory(parts: Parts, ranges: Ranges, memory: CachedRanges, tier2: Obje
     }
     for part, size in held.items():
         _MEMORY.labels(part).set_function(size)
-    limits = {part: getattr(parts, part) for part in (*held, "answers")}
-    for part, limit in limits.items():
+    for part, limit in asdict(parts).items():
         _MEMORY_LIMIT.labels(part).set(limit)
 
 
-def watch_clients(shares: Shares, tail: TailMemory) -> None:
+def watch_clients(shares: Shares, walks: Shares, tail: TailMemory) -> None:
     """Show who waits for room, and what is followed."""
     _MEMORY.labels("answers").set_function(lambda: shares.used_bytes)
-    _ROOM_WAITING.set_function(lambda: shares.waiting)
-    _ROOM_WAITS.set_function(lambda: shares.waits)
-    _ROOM_REFUSED.set_function(lambda: shares.refusals)
+    _MEMORY.labels("walks").set_function(lambda: walks.used_bytes)
+    _ROOM_WAITING.set_function(lambda: shares.waiting + walks.waiting)
+    _ROOM_WAITS.set_function(lambda: shares.waits + walks.waits)
+    _ROOM_REFUSED.set_function(lambda: shares.refusals + walks.refusals)
     _FOLLOWED.set_function(lambda: tail.subscriptions)
     _TAIL_HITS.set_function(lambda: tail.bytes_served)
     _TAIL_TAKEN.set_function(lambda: tail.bytes_taken)

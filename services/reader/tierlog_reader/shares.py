@@ -1,7 +1,8 @@
 """Memory for answers on their way to clients: who gets room, and who waits for it.
 
 Owns the bytes that are promised to answers, from before they are read until the client has taken
-them. Does not own the answers, nor memory that is kept between reads (``memory``).
+them; and, apart from these, to walks over objects. Does not own the answers, nor memory that is
+kept between reads (``memory``).
 
     who asks                                     gets room
     a client that holds nothing                  when it fits
@@ -24,10 +25,15 @@ import contextlib
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Hashable
 from dataclasses import dataclass, field
+from typing import Final
 
 from tierlog.model.errors import Reason, RetryableError
 
 Client = Hashable
+SOONER: Final = (
+    "Come again; ask for fewer bytes at once, take answers sooner, or start the reader with a "
+    "larger reader.memory_bytes_max"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +59,15 @@ class _Account:
 
 
 class Shares:
-    """Room for all answers of one process."""
+    """Room for all answers of one process, or for what else ``what`` says."""
 
-    def __init__(self, bytes_max: int, *, wait_s_max: float) -> None:
+    def __init__(
+        self, bytes_max: int, *, wait_s_max: float, what: str = "an answer", remedy: str = SOONER
+    ) -> None:
         assert bytes_max > 0
         self.bytes_max = bytes_max
+        self._what = what
+        self._remedy = remedy
         self._wait_s_max = wait_s_max
         # Whose turn it is comes first.
         self._accounts: OrderedDict[Client, _Account] = OrderedDict()
@@ -173,10 +183,9 @@ class Shares:
 
     def _exhausted(self, size: int) -> RetryableError:
         return RetryableError(
-            f"there was no room for an answer of {size} bytes within {self._wait_s_max:g} s: "
-            f"{self.used_bytes} of {self.bytes_max} bytes are on their way to clients",
+            f"there was no room for {self._what} of {size} bytes within {self._wait_s_max:g} s: "
+            f"{self.used_bytes} of {self.bytes_max} bytes are promised",
             reason=Reason.RESOURCE_EXHAUSTED,
-            remedy="Come again; ask for fewer bytes at once, take answers sooner, or start the "
-            "reader with a larger reader.memory_bytes_max",
+            remedy=self._remedy,
             retry_after_s=1.0,
         )

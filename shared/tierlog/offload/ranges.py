@@ -27,7 +27,7 @@ that waited for it fetch anew.
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
@@ -48,6 +48,8 @@ RANGE_BYTES: Final = 1024 * 1024
 IN_FLIGHT_MAX: Final = 8
 KEPT_BYTES_MAX: Final = 16 * RANGE_BYTES
 GROWTH_MAX: Final = 4
+# A walk over a range has it as pieces, and joined.
+WALK_COPIES: Final = 2
 # The memory holds so many of the longest requests.
 GROWN_KEPT_MIN: Final = 16
 
@@ -74,6 +76,14 @@ class GrainChecks(Protocol):
 
     async def check(self, start: int, body: Sequence[Buffer]) -> None:
         """Raise ``CorruptError`` unless ``body`` belongs at ``start``, where a grain begins."""
+        ...
+
+
+class WalkRooms(Protocol):
+    """Memory for walks from a known place to where an entry begins."""
+
+    def room(self, client: Hashable, size: int) -> AbstractAsyncContextManager[object]:
+        """Give room for the length of the context, once there is some."""
         ...
 
 
@@ -148,9 +158,14 @@ class Ranges:
     """Reads of byte ranges over one object store."""
 
     def __init__(
-        self, objects: ObjectReads, limits: RangeLimits, memory: RangeMemory | None = None
+        self,
+        objects: ObjectReads,
+        limits: RangeLimits,
+        memory: RangeMemory | None = None,
+        walks: WalkRooms | None = None,
     ) -> None:
         self._objects = objects
+        self._walks = walks
         self.limits = limits
         self._memory = memory if memory is not None else LastRanges(limits.kept_bytes_max)
         self._slots = asyncio.Semaphore(limits.in_flight_max)
@@ -207,6 +222,12 @@ class Ranges:
             async with asyncio.TaskGroup() as group:
                 for span in self._spans(source, start, end, exact=False, growth=growth):
                     group.create_task(self._warm(source, *span))
+
+    def walking(self, source: Source) -> AbstractAsyncContextManager[object]:
+        """Have room for a walk over an object, a range at a time, for the length of the context."""
+        if self._walks is None:
+            return contextlib.nullcontext()
+        return self._walks.room(source.key, WALK_COPIES * self.limits.range_bytes)
 
     def forget(self, key: str) -> None:
         """Drop what is kept of an object, which turned out damaged on its way or at its place."""

@@ -7,6 +7,7 @@ ids stand nowhere and are counted. Does not own fetching (``ranges``).
 Invariants:
     * A block is believed only after its header was compared with the index; its entries are
       exactly as many as both say. Anything else is ``CorruptError`` with the object and the byte.
+    * A walk holds no more than a range at once, and has room for it.
     * Payloads have no checksum in this layout: only a full verification finds a flipped one.
     * No state is tied to one reader: any number may use a handle at once.
 
@@ -38,7 +39,7 @@ from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.index_loader import INDEX_TTL_S
 from tierlog.offload.offsets import Note
 from tierlog.offload.ranges import object_gone
-from tierlog.offload.tier2_reader import FramesRead, ObjectHandle
+from tierlog.offload.tier2_reader import FramesRead, ObjectHandle, Steps
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads
 
@@ -103,14 +104,16 @@ class SingleHandle(ObjectHandle[SingleIndex]):
 
     async def _find(self, block: BlockRange, entry_id: EntryId) -> int:
         """Return where an entry begins, walking from a known place."""
-        (known, at), window = self._note_in(block, entry_id), 1
-        while known < entry_id:
-            size = self._ranges.limits.range_bytes
-            stop = min(block.offset + block.length, (at // size + window) * size)
-            starts, end = await self._walk(block, at, stop, entry_id - known)
-            known, at = EntryId(known + len(starts)), end
-            self._offsets.note(self._source.key, known, at)
-            window = min(2 * window, self._ranges.limits.in_flight_max)
+        known, at = self._note_in(block, entry_id)
+        if known == entry_id:
+            return at
+        async with self._ranges.walking(self._source):
+            steps = Steps(self._ranges, self._source, block.offset + block.length)
+            while known < entry_id:
+                stop = await steps.end(at)
+                starts, at = await self._walk(block, at, stop, entry_id - known)
+                known = EntryId(known + len(starts))
+                self._offsets.note(self._source.key, known, at)
         return at
 
     async def _walk(

@@ -12,6 +12,9 @@ Invariants:
       of the padding behind it. Without a side object that, and payloads, go unchecked.)
     * Reading on behind the last entry that was read fetches nothing before it. Reading a few
       entries anywhere fetches their grains, where a side object tells which these are.
+    * A walk holds no more than a range (with a side object: a grain) at once, and where no side
+      object tells places it has room for that. What it will walk over next is fetched as far as
+      the memory keeps it.
     * No state is tied to one reader: any number may use a handle at once.
 
 Retries: what turned out damaged is forgotten, so that the next try reads the bucket again. A read
@@ -65,6 +68,32 @@ class FramesRead(NamedTuple):
     last_entry_id: EntryId
     offsets: Offsets
     place: int
+
+
+class Steps:
+    """Where the steps of one walk end: a unit each, of which more and more are fetched at once."""
+
+    def __init__(self, ranges: Ranges, source: Source, end: int) -> None:
+        self._ranges = ranges
+        self._source = source
+        self._end = end
+        grains = source.grains
+        self._unit = ranges.limits.range_bytes if grains is None else grains.grain_len
+        self._window, self._fetched = 1, 0
+
+    def __repr__(self) -> str:
+        return f"<Steps of {self._unit} bytes, fetched to {self._fetched} of {self._end}>"
+
+    async def end(self, at: int) -> int:
+        """Return where a step from ``at`` ends."""
+        number = at // self._unit
+        stop = (number + 1) * self._unit
+        if stop > self._fetched:
+            self._fetched = (number + self._window) * self._unit
+            if self._window > 1:
+                await self._ranges.warm(self._source, at, min(self._end, self._fetched))
+            self._window = min(2 * self._window, self._ranges.limits.in_flight_max)
+        return min(self._end, stop)
 
 
 class ObjectHandle(ABC, Generic[Table]):
@@ -272,18 +301,24 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
 
     async def _find(self, block: BlockRange, entry_id: EntryId, note: Note) -> int:
         """Return where an entry's frame begins, walking from a known place."""
-        known, at = note
-        if known == block.first_entry_id and self._side is None:
+        if note.entry_id == block.first_entry_id and self._side is None:
             await self._check_header(block)
-        end, window = block.offset + block.length, 1
+        if note.entry_id == entry_id:
+            return note.offset
+        if self._side is not None:
+            return await self._walk_to(block, entry_id, note)
+        async with self._ranges.walking(self._source):
+            return await self._walk_to(block, entry_id, note)
+
+    async def _walk_to(self, block: BlockRange, entry_id: EntryId, note: Note) -> int:
+        known, at = note
+        steps = Steps(self._ranges, self._source, block.offset + block.length)
         while known < entry_id:
-            stop = self._window_end(at, window, end)
-            walked, at = await self._step(block, at, stop, known)
+            walked, at = await self._step(block, at, await steps.end(at), known)
             known = EntryId(known + walked.size)
             if known > entry_id:
                 return int(walked[entry_id - known + walked.size])
             self._offsets.note(self._source.key, known, at)
-            window = min(2 * window, self._ranges.limits.in_flight_max)
         return at
 
     async def _step(
@@ -306,10 +341,6 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
             frame_len = self._frame_len(block, header, at)
             assert frame_len is not None
         return np.array([at], np.int64), at + frame_len
-
-    def _window_end(self, at: int, window: int, end: int) -> int:
-        size = self._ranges.limits.range_bytes if self._side is None else self._side.grain_len
-        return min(end, (at // size + window) * size)
 
     async def _take(
         self,

@@ -1,0 +1,113 @@
+"""Walks from a known place to an entry: a range at a time, with room for it before it fetches."""
+
+import asyncio
+
+import pytest
+
+from tests.unit.catalog.world import on_virtual_time
+from tests.unit.offload import test_single as single
+from tests.unit.offload import test_tier2_reader as tier2
+from tests.unit.offload.world import World
+from tierlog.model.errors import Reason, RetryableError
+from tierlog.model.ids import EntryId
+from tierlog.offload.range_memory import LastRanges
+from tierlog.offload.ranges import WALK_COPIES, RangeLimits, Ranges
+from tierlog_reader.shares import Shares
+
+LIMITS = RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=64 * 256)
+ROOM = WALK_COPIES * LIMITS.range_bytes
+ENTRIES = [bytes([number % 256]) * 40 for number in range(100)]
+FAR = EntryId(90)
+FETCH_S = 0.1
+
+
+class SlowObjects:
+    """A bucket that takes its time, and counts whom it serves at once."""
+
+    def __init__(self, objects):
+        self._objects = objects
+        self.at_once = self.at_once_max = self.fetches = 0
+
+    async def get_range_into(self, key, start, targets):
+        self.fetches += 1
+        self.at_once += 1
+        self.at_once_max = max(self.at_once_max, self.at_once)
+        await asyncio.sleep(FETCH_S)
+        self.at_once -= 1
+        return await self._objects.get_range_into(key, start, targets)
+
+
+class WatchedRanges(Ranges):
+    """Ranges that note the longest buffer which they gave."""
+
+    longest = 0
+
+    async def read(self, source, start, end, *, exact=False):
+        found = await super().read(source, start, end, exact=exact)
+        self.longest = max(self.longest, len(found))
+        return found
+
+
+async def handle_of(layout, walks):
+    """Return a handle on a copy in one block without a side object, and what it reads from."""
+    world = World()
+    if layout == "single":
+        driver = single.driver_of(world)
+        metadata = single.metadata_of(ENTRIES, block_size=8192)
+        whole = single.ListHandle(single.LEDGER, ENTRIES, metadata)
+        copy = await driver.offload(whole, single.UUID_1, {})
+        handle = await driver.read_offloaded(single.LEDGER, single.UUID_1, copy=copy)
+    else:
+        handle, _, _ = await tier2.copied(world, ENTRIES, block_size=8192)
+    assert len(handle.index.entries) == 1
+    objects = SlowObjects(world.bucket.connect())
+    handle._ranges = WatchedRanges(objects, LIMITS, LastRanges(LIMITS.kept_bytes_max), walks)
+    return handle, objects
+
+
+def payload_of(read):
+    return bytes(read.frames[int(read.offsets[0]) :][12:52])
+
+
+@pytest.mark.parametrize("layout", ["block", "single"])
+def test_a_walk_holds_one_range_and_fetches_more_and_more_of_them_at_once(layout):
+    @on_virtual_time
+    async def test():
+        walks = Shares(10 * ROOM, wait_s_max=5)
+        handle, objects = await handle_of(layout, walks)
+        begun_s = asyncio.get_running_loop().time()
+        assert payload_of(await handle.read_frames(FAR, 1)) == ENTRIES[FAR]
+        took_s = asyncio.get_running_loop().time() - begun_s
+        assert handle._ranges.longest <= LIMITS.range_bytes
+        assert objects.at_once_max == LIMITS.in_flight_max
+        assert objects.fetches > 2 * took_s / FETCH_S
+        assert (walks.most_used_bytes, walks.used_bytes) == (ROOM, 0)
+
+    test()
+
+
+@pytest.mark.parametrize("layout", ["block", "single"])
+def test_many_walks_at_once_wait_for_room_and_fetch_nothing_before_they_have_it(layout):
+    @on_virtual_time
+    async def test():
+        walks = Shares(ROOM, wait_s_max=5, what="a walk")
+        handle, objects = await handle_of(layout, walks)
+        async with walks.room("another", ROOM):
+            await handle.read_frames(EntryId(0), 1)  # no walk
+            known = objects.fetches
+            reads = [asyncio.ensure_future(handle.read_frames(FAR, 1)) for _ in range(5)]
+            await asyncio.sleep(1)
+            assert (walks.waiting, objects.fetches) == (5, known)
+            reads[0].cancel()
+            cancelled, *refused = await asyncio.gather(*reads, return_exceptions=True)
+            assert isinstance(cancelled, asyncio.CancelledError)
+            for error in refused:
+                assert isinstance(error, RetryableError)
+                assert error.reason is Reason.RESOURCE_EXHAUSTED
+                assert "no room for a walk of" in error.message
+        assert (walks.waiting, walks.used_bytes, objects.fetches) == (0, 0, known)
+        found = await asyncio.gather(*(handle.read_frames(FAR, 1) for _ in range(5)))
+        assert {payload_of(read) for read in found} == {ENTRIES[FAR]}
+        assert (walks.most_used_bytes, walks.used_bytes) == (ROOM, 0)
+
+    test()
