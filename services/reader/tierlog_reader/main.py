@@ -77,7 +77,7 @@ async def serve(
         source = StreamSource(views, tier1, tier2, tail)
         shares = Shares(budget.answers, wait_s_max=limits.room_wait_ms_max / 1000)
         metrics.watch(ranges, memory)
-        metrics.watch_memory(budget, ranges, memory, tier2)
+        metrics.watch_memory(budget, ranges, memory, tier2, views)
         metrics.watch_clients(shares, walks, tail)
         async with memory.run(), ranges.run(), tier2.run(), tail.run():
             served = ServedReads(source, shares)

@@ -9,6 +9,7 @@
     indexes     ``index_bytes_max``                         indexes and headers of open copies
     pages       ``side_reader.PAGES_BYTES_MAX``             pages of side objects
     offsets     ``offsets.BYTES_MAX``                       offsets learned where there is no side
+    views       ``views.BYTES_MAX``                         metadata of streams and ledgers
     answers     what is left                                answers until clients have taken them
 
 Invariant: the parts together are ``memory_bytes_max``, which the container may take, and answers
@@ -25,6 +26,7 @@ from tierlog.offload.offsets import BYTES_MAX as OFFSETS_BYTES_MAX
 from tierlog.offload.ranges import WALK_COPIES
 from tierlog.offload.side_reader import PAGES_BYTES_MAX
 from tierlog.runtime.settings import ReaderSettings
+from tierlog_reader.views import BYTES_MAX as VIEWS_BYTES_MAX
 
 # Frames as they were read, and the one buffer that is sent.
 COPIES_OF_AN_ANSWER: Final = 2
@@ -49,6 +51,7 @@ class Parts:
     indexes: int
     pages: int
     offsets: int
+    views: int
     answers: int
 
     @property
@@ -71,6 +74,7 @@ def parts_of(limits: ReaderSettings, limit_paths: Sequence[Path] = LIMIT_PATHS) 
         "indexes": limits.index_bytes_max,
         "pages": PAGES_BYTES_MAX,
         "offsets": OFFSETS_BYTES_MAX,
+        "views": VIEWS_BYTES_MAX,
     }
     kept = sum(beside.values())
     answers = limits.memory_bytes_max - kept

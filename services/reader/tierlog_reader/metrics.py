@@ -20,6 +20,7 @@ from tierlog_reader.places import Tier
 from tierlog_reader.shares import Shares
 from tierlog_reader.tail import TailMemory
 from tierlog_reader.tier2 import ObjectTier
+from tierlog_reader.views import Views
 
 _served: Final[collections.Counter[Tier]] = collections.Counter()
 
@@ -177,8 +178,10 @@ def watch(ranges: Ranges, memory: CachedRanges) -> None:
         _REFUSALS.set_function(partial(manager.refusals.__getitem__, who), who)
 
 
-def watch_memory(parts: Parts, ranges: Ranges, memory: CachedRanges, tier2: ObjectTier) -> None:
-    """Show what each part of the budget holds, but for answers."""
+def watch_memory(
+    parts: Parts, ranges: Ranges, memory: CachedRanges, tier2: ObjectTier, views: Views
+) -> None:
+    """Show what each part of the budget holds, but for answers and walks."""
     manager, in_flight = memory.manager, ranges.limits.range_bytes
     held = {
         "cache": lambda: manager.used_bytes + manager.promised_bytes,
@@ -186,6 +189,7 @@ def watch_memory(parts: Parts, ranges: Ranges, memory: CachedRanges, tier2: Obje
         "indexes": lambda: tier2.index_bytes,
         "pages": lambda: tier2.side_pages.size_bytes,
         "offsets": lambda: tier2.offsets.size_bytes,
+        "views": lambda: views.size_bytes,
     }
     for part, size in held.items():
         _MEMORY.labels(part).set_function(size)

@@ -12,7 +12,7 @@ from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.model.position import Edge, Position
 from tierlog.offload.ranges import RangeLimits
 from tierlog_reader.tier2 import FETCHES_AHEAD_MAX
-from tierlog_reader.views import AgedCache
+from tierlog_reader.views import LISTED_BYTES, VALUE_BYTES, AgedCache, Views
 
 ENTRIES = [b"%04d" % number * 12 for number in range(60)]
 
@@ -136,6 +136,45 @@ async def test_no_more_names_are_kept_than_allowed():
         await cache.get(key)
     assert await cache.get("d") == "d4"
     assert await cache.get("a") == "a5"
+
+
+@on_virtual_time
+async def test_what_is_kept_stays_within_its_bytes_and_one_alone_may_be_larger():
+    sizes = {"a1": 40, "b2": 40, "c3": 40, "d4": 500, "c5": 30}
+    source = Counted()
+    cache = AgedCache(
+        source.read, age_s_max=1000, entries_max=10, bytes_max=100, size_of=sizes.__getitem__
+    )
+    for key, held in [("a", 40), ("b", 80), ("c", 80), ("d", 500), ("c", 30)]:
+        await cache.get(key)
+        assert cache.size_bytes == held
+    assert await cache.get("c", fresh=False) == "c5"
+    sizes["c6"] = 70
+    assert await cache.get("c", fresh=True) == "c6"
+    assert cache.size_bytes == 70, "what is read again counts once"
+
+
+@on_virtual_time
+async def test_views_count_what_lists_of_ledgers_take():
+    world, ledgers = await offloaded_world(count=3)
+    assert LISTED_BYTES >= 272, "what one takes"
+    catalog = world.catalog()
+    views = Views(catalog, age_s_max=1000, entries_max=10)
+    snapshot = await views.stream(STREAM)
+    assert (
+        views.size_bytes
+        == VALUE_BYTES + 3 * LISTED_BYTES
+        == VALUE_BYTES + LISTED_BYTES * len(snapshot.ledgers)
+    )
+    for ledger in ledgers:
+        await views.ledger(ledger)
+        await views.context(ledger)
+    assert views.size_bytes > 7 * VALUE_BYTES
+    small = Views(catalog, age_s_max=1000, entries_max=10, bytes_max=8 * 2 * VALUE_BYTES)
+    for ledger in ledgers:
+        await small.ledger(ledger)
+        await small.context(ledger)
+    assert small.size_bytes <= 4 * VALUE_BYTES, "a part for each kind"
 
 
 async def offloaded_world(count=1, entries=ENTRIES):
