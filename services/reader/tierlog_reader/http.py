@@ -11,8 +11,8 @@ there is nothing yet; headers say which, and where to go on:
     Tierlog-Raw              1: entry data is the application's, without an append header
     Tierlog-Crc32c           of the body, eight hexadecimal digits
 
-Invariant: a read is bounded by the settings, whatever the caller asks, and holds room in memory
-until its answer was sent.
+Invariant: a read is bounded by the settings, whatever the caller asks, and it, or a list of
+ledgers, holds room in memory until its answer was sent.
 """
 
 from typing import Annotated, Final
@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from tierlog.format.checksum import crc32c
 from tierlog.model.ids import INT64_MAX, LedgerId, stream_name
+from tierlog.ports.reads import ServedLedgers
 from tierlog_reader import metrics
 from tierlog_reader.chunk import Answer
 from tierlog_reader.explain import Explained, explain
@@ -95,28 +96,22 @@ def add_routes(app: FastAPI, reads: ServedReads, seek: TimeSeek, limits: ReadLim
         return Bounds(stream=stream, first=str(first), next=str(behind))
 
     async def ledgers(
+        request: Request,
         stream: str,
         first: Annotated[int, Query(alias="from", ge=0, le=INT64_MAX)] = 0,
         limit: Annotated[int, Query(ge=1, le=LEDGERS_MAX)] = LEDGERS_MAX,
-    ) -> Ledgers:
-        name = stream_name(stream)
-        found = await reads.source.ledgers(name, LedgerId(first), count_max=limit)
-        rows = [
-            LedgerRow(
-                ledger_id=one.ledger_id,
-                entries=one.entry_count,
-                bytes=one.length,
-                closed=one.closed,
-            )
-            for one in found.ledgers
-        ]
-        trimmed = None if found.trimmed_end is None else str(found.trimmed_end)
-        return Ledgers(
-            stream=stream,
-            incarnation=str(found.incarnation),
-            ledgers=rows,
-            trimmed_end=trimmed,
-            next=found.resume,
+    ) -> Response:
+        client = client_of(request, stream)
+        found, room = await reads.ledgers(
+            client, stream_name(stream), LedgerId(first), count_max=limit
+        )
+        try:
+            body = listed(stream, found)
+        except BaseException:
+            room.leave()
+            raise
+        return HeldResponse(
+            body, room, send_s_max=limits.send_s_max, headers={}, media_type="application/json"
         )
 
     async def position(stream: str, time: Annotated[str, Query()]) -> Place:
@@ -138,9 +133,27 @@ def add_routes(app: FastAPI, reads: ServedReads, seek: TimeSeek, limits: ReadLim
 
     app.add_api_route("/v1/streams/{stream}/runs", runs, response_class=Response)
     app.add_api_route("/v1/streams/{stream}/bounds", bounds)
-    app.add_api_route("/v1/streams/{stream}/ledgers", ledgers)
+    app.add_api_route("/v1/streams/{stream}/ledgers", ledgers, response_model=Ledgers)
     app.add_api_route("/v1/streams/{stream}/position", position)
     app.add_api_route("/v1/streams/{stream}/explain", explained)
+
+
+def listed(stream: str, found: ServedLedgers) -> bytes:
+    """Return a list of ledgers as JSON."""
+    rows = [
+        LedgerRow(
+            ledger_id=one.ledger_id, entries=one.entry_count, bytes=one.length, closed=one.closed
+        )
+        for one in found.ledgers
+    ]
+    listed = Ledgers(
+        stream=stream,
+        incarnation=str(found.incarnation),
+        ledgers=rows,
+        trimmed_end=None if found.trimmed_end is None else str(found.trimmed_end),
+        next=found.resume,
+    )
+    return listed.model_dump_json().encode()
 
 
 def _frames(answer: Answer, room: HeldRoom, limits: ReadLimits) -> Response:

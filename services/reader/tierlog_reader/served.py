@@ -13,13 +13,16 @@ from dataclasses import replace
 from typing import Final
 
 from tierlog.format.run import RUN_BYTES_MAX
-from tierlog.model.ids import StreamName
+from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.position import Edge, Position
+from tierlog.ports.reads import ServedLedgers
 from tierlog_reader.chunk import Answer, Budget
 from tierlog_reader.memory import COPIES_OF_AN_ANSWER
 from tierlog_reader.shares import Client, Room, Shares
 from tierlog_reader.source import StreamSource
 
+# A row of a list of ledgers: what it is made of, and its text; 807 were measured.
+LEDGER_ROW_BYTES: Final = 900
 # Whoever asks for less may get as much: runs come whole.
 ROOM_BYTES_MIN: Final = RUN_BYTES_MAX
 
@@ -90,6 +93,24 @@ class ServedReads:
             where = Position(chunk.ledger_id, chunk.first_entry_id)
             budget = replace(budget, bytes_max=chunk.frames_len)
             del answer, chunk  # whoever waits for room holds nothing
+
+    async def ledgers(
+        self, client: Client, stream: StreamName, first: LedgerId, *, count_max: int
+    ) -> tuple[ServedLedgers, HeldRoom]:
+        """Return a stream's ledgers from an id on, and their room, which the caller gives back."""
+        room = HeldRoom(self._shares, client, 0)
+
+        def room_for(count: int) -> HeldRoom:
+            nonlocal room
+            room = HeldRoom(self._shares, client, LEDGER_ROW_BYTES * count)
+            return room
+
+        try:
+            found = await self.source.ledgers(stream, first, count_max=count_max, room_for=room_for)
+        except BaseException:
+            room.leave()
+            raise
+        return found, room
 
     def room(self, client: Client, bytes_max: int) -> HeldRoom:
         """Return room for an answer, to be entered."""

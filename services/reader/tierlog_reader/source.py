@@ -11,7 +11,7 @@ Cancellation: a read keeps nothing that another one waits for.
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
@@ -27,7 +27,7 @@ from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
 from tierlog.ports.reads import ServedLedger, ServedLedgers
 from tierlog.ports.spending import Cause, spending
-from tierlog_reader.chunk import Answer, Budget, Chunk
+from tierlog_reader.chunk import NO_ROOM, Answer, Budget, Chunk, ReadRoom
 from tierlog_reader.places import (
     AtEnd,
     BehindLast,
@@ -241,17 +241,31 @@ class StreamSource:
         return Position(snapshot.ledgers[0].ledger_id, EntryId(0)), place.resume
 
     async def ledgers(
-        self, stream: StreamName, first: LedgerId, *, count_max: int
+        self,
+        stream: StreamName,
+        first: LedgerId,
+        *,
+        count_max: int,
+        room_for: Callable[[int], ReadRoom] = lambda _: NO_ROOM,
     ) -> ServedLedgers:
-        """Return the ledgers from an id on that have entries; of the end what ``bounds`` says."""
+        """Return the ledgers from an id on that have entries; of the end what ``bounds`` says.
+
+        ``room_for``: gives the room for so many of them, which is entered before any is made.
+        """
         snapshot, place = await self._end(stream)
-        found = []
-        for one in snapshot.ledgers:
+        asked = [one for one in snapshot.ledgers if one.ledger_id >= first]
+        await room_for(min(count_max, len(asked))).enter()
+        found: list[ServedLedger] = []
+        resume = None
+        for one in asked:
             count = one.entry_count
             if not one.closed:
                 assert isinstance(place, Spot)
                 count = int(place.entry_id)
-            if one.ledger_id >= first and count:
+            if count and len(found) == count_max:
+                resume = one.ledger_id
+                break
+            if count:
                 found.append(
                     ServedLedger(
                         ledger_id=one.ledger_id,
@@ -262,9 +276,9 @@ class StreamSource:
                 )
         return ServedLedgers(
             incarnation=snapshot.stream.incarnation,
-            ledgers=tuple(found[:count_max]),
+            ledgers=found,
             trimmed_end=snapshot.stream.trimmed_end,
-            resume=found[count_max].ledger_id if count_max < len(found) else None,
+            resume=resume,
         )
 
     async def _end(self, stream: StreamName) -> tuple[StreamSnapshot, Spot | AtEnd]:
