@@ -10,6 +10,7 @@
     pages       ``side_reader.PAGES_BYTES_MAX``             pages of side objects
     offsets     ``offsets.BYTES_MAX``                       offsets learned where there is no side
     views       ``views.BYTES_MAX``                         metadata of streams and ledgers
+    tails       ``tail.asked_bytes_max(handles_max)``       what subscriptions wait for in tier 1
     answers     what is left                                answers until clients have taken them
 
 Invariant: the parts together are ``memory_bytes_max``, which the container may take, and answers
@@ -26,6 +27,7 @@ from tierlog.offload.offsets import BYTES_MAX as OFFSETS_BYTES_MAX
 from tierlog.offload.ranges import WALK_COPIES
 from tierlog.offload.side_reader import PAGES_BYTES_MAX
 from tierlog.runtime.settings import ReaderSettings
+from tierlog_reader.tail import asked_bytes_max
 from tierlog_reader.views import BYTES_MAX as VIEWS_BYTES_MAX
 
 # Frames as they were read, and the one buffer that is sent.
@@ -52,6 +54,7 @@ class Parts:
     pages: int
     offsets: int
     views: int
+    tails: int
     answers: int
 
     @property
@@ -75,6 +78,7 @@ def parts_of(limits: ReaderSettings, limit_paths: Sequence[Path] = LIMIT_PATHS) 
         "pages": PAGES_BYTES_MAX,
         "offsets": OFFSETS_BYTES_MAX,
         "views": VIEWS_BYTES_MAX,
+        "tails": asked_bytes_max(limits.handles_max),
     }
     kept = sum(beside.values())
     answers = limits.memory_bytes_max - kept

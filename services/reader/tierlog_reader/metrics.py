@@ -200,6 +200,7 @@ def watch_memory(
 def watch_clients(shares: Shares, walks: Shares, tail: TailMemory) -> None:
     """Show who waits for room, and what is followed."""
     _MEMORY.labels("answers").set_function(lambda: shares.used_bytes)
+    _MEMORY.labels("tails").set_function(lambda: tail.asked_bytes)
     _MEMORY.labels("walks").set_function(lambda: walks.used_bytes)
     _ROOM_WAITING.set_function(lambda: shares.waiting + walks.waiting)
     _ROOM_WAITS.set_function(lambda: shares.waits + walks.waits)

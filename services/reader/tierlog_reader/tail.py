@@ -16,6 +16,8 @@ Invariants:
     * However many follow a ledger, one read of it waits at tier 1.
     * A ledger that left tier 1 is served from here for as long as its bytes stay.
     * A cache without room is no failure: the subscription forgets what it had and goes on.
+    * What subscriptions ask of tier 1 at once is within ``asked_bytes_max``: each asks for the less
+      the more others do. (Runs come whole: of a longer one as much comes on top.)
     * At most ``ledgers_max`` ledgers are held; what they take of Python's heap counts as used.
 
 Cancellation: who waits may be cancelled; the subscription ends when nobody has asked for
@@ -26,7 +28,7 @@ import asyncio
 import contextlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol, Self
 
@@ -50,9 +52,18 @@ PAUSE_S: Final = 0.005
 """At least so much is between two answers that there is nothing yet."""
 TAKE_ENTRIES: Final = 100_000
 TAKE_BYTES: Final = 1024 * 1024
+TAKE_BYTES_MIN: Final = 8 * 1024
+"""A subscription may always ask for so much, however many there are."""
+MORE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""And for some of this: a quarter of what others leave."""
 NOTES_MAX: Final = 1024
 NOTE_BYTES: Final = 96
 HELD_BYTES: Final = INDEX_OBJECT_BYTES + 2000
+
+
+def asked_bytes_max(ledgers_max: int) -> int:
+    """Return what as many subscriptions ask for at once, at most."""
+    return ledgers_max * TAKE_BYTES_MIN + MORE_BYTES_MAX
 
 
 class Confirmed(Protocol):
@@ -109,6 +120,9 @@ class TailMemory:
         self._held: OrderedDict[LedgerId, _Held] = OrderedDict()
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.asked_bytes = 0
+        """What subscriptions wait for in tier 1 may be as much."""
+        self._more_bytes = 0
         self.hits = 0
         self.bytes_served = 0
         self.bytes_taken = 0
@@ -253,11 +267,12 @@ class TailMemory:
 
     async def _take(self, ledger: ListedLedger, held: _Held) -> None:
         loop = asyncio.get_running_loop()
-        budget = Budget(entries_max=TAKE_ENTRIES, bytes_max=TAKE_BYTES, wait_s=POLL_S)
         try:
             while held.live and (held.waiters or loop.time() - held.used_s < self._limits.idle_s):
                 try:
-                    chunk = await self._tier1.read(ledger, held.next_id, budget)
+                    with self._asking() as size:
+                        budget = Budget(entries_max=TAKE_ENTRIES, bytes_max=size, wait_s=POLL_S)
+                        chunk = await self._tier1.read(ledger, held.next_id, budget)
                 except TierlogError as error:
                     if error.reason is not Reason.NOT_YET:
                         log.debug("tail.ended", ledger_id=ledger.ledger_id, cause=str(error))
@@ -269,6 +284,18 @@ class TailMemory:
         finally:
             held.live = False
             held.wake()
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[int]:
+        """Give how much one may ask for now; it counts until what came is taken over."""
+        more = min(TAKE_BYTES - TAKE_BYTES_MIN, (MORE_BYTES_MAX - self._more_bytes) // 4)
+        self._more_bytes += more
+        self.asked_bytes += TAKE_BYTES_MIN + more
+        try:
+            yield TAKE_BYTES_MIN + more
+        finally:
+            self._more_bytes -= more
+            self.asked_bytes -= TAKE_BYTES_MIN + more
 
     def _add(self, held: _Held, chunk: Chunk) -> None:
         assert chunk.first_entry_id == held.next_id, "the newest entries follow the ones before"

@@ -11,10 +11,12 @@ from tierlog.adapters.memory.storage_node import MemoryStorageNode
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.position import Edge
+from tierlog.model.stream import ListedLedger
 from tierlog_reader.cache.layout import Layout
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.places import Tier
+from tierlog_reader.tail import TAKE_BYTES_MIN, TailLimits, TailMemory, asked_bytes_max
 
 MIB = 1024 * 1024
 A, B, C = numbered(0, 30), numbered(100, 20), numbered(200, 10)
@@ -304,3 +306,43 @@ async def test_what_comes_is_given_without_another_look_at_the_metadata():
         await world.write(ledger, B, first=len(A))
         assert payloads(await reading)[0] == B[0]
         assert True not in looks
+
+
+class EndlessTier:
+    """Tier 1 in which nothing ever comes; notes what is asked of it."""
+
+    def __init__(self):
+        self.asked: list[int] = []
+
+    async def read(self, ledger, first_entry_id, budget):
+        self.asked.append(budget.bytes_max)
+        await asyncio.sleep(budget.wait_s)
+        raise RetryableError("nothing yet", reason=Reason.NOT_YET, remedy="wait")
+
+
+@pytest.mark.parametrize("count", [1, 30, 500])
+def test_what_subscriptions_ask_for_at_once_is_bounded_and_each_may_ask(count):
+    @on_virtual_time
+    async def test():
+        tier1, memory = EndlessTier(), tails_of(16 * MIB)
+        limits = TailLimits(ledgers_max=count)
+        async with TailMemory(tier1, memory.store, memory.manager, limits).run() as tail:
+            listed = [
+                ListedLedger(ledger_id=LedgerId(one), opened_ms=0, block_size=1, owner_epoch=1)
+                for one in range(count)
+            ]
+            for one in listed:
+                tail.follow(one, EntryId(0))
+            await asyncio.sleep(0.5)
+            assert len(tier1.asked) == count
+            assert tail.asked_bytes == sum(tier1.asked) <= asked_bytes_max(count)
+            assert tier1.asked[0] == MIB, "as long as few ask"
+            assert min(tier1.asked) >= TAKE_BYTES_MIN
+            await asyncio.sleep(30)
+            assert (tail.subscriptions, tail.asked_bytes) == (0, 0)
+            assert len(tier1.asked) >= 4 * count
+            tail.follow(listed[0], EntryId(0))
+            await asyncio.sleep(0.5)
+            assert tier1.asked[-1] == tail.asked_bytes == MIB
+
+    test()
