@@ -162,6 +162,11 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
             ' (rate(tierlog_cache_evictions_total{reason!="idle"}[15m])) > 1',
             "a reader's cache gives room away before what lies there is read",
         ),
+        _alert(
+            "CacheEvictsEarly", WARNING, "15m",
+            "increase(tierlog_cache_early_evictions_total[15m]) > 0",
+            "a reader's cache gives room away although its entries are below the target",
+        ),
     ),
 }  # fmt: skip
 

@@ -24,6 +24,10 @@ HITS: Final = (
     f"(sum(rate(tierlog_cache_hit_bytes_total{OF}[5m])) + "
     f"sum(rate(tierlog_cache_miss_bytes_total{OF}[5m])))"
 )
+RUNS: Final = (
+    f"sum(rate(tierlog_cache_runs_read_total{OF}[5m])) / "
+    f"sum(rate(tierlog_cache_entries_read_total{OF}[5m]))"
+)
 FSYNC: Final = "tierlog_journal_fsync_duration_seconds"
 
 
@@ -236,6 +240,11 @@ READER: Final[Rows] = (
                 "No room",
                 "short",
                 (rate("tierlog_cache_refusals_total", "who"), "{{who}}"),
+            ),
+            lines(
+                "Runs that an entry lies in",
+                "short",
+                (RUNS, "runs"),
             ),
         ),
     ),

@@ -100,6 +100,17 @@ _EVICTIONS: Final = Grows(
     "reason",
     (*_ASKERS, "idle"),
 )
+_EARLY: Final = Grows(
+    "tierlog_cache_early_evictions_total",
+    "Entries that went although all entries together were below the cache's target",
+)
+_ENTRIES_READ: Final = Grows(
+    "tierlog_cache_entries_read_total", "Entries of the cache that were read, each time"
+)
+_RUNS_READ: Final = Grows(
+    "tierlog_cache_runs_read_total",
+    "Contiguous runs in which these lay; one for each entry is best",
+)
 _OVERFLOW: Final = Gauge(
     "tierlog_cache_overflow_bytes",
     "Bytes of all that the cache holds above its limit: what came without asking for room",
@@ -166,6 +177,9 @@ def watch(ranges: Ranges, memory: CachedRanges) -> None:
     _STORED.set_function(lambda: store.state().stored)
     _ENTRIES.set_function(lambda: store.entries)
     _GENERATION.set_function(lambda: manager.generation)
+    _EARLY.set_function(lambda: manager.early_evictions)
+    _ENTRIES_READ.set_function(lambda: manager.entries_read)
+    _RUNS_READ.set_function(lambda: manager.runs_read)
     _OVERFLOW.set_function(lambda: manager.overflow_bytes)
     _OCCUPANCY.set_function(lambda: manager.used)
     _AHEAD.set_function(lambda: manager.ahead_bytes)

@@ -194,7 +194,9 @@ class ReadIndex:
             if entry.start > at or at >= end:
                 break
             skip = at - entry.start
-            for view in self._store.get(entry.address):
+            pieces = self._store.get(entry.address)
+            self._manager.note_read(len(pieces))
+            for view in pieces:
                 if skip >= len(view):
                     skip -= len(view)
                 elif at < end:

@@ -133,7 +133,13 @@ class CacheManager:
         """What owners take beside the pool; they keep it up to date."""
         self.evictions: Counter[str] = Counter()
         """Entries that went, by who asked for their room; "idle": nobody did."""
+        self.early_evictions = 0
+        """Those for whom there was room below ``target``, had entries alone been counted: promises
+        that nobody settled, or what owners say they take, send entries away."""
         self.refusals: Counter[str] = Counter()
+        self.entries_read = 0
+        """Entries that were lent to readers, each time; and in how many pieces they lay."""
+        self.runs_read = 0
         self.ahead_bytes = 0
         """Bytes that were fetched before anybody wanted them."""
         self.ahead_read_bytes = 0
@@ -148,8 +154,11 @@ class CacheManager:
     @property
     def used_bytes(self) -> int:
         """What entries take, and all metadata."""
-        beside = self._store.entries * self._entry_bytes + self.owners_bytes
-        return self._store.used_bytes + beside
+        return self._entries_bytes + self.owners_bytes
+
+    @property
+    def _entries_bytes(self) -> int:
+        return self._store.used_bytes + self._store.entries * self._entry_bytes
 
     @property
     def used(self) -> float:
@@ -186,6 +195,8 @@ class CacheManager:
         if room < 0:
             return False
         victims, enough = self._victims(who, self.used_bytes - room)
+        if self._entries_bytes + size <= self._at.target * self._store.bytes_max:
+            self.early_evictions += len(victims)
         for victim in victims:
             self._send_away(victim, who.value)
         return enough
@@ -275,6 +286,11 @@ class CacheManager:
                 self._store.delete(entry.address)
             return
         self._enter(entry)
+
+    def note_read(self, runs: int) -> None:
+        """Count that an entry was lent which lies in so many runs."""
+        self.entries_read += 1
+        self.runs_read += runs
 
     def touch(self, entry: Entry) -> None:
         """Note that an entry was used."""

@@ -219,3 +219,38 @@ def test_a_pinned_entry_stays_and_takes_its_place_in_line_again():
     lease.release()
     assert tail.append(appended, data(1))
     assert index.entries() == []
+
+
+@pytest.mark.parametrize("who", list(Asks))
+def test_a_cache_that_evicts_below_its_target_says_so_and_a_sound_one_never_does(who):
+    room = Room(patience=1)
+    index = room.index()
+    for number in range(100):
+        room.manager.tick()
+        index.fill(number * 4 * BLOCK, data(4), who)
+    assert sum(room.manager.evictions.values()) > 50
+    assert room.manager.early_evictions == 0
+    # Room that was promised and never settled.
+    room.manager.promised_bytes += 60 * BLOCK
+    for number in range(100, 120):
+        room.manager.tick()
+        index.fill(number * 4 * BLOCK, data(4), who)
+    assert room.manager.early_evictions >= 15
+
+
+def test_runs_of_entries_that_were_read_are_counted():
+    room = Room()
+    index = room.index()
+    for number in range(30):
+        index.fill(number * BLOCK, data(1), Asks.TAIL)
+    assert index.copy(0, 3 * BLOCK)
+    assert (room.manager.entries_read, room.manager.runs_read) == (3, 3)
+    # Every second block is free, and no two of them are neighbours.
+    for number in range(30, 140):
+        index.fill(number * BLOCK, data(1), Asks.TAIL)
+    for start, _ in index.entries()[::2]:
+        index._drop(index._entries[start])
+    other = room.index()
+    assert other.fill(0, data(4), Asks.TAIL)
+    assert other.copy(0, 1)
+    assert (room.manager.entries_read, room.manager.runs_read) == (4, 3 + 4)
