@@ -20,6 +20,9 @@ from tierlog_reader.cache.manager import Asks, CacheManager, Line, Thresholds
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.read_index import Lease, ReadIndex
 
+# What keeps bytes in the cache must not see which one it is.
+pytestmark = pytest.mark.usefixtures("both_caches")
+
 WHOLE = bytes((at * 7 + at // 251) % 256 for at in range(4000))
 
 

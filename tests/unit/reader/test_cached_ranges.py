@@ -27,6 +27,9 @@ from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.read_index import ENTRY_OBJECT_BYTES, INDEX_OBJECT_BYTES
 
+# What keeps bytes in the cache must not see which one it is.
+pytestmark = pytest.mark.usefixtures("both_caches")
+
 MIB = 1024 * 1024
 GRAIN = 64 * 1024
 BODIES = {key: random.Random(key).randbytes(MIB + 100_003) for key in "abcd"}

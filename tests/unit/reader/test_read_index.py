@@ -8,6 +8,9 @@ from tierlog_reader.cache.manager import Asks, CacheManager
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.read_index import Lease, ReadIndex
 
+# What keeps bytes in the cache must not see which one it is.
+pytestmark = pytest.mark.usefixtures("both_caches")
+
 LAYOUT = Layout(64, 8)
 
 

@@ -18,6 +18,9 @@ from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.places import Tier
 from tierlog_reader.tail import TAKE_BYTES_MIN, TailLimits, TailMemory, asked_bytes_max
 
+# What keeps bytes in the cache must not see which one it is.
+pytestmark = pytest.mark.usefixtures("both_caches")
+
 MIB = 1024 * 1024
 A, B, C = numbered(0, 30), numbered(100, 20), numbered(200, 10)
 
