@@ -7,11 +7,14 @@ import pytest
 from tests.unit.catalog.world import on_virtual_time
 from tests.unit.offload import test_single as single
 from tests.unit.offload import test_tier2_reader as tier2
-from tests.unit.offload.world import World
+from tests.unit.offload.world import ListHandle, World, metadata_of
+from tierlog.adapters.memory.faults import no_faults
+from tierlog.adapters.memory.objects import MemoryObjectsClient
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import EntryId
 from tierlog.offload.range_memory import LastRanges
 from tierlog.offload.ranges import WALK_COPIES, RangeLimits, Ranges
+from tierlog.ports.spending import CostMeter
 from tierlog_reader.shares import Shares
 
 LIMITS = RangeLimits(range_bytes=256, in_flight_max=4, kept_bytes_max=64 * 256)
@@ -21,11 +24,11 @@ FAR = EntryId(90)
 FETCH_S = 0.1
 
 
-class SlowObjects:
+class SlowObjects(MemoryObjectsClient):
     """A bucket that takes its time, and counts whom it serves at once."""
 
-    def __init__(self, objects):
-        self._objects = objects
+    def __init__(self, bucket):
+        super().__init__(bucket, no_faults(), CostMeter())
         self.at_once = self.at_once_max = self.fetches = 0
 
     async def get_range_into(self, key, start, targets):
@@ -34,7 +37,7 @@ class SlowObjects:
         self.at_once_max = max(self.at_once_max, self.at_once)
         await asyncio.sleep(FETCH_S)
         self.at_once -= 1
-        return await self._objects.get_range_into(key, start, targets)
+        return await super().get_range_into(key, start, targets)
 
 
 class WatchedRanges(Ranges):
@@ -53,14 +56,14 @@ async def handle_of(layout, walks):
     world = World()
     if layout == "single":
         driver = single.driver_of(world)
-        metadata = single.metadata_of(ENTRIES, block_size=8192)
-        whole = single.ListHandle(single.LEDGER, ENTRIES, metadata)
+        metadata = metadata_of(ENTRIES, block_size=8192)
+        whole = ListHandle(single.LEDGER, ENTRIES, metadata)
         copy = await driver.offload(whole, single.UUID_1, {})
         handle = await driver.read_offloaded(single.LEDGER, single.UUID_1, copy=copy)
     else:
         handle, _, _ = await tier2.copied(world, ENTRIES, block_size=8192)
     assert len(handle.index.entries) == 1
-    objects = SlowObjects(world.bucket.connect())
+    objects = SlowObjects(world.bucket)
     handle._ranges = WatchedRanges(objects, LIMITS, LastRanges(LIMITS.kept_bytes_max), walks)
     return handle, objects
 
