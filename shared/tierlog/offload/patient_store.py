@@ -8,6 +8,7 @@ Invariant: only what is ``RetryableError`` is sent again, each request by itself
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from tierlog.ports.retrying import Retries
 log = structlog.get_logger()
 
 Answer = TypeVar("Answer")
+Around = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class PatientStore:
@@ -34,7 +36,9 @@ class PatientStore:
     def __repr__(self) -> str:
         return f"PatientStore({self._store!r})"
 
-    async def _patiently(self, once: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _patiently(
+        self, once: Callable[[], Awaitable[Answer]], *, around_waits: Around = nullcontext
+    ) -> Answer:
         if self._retries is None:
             return await once()
         retries = self._retries()
@@ -46,7 +50,8 @@ class PatientStore:
                 if wait_s is None:
                     raise
                 log.info("request.again", wait_s=round(wait_s, 3), cause=str(error))
-                await asyncio.sleep(wait_s)
+                async with around_waits():
+                    await asyncio.sleep(wait_s)
 
     async def put(
         self,
@@ -96,10 +101,19 @@ class PatientStore:
         )
 
     async def upload_part(
-        self, key: str, upload_id: str, number: int, body: Sequence[Buffer], *, crc32c: int
+        self,
+        key: str,
+        upload_id: str,
+        number: int,
+        body: Sequence[Buffer],
+        *,
+        crc32c: int,
+        around_waits: Around = nullcontext,
     ) -> Part:
+        """Upload a part; each wait for another try happens within ``around_waits``."""
         return await self._patiently(
-            partial(self._store.upload_part, key, upload_id, number, body, crc32c=crc32c)
+            partial(self._store.upload_part, key, upload_id, number, body, crc32c=crc32c),
+            around_waits=around_waits,
         )
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[Part]) -> None:

@@ -16,7 +16,7 @@ Crash (leaks): at most one open upload, under a key that the metadata names.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -28,10 +28,10 @@ from tierlog.format.checksum import Buffer, crc32c_of
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId
 from tierlog.offload.blocks import PART_NUMBER_MAX, BlockFiller, FilledBlock
-from tierlog.offload.budget import UploadBudget
+from tierlog.offload.budget import UploadBudget, UploadShare
 from tierlog.offload.cleaning import LET_LIST, UNSEEN
 from tierlog.offload.groups import plain_errors
-from tierlog.offload.patient_store import PatientStore
+from tierlog.offload.patient_store import Around, PatientStore
 from tierlog.ports.objects import Part
 from tierlog.ports.tracing import within
 
@@ -92,7 +92,7 @@ class BlockUpload:
                     self._begun(block)
                     if took is not None:
                         took(block.buffers)
-                    sending = self._send(block, partial(share.give_back, memory))
+                    sending = self._send(block, share, partial(share.give_back, memory))
                     self._sending.append(group.create_task(sending))
                     # The task alone holds the block now, and gives it up when it was sent.
                     del block, sending
@@ -106,12 +106,24 @@ class BlockUpload:
         await self._objects.complete_upload(self.key, self._upload_id, parts)
         await self._abort_others()
 
-    async def send_part(self, number: int, buffers: Sequence[Buffer], *, crc32c: int) -> Part:
+    async def send_part(
+        self,
+        number: int,
+        buffers: Sequence[Buffer],
+        *,
+        crc32c: int,
+        around_waits: Around = nullcontext,
+    ) -> Part:
         """Send a part; again, where it was damaged on its way and is right here."""
         for left in reversed(range(DAMAGED_SENDS_MAX)):
             try:
                 return await self._objects.upload_part(
-                    self.key, self._upload_id, number, buffers, crc32c=crc32c
+                    self.key,
+                    self._upload_id,
+                    number,
+                    buffers,
+                    crc32c=crc32c,
+                    around_waits=around_waits,
                 )
             except CorruptError as error:
                 if crc32c_of(buffers) != crc32c:
@@ -125,13 +137,16 @@ class BlockUpload:
         self.blocks.append(SentBlock(block.first_entry_id, block.part_number, block.offset))
         self.data_len = block.offset + block.length
 
-    async def _send(self, block: FilledBlock, sent: Callable[[], None]) -> Part:
+    async def _send(self, block: FilledBlock, share: UploadShare, sent: Callable[[], None]) -> Part:
         try:
-            async with self._budget.sending():
+            async with share.sending() as leave:
                 what = within("offload.part", part=block.part_number, bytes=block.length)
                 with what, PART_SECONDS.time():
                     part = await self.send_part(
-                        block.part_number, block.buffers, crc32c=block.crc32c
+                        block.part_number,
+                        block.buffers,
+                        crc32c=block.crc32c,
+                        around_waits=leave.lent,
                     )
                 assert part.size == block.length
                 # Its memory first, then the leave to fill another one.

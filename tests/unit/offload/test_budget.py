@@ -1,7 +1,9 @@
 """All uploads of a process together keep to their bytes and parts, and each comes to its turn."""
 
 import asyncio
+import contextlib
 import random
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -26,6 +28,8 @@ class Upload:
     lengths: list[int]
     held_s: float
     cancelled_s: float | None = None
+    again_s: float | None = None
+    """Its first try of each part fails, and it waits that long for the second."""
 
 
 uploads = st.builds(
@@ -34,6 +38,7 @@ uploads = st.builds(
     lengths=st.lists(st.integers(1, 120), min_size=1, max_size=6),
     held_s=st.integers(1, 30).map(lambda tenths: tenths / 10),
     cancelled_s=st.none() | st.integers(1, 60).map(lambda tenths: tenths / 10),
+    again_s=st.none() | st.integers(0, 20).map(lambda tenths: tenths / 10),
 )
 
 
@@ -61,17 +66,24 @@ class Meeting:
                     await share.take(length)
                     held = self.budget.held_bytes
                     assert held <= 100 or held == length
-                    group.create_task(self._hold(share, length, plan.held_s))
+                    group.create_task(self._hold(share, length, plan))
 
-    async def _hold(self, share: UploadShare, length: int, held_s: float) -> None:
-        async with self.budget.sending():
-            self.flying += 1
-            assert self.flying <= self.parts_max
-            try:
-                await asyncio.sleep(held_s)
-            finally:
-                self.flying -= 1
+    async def _hold(self, share: UploadShare, length: int, plan: Upload) -> None:
+        async with share.sending() as leave:
+            await self._fly(plan.held_s)
+            if plan.again_s is not None:
+                async with leave.lent():
+                    await asyncio.sleep(plan.again_s)
+                await self._fly(plan.held_s)
         share.give_back(length)
+
+    async def _fly(self, held_s: float) -> None:
+        self.flying += 1
+        assert self.flying <= self.parts_max
+        try:
+            await asyncio.sleep(held_s)
+        finally:
+            self.flying -= 1
 
 
 @settings(max_examples=150, deadline=None)
@@ -86,8 +98,123 @@ def test_whatever_uploads_do_the_budget_holds_and_all_end(plans, parts_max):
         assert meeting.budget.held_bytes_peak <= 120
         # All of it is to be had again.
         with meeting.budget.share() as share:
-            async with asyncio.timeout(1), meeting.budget.sending():
+            async with asyncio.timeout(1), contextlib.AsyncExitStack() as stack:
+                for _ in range(parts_max):
+                    await stack.enter_async_context(share.sending())
                 await share.take(100)
+
+    run_virtual(main())
+
+
+class Senders:
+    """Uploads that hold blocks, and how many parts each has on its way."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self.flying: Counter[str] = Counter()
+        self._group = group
+        self._over: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    def send(self, name: str, share: UploadShare, parts: int) -> None:
+        """Send so many parts; none is there before ``end``."""
+        for _ in range(parts):
+            self._group.create_task(self._send(name, share))
+
+    async def _send(self, name: str, share: UploadShare) -> None:
+        async with share.sending():
+            self.flying[name] += 1
+            await self._over[name].wait()
+        self.flying[name] -= 1
+
+    def end(self, name: str) -> None:
+        """Let all its parts be there."""
+        self._over[name].set()
+
+
+def test_the_last_leave_to_send_is_not_for_who_has_all_others():
+    async def main():
+        budget = UploadBudget(bytes_max=100, parts_max=4)
+        with budget.share() as first, budget.share() as second:
+            async with asyncio.TaskGroup() as group:
+                senders = Senders(group)
+                await first.take(1)
+                await second.take(1)
+                senders.send("first", first, 9)
+                await asyncio.sleep(1)
+                assert senders.flying["first"] == 3
+                # It is the other one's for as long as that has a block, sent or not.
+                second.give_back(1)
+                await asyncio.sleep(1)
+                assert senders.flying["first"] == 4
+                senders.end("first")
+        assert not budget.held_bytes
+
+    run_virtual(main())
+
+
+def test_who_has_no_part_on_its_way_sends_before_who_has_some():
+    async def main():
+        budget = UploadBudget(bytes_max=100, parts_max=4)
+        with budget.share() as first, budget.share() as second, budget.share() as third:
+            async with asyncio.TaskGroup() as group:
+                senders = Senders(group)
+                await first.take(1)
+                senders.send("first", first, 4)  # while it is alone
+                await asyncio.sleep(1)
+                for name, share in (("second", second), ("third", third)):
+                    await share.take(1)
+                    senders.send(name, share, 3)
+                senders.send("again", first, 2)
+                senders.end("first")
+                await asyncio.sleep(1)
+                # One each first, the oldest before the others; then what is left is the oldest's.
+                assert senders.flying == {"first": 0, "again": 2, "second": 1, "third": 1}
+                for name in ("second", "third", "again"):
+                    senders.end(name)
+
+    run_virtual(main())
+
+
+def test_a_leave_that_is_lent_is_waited_for_again():
+    async def main():
+        budget, order = UploadBudget(bytes_max=100, parts_max=1), list[str]()
+        with budget.share() as one, budget.share() as other:
+            async with asyncio.TaskGroup() as group:
+
+                async def beside() -> None:
+                    async with other.sending():
+                        order.append("other begins")
+                        await asyncio.sleep(10)
+                        order.append("other ends")
+
+                async with one.sending() as leave:
+                    group.create_task(beside())
+                    await asyncio.sleep(1)
+                    async with leave.lent():
+                        order.append("lent")
+                        await asyncio.sleep(1)
+                    order.append("back")
+        assert order == ["lent", "other begins", "other ends", "back"]
+
+    run_virtual(main())
+
+
+def test_a_leave_that_was_given_to_someone_who_is_cancelled_just_then_is_not_lost():
+    async def main():
+        budget = UploadBudget(parts_max=1)
+        with budget.share() as one, budget.share() as other:
+
+            async def send() -> None:
+                async with other.sending():
+                    raise AssertionError("it was cancelled before")
+
+            async with one.sending():
+                waiting = asyncio.create_task(send())
+                await asyncio.sleep(1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            async with asyncio.timeout(1), one.sending():
+                pass
 
     run_virtual(main())
 
