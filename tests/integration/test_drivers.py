@@ -59,6 +59,8 @@ async def check_exports(cli, cluster, client, objects, single, two):
     done = await cli("offload", "export", str(first), "-o", "json", state_dir=state)
     told = orjson.loads(done.check(0).stdout)
     assert (told["events"], told["bucket"]) == (len(EVENTS), single["bucket"])
+    assert told["bytes_sent"] >= told["length"]
+    assert told["requests_sent"] > 3  # its upload alone takes three
     assert told["key"] == single["data_key"].removesuffix("-single") + "-export.ndjson"
     exported = await lines_of(objects, told["key"])
     assert [one["value"].encode() for one in exported] == EVENTS

@@ -210,10 +210,11 @@ def export(
     from tierlog.cli.objects import load_s3
     from tierlog.client.endpoints import with_zookeeper
     from tierlog.model.ids import LedgerId
+    from tierlog.ports.spending import CostMeter
     from tierlog.wiring.exporting import export_ledger
 
-    settings = with_zookeeper(load_s3())
-    found = asyncio.run(export_ledger(settings, LedgerId(ledger)))
+    settings, meter = with_zookeeper(load_s3()), CostMeter()
+    found = asyncio.run(export_ledger(settings, LedgerId(ledger), meter=meter))
     document = {
         "ledger_id": ledger,
         "bucket": found.bucket,
@@ -221,6 +222,7 @@ def export(
         "length": found.length,
         "entries": found.entry_count,
         "events": found.event_count,
+        **meter.totals,
     }
     print_one(document, output)
 

@@ -21,6 +21,7 @@ from tierlog.model.errors import RefusedError
 
 if TYPE_CHECKING:
     from tierlog.offload.restore import Finding, RestorePlan, StreamPlan
+    from tierlog.ports.spending import CostMeter
 
 STREAM_COLUMNS: Final = {
     "stream": None,
@@ -71,8 +72,10 @@ def restore(
 
     No service may run. Interrupted, it is run again; done, running it again changes nothing.
     """
+    from tierlog.ports.spending import CostMeter
+
     bucket, prefix = _place(source)
-    cluster_id = _cluster_id(cluster)
+    cluster_id, meter = _cluster_id(cluster), CostMeter()
     plan = asyncio.run(
         _restore(
             bucket,
@@ -80,9 +83,10 @@ def restore(
             cluster_id=cluster_id,
             margin=ledger_id_margin,
             accepted=None if dry_run else (accept_loss, accept_damage),
+            meter=meter,
         )
     )
-    document = document_of(plan, applied=not dry_run)
+    document = document_of(plan, applied=not dry_run) | meter.totals
     if output is Output.TABLE:
         print_rows(document["streams"], STREAM_COLUMNS, output, title="streams")
         if document["findings"]:
@@ -91,6 +95,10 @@ def restore(
         say(
             f"cluster {plan.cluster.cluster_id} {done} restored; new ledgers begin with id "
             f"{plan.cluster.ledger_id_base}"
+        )
+        say(
+            f"{document['requests_sent']} requests, "
+            f"{size_text(document['bytes_received'])} received"
         )
     else:
         print_json(document, indent=output is Output.JSON)
@@ -121,12 +129,15 @@ async def _restore(
     cluster_id: UUID | None,
     margin: int,
     accepted: tuple[bool, bool] | None,
+    meter: "CostMeter",
 ) -> "RestorePlan":
     """Plan, and apply what was accepted; None: plan alone."""
     from tierlog.wiring.restore import open_restore_catalog, open_restorer
 
     settings = load_s3()
-    async with open_restorer(settings, bucket, prefix, ledger_id_margin=margin) as restorer:
+    async with open_restorer(
+        settings, bucket, prefix, ledger_id_margin=margin, meter=meter
+    ) as restorer:
         plan = await restorer.plan(cluster_id)
         if accepted is None:
             return plan

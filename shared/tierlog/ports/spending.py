@@ -109,6 +109,16 @@ class CostMeter:
         """All counts since the process began."""
         return self._amounts
 
+    @property
+    def totals(self) -> dict[str, int]:
+        """What was sent and received in all, by the names that reports have for it."""
+        every = self._amounts.values()
+        return {
+            "requests_sent": sum(one.requests for one in every),
+            "bytes_sent": sum(one.bytes_sent for one in every),
+            "bytes_received": sum(one.bytes_received for one in every),
+        }
+
     def count(self, operation: str, *, requests: int = 1, sent: int = 0, received: int = 0) -> None:
         """Count what the running task has just sent, or received."""
         now = _purpose.get()

@@ -6,6 +6,7 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.manifest import copy_of
 from tierlog.model.offload import OffloadContext
 from tierlog.offload.export import ExportCopy, Exporter
+from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_catalog
 from tierlog.wiring.drivers import open_with, reading_drivers
@@ -13,8 +14,11 @@ from tierlog.wiring.objects import open_bucket
 from tierlog.wiring.offload import tier2_settings
 
 
-async def export_ledger(settings: Settings, ledger_id: LedgerId) -> ExportCopy:
-    """Write the export copy of a ledger that is complete in tier 2, from there."""
+async def export_ledger(settings: Settings, ledger_id: LedgerId, *, meter: CostMeter) -> ExportCopy:
+    """Write the export copy of a ledger that is complete in tier 2, from there.
+
+    ``meter`` counts the requests to the bucket.
+    """
     async with open_catalog(settings) as catalog:
         cluster, context = await catalog.nodes.cluster(), await _exportable(catalog, ledger_id)
         assert cluster is not None, "there is a context, so there is a cluster"
@@ -22,7 +26,7 @@ async def export_ledger(settings: Settings, ledger_id: LedgerId) -> ExportCopy:
         bucket = context.location.bucket
         s3 = settings.s3.model_copy(update={"bucket": bucket})
         settings = settings.model_copy(update={"s3": s3})
-        async with open_bucket(settings, bucket) as objects:
+        async with open_bucket(settings, bucket, meter=meter) as objects:
             handle = await open_with(reading_drivers(settings, objects), context)
             exporter = Exporter(objects, tier2_settings(settings, cluster))
             return await exporter.export(handle, context.location)

@@ -7,6 +7,7 @@ from uuid import UUID
 from tierlog.catalog import Catalog
 from tierlog.offload.manifests import ManifestStore
 from tierlog.offload.restore import Restorer
+from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_metadata, system_clock, system_ids
 from tierlog.wiring.objects import open_bucket
@@ -17,10 +18,13 @@ _NO_CLUSTER = UUID(int=0)
 
 @contextlib.asynccontextmanager
 async def open_restorer(
-    settings: Settings, bucket: str, key_prefix: str, *, ledger_id_margin: int
+    settings: Settings, bucket: str, key_prefix: str, *, ledger_id_margin: int, meter: CostMeter
 ) -> AsyncIterator[Restorer]:
-    """Give what reads the bucket, and plans; nothing is made, in the bucket or elsewhere."""
-    async with open_bucket(settings, bucket) as objects:
+    """Give what reads the bucket, and plans; nothing is made, in the bucket or elsewhere.
+
+    ``meter`` counts the requests to the bucket.
+    """
+    async with open_bucket(settings, bucket, meter=meter) as objects:
         manifests = ManifestStore(
             objects,
             cluster_id=_NO_CLUSTER,

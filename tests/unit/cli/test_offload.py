@@ -1,6 +1,7 @@
 """``tierlog offload …``: what it says while it waits, and what of its options is refused."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -10,6 +11,9 @@ from typer.testing import CliRunner
 from tests.simulation.virtual_loop import run_virtual
 from tierlog.cli import main, offload, scrub
 from tierlog.client import Client
+from tierlog.offload.export import ExportCopy
+from tierlog.ports.spending import CostMeter
+from tierlog.wiring import exporting
 from tierlog_ingest.cli import decommission
 from tierlog_ingest.cli.node import app as node_app
 
@@ -90,3 +94,19 @@ def test_seconds_that_are_none_are_refused_before_anything_is_asked(
     done = CliRunner().invoke(app, [*words, "--timeout", seconds])
     assert done.exit_code == 2, done.output
     assert "Invalid value for '--timeout'" in done.output
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_an_export_says_what_it_asked_the_store_for(
+    monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    async def export_ledger(settings: object, ledger_id: int, *, meter: CostMeter) -> ExportCopy:
+        meter.count("upload_part", requests=41, sent=1723, received=29)
+        return ExportCopy(bucket="b", key="k", length=1700, entry_count=2, event_count=3)
+
+    monkeypatch.setenv("TIERLOG_ZOOKEEPER__HOSTS", "127.0.0.1:1")
+    monkeypatch.setattr(exporting, "export_ledger", export_ledger)
+    done = CliRunner().invoke(main.app, ["offload", "export", "7", "-o", output])
+    assert done.exit_code == 0, done.stderr
+    for name, count in {"requests_sent": 41, "bytes_sent": 1723, "bytes_received": 29}.items():
+        assert re.search(rf"{name}\W+{count}\b", done.stdout)

@@ -37,10 +37,11 @@ def plan(*findings: Finding) -> RestorePlan:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What was asked for; the answer is a plan with a loss amid a stream."""
+    """What was asked for; the answer, of two requests, is a plan with a loss amid a stream."""
     seen: list[dict[str, Any]] = []
 
     async def answer(bucket: str, prefix: str, **more: Any) -> RestorePlan:
+        more.pop("meter").count("GetObject", requests=2, received=3 * 1024)
         seen.append({"bucket": bucket, "prefix": prefix, **more})
         return plan(LOST)
 
@@ -64,6 +65,7 @@ def test_a_dry_run_prints_tables_and_refuses_what_nobody_accepted(asked: list[An
         assert word in done.stdout
     assert f"cluster {CLUSTER} would be restored" in done.stderr
     assert "1000010" in done.stderr
+    assert "2 requests, 3.0 KiB received" in done.stderr
     assert "--accept-loss" in done.stderr
 
 
@@ -76,6 +78,8 @@ def test_what_is_accepted_goes_on_and_json_says_all_of_it(asked: list[Any]) -> N
     found = orjson.loads(done.stdout)
     assert found["applied"] is True
     assert found["ledger_id_base"] == 1_000_010
+    counts = {"requests_sent": 2, "bytes_sent": 0, "bytes_received": 3 * 1024}
+    assert counts.items() <= found.items()
     (stream,) = found["streams"]
     assert (stream["stream"], stream["ledgers"], stream["entries"]) == ("orders", 1, 2)
     (finding,) = found["findings"]

@@ -1,8 +1,9 @@
 """A store that hangs over one ledger's object holds up no other ledger for longer than one request.
 
 One block for an entry: as long as the ledger has no more of them than its share of parts, others
-go on beside it. One that had all parts of the process, being alone, gives them back as its requests
-end, and gets all of them no more. Only who offloads one ledger at a time waits until it is given up.
+go on beside it. One that had all parts of the process, being alone, gives them back as its
+requests end, and gets all of them no more. Only who offloads one ledger at a time waits until it is
+given up.
 """
 
 import asyncio
