@@ -72,7 +72,7 @@ def ingest_app() -> FastAPI:
 def reader_app() -> FastAPI:
     """Return the reader's."""
     app = build_http_app("Tierlog reader", checks={})
-    add_reader_routes(app, NOTHING, NOTHING, NOTHING)
+    add_reader_routes(app, NOTHING, NOTHING, NOTHING, NOTHING)
     add_costs_route(app, "reader", CostMeter())
     return app
 

@@ -267,7 +267,7 @@ def openapi(service: str) -> str:
         from tierlog_reader.app import add_all_routes  # noqa: PLC0415
 
         app = build_http_app("Tierlog reader", checks={})
-        add_all_routes(app, nothing, nothing, nothing)
+        add_all_routes(app, nothing, nothing, nothing, nothing)
     return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
 
 

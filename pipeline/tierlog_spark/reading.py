@@ -21,6 +21,7 @@ from tierlog.model.ids import INT64_MAX, EntryId
 from tierlog.offload.single_reader import SingleHandle
 from tierlog.offload.tier2_reader import FramesRead, ObjectHandle, Tier2Handle
 from tierlog.runtime.settings import S3Settings
+from tierlog.wiring.compression import decompressors
 from tierlog_spark.batches import record_batches
 from tierlog_spark.decoding import EventColumns, events_in, raw_events
 from tierlog_spark.planning import StorePart
@@ -131,7 +132,9 @@ def wanted_events(
     if raw:
         yield raw_events(frames, offsets, first_entry_id)
         return
-    for events in events_in(frames, offsets, first_entry_id, verify=verify):
+    for events in events_in(
+        frames, offsets, first_entry_id, verify=verify, decompressors=decompressors()
+    ):
         assert events.publish_ms is not None
         wanted = (events.publish_ms >= times[0]) & (events.publish_ms <= times[1])
         yield events if bool(np.all(wanted)) else events.kept(wanted)

@@ -13,13 +13,20 @@ Invariant: nothing is told of an entry whose checksum is wrong.
 """
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
-from tierlog.format.entry import AppendHeader, StructuredEvent, decode_entry
+from tierlog.format.entry import (
+    AppendHeader,
+    Codec,
+    Decompress,
+    StructuredEvent,
+    decode_entry,
+    unpacked_len,
+)
 from tierlog.format.frame import FRAME_HEADER_LEN, check_frames, walk_frames
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import EntryId
@@ -35,6 +42,14 @@ EVENT_LEN_LEN: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unpacking:
+    """What decompresses events, and the most that those of one entry may have then."""
+
+    decompressors: Mapping[Codec, Decompress]
+    events_len_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundEntry:
     """One entry: its data is the application's where ``raw``, else has an append header."""
 
@@ -42,6 +57,11 @@ class FoundEntry:
     data: bytes
     tier: str
     raw: bool
+
+    @property
+    def unpacked_len(self) -> int:
+        """Bytes of its data, the events decompressed."""
+        return len(self.data) if self.raw else unpacked_len(self.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +93,7 @@ def entries_of(chunk: Chunk, *, raw: bool) -> list[FoundEntry]:
     ]
 
 
-def events_of(entry: FoundEntry) -> Iterator[FoundEvent]:
+def events_of(entry: FoundEntry, unpacking: Unpacking) -> Iterator[FoundEvent]:
     """Give the events of an entry; in a raw stream it is one itself."""
     header: AppendHeader | None = None
     if entry.raw:
@@ -81,8 +101,11 @@ def events_of(entry: FoundEntry) -> Iterator[FoundEvent]:
     else:
         try:
             decoded = decode_entry(entry.data)
-            header, events = decoded.header, decoded.structured_events()
-        except CorruptError as error:
+            header = decoded.header
+            events = decoded.structured_events(
+                unpacking.decompressors, events_len_max=unpacking.events_len_max
+            )
+        except (CorruptError, RefusedError) as error:
             error.details.update(position=str(entry.position), tier=entry.tier)
             raise
     for index, event in enumerate(events):
@@ -112,9 +135,9 @@ def document_of(found: FoundEvent) -> dict[str, Any]:
     return document | _text_or_base64("payload", event.payload)
 
 
-def body_of(kind: str, entries: Sequence[FoundEntry]) -> bytes:
+def body_of(kind: str, entries: Sequence[FoundEntry], unpacking: Unpacking) -> bytes:
     """Return all entries as one body of that type."""
-    events = (event for entry in entries for event in events_of(entry))
+    events = (event for entry in entries for event in events_of(entry, unpacking))
     if kind == NDJSON:
         return b"".join(line_of(event) for event in events)
     if kind == OCTETS:

@@ -16,7 +16,8 @@ with server-sent events:
 ``Content-Range``. A range in any other unit is as none.
 
 Invariants:
-    * An answer is bounded by the settings, whatever is asked, and holds room until it was sent.
+    * An answer is bounded by the settings, whatever is asked, and holds room until it was sent:
+      for its events as they are decompressed.
     * What is followed holds room for one page at a time: a client that is slow is waited for, and
       one that takes nothing is left.
 """
@@ -41,6 +42,7 @@ from tierlog_reader.documents import (
     EVENTS,
     NDJSON,
     OCTETS,
+    Unpacking,
     body_of,
     events_of,
     line_of,
@@ -78,17 +80,24 @@ class _Wish:
 class EntryPages:
     """Pages of entries for clients, each within its room."""
 
-    def __init__(self, reads: ServedReads, seek: TimeSeek, limits: ReadLimits) -> None:
+    def __init__(
+        self,
+        reads: ServedReads,
+        seek: TimeSeek,
+        limits: ReadLimits,
+        unpacking: Unpacking,
+    ) -> None:
         self._reads = reads
         self._seek = seek
         self.limits = limits
+        self.unpacking = unpacking
 
     async def page(self, wish: _Wish, kind: str) -> tuple[Page, HeldRoom]:
         """Return a page and its room, which the caller gives back."""
         where, budget = wish.where, wish.budget
+        room_bytes = max(ROOM_BYTES_MIN, budget.bytes_max)
         while True:
-            bytes_max = max(ROOM_BYTES_MIN, budget.bytes_max)
-            room = self._reads.room(wish.client, COPIES[kind] * bytes_max)
+            room = self._reads.room(wish.client, COPIES[kind] * room_bytes)
             try:
                 page = await read_page(
                     self._reads.source,
@@ -100,11 +109,15 @@ class EntryPages:
             except BaseException:
                 room.leave()
                 raise
-            if page.frames_len <= bytes_max:
+            page = page.cut(room_bytes)
+            # Events that say they are longer than that are not decompressed.
+            unpacked_len = min(page.unpacked_len, self.unpacking.events_len_max)
+            needed = max(page.frames_len, unpacked_len)
+            if needed <= room_bytes:
                 return page, room
             # An entry alone may be longer than was asked for: see ``ServedReads.read``.
             room.leave()
-            where = page.entries[0].position
+            where, room_bytes = page.entries[0].position, needed
             budget = replace(budget, bytes_max=page.frames_len)
             del page
 
@@ -142,7 +155,7 @@ class EntryPages:
             try:
                 if not page.entries:
                     yield b": nothing yet\n\n"
-                for message in _messages(page):
+                for message in _messages(page, self.unpacking):
                     yield message
             except TierlogError as error:
                 yield _problem(error)
@@ -187,7 +200,7 @@ def add_entry_routes(app: FastAPI, pages: EntryPages) -> None:
                 wish = replace(wish, budget=replace(budget, entries_max=INT64_MAX))
             return HeldStream(pages.follow(wish), send_s_max=limits.send_s_max, media_type=EVENTS)
         page, room = await pages.page(wish, kind)
-        return _held(page, room, lambda: body_of(kind, page.entries), kind, limits)
+        return _held(page, room, lambda: body_of(kind, page.entries, pages.unpacking), kind, limits)
 
     app.add_api_route("/v1/streams/{stream}/entries", entries, response_class=Response)
 
@@ -261,11 +274,11 @@ def _problem(error: TierlogError) -> bytes:
     return f"event: error\ndata: {problem}\n\n".encode()
 
 
-def _messages(page: Page) -> list[bytes]:
+def _messages(page: Page, unpacking: Unpacking) -> list[bytes]:
     """Return a page as server-sent events; the token stands at an entry's last event alone."""
     messages = []
     for entry in page.entries:
-        lines = [b"data: " + line_of(event) + b"\n" for event in events_of(entry)]
+        lines = [b"data: " + line_of(event) + b"\n" for event in events_of(entry, unpacking)]
         if lines:
             token = replace(entry.position, entry_id=EntryId(entry.position.entry_id + 1))
             lines[-1] = b"id: %b\n%b" % (str(token).encode(), lines[-1])

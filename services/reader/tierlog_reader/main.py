@@ -19,6 +19,7 @@ from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import ReaderSettings, Settings
 from tierlog.wiring.awaiting import waiting_at
 from tierlog.wiring.build import system_ids
+from tierlog.wiring.compression import decompressors
 from tierlog.wiring.drivers import open_with, reading_drivers
 from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.reader import ReaderParts, open_reader_parts
@@ -28,6 +29,7 @@ from tierlog_reader.access import HTTP_RULES, RPC_RULES
 from tierlog_reader.app import add_all_routes
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.cached_ranges import CachedRanges
+from tierlog_reader.documents import Unpacking
 from tierlog_reader.grpc_server import REQUEST_BYTES_MAX, ReaderServicer
 from tierlog_reader.limits import ReadLimits
 from tierlog_reader.memory import parts_of
@@ -86,7 +88,10 @@ async def serve(
             ids, cluster_id = system_ids(), parts.cluster.cluster_id
             checks = {"metadata": parts.catalog.answers}
             app = build_http_app("Tierlog reader", checks=checks, ids=ids, cluster_id=cluster_id)
-            add_all_routes(app, served, seek, reads)
+            unpacking = Unpacking(
+                decompressors=decompressors(), events_len_max=reads.response_bytes_max
+            )
+            add_all_routes(app, served, seek, reads, unpacking)
             guard_http(app, HTTP_RULES, protection.gate)
             await awaited.leave()
             servicer = ReaderServicer(served, seek, reads)

@@ -34,6 +34,25 @@ class Page:
         """Bytes of the entries' frames."""
         return sum(FRAME_HEADER_LEN + len(one.data) for one in self.entries)
 
+    @property
+    def unpacked_len(self) -> int:
+        """Bytes of the entries' frames, the events decompressed."""
+        return sum(_unpacked_len(one) for one in self.entries)
+
+    def cut(self, bytes_max: int) -> "Page":
+        """Return its first entries, so many that they unpack to ``bytes_max``, but at least one."""
+        total = 0
+        for number, entry in enumerate(self.entries):
+            total += _unpacked_len(entry)
+            if number and total > bytes_max:
+                kept = self.entries[:number]
+                return replace(self, entries=kept, resume=entry.position, at_end=False)
+        return self
+
+
+def _unpacked_len(entry: FoundEntry) -> int:
+    return FRAME_HEADER_LEN + entry.unpacked_len
+
 
 async def read_page(
     source: StreamSource,

@@ -311,15 +311,17 @@ async def read_load(
 async def _read_again_and_again(
     client: "Client", stream: str, measure: _Measure, until_s: float
 ) -> None:
-    from tierlog.client.reading import entries_of, events_of
+    from tierlog.client.reading import entries_of
 
     loop = asyncio.get_running_loop()
     while loop.time() < until_s:
         asked_s = loop.time()
-        async with contextlib.aclosing(client.reader(stream).answers()) as answers:
+        reader = client.reader(stream)
+        async with contextlib.aclosing(reader.answers()) as answers:
             async for answer in answers:
                 latency_s = loop.time() - asked_s
-                found = [event for entry in entries_of(answer) for event in events_of(entry)]
+                entries = entries_of(answer)
+                found = [event for entry in entries for event in reader.events_of(entry)]
                 now_s = loop.time()
                 measure.add(
                     now_s,

@@ -99,7 +99,7 @@ async def _read(
     output: ReadOutput,
 ) -> None:
     from tierlog.client import open_client
-    from tierlog.client.reading import entries_of, events_of
+    from tierlog.client.reading import entries_of
 
     shown, count = _Shown(output), 0
     async with open_client(load()) as client:
@@ -110,7 +110,7 @@ async def _read(
         reader = client.reader(stream, start=where, until=end, limit=none, follow=follow)
         async for answer in reader.answers():
             for entry in entries_of(answer):
-                for event in events_of(entry):
+                for event in reader.events_of(entry):
                     if count == limit:
                         break
                     shown.add(event)

@@ -238,6 +238,7 @@ class Client:
             limit=limit,
             follow=follow,
             retry_s_max=self._settings.timeout_s,
+            decompressors=self._connections.decompressors,
         )
 
     async def bounds(self, name: str) -> tuple[Position | Edge, Position | Edge]:

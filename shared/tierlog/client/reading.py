@@ -21,7 +21,7 @@ from uuid import UUID
 import structlog
 
 from tierlog.client.merging import Answers, as_they_come, one_after_the_other
-from tierlog.format.entry import Entry, decode_entry
+from tierlog.format.entry import Codec, Decompress, Entry, decode_entry
 from tierlog.format.frame import FRAME_HEADER_LEN, check_frames, walk_frames
 from tierlog.model.errors import (
     CorruptError,
@@ -89,6 +89,7 @@ class StreamReader:
         follow: bool = False,
         bytes_max: int = 4 * 1024 * 1024,
         retry_s_max: float = 30.0,
+        decompressors: Mapping[Codec, Decompress] | None = None,
     ) -> None:
         self.stream = stream
         self._resume: Position | Edge = start
@@ -100,6 +101,7 @@ class StreamReader:
         self._follow = follow
         self._bytes_max = bytes_max
         self._retry_s_max = retry_s_max
+        self._decompressors = decompressors
 
     def __repr__(self) -> str:
         return f"<StreamReader {self.stream} at {self.resume}>"
@@ -211,13 +213,17 @@ class StreamReader:
             async for entry in entries:
                 if entry.partition is None:
                     self._go_on_at(entry.position)
-                events = events_of(entry)
+                events = self.events_of(entry)
                 for event in events[:-1]:
                     yield event
                 if entry.partition is None:
                     self._last = entry.position
                 for event in events[-1:]:
                     yield event
+
+    def events_of(self, entry: ReadEntry) -> list[ReadEvent]:
+        """Return an entry's events, their checksum verified."""
+        return events_of(entry, self._decompressors)
 
     async def _next(self, where: Position | Edge, left: int | None) -> FramesAnswer:
         loop = asyncio.get_running_loop()
@@ -317,7 +323,9 @@ def _pieces_of(answer: FramesAnswer) -> Iterator[list[ReadEntry]]:
         yield list(map(partial(tuple.__new__, ReadEntry), rows))
 
 
-def events_of(entry: ReadEntry) -> list[ReadEvent]:
+def events_of(
+    entry: ReadEntry, decompressors: Mapping[Codec, Decompress] | None = None
+) -> list[ReadEvent]:
     """Return an entry's events, their checksum verified."""
     if entry.raw:
         return [
@@ -331,8 +339,8 @@ def events_of(entry: ReadEntry) -> list[ReadEvent]:
         ]
     try:
         decoded: Entry = decode_entry(entry.data)
-        events = decoded.structured_events()
-    except CorruptError as error:
+        events = decoded.structured_events(decompressors)
+    except (CorruptError, RefusedError) as error:
         error.details.update(position=str(entry.position), tier=entry.tier)
         raise
     header = decoded.header

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from struct import Struct
+from struct import error as StructError  # noqa: N812 - it is a class
 from typing import Final, NoReturn, Self
 from uuid import UUID
 
@@ -258,6 +259,23 @@ def decode_entry(data: Buffer) -> Entry:
         _corrupt(f"entry data with flags {flags:#x} and a header of {header_len} bytes")
     header = _header_from_bytes(bytes(view[APPEND_HEADER_OFFSET:events_offset]))
     return Entry(header=header, packed=view[events_offset:])
+
+
+def unpacked_len(data: Buffer) -> int:
+    """Return how much room entry data takes once its events are decompressed, in bytes.
+
+    Nothing is verified: what is damaged is as long as it is, and ``decode_entry`` tells.
+    """
+    view, message = memoryview(data), pb.AppendHeader()
+    try:
+        *_, header_len = _FIXED.unpack_from(view)
+        message.ParseFromString(
+            bytes(view[APPEND_HEADER_OFFSET : APPEND_HEADER_OFFSET + header_len])
+        )
+    except (StructError, DecodeError):
+        return len(view)
+    packed = message.codec != pb.CODEC_NONE
+    return max(len(view), message.events_len) if packed else len(view)
 
 
 def _header_to_bytes(header: AppendHeader) -> bytes:

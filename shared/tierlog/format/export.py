@@ -26,6 +26,7 @@ from typing import Final
 
 from tierlog.format.checksum import Buffer
 from tierlog.format.entry import (
+    EVENTS_LEN_MAX,
     Codec,
     Decompress,
     Entry,
@@ -43,15 +44,20 @@ def lines_of(
     *,
     raw: bool,
     decompressors: Mapping[Codec, Decompress] | None = None,
+    events_len_max: int = EVENTS_LEN_MAX,
 ) -> Iterator[bytes]:
-    """Iterate over the lines of one entry; ``raw``: its stream was declared so."""
+    """Iterate over the lines of one entry; ``raw``: its stream was declared so.
+
+    ``events_len_max``: compressed events that are longer are refused.
+    """
     place: dict[str, object] = {"ledger_id": ledger_id, "entry_id": entry_id}
     if raw:
         line = {**place, "number": 0, "publish_time_ms": 0}
         yield _line(line, StructuredEvent(payload=bytes(data)))
         return
     entry = decode_entry(data)
-    for number, event in enumerate(entry.structured_events(decompressors)):
+    events = entry.structured_events(decompressors, events_len_max=events_len_max)
+    for number, event in enumerate(events):
         line = {**place, "number": number, **_writer_of(entry, number)}
         line["publish_time_ms"] = entry.header.publish_time_ms
         yield _line(line, event)

@@ -8,8 +8,8 @@ Invariants:
       that fails leaves the attempt as it is, and is made again by whoever wants it.
     * An export is never read back, nothing depends on it, and it goes with its attempt: every
       deletion of an attempt takes its key along (``tierlog.offload.cleaning``).
-    * It appears whole or not at all. What is being made takes at most one part of memory, and
-      one run.
+    * It appears whole or not at all. What is being made takes at most one part of memory, one
+      run, and the events of one entry, which compressed ones may make ``EVENTS_LEN_MAX``.
 
 Crash (leaks): an open upload under the attempt's export key, which the attempt's deletion, or a
 scrub, aborts.
@@ -49,6 +49,7 @@ EXPORTS: Final = Counter(
     "tierlog_offload_exports_total", "Export copies that were written, or failed", ["outcome"]
 )
 PART_BYTES: Final = 8 * 1024 * 1024
+EVENTS_LEN_MAX: Final = 32 * 1024 * 1024
 LINES_A_TURN: Final = 500
 """Other tasks get a turn after so many: breaking events out is this process's own work."""
 
@@ -161,7 +162,12 @@ class Exporter:
             for entry_id, data in enumerate(run.entries(), run.first_entry_id):
                 told.entries += 1
                 for line in lines_of(
-                    ledger_id, entry_id, data, raw=raw, decompressors=self._decompressors
+                    ledger_id,
+                    entry_id,
+                    data,
+                    raw=raw,
+                    decompressors=self._decompressors,
+                    events_len_max=EVENTS_LEN_MAX,
                 ):
                     told.events += 1
                     yield line

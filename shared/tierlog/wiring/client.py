@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -13,6 +13,7 @@ from tierlog.adapters.rpc.ingest import GrpcStreamControl
 from tierlog.adapters.rpc.ingest_nodes import IngestNodes, split_addresses
 from tierlog.adapters.rpc.reader import HttpReads
 from tierlog.adapters.system import SystemClock, SystemIds
+from tierlog.format.entry import Codec, Decompress
 from tierlog.ports.admin import Administration, DeadLetterDesk, ScrubDesk
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -23,6 +24,7 @@ from tierlog.runtime.calling import Calling
 from tierlog.runtime.settings import Settings
 from tierlog.wire.connection import ClientLimits, Hello, WireClient
 from tierlog.wire.messages import ROLE_PRODUCER
+from tierlog.wiring.compression import decompressors
 from tierlog.wiring.nodes import open_transport
 from tierlog.wiring.security import calling_of, wire_credentials
 
@@ -44,6 +46,7 @@ class ClientConnections:
     ids: Ids
     transport: Transport
     calling: Calling
+    decompressors: Mapping[Codec, Decompress]
 
     async def connect_owner(self, owner: OwnerInfo, tasks: asyncio.TaskGroup) -> AppendChannel:
         """Connect to an owner over the wire, its reader being one of ``tasks``."""
@@ -92,6 +95,7 @@ async def open_client_connections(
             ids=SystemIds(),
             transport=open_transport(settings.wire, calling=calling),
             calling=calling,
+            decompressors=decompressors(),
         )
 
 

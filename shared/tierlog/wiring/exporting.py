@@ -9,6 +9,7 @@ from tierlog.offload.export import ExportCopy, Exporter
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import open_catalog
+from tierlog.wiring.compression import decompressors
 from tierlog.wiring.drivers import open_with, reading_drivers
 from tierlog.wiring.objects import open_bucket
 from tierlog.wiring.offload import tier2_settings
@@ -28,7 +29,9 @@ async def export_ledger(settings: Settings, ledger_id: LedgerId, *, meter: CostM
         settings = settings.model_copy(update={"s3": s3})
         async with open_bucket(settings, bucket, meter=meter) as objects:
             handle = await open_with(reading_drivers(settings, objects), context)
-            exporter = Exporter(objects, tier2_settings(settings, cluster))
+            exporter = Exporter(
+                objects, tier2_settings(settings, cluster), decompressors=decompressors()
+            )
             return await exporter.export(handle, context.location)
 
 

@@ -37,6 +37,7 @@ from tierlog.wiring.build import (
     system_clock,
     system_ids,
 )
+from tierlog.wiring.compression import decompressors
 from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.manifests import manifest_store
 from tierlog.wiring.security import calling_of
@@ -162,7 +163,8 @@ def ledger_offloader(
     offloader = Drivers(parts, writes=writes, others=drivers)
     if not settings.s3.export_events:
         return offloader
-    return ExportingOffloader(offloader, Exporter(objects, tier2))
+    exporter = Exporter(objects, tier2, decompressors=decompressors())
+    return ExportingOffloader(offloader, exporter)
 
 
 def upload_retries(settings: Settings) -> Callable[[], Retries]:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
+from tests.unit.compression.test_compressed_events import COMPRESSORS, packed
 from tests.unit.reader.asgi import AsgiClient
 from tests.unit.reader.test_source import numbered
 from tests.unit.reader.test_tail import closed, tails_of
@@ -15,7 +16,7 @@ from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_
 from tierlog.adapters.memory.clock import SimClock
 from tierlog.cli.read import document_of as cli_document_of
 from tierlog.client.reading import ReadEntry, events_of
-from tierlog.format.entry import StructuredEvent, encode_entry
+from tierlog.format.entry import Codec, StructuredEvent, encode_entry
 from tierlog.model.access import Grant, Role
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.position import Edge
@@ -23,6 +24,7 @@ from tierlog.ports.access import TokenClaims
 from tierlog.runtime.access import Gate
 from tierlog.runtime.http import build_http_app
 from tierlog.runtime.http_access import guard_http
+from tierlog.wiring.compression import decompressors
 from tierlog_reader.access import HTTP_RULES
 from tierlog_reader.app import add_all_routes
 from tierlog_reader.documents import (
@@ -31,20 +33,23 @@ from tierlog_reader.documents import (
     NDJSON,
     OCTETS,
     FoundEntry,
+    Unpacking,
     document_of,
     wanted_type,
 )
 from tierlog_reader.documents import events_of as found_events_of
+from tierlog_reader.http_entries import COPIES
 from tierlog_reader.limits import ReadLimits
 from tierlog_reader.pages import read_page
 from tierlog_reader.seek import Time, TimeSeek, parse_start
-from tierlog_reader.served import ServedReads
+from tierlog_reader.served import ROOM_BYTES_MIN, ServedReads
 from tierlog_reader.shares import Shares
 from tierlog_reader.trace import tracing
 
 MIB = 1024 * 1024
 URL = f"/v1/streams/{STREAM}"
 RAW = numbered(0, 30)
+UNPACKING = Unpacking(decompressors=decompressors(), events_len_max=MIB)
 
 
 def stamped(number: int, publish_ms: int, **named) -> bytes:
@@ -60,7 +65,7 @@ async def served(world, *, tails=None, room_bytes=64 * MIB, send_s_max=30.0, gat
     async with world.reader(tails=tails or tails_of()) as source:
         app = build_http_app("reader", checks={})
         reads = ServedReads(source, shares)
-        add_all_routes(app, reads, TimeSeek(reads), limits)
+        add_all_routes(app, reads, TimeSeek(reads), limits, UNPACKING)
         guard_http(app, HTTP_RULES, gate)
         yield AsgiClient(app), shares
 
@@ -140,16 +145,72 @@ async def test_each_type_has_the_same_events():
     assert len(answers[NDJSON].text.splitlines()) == 30
 
 
+@on_virtual_time
+@pytest.mark.parametrize("codec", COMPRESSORS)
+async def test_compressed_events_are_served_as_plain_ones(codec):
+    def entries(codec):
+        return [packed(codec, [b"%d" % n * 40, b"\xff" * 9]) for n in range(6)]
+
+    async def told(entries):
+        world, *_ = await two_tiers(entries)
+        async with served(world) as (client, shares):
+            bodies = [
+                (await client.get(f"{URL}/entries", headers={"Accept": kind})).content
+                for kind in BODY_TYPES
+            ]
+            following = {"Accept": "text/event-stream"}
+            events = await client.get(f"{URL}/entries", params={"limit": 6}, headers=following)
+            assert shares.used_bytes == 0
+        return [*bodies, events.content]
+
+    assert await told(entries(codec)) == await told(entries(Codec.NONE))
+
+
+@on_virtual_time
+@pytest.mark.parametrize("codec", COMPRESSORS)
+async def test_a_page_is_as_long_as_its_events_are_decompressed(codec):
+    long, short = packed(codec, [bytes(30_000)]), packed(codec, [bytes(300_000)])
+    world, *_ = await two_tiers([*[long] * 4, short, *[long] * 3])
+    async with served(world) as (client, shares):
+        found, token = [], "earliest"
+        while True:
+            asked = {"from": token, "bytes_max": ROOM_BYTES_MIN}
+            answer = await client.get(f"{URL}/entries", params=asked, headers={"Accept": OCTETS})
+            token = answer.headers["Tierlog-Next"]
+            if answer.status_code == 204:
+                break
+            found.append(len(answer.content))
+            assert shares.used_bytes == 0
+    # Two of them fit into what was asked for; one that is longer alone gets room for itself.
+    assert found == [2 * 30_004, 2 * 30_004, 300_004, 2 * 30_004, 30_004]
+    assert shares.most_used_bytes >= COPIES[OCTETS] * 300_004
+
+
+@on_virtual_time
+@pytest.mark.parametrize("codec", COMPRESSORS)
+async def test_events_that_would_take_all_memory_are_refused(codec):
+    bomb, good = packed(codec, [bytes(MIB)]), packed(codec, [b"good"])
+    world, _, second = await two_tiers([good, bomb, good])
+    async with served(world) as (client, shares):
+        answer = await client.get(f"{URL}/entries", params={"from": f"{second}:0", "limit": 1})
+        assert shares.used_bytes == 0
+        after = await client.get(f"{URL}/entries", params={"from": f"{second}:1"})
+    assert answer.json()["reason"] == "TOO_LARGE"
+    assert f"{second}:0" in answer.text
+    assert json.loads(after.text)["payload"] == "good"
+
+
 def test_a_line_is_what_the_command_line_prints():
     binary = encode_entry([b"\xff\x00", b"plain"], publish_time_ms=7)
     for data, raw in ((ENTRIES[3], False), (binary, False), (b"just bytes", True)):
         where = at(3, 4)
         entry = FoundEntry(position=where, data=data, tier="tier2", raw=raw)
-        mine = [document_of(one) for one in found_events_of(entry)]
+        mine = [document_of(one) for one in found_events_of(entry, UNPACKING)]
         theirs = events_of(ReadEntry(position=where, data=memoryview(data), tier="tier2", raw=raw))
         assert mine == [cli_document_of(one) for one in theirs]
+    bad = FoundEntry(position=at(3, 4), data=b"x" * 40, tier="t", raw=False)
     with pytest.raises(CorruptError) as caught:
-        list(found_events_of(FoundEntry(position=at(3, 4), data=b"x" * 40, tier="t", raw=False)))
+        list(found_events_of(bad, UNPACKING))
     assert caught.value.details["position"] == "3:4"
 
 

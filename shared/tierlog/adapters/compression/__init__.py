@@ -1,0 +1,1 @@
+"""The events of an entry, compressed and decompressed; a module for each library."""
