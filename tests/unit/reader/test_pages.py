@@ -189,11 +189,12 @@ async def test_a_page_is_as_long_as_its_events_are_decompressed(codec):
 @on_virtual_time
 @pytest.mark.parametrize("codec", COMPRESSORS)
 async def test_events_that_would_take_all_memory_are_refused(codec):
-    bomb, good = packed(codec, [bytes(MIB)]), packed(codec, [b"good"])
+    bomb, good = packed(codec, [bytes(20 * MIB)]), packed(codec, [b"good"])
     world, _, second = await two_tiers([good, bomb, good])
     async with served(world) as (client, shares):
         answer = await client.get(f"{URL}/entries", params={"from": f"{second}:0", "limit": 1})
         assert shares.used_bytes == 0
+        assert shares.most_used_bytes < shares.bytes_max, "no room is taken for what is refused"
         after = await client.get(f"{URL}/entries", params={"from": f"{second}:1"})
     assert answer.json()["reason"] == "TOO_LARGE"
     assert f"{second}:0" in answer.text
