@@ -4,6 +4,7 @@ import select
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 from uuid import UUID
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from tierlog.ports.progress import Progress
 
 PIECE_BYTES = 1024 * 1024
+
+
+class Compression(StrEnum):
+    """How events of an entry are compressed."""
+
+    NONE = "none"
+    ZSTD = "zstd"
+    LZ4 = "lz4"
 
 
 @command
@@ -44,6 +53,10 @@ def append(  # noqa: PLR0913 - options of a command
     ] = None,
     batch_bytes: Annotated[
         int | None, typer.Option("--batch-bytes", min=1, help="Events of one entry, in bytes.")
+    ] = None,
+    compression: Annotated[
+        Compression | None,
+        typer.Option(help="Of the events of each entry; without it, as the settings say."),
     ] = None,
     state: Annotated[
         Path | None,
@@ -72,7 +85,14 @@ def append(  # noqa: PLR0913 - options of a command
 
     stream_name(stream)
     keying = _keying(key_field, key_separator, raw=raw)
-    given = _Given(stream, raw=raw, batch_bytes=batch_bytes, state=state, writer_id=writer_id)
+    given = _Given(
+        stream,
+        raw=raw,
+        batch_bytes=batch_bytes,
+        compression=compression,
+        state=state,
+        writer_id=writer_id,
+    )
     source, parser = open_input(file), EventParser(input_format)
     if if_last_event_number is not None or if_after is not None:
         given.check_conditional()
@@ -89,6 +109,7 @@ class _Given:
     stream: str
     raw: bool
     batch_bytes: int | None
+    compression: Compression | None
     state: Path | None
     writer_id: UUID | None
 
@@ -97,10 +118,10 @@ class _Given:
             raise RefusedError(
                 "entries of a raw stream have no place for a condition", remedy="Leave out --raw"
             )
-        if self.state is not None or self.batch_bytes is not None:
+        if any(one is not None for one in (self.state, self.batch_bytes, self.compression)):
             raise RefusedError(
-                "a conditional append is one entry, and keeps no state",
-                remedy="Leave out --state and --batch-bytes",
+                "a conditional append is one entry that is not compressed, and keeps no state",
+                remedy="Leave out --state, --batch-bytes and --compression",
             )
 
 
@@ -120,6 +141,7 @@ def _append(
             given.stream,
             raw=given.raw,
             batch_bytes=given.batch_bytes,
+            compression=given.compression,
             state=state,
             from_start=state is not None,
             progress=progress,

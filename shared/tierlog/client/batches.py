@@ -3,18 +3,21 @@
 Invariants:
     * Events keep their order; an entry of a stream with append headers carries the number of
       its last event, and numbers grow by one from event to event of a writer.
+    * Events are compressed where the entry gets shorter by it, and else are as they are.
     * A batch is settled exactly once: with the places of its entries, with the knowledge that it
       is there, or never.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID
 
 from tierlog.format.entry import (
     EVENT_LEN_LEN,
     AttributeUpdate,
+    Packing,
     StructuredEvent,
     decode_entry,
     encode_entry,
@@ -66,6 +69,7 @@ class BatchBuilder:
     batch_bytes: int
     last_number: int = 0
     updates: tuple[AttributeUpdate, ...] = ()
+    packing: Packing | None = None
     _events: list[Event] = field(default_factory=list)
     _bytes: int = 0
 
@@ -108,7 +112,9 @@ class BatchBuilder:
         assert batch.after < number < batch.last_number
         (data,) = batch.draft.entries()
         entry = decode_entry(data)
-        found = entry.structured_events()[number - batch.after :]
+        packing = self.packing
+        known = {packing.codec: packing.decompress} if packing is not None else {}
+        found = entry.structured_events(known)[number - batch.after :]
         events: list[Event] = [one if entry.header.structured else one.payload for one in found]
         return self._batch(
             events,
@@ -125,21 +131,27 @@ class BatchBuilder:
             entries = [one for one in events if not isinstance(one, StructuredEvent)]
             now_ms = 0
         else:
-            entries = [
-                encode_entry(
-                    events,
-                    publish_time_ms=now_ms,
-                    writer_id=self.writer_id,
-                    event_number=after + len(events) if self.writer_id is not None else 0,
-                    attribute_updates=self.updates,
-                )
-            ]
+            entries = [self._entry(events, after, now_ms=now_ms)]
         return Batch(
             draft=draft_of(entries, now_ms=now_ms),
             after=after,
             last_number=after + len(events),
             payload_len=payload_len,
         )
+
+    def _entry(self, events: Sequence[Event], after: int, *, now_ms: int) -> bytes:
+        encode = partial(
+            encode_entry,
+            events,
+            publish_time_ms=now_ms,
+            writer_id=self.writer_id,
+            event_number=after + len(events) if self.writer_id is not None else 0,
+            attribute_updates=self.updates,
+        )
+        plain, packing = encode(), self.packing
+        if packing is None:
+            return plain
+        return min(plain, encode(codec=packing.codec, compress=packing.compress), key=len)
 
 
 def draft_of(entries: Sequence[Buffer], *, now_ms: int) -> Run:

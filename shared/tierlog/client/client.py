@@ -24,7 +24,7 @@ from tierlog.client.reading import StreamReader
 from tierlog.client.resuming import WriterState, take_over
 from tierlog.client.single import append_events
 from tierlog.client.writer import OnAcked, StreamWriter, WriterLimits
-from tierlog.format.entry import AttributeUpdate
+from tierlog.format.entry import AttributeUpdate, Packing
 from tierlog.model.attributes import AppendCondition
 from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError
 from tierlog.model.ids import LedgerId, StreamName, stream_name
@@ -35,6 +35,7 @@ from tierlog.ports.admin import DeadLetterDesk, Document, ScrubDesk
 from tierlog.ports.progress import Progress
 from tierlog.runtime.settings import Settings, load_settings
 from tierlog.wiring.client import ClientConnections, open_client_connections
+from tierlog.wiring.compression import packing_of
 
 APPEND_S_MAX = 10.0
 OFFLOAD_POLL_S = 0.5
@@ -78,6 +79,7 @@ class Client:
         raw: bool = False,
         batch_bytes: int | None = None,
         linger_s: float | None = None,
+        compression: str | None = None,
         exactly_once: bool = True,
         state: WriterState | None = None,
         from_start: bool = False,
@@ -89,6 +91,7 @@ class Client:
         To a partitioned stream it is a ``PartitionedWriter``: the key of an event decides.
         ``state`` resumes a writer: ``resumed_event_number`` tells how many of its events are there;
         with ``from_start`` they are sent again from the first on, and those are passed over.
+        ``compression`` of events: none, zstd or lz4; those of a raw stream are never compressed.
         Without ``exactly_once``, and to a raw stream, appends are plain: a lost answer is told.
         ``on_acked`` is called, on the event loop, with what is acknowledged.
         """
@@ -107,6 +110,7 @@ class Client:
             resumed=state is not None,
             from_start=from_start,
             on_acked=on_acked,
+            packing=packing_of(compression or self._settings.compression),
         )
         try:
             await self.create_stream(stream, raw=raw)
@@ -169,6 +173,7 @@ class Client:
             from_start=options.from_start,
             progress=progress,
             on_acked=options.on_acked,
+            packing=options.packing,
         )
 
     def _owners(self) -> Owners:
@@ -402,6 +407,7 @@ class _Options:
     resumed: bool
     from_start: bool
     on_acked: OnAcked | None
+    packing: Packing | None
 
 
 def _sum_of(progress: Progress | None) -> Callable[[StreamName], Progress | None]:

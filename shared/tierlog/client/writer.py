@@ -40,6 +40,7 @@ from tierlog.client.idempotent import (
 )
 from tierlog.client.owners import BACKOFF_S_FIRST, BACKOFF_S_MAX, OwnerConnections
 from tierlog.client.resuming import Taken, WriterState
+from tierlog.format.entry import Packing
 from tierlog.model.attributes import NO_EVENT_NUMBER, AppendCondition
 from tierlog.model.errors import (
     CorruptError,
@@ -95,7 +96,7 @@ OnAcked = Callable[[Acked], None]
 class StreamWriter:
     """Appends events to one stream; an async context manager that flushes at its end."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of its own
         self,
         stream: StreamName,
         *,
@@ -108,6 +109,7 @@ class StreamWriter:
         from_start: bool = False,
         progress: Progress | None = None,
         on_acked: OnAcked | None = None,
+        packing: Packing | None = None,
     ) -> None:
         """Take what is there of the writer, where it is resumed, as ``taken``.
 
@@ -137,7 +139,7 @@ class StreamWriter:
         self._on_acked = on_acked
         session = (session_update(writer_id, taken.session),) if writer_id and taken else ()
         self._builder = BatchBuilder(
-            writer_id, raw, limits.batch_bytes, self.resumed_event_number, session
+            writer_id, raw, limits.batch_bytes, self.resumed_event_number, session, packing
         )
         self._built: Batch | None = None
         self._cutting = asyncio.Lock()

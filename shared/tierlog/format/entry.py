@@ -77,6 +77,15 @@ class Codec(Enum):
     LZ4 = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How whoever appends compresses events, and reads its own again."""
+
+    codec: Codec
+    compress: Compress
+    decompress: Decompress
+
+
 class Verb(Enum):
     """What an attribute update does (seeds/004)."""
 

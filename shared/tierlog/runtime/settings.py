@@ -452,7 +452,8 @@ class ClientSettings(_Section):
     Of ingest nodes several, with commas between them: any of them will do, and where one is away
     the next one is asked. An owner that owes an answer for ``doubt_s`` is asked for at another.
     A batch goes when it has ``batch_bytes`` of events, or after ``linger_s`` (0: not before a
-    flush); without an answer there are at most ``in_flight_bytes_max`` of them.
+    flush); without an answer there are at most ``in_flight_bytes_max`` of them. ``compression``
+    is of what writers append; reading takes none of it, but the library (tierlog[compression]).
     """
 
     ingest_address: str = ""
@@ -463,6 +464,7 @@ class ClientSettings(_Section):
     linger_s: float = Field(default=0.01, ge=0)
     batch_bytes: PositiveBytes = 256 * 1024
     in_flight_bytes_max: PositiveBytes = 8 * MIB
+    compression: Literal["none", "zstd", "lz4"] = "none"
 
 
 class Settings(BaseSettings):

@@ -22,6 +22,7 @@ from tierlog.model.attributes import AttributeKey
 from tierlog.model.errors import IndeterminateError, RetryableError, TierlogError
 from tierlog.model.ids import StreamName
 from tierlog.ports.streams import AttributeValues
+from tierlog.wiring.compression import decompressors
 
 __all__ = ["LOGS", "WRITER", "Service", "on_virtual_time", "resumed", "writer_of"]
 
@@ -145,7 +146,7 @@ class Service:
             bytes(event)
             for entries in self.ledgers
             for entry in entries
-            for event in decode_entry(entry).events()
+            for event in decode_entry(entry).events(decompressors())
         ]
 
 

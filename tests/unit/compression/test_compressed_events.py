@@ -1,5 +1,6 @@
 """Compressed events are read wherever plain ones are, and take no more memory than they say."""
 
+import random
 import sys
 import tracemalloc
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.client.world import LOGS, Service
+from tests.unit.client.world import LOGS, Service, writer_of
 from tests.unit.offload.test_export import UUID_1, exported, handle_of
 from tests.unit.offload.world import CLUSTER, World
 from tierlog.adapters import compression as libraries
@@ -22,12 +23,14 @@ from tierlog.adapters.compression import lz4_frames, zstd
 from tierlog.adapters.compression.bounded import PIECE_BYTES
 from tierlog.cli.main import app
 from tierlog.client import client as client_module
+from tierlog.client.batches import BatchBuilder
 from tierlog.client.client import Client
 from tierlog.format.entry import (
     AttributeUpdate,
     Codec,
     StructuredEvent,
     Verb,
+    decode_entry,
     encode_entry,
     unpacked_len,
 )
@@ -36,8 +39,9 @@ from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.node import Cluster
 from tierlog.offload import export
 from tierlog.runtime.settings import Settings
+from tierlog.wiring import compression
 from tierlog.wiring.client import open_client_connections
-from tierlog.wiring.compression import decompressors
+from tierlog.wiring.compression import decompressors, packing_of, packings
 from tierlog.wiring.offload import ledger_offloader
 from tierlog_spark.batches import record_batches
 from tierlog_spark.reading import wanted_events
@@ -140,7 +144,7 @@ def test_without_its_library_a_codec_is_refused_and_the_other_is_read(monkeypatc
         monkeypatch.delattr(libraries, module)
     for module in [one for one in sys.modules if one.partition(".")[0] == name]:
         monkeypatch.setitem(sys.modules, module, None)
-    found = decompressors.__wrapped__()
+    found = packings.__wrapped__()
     gone = Codec.ZSTD if name == "zstandard" else Codec.LZ4
     assert found.keys() == COMPRESSORS.keys() - {gone}
 
@@ -268,3 +272,47 @@ def test_who_cant_decompress_says_what_to_install_and_where_it_was_met(codec):
         assert refused.value.reason is not Reason.TOO_LARGE
 
     run_virtual(main())
+
+
+# --------------------------------------------------------------------------- who appends
+
+
+@codecs
+def test_a_writer_compresses_what_gets_shorter_by_it(codec):
+    async def main():
+        service, packing = Service(), packing_of(codec.name.lower())
+        long, short = [b"%d" % n * 500 for n in range(4)], [random.Random(1).randbytes(40)]
+        async with writer_of(service, batch_bytes=900, packing=packing) as writer:
+            for event in long + short:
+                await writer.send(event)
+        found = [decode_entry(entry).header.codec for ledger in service.ledgers for entry in ledger]
+        assert found == [codec, codec, Codec.NONE]
+        assert service.events() == long + short
+        assert writer.acked_bytes == sum(map(len, long + short))
+
+    run_virtual(main())
+
+
+@codecs
+def test_what_of_a_batch_is_not_there_yet_is_compressed_again(codec):
+    packing = packing_of(codec.name.lower())
+    builder = BatchBuilder(UUID(int=9), raw=False, batch_bytes=10_000, packing=packing)
+    events = [b"%d" % n * 500 for n in range(4)]
+    for event in events:
+        builder.add(event)
+    rest = builder.rest(builder.build(now_ms=5), 2)
+    (data,) = rest.draft.entries()
+    entry = decode_entry(data)
+    assert (entry.header.codec, entry.header.event_number) == (codec, 4)
+    assert entry.events(decompressors()) == events[2:]
+
+
+def test_a_compression_that_is_none_or_not_here_is_refused(monkeypatch):
+    assert packing_of("none") is None
+    with pytest.raises(RefusedError) as refused:
+        packing_of("gzip")
+    assert "zstd" in refused.value.remedy
+    monkeypatch.setattr(compression, "packings", dict)
+    with pytest.raises(RefusedError) as refused:
+        packing_of("zstd")
+    assert refused.value.remedy == "Install tierlog[compression]"
