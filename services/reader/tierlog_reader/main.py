@@ -88,10 +88,7 @@ async def serve(
             ids, cluster_id = system_ids(), parts.cluster.cluster_id
             checks = {"metadata": parts.catalog.answers}
             app = build_http_app("Tierlog reader", checks=checks, ids=ids, cluster_id=cluster_id)
-            unpacking = Unpacking(
-                decompressors=decompressors(), events_len_max=reads.response_bytes_max
-            )
-            add_all_routes(app, served, seek, reads, unpacking)
+            add_all_routes(app, served, seek, reads, _unpacking(reads))
             guard_http(app, HTTP_RULES, protection.gate)
             await awaited.leave()
             servicer = ReaderServicer(served, seek, reads)
@@ -126,6 +123,10 @@ def _read_limits(settings: ReaderSettings) -> ReadLimits:
         wait_ms_max=settings.wait_ms_max,
         send_s_max=settings.send_wait_ms_max / 1000,
     )
+
+
+def _unpacking(limits: ReadLimits) -> Unpacking:
+    return Unpacking(decompressors=decompressors(), events_len_max=limits.response_bytes_max)
 
 
 def _walks(limits: ReaderSettings, bytes_max: int) -> Shares:
