@@ -25,6 +25,7 @@ from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.partitions import partition_names, partition_of
 from tierlog.runtime.settings import ClientSettings, Settings
+from tierlog.wiring.compression import decompressors
 
 ORDERS = StreamName("orders")
 
@@ -40,6 +41,7 @@ class Connections:
         self.admin = MemoryAdministration(self.streams)
         self.clock = SimClock()
         self.ids = SeededIds(random.Random(1))
+        self.decompressors = decompressors()
 
     async def connect_owner(self, owner, tasks):
         return MemoryAppendChannel(self.streams)
