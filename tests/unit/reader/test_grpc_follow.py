@@ -169,15 +169,14 @@ async def test_who_goes_while_one_answer_is_on_its_way_leaves_no_room_behind(how
         await stub.GetBounds(pb.GetBoundsRequest(stream=STREAM))
         proxies[0].hold()
         call: Any = stub.Read(pb.ReadRequest(stream=STREAM, bytes_max=8 * MIB), timeout=3600)
-        while shares.used_bytes == 0:
+        while shares.used_bytes <= 8 * MIB:  # the transport has it
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
-        assert shares.used_bytes > 8 * MIB, "the transport has it"
         if how == "it cancels":
             call.cancel()
         elif how == "its connection breaks":
             proxies[0].cut()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(40):
             while shares.used_bytes:
                 await asyncio.sleep(0.05)
         call.cancel()
