@@ -57,8 +57,8 @@ QUICK: Final = {
     "TIERLOG_SCHEDULER__INTERVAL_S": "1",
     "TIERLOG_SCHEDULER__REQUEST_AGAIN_S": "3",
     "TIERLOG_SCHEDULER__SWEEP_AGAIN_S": "2",
-    # No sweep is the last before the longest request is over: 9 s with 64 MiB.
-    "TIERLOG_S3__REQUEST_S_MAX": "5",
+    # No sweep is the last before the longest request is over: 3 s with 5 MiB.
+    "TIERLOG_S3__REQUEST_S_MAX": "3",
     "TIERLOG_S3__BYTES_PER_S_MIN": str(16 * MIB),
     "TIERLOG_SCHEDULER__SCRUB_INTERVAL_S": "0",
     "TIERLOG_SCHEDULER__SCRUB_SAFETY_AGE_S": str(SAFETY_S),
