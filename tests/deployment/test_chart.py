@@ -34,6 +34,8 @@ from tools.lock import project
 
 COMMAND = ["tierlog", "spark"]
 OF = "app.kubernetes.io/component"
+INSIDE = {"service", "tracing", "compression"}
+"""Extras of a room that are no other system that it talks to."""
 
 
 def test_what_is_generated_is_what_the_code_gives():
@@ -315,7 +317,7 @@ def test_each_component_may_talk_to_what_its_room_names_and_to_nothing_else(char
     ports = {"zookeeper": 2181, "kafka": 9092, "s3": 443, "redis": 6379}
     for component in COMPONENTS:
         (library,) = project(ROOT / "services" / component)["dependencies"]
-        extras = set(re.findall(r"\w+", library.partition("[")[2])) - {"service", "tracing"}
+        extras = set(re.findall(r"\w+", library.partition("[")[2])) - INSIDE
         opened = {
             one["port"]
             for rule in policies[f"{NAME}-{component}"]["spec"]["egress"]
