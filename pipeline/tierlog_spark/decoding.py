@@ -28,6 +28,7 @@ from tierlog.format.entry import (
     Decompress,
     StructuredEvent,
     decode_entry,
+    unpacked_len,
 )
 from tierlog.format.frame import FRAME_HEADER_LEN, Offsets
 from tierlog.model.errors import CorruptError, RefusedError
@@ -37,6 +38,8 @@ _U32: Final = Struct(">I")
 _NO_WRITER: Final = -1
 # Fewer entries than that are walked through faster one by one.
 TOGETHER_MIN: Final = 64
+UNPACKED_BYTES_MAX: Final = 32 * 1024 * 1024
+"""So much compressed events make at once in memory; an entry whose own are more is refused."""
 
 
 class Details(NamedTuple):
@@ -129,7 +132,10 @@ def events_in(
                 first,
             )
         else:
-            yield _one_by_one(frames, starts[some], lens[some], first, decompressors)
+            for part in _parts(frames, starts[some], lens[some]):
+                yield _one_by_one(
+                    frames, starts[some][part], lens[some][part], first + part.start, decompressors
+                )
 
 
 def _data_in(frames: memoryview, offsets: Offsets) -> tuple[Int64s, Int64s]:
@@ -272,6 +278,18 @@ def _writers(headers: PlainHeaders) -> tuple[list[bytes], Int64s]:
     return list(known), rows
 
 
+def _parts(frames: memoryview, starts: Int64s, lens: Int64s) -> Iterator[slice]:
+    """Take entries apart so that the events of each part fit ``UNPACKED_BYTES_MAX``, or are one."""
+    begin, size = 0, 0
+    for number, (at, length) in enumerate(zip(starts.tolist(), lens.tolist(), strict=True)):
+        more = unpacked_len(frames[at : at + length])
+        if number > begin and size + more > UNPACKED_BYTES_MAX:
+            yield slice(begin, number)
+            begin, size = number, 0
+        size += more
+    yield slice(begin, len(starts))
+
+
 def _one_by_one(
     frames: memoryview,
     starts: Int64s,
@@ -287,7 +305,7 @@ def _one_by_one(
         entry_id = first_entry_id + number
         try:
             entry = decode_entry(frames[at : at + length])
-            found = entry.structured_events(decompressors)
+            found = entry.structured_events(decompressors, events_len_max=UNPACKED_BYTES_MAX)
         except (CorruptError, RefusedError) as error:
             error.details.setdefault("entry_id", str(entry_id))
             raise

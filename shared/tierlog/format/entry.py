@@ -192,7 +192,7 @@ class Entry:
                 raise RefusedError(
                     f"events of {one.events_len} bytes are over the limit of {events_len_max}",
                     reason=Reason.TOO_LARGE,
-                    remedy="Read with a higher limit",
+                    remedy="Read it by the client; append events in smaller entries",
                 )
             packed = memoryview(_decompressed(one, packed, decompressors or {}))
         if len(packed) != one.events_len:

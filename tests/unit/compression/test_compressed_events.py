@@ -43,7 +43,9 @@ from tierlog.wiring import compression
 from tierlog.wiring.client import open_client_connections
 from tierlog.wiring.compression import decompressors, packing_of, packings
 from tierlog.wiring.offload import ledger_offloader
+from tierlog_spark import decoding
 from tierlog_spark.batches import record_batches
+from tierlog_spark.decoding import events_in
 from tierlog_spark.reading import wanted_events
 
 COMPRESSORS = {Codec.ZSTD: zstd.compress, Codec.LZ4: lz4_frames.compress}
@@ -256,6 +258,28 @@ def test_spark_reads_them(codec):
     found = rows(codec)
     assert len(found) == 6
     assert found == rows(Codec.NONE)
+
+
+@codecs
+def test_spark_decompresses_so_much_at_once_and_refuses_an_entry_above_it(codec, monkeypatch):
+    monkeypatch.setattr(decoding, "UNPACKED_BYTES_MAX", 1000)
+
+    def parts(sizes):
+        frames, offsets = pack_entries([packed(codec, [bytes(size)]) for size in sizes], 5)
+        found = events_in(
+            memoryview(frames), offsets, 5, verify=True, decompressors=decompressors()
+        )
+        return [list(zip(one.entry_ids, one.lens, strict=True)) for one in found]
+
+    assert parts([400, 400, 400, 996, 100]) == [
+        [(5, 400), (6, 400)],
+        [(7, 400)],
+        [(8, 996)],
+        [(9, 100)],
+    ]
+    with pytest.raises(RefusedError) as caught:
+        parts([400, 997])
+    assert caught.value.details["entry_id"] == "6"
 
 
 @codecs
