@@ -196,7 +196,7 @@ class EmbeddedServices:
             async with asyncio.timeout(spec.start_s_max):
                 await _until_ready(spec, child, missing)
         except TimeoutError:
-            waits = f", and waits for {', '.join(missing)}" if missing else ""
+            waits = f", and waits for {', '.join(missing)}" if missing else _last_words(log, child)
             remedies = [f"{one.rstrip('.')}." for one in missing.values() if one]
             raise RetryableError(
                 f"{spec.name} was not ready after {spec.start_s_max:.0f} s{waits}",
@@ -206,6 +206,12 @@ class EmbeddedServices:
             tail = log_tail(log, since=child.log_from)
             what = f"{spec.name} ended with {child.exit_code} while starting: {tail[-600:]}"
             raise why_ended(what, child, log=log, folder=self._log_dir)
+
+
+def _last_words(log: Path, child: Child) -> str:
+    """Say what it did last: it never told what it waits for."""
+    said = log_tail(log, since=child.log_from)[-600:]
+    return f", and wrote last: {said}" if said else ", and has written nothing to its log"
 
 
 def _where(spec: ServiceSpec) -> str:
