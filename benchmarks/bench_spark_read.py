@@ -2,13 +2,14 @@
 
 direct    ``format("tierlog")``, the payload alone: fetched, verified, taken apart, as Arrow batches
 parquet   the same payloads as an uncompressed binary column in local files, Spark's own reader
+ready     as many bytes, one Arrow batch given again and again: what Python's API itself gives
 tuples    the same as ``direct``, but handed over row by row
 export    the job ``tierlog spark export`` to a local folder: all columns, as Parquet with zstd
 worker    ``direct`` as one task, of all and of 0.3 of it: the most memory that it ever held
 
-Events have 200 B or 10 KB; the first two run on one core and on two. The stream went the whole way:
-appended by a client, sealed, offloaded, named by the manifest. Each run is a session of its own
-that reads everything once before it is measured, into Spark's sink that goes nowhere.
+Events have 200 B or 10 KB; the first three run on one core and on two. The stream went the whole
+way: appended by a client, sealed, offloaded, named by the manifest. Each run is a session of its
+own that reads everything once before it is measured, into Spark's sink that goes nowhere.
 """
 
 import asyncio
@@ -21,10 +22,11 @@ from collections.abc import Awaitable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from common import (
@@ -68,6 +70,7 @@ COMPLETE_S_MAX = 300.0
 # A partition so large is a whole ledger, whatever there is of it.
 ONE_TASK = {"partitionBytes": str(10**12)}
 PART = 0.3
+READY_BYTES = MIB
 
 
 class TuplesReader(EventReader):
@@ -89,6 +92,58 @@ class TuplesSource(TierlogDataSource):
         return TuplesReader(self._options(), schema)
 
 
+class ReadyReader(DataSourceReader):
+    """Hands over the same batch, made once a partition."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self._size, self._count = size, count
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(FILES)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        left = (self._count + FILES - 1 - partition.value) // FILES
+        rows = max(1, READY_BYTES // self._size)
+        places = np.arange(rows + 1, dtype=np.int32) * self._size
+        buffers = [None, pa.py_buffer(places), pa.py_buffer(os.urandom(rows * self._size))]
+        payloads = pa.Array.from_buffers(pa.binary(), rows, buffers)
+        batch = pa.RecordBatch.from_arrays([payloads], ["payload"])
+        while left > 0:
+            yield batch.slice(0, min(left, rows))
+            left -= rows
+
+
+class ReadySource(DataSource):
+    """Has all there is to read already: nothing is fetched, verified or taken apart."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ready"
+
+    def schema(self) -> str:
+        return "payload binary"
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return ReadyReader(int(self.options["size"]), int(self.options["count"]))
+
+
+def frame_of(spark: SparkSession, parameters: Mapping[str, Any]) -> DataFrame:
+    """Return what is read."""
+    kind, count = parameters["kind"], parameters["count"]
+    if kind == "parquet":
+        return spark.read.parquet(parameters["parquet"])
+    if kind == "ready":
+        size = str(round(parameters["bytes"] / count))
+        return spark.read.format("ready").options(size=size, count=str(count)).load()
+    name = "tierlog" if kind == "direct" else TuplesSource.name()
+    return (
+        spark.read.format(name)
+        .options(stream=parameters["stream"], columns="payload", pushDownFilters="false")
+        .options(**parameters["options"])
+        .load()
+    )
+
+
 async def read_all(parameters: Mapping[str, Any]) -> Result:
     """Read everything, and then once more, measured (in a child)."""
     kind, cores = parameters["kind"], parameters["cores"]
@@ -96,20 +151,12 @@ async def read_all(parameters: Mapping[str, Any]) -> Result:
         os.environ.update(spark_environment(Path(folder), os.environ))
         spark = local_session(Path(folder), cores=cores, memory_mb=2048)
         spark.dataSource.register(TuplesSource)
+        spark.dataSource.register(ReadySource)
         if kind == "export":
             seconds = await export_all(spark, parameters["stream"], Path(folder))
             spark.stop()
             return _result(parameters, seconds)
-        if kind == "parquet":
-            frame = spark.read.parquet(parameters["parquet"])
-        else:
-            name = "tierlog" if kind == "direct" else TuplesSource.name()
-            frame = (
-                spark.read.format(name)
-                .options(stream=parameters["stream"], columns="payload", pushDownFilters="false")
-                .options(**parameters["options"])
-                .load()
-            )
+        frame = frame_of(spark, parameters)
         frame.write.format("noop").mode("overwrite").save()
         started_s = time.perf_counter()
         frame.write.format("noop").mode("overwrite").save()
@@ -203,6 +250,10 @@ def claims_of(size: int, runs: Mapping[str, list[Result]]) -> list[Claim]:
               target=0.7)
         for n in CORES
     ]  # fmt: skip
+    found += [
+        ratio(f"{size} B, {n} cores: direct / ready", of=f"direct {n}", to=f"ready {n}")
+        for n in CORES
+    ]
     least = 3.0 if size == min(SIZES) else None
     found.append(
         ratio(f"{size} B, 1 core: direct / tuples", of="direct 1", to="tuples 1", target=least)
@@ -239,13 +290,13 @@ async def measure(
             "stream": stream,
             "parquet": str(folder / f"parquet-{size}"),
             "count": round(share * count),
-            "counted": kind == "direct" and cores == max(CORES),
+            "counted": kind in ("direct", "ready") and cores == max(CORES),
             "bytes": share * count * size,
             "options": options or {},
         }
         return run_child(__file__, "read", parameters, bench.env)
 
-    kinds = [(kind, cores) for kind in ("direct", "parquet") for cores in CORES] + [
+    kinds = [(kind, cores) for kind in ("direct", "ready", "parquet") for cores in CORES] + [
         ("tuples", 1),
         ("export", max(CORES)),
     ]

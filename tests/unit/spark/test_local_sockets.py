@@ -1,0 +1,39 @@
+"""How Java and its Python workers talk on one machine."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tierlog_spark.local import SOCKETS_PATH_MAX, socket_options
+
+DIR = "spark.python.unix.domain.socket.dir"
+
+
+@pytest.fixture
+def short():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_sockets_are_files_that_nobody_else_reaches(short: Path):
+    before = os.umask(0)
+    try:
+        found = socket_options(short)
+    finally:
+        os.umask(before)
+    assert found["spark.python.unix.domain.socket.enabled"] == "true"
+    folder = Path(found[DIR])
+    assert folder.is_relative_to(short.resolve())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert socket_options(short) == found
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_path_too_long_for_a_socket_stays_with_tcp(more: int, short: Path):
+    room = SOCKETS_PATH_MAX - len(str(short.resolve())) - len("/") - len("/s")
+    folder = short / ("x" * (room + more))
+    assert bool(socket_options(folder)) is (more == 0)
+    assert (folder / "s").exists() is (more == 0)
