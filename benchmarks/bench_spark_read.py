@@ -2,6 +2,7 @@
 
 direct    ``format("tierlog")``, the payload alone: fetched, verified, taken apart, as Arrow batches
 parquet   the same payloads as an uncompressed binary column in local files, Spark's own reader
+s3a       the same files in the same bucket, by Hadoop's connector: ``--s3a`` names its jars
 ready     as many bytes, one Arrow batch given again and again: what Python's API itself gives
 tuples    the same as ``direct``, but handed over row by row
 export    the job ``tierlog spark export`` to a local folder: all columns, as Parquet with zstd
@@ -12,6 +13,7 @@ way: appended by a client, sealed, offloaded, named by the manifest. Each run is
 own that reads everything once before it is measured, into Spark's sink that goes nowhere.
 """
 
+import argparse
 import asyncio
 import contextlib
 import functools
@@ -24,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -130,8 +133,8 @@ class ReadySource(DataSource):
 def frame_of(spark: SparkSession, parameters: Mapping[str, Any]) -> DataFrame:
     """Return what is read."""
     kind, count = parameters["kind"], parameters["count"]
-    if kind == "parquet":
-        return spark.read.parquet(parameters["parquet"])
+    if kind in ("parquet", "s3a"):
+        return spark.read.parquet(parameters[kind])
     if kind == "ready":
         size = str(round(parameters["bytes"] / count))
         return spark.read.format("ready").options(size=size, count=str(count)).load()
@@ -144,11 +147,31 @@ def frame_of(spark: SparkSession, parameters: Mapping[str, Any]) -> DataFrame:
     )
 
 
+def s3a_arguments(jars: str) -> str:
+    """Return what Spark is started with to read the bucket by Hadoop's connector."""
+    s3 = load_settings().s3
+    assert s3.secret_key is not None
+    options = {
+        "endpoint": s3.endpoint_url,
+        "endpoint.region": s3.region,
+        "path.style.access": "true",
+        "connection.ssl.enabled": "false",
+        "access.key": s3.access_key,
+        "secret.key": s3.secret_key.get_secret_value(),
+    }
+    given = " ".join(
+        f"--conf spark.hadoop.fs.s3a.{name}={value}" for name, value in options.items()
+    )
+    return f"--driver-class-path {jars}/* {given} pyspark-shell"
+
+
 async def read_all(parameters: Mapping[str, Any]) -> Result:
     """Read everything, and then once more, measured (in a child)."""
     kind, cores = parameters["kind"], parameters["cores"]
     with tempfile.TemporaryDirectory(prefix="tierlog-bench-") as folder:
         os.environ.update(spark_environment(Path(folder), os.environ))
+        if kind == "s3a":
+            os.environ["PYSPARK_SUBMIT_ARGS"] = s3a_arguments(parameters["jars"])
         spark = local_session(Path(folder), cores=cores, memory_mb=2048)
         spark.dataSource.register(TuplesSource)
         spark.dataSource.register(ReadySource)
@@ -251,6 +274,11 @@ def claims_of(size: int, runs: Mapping[str, list[Result]]) -> list[Claim]:
         for n in CORES
     ]  # fmt: skip
     found += [
+        ratio(f"{size} B, {n} cores: direct / s3a", of=f"direct {n}", to=f"s3a {n}")
+        for n in CORES
+        if f"s3a {n}" in runs
+    ]
+    found += [
         ratio(f"{size} B, {n} cores: direct / ready", of=f"direct {n}", to=f"ready {n}")
         for n in CORES
     ]
@@ -270,16 +298,31 @@ def claims_of(size: int, runs: Mapping[str, list[Result]]) -> list[Claim]:
     return found
 
 
+def put_parquet(s3: S3Settings, folder: Path) -> str:
+    """Put the files into the bucket; return where Hadoop's connector finds them."""
+    assert s3.secret_key is not None
+    store = pa_fs.S3FileSystem(
+        access_key=s3.access_key,
+        secret_key=s3.secret_key.get_secret_value(),
+        endpoint_override=s3.endpoint_url,
+        region=s3.region,
+    )
+    pa_fs.copy_files(str(folder), f"{s3.bucket}/{folder.name}", destination_filesystem=store)
+    return f"s3a://{s3.bucket}/{folder.name}/"
+
+
 async def measure(
-    bench: Bench, folder: Path, size: int, *, total: int, rounds: int
+    bench: Bench, folder: Path, size: int, arguments: argparse.Namespace
 ) -> dict[str, list[Result]]:
     """Measure events of one size."""
+    total, rounds, jars = arguments.size * MB, arguments.runs, arguments.s3a
     stream, count = f"events-{size}", total // size
     payloads = list(entries_of(random_pool(), size, count))
     say(f"appending {total / MB:,.0f} MB in events of {size:,} bytes")
     async with bench.client() as client:
         ledger = await fill(client, bench_s3(bench), StreamName(stream), payloads)
     write_parquet(folder / f"parquet-{size}", payloads)
+    in_bucket = put_parquet(bench_s3(bench), folder / f"parquet-{size}") if jars else None
 
     def child(
         kind: str, cores: int, options: Mapping[str, str] | None = None, share: float = 1
@@ -289,6 +332,8 @@ async def measure(
             "cores": cores,
             "stream": stream,
             "parquet": str(folder / f"parquet-{size}"),
+            "s3a": in_bucket,
+            "jars": str(jars),
             "count": round(share * count),
             "counted": kind in ("direct", "ready") and cores == max(CORES),
             "bytes": share * count * size,
@@ -296,7 +341,8 @@ async def measure(
         }
         return run_child(__file__, "read", parameters, bench.env)
 
-    kinds = [(kind, cores) for kind in ("direct", "ready", "parquet") for cores in CORES] + [
+    compared = ("direct", "ready", "parquet", *["s3a"] * bool(jars))
+    kinds = [(kind, cores) for kind in compared for cores in CORES] + [
         ("tuples", 1),
         ("export", max(CORES)),
     ]
@@ -322,6 +368,7 @@ async def main() -> None:
     """Measure and tell."""
     parser = arguments_parser("Spark out of the bucket against Parquet", size_mb=1000)
     parser.add_argument("--sizes", type=positives, default=list(SIZES), help="bytes of an event")
+    parser.add_argument("--s3a", type=Path, help="folder of the jars of hadoop-aws")
     arguments = parse(parser, quick_mb=200)
     # What the client packs events into.
     arguments.entry_size = Settings.model_fields["client"].default.batch_bytes
@@ -332,9 +379,7 @@ async def main() -> None:
             folder / "servers", ["ingest", "reader", "offloader", "scheduler"], {}
         ) as bench:
             for size in arguments.sizes:
-                found = await measure(
-                    bench, folder, size, total=arguments.size * MB, rounds=arguments.runs
-                )
+                found = await measure(bench, folder, size, arguments)
                 claims += claims_of(size, found)
                 runs |= {f"{size} B: {name}": results for name, results in found.items()}
     report("spark_read", arguments, claims, runs)
