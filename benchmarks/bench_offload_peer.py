@@ -10,12 +10,15 @@ just started empty and has got one small ledger from the same process. The runs 
 SeaweedFS acknowledges before its disk has the bytes, as it comes, and so that the two clients are
 compared. ``--fsync``: as ``tierlog up`` runs it, where its disk sets the rate of both. ``--sink``:
 a server that drops what it gets, so that the clients set the rate and not the server beside them.
+``--server``: another S3 server that runs already, with the keys of the environment and an empty
+bucket ``tierlog``; all that is in it is deleted before each run.
 """
 
 import argparse
 import asyncio
 import gc
 import importlib
+import os
 import sys
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -153,18 +156,22 @@ class Peers:
         size: int,
         *,
         fsync: bool,
-        sink_url: str | None,
+        given: Mapping[str, str],
+        emptied: bool,
     ) -> None:
         self._bench = bench
         self._fsync = fsync
-        self._sink_url = sink_url
+        self._given = given
+        self._emptied = emptied
         self._pulsar = pulsar
         self._pool = pool
         self._size = size
         self._ledgers = 0
 
     async def _fresh_s3(self) -> None:
-        if self._sink_url is not None:
+        if self._given:
+            if self._emptied:
+                await run_child(__file__, "empty", {}, {**self._bench.env, **self._given})
             return
         await self._bench.fresh_s3()
         if not self._fsync:
@@ -174,8 +181,7 @@ class Peers:
         """Offload with Tierlog."""
         await self._fresh_s3()
         parameters = {"entry_size": entry_size, "bytes": self._size}
-        sink = {} if self._sink_url is None else {"TIERLOG_S3__ENDPOINT_URL": self._sink_url}
-        return await run_child(__file__, "offload", parameters, {**self._bench.env, **sink})
+        return await run_child(__file__, "offload", parameters, {**self._bench.env, **self._given})
 
     async def pulsar(self, entry_size: int) -> Result:
         """Offload with Pulsar."""
@@ -208,6 +214,28 @@ class Peers:
             "mb_per_s": bytes_ / MB / seconds,
             "cpu_s_per_gb": answer["cpu_s"] / (bytes_ / 10**9),
         }
+
+
+async def empty_bucket(_: Mapping[str, Any]) -> Result:
+    """Delete all objects of the bucket (in a child)."""
+    async with open_objects(load_settings()) as objects:
+        keys = [one.key async for one in objects.list()]
+        for key in keys:
+            await objects.delete(key)
+    return {"deleted": len(keys)}
+
+
+def given_server(arguments: argparse.Namespace, null_url: str) -> dict[str, str]:
+    """Return how the server is reached that takes the place of SeaweedFS; nothing: none does."""
+    if arguments.sink:
+        return {"TIERLOG_S3__ENDPOINT_URL": null_url}
+    if arguments.server is None:
+        return {}
+    return {
+        "TIERLOG_S3__ENDPOINT_URL": arguments.server,
+        "TIERLOG_S3__ACCESS_KEY": os.environ["AWS_ACCESS_KEY_ID"],
+        "TIERLOG_S3__SECRET_KEY": os.environ["AWS_SECRET_ACCESS_KEY"],
+    }
 
 
 async def measure(
@@ -244,6 +272,7 @@ async def main() -> None:
     parser.add_argument("--warmups", type=int, default=1, help="of Java, before each size")
     parser.add_argument("--fsync", action="store_true", help="S3 as `tierlog up` runs it")
     parser.add_argument("--sink", action="store_true", help="a server that drops what it gets")
+    parser.add_argument("--server", help="URL of another S3 server")
     arguments = parse(parser, quick_mb=200)
     try:
         built = await asyncio.to_thread(build, say)
@@ -255,22 +284,23 @@ async def main() -> None:
         pool.write_bytes(random_pool())
         async with Bench(folder, [], {}) as bench, null_s3() as null_url:
             where = bench.cluster.servers.endpoints
-            sink_url = null_url if arguments.sink else None
+            given = given_server(arguments, null_url)
             bucket = Bucket(
-                endpoint_url=sink_url or where.s3_endpoint_url,
+                endpoint_url=given.get("TIERLOG_S3__ENDPOINT_URL", where.s3_endpoint_url),
                 name=where.s3_bucket,
-                access_key=where.s3_access_key,
-                secret_key=where.s3_secret_key,
+                access_key=given.get("TIERLOG_S3__ACCESS_KEY", where.s3_access_key),
+                secret_key=given.get("TIERLOG_S3__SECRET_KEY", where.s3_secret_key),
             )
             with Pulsar(built, bucket) as pulsar:
                 peers = Peers(
                     bench, pulsar, pool, arguments.size * MB,
-                    fsync=arguments.fsync, sink_url=sink_url,
+                    fsync=arguments.fsync, given=given,
+                    emptied=arguments.server is not None,
                 )  # fmt: skip
                 claims, runs = await measure(peers, arguments)
     report("offload_peer", arguments, claims, runs)
 
 
 if __name__ == "__main__":
-    if not child_mode({"offload": offload_from_memory}):
+    if not child_mode({"offload": offload_from_memory, "empty": empty_bucket}):
         asyncio.run(main())
