@@ -10,8 +10,9 @@ just started empty and has got one small ledger from the same process. The runs 
 SeaweedFS acknowledges before its disk has the bytes, as it comes, and so that the two clients are
 compared. ``--fsync``: as ``tierlog up`` runs it, where its disk sets the rate of both. ``--sink``:
 a server that drops what it gets, so that the clients set the rate and not the server beside them.
-``--server``: another S3 server that runs already, with the keys of the environment and an empty
-bucket ``tierlog``; all that is in it is deleted before each run.
+``--server``: another S3 server that runs already, with the keys of ``AWS_ACCESS_KEY_ID`` and
+``AWS_SECRET_ACCESS_KEY`` and an empty bucket ``tierlog``: one that holds anything is refused, and
+what a run put there is deleted before the next.
 """
 
 import argparse
@@ -157,12 +158,10 @@ class Peers:
         *,
         fsync: bool,
         given: Mapping[str, str],
-        emptied: bool,
     ) -> None:
         self._bench = bench
         self._fsync = fsync
         self._given = given
-        self._emptied = emptied
         self._pulsar = pulsar
         self._pool = pool
         self._size = size
@@ -170,8 +169,8 @@ class Peers:
 
     async def _fresh_s3(self) -> None:
         if self._given:
-            if self._emptied:
-                await run_child(__file__, "empty", {}, {**self._bench.env, **self._given})
+            # The sink holds nothing, and lists nothing.
+            await run_child(__file__, "empty", {}, {**self._bench.env, **self._given})
             return
         await self._bench.fresh_s3()
         if not self._fsync:
@@ -216,8 +215,14 @@ class Peers:
         }
 
 
+async def held(_: Mapping[str, Any]) -> Result:
+    """Count the objects of the bucket (in a child)."""
+    async with open_objects(load_settings()) as objects:
+        return {"objects": len([one async for one in objects.list()])}
+
+
 async def empty_bucket(_: Mapping[str, Any]) -> Result:
-    """Delete all objects of the bucket (in a child)."""
+    """Delete what the runs put into a bucket that was empty before them (in a child)."""
     async with open_objects(load_settings()) as objects:
         keys = [one.key async for one in objects.list()]
         for key in keys:
@@ -231,11 +236,21 @@ def given_server(arguments: argparse.Namespace, null_url: str) -> dict[str, str]
         return {"TIERLOG_S3__ENDPOINT_URL": null_url}
     if arguments.server is None:
         return {}
-    return {
-        "TIERLOG_S3__ENDPOINT_URL": arguments.server,
-        "TIERLOG_S3__ACCESS_KEY": os.environ["AWS_ACCESS_KEY_ID"],
-        "TIERLOG_S3__SECRET_KEY": os.environ["AWS_SECRET_ACCESS_KEY"],
-    }
+    names = {"ACCESS_KEY": "AWS_ACCESS_KEY_ID", "SECRET_KEY": "AWS_SECRET_ACCESS_KEY"}
+    if missing := [name for name in names.values() if not os.environ.get(name)]:
+        raise SystemExit(f"--server wants its keys in the environment: set {', '.join(missing)}")
+    keys = {f"TIERLOG_S3__{ours}": os.environ[name] for ours, name in names.items()}
+    return {"TIERLOG_S3__ENDPOINT_URL": arguments.server, **keys}
+
+
+async def require_empty(environ: Mapping[str, str]) -> None:
+    """Refuse a bucket in which something lies that no run put there."""
+    found = await run_child(__file__, "held", {}, environ)
+    if found["objects"]:
+        raise SystemExit(
+            f"the bucket of --server holds {found['objects']:,.0f} objects, which would be "
+            "deleted between runs: give a server whose bucket `tierlog` is empty"
+        )
 
 
 async def measure(
@@ -270,9 +285,10 @@ async def main() -> None:
     parser = arguments_parser("offload from memory against Apache Pulsar's", size_mb=1000)
     parser.add_argument("--sizes", type=int, nargs="*", default=ENTRY_SIZES)
     parser.add_argument("--warmups", type=int, default=1, help="of Java, before each size")
-    parser.add_argument("--fsync", action="store_true", help="S3 as `tierlog up` runs it")
-    parser.add_argument("--sink", action="store_true", help="a server that drops what it gets")
-    parser.add_argument("--server", help="URL of another S3 server")
+    servers = parser.add_mutually_exclusive_group()
+    servers.add_argument("--fsync", action="store_true", help="S3 as `tierlog up` runs it")
+    servers.add_argument("--sink", action="store_true", help="a server that drops what it gets")
+    servers.add_argument("--server", help="URL of another S3 server, its bucket `tierlog` empty")
     arguments = parse(parser, quick_mb=200)
     try:
         built = await asyncio.to_thread(build, say)
@@ -285,6 +301,8 @@ async def main() -> None:
         async with Bench(folder, [], {}) as bench, null_s3() as null_url:
             where = bench.cluster.servers.endpoints
             given = given_server(arguments, null_url)
+            if arguments.server is not None:
+                await require_empty({**bench.env, **given})
             bucket = Bucket(
                 endpoint_url=given.get("TIERLOG_S3__ENDPOINT_URL", where.s3_endpoint_url),
                 name=where.s3_bucket,
@@ -295,12 +313,11 @@ async def main() -> None:
                 peers = Peers(
                     bench, pulsar, pool, arguments.size * MB,
                     fsync=arguments.fsync, given=given,
-                    emptied=arguments.server is not None,
                 )  # fmt: skip
                 claims, runs = await measure(peers, arguments)
     report("offload_peer", arguments, claims, runs)
 
 
 if __name__ == "__main__":
-    if not child_mode({"offload": offload_from_memory, "empty": empty_bucket}):
+    if not child_mode({"offload": offload_from_memory, "held": held, "empty": empty_bucket}):
         asyncio.run(main())

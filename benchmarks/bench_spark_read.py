@@ -341,7 +341,7 @@ async def measure(
         }
         return run_child(__file__, "read", parameters, bench.env)
 
-    compared = ("direct", "ready", "parquet", *["s3a"] * bool(jars))
+    compared = ["direct", "ready", "parquet"] + (["s3a"] if jars else [])
     kinds = [(kind, cores) for kind in compared for cores in CORES] + [
         ("tuples", 1),
         ("export", max(CORES)),
@@ -370,6 +370,8 @@ async def main() -> None:
     parser.add_argument("--sizes", type=positives, default=list(SIZES), help="bytes of an event")
     parser.add_argument("--s3a", type=Path, help="folder of the jars of hadoop-aws")
     arguments = parse(parser, quick_mb=200)
+    if arguments.s3a is not None and not list(arguments.s3a.glob("hadoop-aws-*.jar")):
+        parser.error(f"--s3a: there is no hadoop-aws-*.jar in {arguments.s3a}")
     # What the client packs events into.
     arguments.entry_size = Settings.model_fields["client"].default.batch_bytes
     claims: list[Claim] = []
