@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import gc
 import importlib
+import os
 import statistics
 import time
 import uuid
@@ -104,8 +105,14 @@ def _sent(parts: OffloadParts) -> int:
 
 
 async def burn(parameters: Mapping[str, Any]) -> Result:
-    """Take so many seconds of the CPU a second until the appends are done (in a child)."""
+    """Take so many seconds of the CPU a second until the appends are done (in a child).
+
+    ``apart``: in a session of its own, as servers and services run. Linux shares the CPU out by
+    session first (autogroups): one that stays in ours takes from the producers what it takes.
+    """
     share = parameters["cpu_share"]
+    if parameters.get("apart"):
+        os.setsid()
     done, meter = begun(), Meter()
     while not done.is_set():
         cpu_s = time.process_time()
@@ -194,11 +201,11 @@ class Sitting:
     async def wide(self) -> Result:
         """Append so beside what burns S3's share too."""
         await self._fresh_s3()
-        both = partial(self._burning, self._s3_share, self._paced)
+        both = partial(self._burning, self._s3_share, self._paced, apart=True)
         return await self._burning(self._offloader_share, both)
 
-    async def _burning(self, cpu_share: float, work: Any) -> Result:  # noqa: ANN401
-        parameters = {"cpu_share": cpu_share}
+    async def _burning(self, cpu_share: float, work: Any, *, apart: bool = False) -> Result:  # noqa: ANN401
+        parameters = {"cpu_share": cpu_share, "apart": apart}
         result: Result
         result, burnt = await run_beside(__file__, "burn", parameters, self._bench.env, work)
         more = result.get("beside_share", 0.0)

@@ -3,19 +3,20 @@
 alone     100 producers at half of what the node takes, nothing beside them
 beside    the same, while 64 readers read an offloaded ledger, each at a place of its own, again
           and again, through the reader
-control   the same, while processes burn as much CPU as the reader, the bucket's server and the
-          readers took beside them, which share the machine here
+control   the same, while three processes burn as much CPU as the reader, the bucket's server and
+          those who read took beside them, which share the machine here
 
-What is burnt is what the readers last took, the first time in a run that does not count.
+What is burnt is what each of them last took, the first time in a run that does not count. Reader
+and server run in sessions of their own, and so do those who burn for them: Linux shares the CPU
+out by session first.
 """
 
 import argparse
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from bench_append import PRODUCERS_MANY, STREAM, append_by_wire
 from bench_append_offload import REACHED, WINDOW, burn
@@ -51,13 +52,29 @@ CACHE_BYTES: Final = 64 * MIB
 """Far less than the ledger, so that readers go to the bucket."""
 
 
+class Shares(NamedTuple):
+    """What of the CPU each of them takes, seconds a second."""
+
+    reader: float
+    s3: float
+    readers: float
+
+    @property
+    def whole(self) -> float:
+        """All of them."""
+        return sum(self)
+
+    def __str__(self) -> str:
+        return f"reader {self.reader:.2f}, S3 {self.s3:.2f}, who reads {self.readers:.2f}"
+
+
 class Sitting:
     """The variants over one cluster, and what the readers took last."""
 
     def __init__(self, bench: Bench, arguments: argparse.Namespace, *, seconds: float) -> None:
         self._bench, self._arguments, self._seconds = bench, arguments, seconds
         self._ledger_id, self._entries = LedgerId(0), 0
-        self._per_s = self._share = 0.0
+        self._per_s, self._shares = 0.0, Shares(0.0, 0.0, 0.0)
 
     async def prepare(self) -> None:
         """Offload what is read; find out what the node takes, and the readers beside half of it."""
@@ -90,32 +107,36 @@ class Sitting:
         result, read = await run_beside(
             __file__, "read", parameters, self._bench.env, self._beside_servers
         )
-        self._share = result["servers_share"] + read["cpu_share"]
-        say(f"read {read['mb_per_s']:,.0f} MB/s, which took {self._share:.2f} CPU s/s")
-        return {**result, "read_mb_per_s": read["mb_per_s"], "beside_share": self._share}
+        self._shares = Shares(result["reader_share"], result["s3_share"], read["cpu_share"])
+        say(f"read {read['mb_per_s']:,.0f} MB/s, CPU s/s: {self._shares}")
+        share = self._shares.whole
+        return {**result, "read_mb_per_s": read["mb_per_s"], "beside_share": share}
 
     async def _beside_servers(self) -> Result:
         """Append, and see what the reader and the bucket's server take meanwhile."""
         pid = self._bench.cluster.services.pid("reader")
-
-        def taken_s() -> float:
-            return process_cpu_s(pid) + self._bench.s3_cpu_s()
-
-        started_s, before_s = time.perf_counter(), taken_s()
+        started_s = time.perf_counter()
+        reader_s, s3_s = process_cpu_s(pid), self._bench.s3_cpu_s()
         result = await self.alone()
-        share = (taken_s() - before_s) / (time.perf_counter() - started_s)
-        return {**result, "servers_share": share}
+        seconds = time.perf_counter() - started_s
+        return {
+            **result,
+            "reader_share": (process_cpu_s(pid) - reader_s) / seconds,
+            "s3_share": (self._bench.s3_cpu_s() - s3_s) / seconds,
+        }
 
     async def control(self) -> Result:
-        """Append so beside what burns as much."""
-        burners = math.ceil(self._share)
+        """Append so beside what burns as much, each in a process as it was taken."""
+        shares = self._shares
         work: Callable[[], Awaitable[Result]] = self.alone
-        for _ in range(burners):
-            work = partial(self._burning, self._share / burners, work)
-        return await work()
+        work = partial(self._burning, shares.readers, work, apart=False)
+        work = partial(self._burning, shares.s3, work, apart=True)
+        return await self._burning(shares.reader, work, apart=True)
 
-    async def _burning(self, cpu_share: float, work: Callable[[], Awaitable[Result]]) -> Result:
-        parameters = {"cpu_share": cpu_share}
+    async def _burning(
+        self, cpu_share: float, work: Callable[[], Awaitable[Result]], *, apart: bool
+    ) -> Result:
+        parameters = {"cpu_share": cpu_share, "apart": apart}
         result, burnt = await run_beside(__file__, "burn", parameters, self._bench.env, work)
         more = result.get("beside_share", 0.0)
         return {**result, "beside_share": burnt["cpu_share"] + more}
