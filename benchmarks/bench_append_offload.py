@@ -107,8 +107,8 @@ def _sent(parts: OffloadParts) -> int:
 async def burn(parameters: Mapping[str, Any]) -> Result:
     """Take so many seconds of the CPU a second until the appends are done (in a child).
 
-    ``apart``: in a session of its own, as servers and services run. Linux shares the CPU out by
-    session first (autogroups): one that stays in ours takes from the producers what it takes.
+    ``apart``: in a session of its own, as servers and services run, which Linux may give another
+    share of the CPU than it gives to who burns in ours (autogroups).
     """
     share = parameters["cpu_share"]
     if parameters.get("apart"):
@@ -201,11 +201,11 @@ class Sitting:
     async def wide(self) -> Result:
         """Append so beside what burns S3's share too."""
         await self._fresh_s3()
-        both = partial(self._burning, self._s3_share, self._paced, apart=True)
+        both = partial(self._burning, self._s3_share, self._paced)
         return await self._burning(self._offloader_share, both)
 
-    async def _burning(self, cpu_share: float, work: Any, *, apart: bool = False) -> Result:  # noqa: ANN401
-        parameters = {"cpu_share": cpu_share, "apart": apart}
+    async def _burning(self, cpu_share: float, work: Any) -> Result:  # noqa: ANN401
+        parameters = {"cpu_share": cpu_share}
         result: Result
         result, burnt = await run_beside(__file__, "burn", parameters, self._bench.env, work)
         more = result.get("beside_share", 0.0)

@@ -3,16 +3,18 @@
 alone     100 producers at half of what the node takes, nothing beside them
 beside    the same, while 64 readers read an offloaded ledger, each at a place of its own, again
           and again, through the reader
-control   the same, while three processes burn as much CPU as the reader, the bucket's server and
-          those who read took beside them, which share the machine here
+control   the same, while processes burn as much CPU as the reader, the bucket's server and the
+          readers took beside them, which share the machine here
+apart     the same, while one process burns for each of these three, the reader's and the server's
+          in sessions of their own, as those run
 
-What is burnt is what each of them last took, the first time in a run that does not count. Reader
-and server run in sessions of their own, and so do those who burn for them: Linux shares the CPU
-out by session first.
+What is burnt is what the readers last took, the first time in a run that does not count. The claim
+is against `control`; `apart` tells what the way of burning makes of it.
 """
 
 import argparse
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -126,15 +128,22 @@ class Sitting:
         }
 
     async def control(self) -> Result:
-        """Append so beside what burns as much, each in a process as it was taken."""
-        shares = self._shares
+        """Append so beside what burns as much."""
+        burners = math.ceil(self._shares.whole)
         work: Callable[[], Awaitable[Result]] = self.alone
-        work = partial(self._burning, shares.readers, work, apart=False)
-        work = partial(self._burning, shares.s3, work, apart=True)
-        return await self._burning(shares.reader, work, apart=True)
+        for _ in range(burners):
+            work = partial(self._burning, self._shares.whole / burners, work)
+        return await work()
+
+    async def apart(self) -> Result:
+        """Append so beside what burns as much, each in a process as it was taken."""
+        work: Callable[[], Awaitable[Result]] = self.alone
+        work = partial(self._burning, self._shares.readers, work)
+        work = partial(self._burning, self._shares.s3, work, apart=True)
+        return await self._burning(self._shares.reader, work, apart=True)
 
     async def _burning(
-        self, cpu_share: float, work: Callable[[], Awaitable[Result]], *, apart: bool
+        self, cpu_share: float, work: Callable[[], Awaitable[Result]], *, apart: bool = False
     ) -> Result:
         parameters = {"cpu_share": cpu_share, "apart": apart}
         result, burnt = await run_beside(__file__, "burn", parameters, self._bench.env, work)
@@ -161,6 +170,8 @@ def claims_of(runs: dict[str, list[Result]]) -> list[Claim]:
             target=P99_RATIO_MAX, at_most=True,
         ),
         ratio_claim("p50 beside / control", runs, of="beside", to="control", key="p50_ms"),
+        ratio_claim("p99 beside / apart", runs, of="beside", to="apart", key="p99_ms"),
+        ratio_claim("p50 beside / apart", runs, of="beside", to="apart", key="p50_ms"),
         ratio_claim("p99 beside / alone", runs, of="beside", to="alone", key="p99_ms"),
         *latency_claims(runs, runs),
         *(median_claim(f"{name}, appended", runs[name], "mb_per_s", unit="MB/s") for name in runs),
@@ -182,7 +193,7 @@ async def main() -> None:
         async with Bench(folder, kinds, settings) as bench:
             sitting = Sitting(bench, arguments, seconds=seconds)
             await sitting.prepare()
-            variants = ("alone", "beside", "control")
+            variants = ("alone", "beside", "control", "apart")
             runs = await take_turns(
                 {name: getattr(sitting, name) for name in variants}, arguments.runs
             )
