@@ -107,8 +107,8 @@ compiled: venv ## compile the reader's streaming cache, where a C compiler is (i
 	@$(BIN)/python -m tools.compile_cache
 
 test-obstore: venv ## reads by obstore (the extra tierlog[obstore]), through the object store's contract
-	$(BIN)/uv pip install --quiet --require-hashes -r requirements-obstore.lock
-	$(BIN)/python -m pytest tests/interop/obstore_reads.py -q
+	@$(BIN)/python -m tools.setup_obstore
+	.venv/with-obstore/bin/python -m pytest tests/interop/obstore_reads.py -q
 
 spec: venv ## the model of the protocol: its whole state spaces, and every mistake it must find
 	$(BIN)/python -m tests.spec.run
