@@ -10,11 +10,12 @@ import ast
 import functools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, Final, get_origin
+from types import UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import typer.main
 from pydantic import BaseModel
@@ -139,10 +140,29 @@ def _type(info: FieldInfo) -> str:
     annotation = info.annotation
     if get_origin(annotation) is dict:
         return "secret"  # one of several, by id
-    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    name = name.replace("pydantic.types.", "").replace(" | None", "")
     limits = [_limit(one) for one in info.metadata]
-    return " ".join([name.replace("SecretStr", "secret"), *filter(None, limits)])
+    return " ".join([_named(annotation), *filter(None, limits)])
+
+
+def _named(annotation: Any) -> str:  # noqa: ANN401 - a type, or what typing makes of some
+    """Name a type as who sets it thinks of it; that there may be none is the default's to say."""
+    parts = [one for one in get_args(annotation) if one is not type(None)]
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return _either(parts)
+    if origin in {Union, UnionType} and len(parts) == 1:
+        return _named(parts[0])
+    if origin is tuple and get_origin(parts[0]) is Literal:
+        return f"any of {_either(get_args(parts[0]))}"
+    is_plain = isinstance(annotation, type) and not parts
+    name = annotation.__name__ if is_plain else str(annotation)
+    name = name.replace("pydantic.types.", "").replace("pathlib.", "")
+    return name.replace("SecretStr", "secret")
+
+
+def _either(choices: Sequence[str]) -> str:
+    *others, last = (f"`{one}`" for one in choices)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _limit(constraint: Any) -> str:  # noqa: ANN401 - annotated_types has no common base

@@ -43,6 +43,15 @@ def test_each_format_error_and_setting_is_there():
     assert "`deletion_lag_ms` | `14400000`" in configuration
 
 
+def test_choices_are_named_as_they_are_set_and_no_type_is_shown_as_python_has_it():
+    configuration = reference.configuration()
+    assert "| `TIERLOG_S3__READ_BACK` | `none`, `sample` or `full` | `sample` |" in configuration
+    assert "| `TIERLOG_SECURITY__MODE` | `enforced` or `open` | none |" in configuration
+    assert "| any of `collector`, `kafka`, `redis`, `s3` or `zookeeper` |" in configuration
+    rows = [one.split(" | ") for one in configuration.splitlines() if one.startswith("| `TIERLOG_")]
+    assert [one for one in rows if re.search(r"typing|pathlib|Literal|Optional", one[1])] == []
+
+
 VARIABLE = re.compile(r"\bTIERLOG_[A-Z0-9]+(?:_[A-Z0-9]+)*(?:__[A-Z0-9]+(?:_[A-Z0-9]+)*)+\b")
 
 
