@@ -5,7 +5,8 @@ is found in an object (``tierlog.offload.tier2_reader``), nor the memory of rang
 
 Invariants:
     * At most ``handles_max`` indexes are kept, of ``index_bytes_max`` together; one that turned out
-      damaged or gone is not.
+      damaged or gone is not. ``index_bytes`` are of all that are open: one that was put aside
+      counts until the last who uses it has let it go. Those in use may pass the bound alone.
     * Only who went on where an earlier read ended is read ahead for, over the border of the ledger
       too, one fetch a ledger at a time; a failed one is forgotten, for whoever needs the range asks
       again. Who has read on for as long as is read ahead is given longer requests, and more ahead.
@@ -19,7 +20,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -75,7 +76,7 @@ class Tier2Limits:
     index_ttl_s: int
     ahead_bytes: int
     index_bytes_max: int = 16 * 1024 * 1024
-    """What the indexes of all open copies take."""
+    """What the indexes of all open copies take, but for what those in use take above it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +119,7 @@ class ObjectTier:
         self._outlasting = Outlasting()
         self.side_pages = SidePages(objects, outlasting=self._outlasting)
         self.index_bytes = 0
+        """What the indexes of all open copies take, also of those that are kept no more."""
         self._shared = shared
         self._limits = limits
         self._here = (endpoint_name, bucket)
@@ -266,7 +268,19 @@ class ObjectTier:
         try:
             yield opened.handle
         finally:
-            await _let_go(opened)
+            await self._let_go(opened)
+
+    async def _let_go(self, opened: _Open) -> None:
+        """Take back that somebody uses it."""
+        opened.users -= 1
+        assert opened.users >= 0, "more let it go than used it"
+        if opened.users:
+            return
+        if opened.aside:
+            self.index_bytes -= opened.index_bytes
+            await _close_all([opened])
+        else:
+            await _close_all(self._unused_beyond(at_least=1))
 
     async def _disown(self, context: OffloadContext) -> None:
         """Let nobody go on with what is known of a copy: neither here nor in another reader."""
@@ -283,13 +297,16 @@ class ObjectTier:
 
     async def _put_aside(self, uuid: UUID) -> None:
         if uuid in self._handles:
-            await _close_unused(self._taken_out(uuid))
+            await _close_all(self._taken_out(uuid))
 
-    def _taken_out(self, uuid: UUID) -> _Open:
+    def _taken_out(self, uuid: UUID) -> list[_Open]:
+        """Put a copy aside; return it for being closed, unless somebody uses it."""
         opened = self._handles.pop(uuid)
         opened.aside = True
+        if opened.users:
+            return []
         self.index_bytes -= opened.index_bytes
-        return opened
+        return [opened]
 
     async def _open(self, ledger: ListedLedger, context: OffloadContext) -> _Open:
         """Return an open copy, of which whoever asks is a user: see ``_using``."""
@@ -309,7 +326,7 @@ class ObjectTier:
             except asyncio.CancelledError:
                 opening.waiting -= 1
                 if opening.opened is not None:
-                    await _let_go(opening.opened)
+                    await self._let_go(opening.opened)
                 raise
             opening.landed.result()
             if opening.opened is not None:
@@ -328,8 +345,9 @@ class ObjectTier:
         try:
             handle = await self._opened(ledger, context, location)
             opened = _Open(handle, _index_bytes_of(handle), users=opening.waiting)
-            while self._is_full(opened.index_bytes):
-                others.append(self._taken_out(next(iter(self._handles))))
+            others = self._unused_beyond(opened.index_bytes)
+            while len(self._handles) >= self._limits.handles_max:
+                others += self._taken_out(self._first_to_go())
             self._handles[uuid] = opened
             self.index_bytes += opened.index_bytes
             opening.opened = opened
@@ -340,16 +358,27 @@ class ObjectTier:
             del self._opening[uuid]
             if not opening.landed.done():
                 opening.landed.set_result(None)
-        for one in others:
-            await _close_unused(one)
+        await _close_all(others)
 
-    def _is_full(self, index_bytes: int) -> bool:
-        """Say whether another handle must go for one of that size; one alone may be larger."""
-        if not self._handles:
-            return False
-        limits = self._limits
-        too_much = self.index_bytes + index_bytes > limits.index_bytes_max
-        return too_much or len(self._handles) >= limits.handles_max
+    def _unused_beyond(self, index_bytes: int = 0, *, at_least: int = 0) -> list[_Open]:
+        """Take out whom nobody uses, as long as there is no room for one of that size.
+
+        Whoever is in use gives back nothing by going, and would be opened once more beside itself.
+        ``at_least`` so many stay: one alone may be larger than all that there is.
+        """
+        found: list[_Open] = []
+        for uuid, one in list(self._handles.items()):
+            enough = self.index_bytes + index_bytes <= self._limits.index_bytes_max
+            if enough or len(self._handles) <= at_least:
+                break
+            if not one.users:
+                found += self._taken_out(uuid)
+        return found
+
+    def _first_to_go(self) -> UUID:
+        """Return the longest unused of those that nobody uses, or of all."""
+        unused = (uuid for uuid, one in self._handles.items() if not one.users)
+        return next(unused, next(iter(self._handles)))
 
     async def _opened(
         self, ledger: ListedLedger, context: OffloadContext, location: Tier2Location
@@ -435,19 +464,12 @@ def _index_bytes_of(handle: FrameHandle) -> int:
     return HANDLE_BYTES + BLOCK_BYTES * len(handle.index.entries) + handle.side_header_bytes
 
 
-async def _let_go(opened: _Open) -> None:
-    """Take back that somebody uses it."""
-    opened.users -= 1
-    assert opened.users >= 0, "more let it go than used it"
-    await _close_unused(opened)
-
-
-async def _close_unused(opened: _Open) -> None:
-    if opened.aside and not opened.users:
+async def _close_all(unused: Iterable[_Open]) -> None:
+    for one in unused:
         try:
-            await opened.handle.close()
+            await one.handle.close()
         except Exception as error:  # noqa: BLE001 - nobody who reads has to do with it
-            log.warning("handle.not_closed", ledger_id=opened.handle.ledger_id, cause=str(error))
+            log.warning("handle.not_closed", ledger_id=one.handle.ledger_id, cause=str(error))
 
 
 def _check_last(found: EntryId, ledger: ListedLedger, location: Tier2Location) -> None:

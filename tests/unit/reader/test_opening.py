@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from tierlog.model.errors import RetryableError
 from tierlog.model.ids import EntryId
 from tierlog.model.offload import OffloadContext
 from tierlog.model.stream import ListedLedger
+from tierlog_reader.tier2 import HANDLE_BYTES
 
 ENTRIES = [b"%04d" % number * 12 for number in range(60)]
 SLOW = FaultRates(delay_s_max=5.0)
@@ -164,6 +166,59 @@ async def test_who_asks_for_one_of_few_handles_has_it_without_asking_twice():
         ]
         assert [one.users for one in found] == [10] * 50
         assert len(tier2._handles) == 1
+
+
+@on_virtual_time
+async def test_who_was_put_aside_counts_until_the_last_who_uses_it_has_let_it_go():
+    world, shelf, _ = await driven_world(3)
+    lent: list[Lent] = []
+
+    async def open_other(context):
+        lent.append(Lent(shelf.kept[context.uuid]))
+        return lent[-1]
+
+    async with world.reader(open_other=open_other, handles_max=1) as source:
+        tier2 = source._tier2
+        first, second, third = await copies_of(world, source)
+        held = await tier2._open(*first)
+        assert await tier2._open(*first) is held
+        await tier2._open(*second)
+        assert (held.aside, tier2.index_bytes) == (True, 2 * HANDLE_BYTES)
+        await tier2._let_go(held)
+        assert tier2.index_bytes == 2 * HANDLE_BYTES, "one still reads it"
+        await tier2._let_go(held)
+        assert (tier2.index_bytes, lent[0].closed) == (HANDLE_BYTES, 1)
+        await tier2._disown(second[1])
+        assert tier2.index_bytes == HANDLE_BYTES
+        await tier2._open(*third)
+        assert tier2.index_bytes == 2 * HANDLE_BYTES
+
+
+@on_virtual_time
+async def test_what_is_in_use_takes_its_bytes_from_what_is_kept_unused():
+    """So a copy that many read is not opened anew beside itself, and all end within the bound."""
+    world, ledgers = await offloaded_world(count=4)
+    async with world.reader(handles_max=10) as source:
+        tier2 = source._tier2
+        copies = await copies_of(world, source)
+        used = [await tier2._open(*copy) for copy in copies[:2]]
+        each = used[0].index_bytes
+        tier2._limits = replace(tier2._limits, index_bytes_max=2 * each + each // 2)
+        for ledger in ledgers[2:]:
+            assert await read_one(source, ledger) == ENTRIES[40:41]
+            await asyncio.sleep(10)
+            assert [one.aside for one in used] == [False, False]
+            assert tier2.index_bytes == 2 * each, "whoever came last found no room beside them"
+        more = [await tier2._open(*copy) for copy in copies[2:]]
+        assert tier2.index_bytes == 4 * each, "those in use count, whatever the bound"
+        for one in [*used, *more]:
+            await tier2._let_go(one)
+        assert tier2.index_bytes == 2 * each
+        assert tier2._handles.keys() == {copy[1].uuid for copy in copies[2:]}
+        tier2._limits = replace(tier2._limits, index_bytes_max=each // 2)
+        assert await read_one(source, ledgers[3]) == ENTRIES[40:41]
+        await asyncio.sleep(10)
+        assert tier2.index_bytes == each, "one alone may be larger"
 
 
 @on_virtual_time
