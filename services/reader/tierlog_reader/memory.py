@@ -7,7 +7,8 @@
     walks       ``WALKS_MAX`` of a range, and its copy      what is walked over to find an entry of
                                                             a copy without a side object
     indexes     ``index_bytes_max``                         indexes and headers of open copies
-    pages       ``side_reader.PAGES_BYTES_MAX``             pages of side objects
+    pages       ``side_reader.PAGES_BYTES_MAX``             pages of side objects, and those on their
+                                                            way
     offsets     ``offsets.BYTES_MAX``                       offsets learned where there is no side
     views       ``views.BYTES_MAX``                         metadata of streams and ledgers
     tails       ``tail.asked_bytes_max(handles_max)``       what subscriptions wait for in tier 1

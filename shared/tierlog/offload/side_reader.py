@@ -7,9 +7,11 @@ begins. Does not own the layout (``tierlog.format.side``), nor the data object's
 Invariants:
     * A header is of the ledger, the attempt and the index that it is used with, and has the
       digest that the ledger's context names, wherever it came from. Pages were made for it.
-    * ``size_bytes <= bytes_max`` after every call; a page is fetched once at a time, and all who
-      waited for it get it, or the error. It comes when whoever asked for it goes, too, within
-      ``Outlasting.run``.
+    * ``size_bytes <= bytes_max`` always: pages on their way have their room before they are asked
+      for, which pages that are kept give up. Where others on their way have all of it, they are
+      waited for, in turns; who has room waits for nothing but the store, so that all get some.
+    * A page is fetched once at a time, and all who waited for it get it, or the error. It comes
+      when whoever asked for it goes, too, within ``Outlasting.run``.
     * Damage is ``CorruptError`` with the object and the byte, and is never remembered.
 
 Without a digest of what is wanted the shared cache is not used.
@@ -39,7 +41,7 @@ from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import EntryId
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
-from tierlog.offload.groups import Outlasting
+from tierlog.offload.groups import Outlasting, Turns
 from tierlog.offload.offsets import Note
 from tierlog.offload.ranges import object_gone
 from tierlog.ports.cache import SharedCache
@@ -90,15 +92,17 @@ class SidePages:
         self._bytes_max = bytes_max
         self._kept: OrderedDict[_PageId, GrainColumns] = OrderedDict()
         self._flying: dict[_PageId, _Flight] = {}
+        self._rooms = Turns(bytes_max // PAGE_BYTES, self._make_room)
         self.fetches = 0
 
     def __repr__(self) -> str:
-        return f"<SidePages {len(self._kept)} kept, fetches={self.fetches}>"
+        coming = self._rooms.taken
+        return f"<SidePages {len(self._kept)} kept, {coming} coming, fetches={self.fetches}>"
 
     @property
     def size_bytes(self) -> int:
-        """What is kept."""
-        return PAGE_BYTES * len(self._kept)
+        """What is kept, and what is on its way."""
+        return PAGE_BYTES * (len(self._kept) + self._rooms.taken)
 
     async def page(self, key: str, header: SideHeader, number: int) -> GrainColumns:
         """Return the rows of a page."""
@@ -116,6 +120,9 @@ class SidePages:
         """Keep a page."""
         self._kept[_PageId(key, number)] = rows
         self._kept.move_to_end(_PageId(key, number))
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self.size_bytes > self._bytes_max:
             self._kept.popitem(last=False)
 
@@ -148,7 +155,8 @@ class SidePages:
         landed: asyncio.Future[list[GrainColumns] | None],
     ) -> None:
         try:
-            pages = await self._get(key, header, numbers)
+            async with self._rooms.room(len(numbers)):
+                pages = await self._get(key, header, numbers)
             for number, rows in zip(numbers, pages, strict=True):
                 self.put(key, number, rows)
             landed.set_result(pages)

@@ -5,8 +5,9 @@ Small grains where every edge must come soon; grains of 64 KiB where requests ar
 
 import asyncio
 import random
+from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -35,11 +36,14 @@ from tests.unit.offload.world import (
 from tierlog.adapters.memory.cache import MemoryCache
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.frame import pack_entries
+from tierlog.format.side import PAGE_LEN
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import EntryId
 from tierlog.offload.driver import BlockOffloader
+from tierlog.offload.groups import Outlasting
 from tierlog.offload.ranges import RANGE_BYTES, RangeLimits
 from tierlog.offload.side_reader import PAGE_BYTES, PAGES_AHEAD, SidePages, open_side
+from tierlog.ports.objects import ObjectReads
 
 lengths_lists = st.lists(st.integers(0, 90) | st.sampled_from([150, 372]), min_size=1, max_size=60)
 
@@ -315,6 +319,67 @@ def test_pages_in_memory_are_bounded():
             assert place.entry_id <= entry_id
             assert pages.size_bytes <= PAGES_AHEAD * PAGE_BYTES
         assert not pages._flying
+
+    run_virtual(main(), until_s=10_000)
+
+
+class Watched:
+    """A bucket that is slow, and notes what pages take while it is asked for some."""
+
+    def __init__(self, objects):
+        self._objects = objects
+        self.pages: SidePages | None = None
+        self.sizes: list[int] = []
+        self.at_once = self.at_once_max = 0
+
+    async def get_range(self, key, start, length):
+        if self.pages is None:
+            return await self._objects.get_range(key, start, length)
+        self.at_once += -(-length // PAGE_LEN)
+        self.at_once_max = max(self.at_once_max, self.at_once)
+        try:
+            for _ in range(10):
+                self.sizes.append(self.pages.size_bytes)
+                assert self.pages.size_bytes >= self.at_once * PAGE_BYTES
+                await asyncio.sleep(0.1)
+            return await self._objects.get_range(key, start, length)
+        finally:
+            self.at_once -= -(-length // PAGE_LEN)
+
+
+@pytest.mark.parametrize("outlasting", [False, True])
+def test_pages_on_their_way_have_their_room_before_they_are_asked_for(outlasting):
+    """Many more are wanted at once than there is room for: all come, and none is refused."""
+
+    async def main():
+        world = World()
+        copy = await written(world, [bytes(200)] * 2500)
+        index = (await opened(world, copy)).handle.index
+        objects, work = Watched(world.bucket.connect()), Outlasting()
+        bytes_max = PAGES_AHEAD * PAGE_BYTES
+        pages = SidePages(cast("ObjectReads", objects), bytes_max=bytes_max, outlasting=work)
+        location = world.offloader().location(LEDGER, UUID_1)
+        side = await open_side(world.bucket.connect(), location, index, pages, copy=copy)
+        assert side is not None
+        objects.pages = pages
+        async with AsyncExitStack() as stack:
+            if outlasting:
+                await stack.enter_async_context(work.run())
+            for first in (0, 3):  # the second time some of them are kept
+                ids = list(range(first, 2500, 7))
+                asked = [asyncio.create_task(side.place_before(EntryId(one))) for one in ids]
+                await asyncio.sleep(0.05)
+                assert pages._rooms.taken > 0
+                for one in asked[::5]:
+                    one.cancel()
+                for number, one in enumerate(asked):
+                    if number % 5:
+                        assert (await one).entry_id <= ids[number]
+                assert max(objects.sizes) <= bytes_max
+            assert objects.at_once_max == PAGES_AHEAD
+            await asyncio.sleep(100)
+            assert (pages._rooms.taken, pages._flying) == (0, {})
+            assert pages.size_bytes <= bytes_max
 
     run_virtual(main(), until_s=10_000)
 
