@@ -131,13 +131,17 @@ async def test_who_goes_in_the_moment_of_its_turn_gives_it_to_the_next(ticks):
 async def test_who_goes_while_others_wait_before_it_leaves_no_trace():
     turns = Turns(1)
     async with turns.room(1), asyncio.TaskGroup() as group:
+        first = group.create_task(_wait_for_ever(turns))
+        await asyncio.sleep(0)
         for _ in range(100):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.1), turns.room(1):
-                    raise AssertionError("there is none")
-            if not turns._waiting:
-                first = group.create_task(asyncio.wait_for(turns.room(1).__aenter__(), 100))
-                await asyncio.sleep(0)
+                async with asyncio.timeout(0.1):
+                    await _wait_for_ever(turns)
         assert len(turns._waiting) == 1
         first.cancel()
     assert (turns.taken, len(turns._waiting)) == (0, 0)
+
+
+async def _wait_for_ever(turns: Turns) -> None:
+    async with turns.room(1):
+        raise AssertionError("there is none")
