@@ -32,7 +32,7 @@ from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.documents import Unpacking
 from tierlog_reader.grpc_server import REQUEST_BYTES_MAX, ReaderServicer
 from tierlog_reader.limits import ReadLimits
-from tierlog_reader.memory import parts_of
+from tierlog_reader.memory import Held, held_of, parts_of
 from tierlog_reader.seek import TimeSeek
 from tierlog_reader.served import ServedReads
 from tierlog_reader.shares import Shares
@@ -77,9 +77,10 @@ async def serve(
             tier1, memory.store, memory.manager, TailLimits(ledgers_max=limits.handles_max)
         )
         source = StreamSource(views, tier1, tier2, tail)
-        shares = Shares(budget.answers, wait_s_max=limits.room_wait_ms_max / 1000)
+        held = held_of(budget, ranges, memory, tier2, views)
+        shares = _answers(limits, held)
         metrics.watch(ranges, memory)
-        metrics.watch_memory(budget, ranges, memory, tier2, views)
+        metrics.watch_memory(held)
         metrics.watch_clients(shares, walks, tail)
         async with memory.run(), ranges.run(), tier2.run(), tail.run():
             served = ServedReads(source, shares)
@@ -127,6 +128,14 @@ def _read_limits(settings: ReaderSettings) -> ReadLimits:
 
 def _unpacking(limits: ReadLimits) -> Unpacking:
     return Unpacking(decompressors=decompressors(), events_len_max=limits.response_bytes_max)
+
+
+def _answers(limits: ReaderSettings, held: Held) -> Shares:
+    return Shares(
+        held.parts.answers,
+        wait_s_max=limits.room_wait_ms_max / 1000,
+        beyond=lambda: held.beyond,
+    )
 
 
 def _walks(limits: ReaderSettings, bytes_max: int) -> Shares:

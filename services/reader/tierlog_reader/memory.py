@@ -7,29 +7,35 @@
     walks       ``WALKS_MAX`` of a range, and its copy      what is walked over to find an entry of
                                                             a copy without a side object
     indexes     ``index_bytes_max``                         indexes and headers of open copies
-    pages       ``side_reader.PAGES_BYTES_MAX``             pages of side objects, and those on their
-                                                            way
+    pages       ``side_reader.PAGES_BYTES_MAX``             pages of side objects, kept and coming
     offsets     ``offsets.BYTES_MAX``                       offsets learned where there is no side
     views       ``views.BYTES_MAX``                         metadata of streams and ledgers
     tails       ``tail.asked_bytes_max(handles_max)``       what subscriptions wait for in tier 1
     answers     what is left                                answers until clients have taken them
 
-Invariant: the parts together are ``memory_bytes_max``, which the container may take, and answers
-have room for two at least.
+Invariants:
+    * The parts together are ``memory_bytes_max``, which the container may take, and answers have
+      room for two at least.
+    * What a part holds beyond its own (the list of a stream of 100,000 ledgers, indexes of more
+      copies in use than there is room for: nobody could read without) answers have less for,
+      until they go out one at a time. So all is within the budget as long as they can give.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from tierlog.model.errors import RefusedError
 from tierlog.offload.offsets import BYTES_MAX as OFFSETS_BYTES_MAX
-from tierlog.offload.ranges import WALK_COPIES
+from tierlog.offload.ranges import WALK_COPIES, Ranges
 from tierlog.offload.side_reader import PAGES_BYTES_MAX
 from tierlog.runtime.settings import ReaderSettings
+from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.tail import asked_bytes_max
+from tierlog_reader.tier2 import ObjectTier
 from tierlog_reader.views import BYTES_MAX as VIEWS_BYTES_MAX
+from tierlog_reader.views import Views
 
 # Frames as they were read, and the one buffer that is sent.
 COPIES_OF_AN_ANSWER: Final = 2
@@ -62,6 +68,38 @@ class Parts:
     def total(self) -> int:
         """All of them."""
         return sum(asdict(self).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What parts hold now, of those that do not wait for room: bytes by part."""
+
+    parts: Parts
+    sizes: Mapping[str, Callable[[], int]]
+
+    @property
+    def beyond(self) -> int:
+        """What they hold above their own, together."""
+        limits = asdict(self.parts)
+        return sum(max(0, size() - limits[part]) for part, size in self.sizes.items())
+
+
+def held_of(
+    parts: Parts, ranges: Ranges, memory: CachedRanges, tier2: ObjectTier, views: Views
+) -> Held:
+    """Say where to ask what each part holds."""
+    manager, range_bytes = memory.manager, ranges.limits.range_bytes
+    return Held(
+        parts,
+        {
+            "cache": lambda: manager.used_bytes + manager.promised_bytes,
+            "in_flight": lambda: 2 * range_bytes * ranges.in_flight,
+            "indexes": lambda: tier2.index_bytes,
+            "pages": lambda: tier2.side_pages.size_bytes,
+            "offsets": lambda: tier2.offsets.size_bytes,
+            "views": lambda: views.size_bytes,
+        },
+    )
 
 
 def parts_of(limits: ReaderSettings, limit_paths: Sequence[Path] = LIMIT_PATHS) -> Parts:

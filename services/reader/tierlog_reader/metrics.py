@@ -15,12 +15,10 @@ from tierlog_reader.cache.manager import Asks
 from tierlog_reader.cache.store import COMPILED
 from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.chunk import Answer
-from tierlog_reader.memory import Parts
+from tierlog_reader.memory import Held
 from tierlog_reader.places import Tier
 from tierlog_reader.shares import Shares
 from tierlog_reader.tail import TailMemory
-from tierlog_reader.tier2 import ObjectTier
-from tierlog_reader.views import Views
 
 _served: Final[collections.Counter[Tier]] = collections.Counter()
 
@@ -144,6 +142,10 @@ _MEMORY: Final = Gauge(
 _MEMORY_LIMIT: Final = Gauge(
     "tierlog_reader_memory_limit_bytes", "What each part may hold; together the budget", ["part"]
 )
+_MEMORY_BEYOND: Final = Gauge(
+    "tierlog_reader_memory_beyond_bytes",
+    "What parts hold above their limits, together: answers have so much less",
+)
 _ROOM_WAITING: Final = Gauge("tierlog_reader_room_waiting", "Answers and walks that wait for room")
 _ROOM_WAITS: Final = Grows(
     "tierlog_reader_room_waits_total", "Answers and walks that had to wait for room"
@@ -192,23 +194,13 @@ def watch(ranges: Ranges, memory: CachedRanges) -> None:
         _REFUSALS.set_function(partial(manager.refusals.__getitem__, who), who)
 
 
-def watch_memory(
-    parts: Parts, ranges: Ranges, memory: CachedRanges, tier2: ObjectTier, views: Views
-) -> None:
+def watch_memory(held: Held) -> None:
     """Show what each part of the budget holds, but for answers and walks."""
-    manager, in_flight = memory.manager, ranges.limits.range_bytes
-    held = {
-        "cache": lambda: manager.used_bytes + manager.promised_bytes,
-        "in_flight": lambda: 2 * in_flight * ranges.in_flight,
-        "indexes": lambda: tier2.index_bytes,
-        "pages": lambda: tier2.side_pages.size_bytes,
-        "offsets": lambda: tier2.offsets.size_bytes,
-        "views": lambda: views.size_bytes,
-    }
-    for part, size in held.items():
+    for part, size in held.sizes.items():
         _MEMORY.labels(part).set_function(size)
-    for part, limit in asdict(parts).items():
+    for part, limit in asdict(held.parts).items():
         _MEMORY_LIMIT.labels(part).set(limit)
+    _MEMORY_BEYOND.set_function(lambda: held.beyond)
 
 
 def watch_clients(shares: Shares, walks: Shares, tail: TailMemory) -> None:

@@ -11,7 +11,9 @@ kept between reads (``memory``).
 So ``n`` clients that take nothing hold an ``n + 1``-th each, and as much is left for whoever comes.
 
 Invariants:
-    * What is promised never passes ``bytes_max``; one answer alone is cut to it.
+    * What is promised never passes ``bytes_max``; one answer alone is cut to it. Nothing more is
+      promised where it would not fit beside what ``beyond`` says that others take of it, but for
+      one answer alone: so there is always one that goes out, whose room the next ones then have.
     * Clients that wait take turns. Who is within its share and does not fit is waited for, so
       that small answers of others never starve a large one; who is beyond its share is passed
       over, so that a client that does not take its answers holds up nobody else.
@@ -23,7 +25,7 @@ Cancellation: who stops waiting leaves no trace; room is given back however a re
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -62,10 +64,17 @@ class Shares:
     """Room for all answers of one process, or for what else ``what`` says."""
 
     def __init__(
-        self, bytes_max: int, *, wait_s_max: float, what: str = "an answer", remedy: str = SOONER
+        self,
+        bytes_max: int,
+        *,
+        wait_s_max: float,
+        what: str = "an answer",
+        remedy: str = SOONER,
+        beyond: Callable[[], int] = lambda: 0,
     ) -> None:
         assert bytes_max > 0
         self.bytes_max = bytes_max
+        self._beyond = beyond
         self._what = what
         self._remedy = remedy
         self._wait_s_max = wait_s_max
@@ -140,11 +149,14 @@ class Shares:
         self.used_bytes += size
         self.most_used_bytes = max(self.most_used_bytes, self.used_bytes)
 
+    def _free_bytes(self) -> int:
+        return self.bytes_max - self._beyond() - self.used_bytes
+
     def _fits(self, size: int) -> bool:
-        return self.used_bytes + size <= self.bytes_max
+        return self.used_bytes == 0 or size <= self._free_bytes()
 
     def _within_share(self, account: _Account, size: int) -> bool:
-        return account.rooms == 0 or account.held + size <= self.bytes_max - self.used_bytes
+        return account.rooms == 0 or account.held + size <= self._free_bytes()
 
     def _grant(self) -> None:
         """Give room to those who wait, in turns, until the first whose turn it is does not fit."""
@@ -182,9 +194,11 @@ class Shares:
             self._accounts.pop(client, None)
 
     def _exhausted(self, size: int) -> RetryableError:
+        beyond = self._beyond()
+        others = f", and other parts hold {beyond} bytes beyond their own" if beyond else ""
         return RetryableError(
             f"there was no room for {self._what} of {size} bytes within {self._wait_s_max:g} s: "
-            f"{self.used_bytes} of {self.bytes_max} bytes are promised",
+            f"{self.used_bytes} of {self.bytes_max} bytes are promised{others}",
             reason=Reason.RESOURCE_EXHAUSTED,
             remedy=self._remedy,
             retry_after_s=1.0,

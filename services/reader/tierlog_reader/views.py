@@ -9,7 +9,8 @@ Invariants:
       have what came of it, or its error: where the store is slow or away, nobody waits for turns.
     * At most ``entries_max`` names are kept of each kind, and what they take of memory is within
       the kind's part of ``BYTES_MAX``, so that a stream of many ledgers sends others away. One
-      alone may be larger.
+      alone may be larger, since its stream could not be read without: ``size_bytes`` says so, and
+      answers have less (``memory``).
 """
 
 import asyncio

@@ -1,0 +1,105 @@
+"""What parts of the budget hold beyond their own counts, shows, and is taken from answers."""
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import cast
+
+from prometheus_client import REGISTRY
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.reader.test_cached_ranges import Torn, memory_of, torn_ranges
+from tests.unit.reader.world import ReaderWorld, on_virtual_time
+from tierlog.catalog import Catalog
+from tierlog.model.errors import RetryableError
+from tierlog.model.ids import StreamName
+from tierlog.runtime.settings import ReaderSettings
+from tierlog_reader import metrics
+from tierlog_reader.memory import held_of, parts_of
+from tierlog_reader.shares import Shares
+from tierlog_reader.views import BYTES_MAX, LISTED_BYTES, STREAMS_BYTES_MAX, VALUE_BYTES, Views
+
+LIMITS = ReaderSettings()
+MANY = 100_000
+
+
+class Lists:
+    """A catalog of streams of so many ledgers as their names say."""
+
+    def __init__(self):
+        self.streams = self.ledgers = self.contexts = self
+
+    async def snapshot(self, name):
+        return SimpleNamespace(ledgers=range(int(name)))
+
+    async def get(self, _):
+        return None
+
+
+def shown(name, **labels):
+    return REGISTRY.get_sample_value(f"tierlog_reader_{name}", labels)
+
+
+@on_virtual_time
+async def test_the_list_of_a_stream_of_very_many_ledgers_is_read_and_counts_beyond_its_part():
+    world = ReaderWorld()
+    await world.start()
+    memory, parts = memory_of(), parts_of(LIMITS)
+    views = Views(cast("Catalog", Lists()), age_s_max=1000, entries_max=100)
+    async with world.reader() as source:
+        held = held_of(parts, torn_ranges(Torn(), memory), memory, source._tier2, views)
+        metrics.watch_memory(held)
+        await views.stream(StreamName("1000"))
+        assert (held.beyond, shown("memory_beyond_bytes")) == (0, 0)
+        for _ in range(2):
+            assert len((await views.stream(StreamName(str(MANY)))).ledgers) == MANY
+            size = VALUE_BYTES + LISTED_BYTES * MANY
+            assert size > STREAMS_BYTES_MAX
+            assert shown("memory_bytes", part="views") == size
+            assert shown("memory_limit_bytes", part="views") == BYTES_MAX
+            assert held.beyond == shown("memory_beyond_bytes") == size - BYTES_MAX
+        await views.stream(StreamName("1000"))
+        assert held.beyond == 0, "the next one sends it away"
+
+
+def test_what_others_hold_beyond_their_own_answers_do_not_get():
+    async def main():
+        beyond = 0
+        shares = Shares(1000, wait_s_max=5, beyond=lambda: beyond)
+        await shares.take("a", 400)
+        beyond = 300
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await shares.take("b", 400)
+                raise AssertionError("there is no room for it")
+        second = await shares.take("b", 300)
+        beyond = 10_000
+        refused = await asyncio.gather(shares.take("c", 1), return_exceptions=True)
+        assert isinstance(refused[0], RetryableError)
+        assert "other parts hold 10000 bytes beyond their own" in refused[0].message
+        assert shares.used_bytes == 700
+        shares.give_back("b", second)
+        beyond = 0
+        await shares.take("c", 600)
+
+    run_virtual(main())
+
+
+def test_answers_go_out_one_at_a_time_however_much_others_hold():
+    async def main():
+        shares = Shares(1000, wait_s_max=1000, beyond=lambda: 10**9)
+        at_once = []
+
+        async def served(client):
+            for size in (1, 900, 5000):
+                async with shares.room(client, size) as room:
+                    at_once.append(shares.used_bytes - room.size)
+                    await asyncio.sleep(1)
+
+        async with asyncio.TaskGroup() as group:
+            for client in range(20):
+                group.create_task(served(client))
+        assert at_once == [0] * 60
+        assert (shares.used_bytes, shares.waiting, len(shares._accounts)) == (0, 0, 0)
+
+    run_virtual(main())
