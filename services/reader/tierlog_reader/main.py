@@ -79,7 +79,7 @@ async def serve(
         source = StreamSource(views, tier1, tier2, tail)
         held = held_of(budget, ranges, memory, tier2, views)
         shares = _answers(limits, held)
-        metrics.watch(ranges, memory)
+        metrics.watch(ranges, memory, parts.meter)
         metrics.watch_memory(held)
         metrics.watch_clients(shares, walks, tail)
         async with memory.run(), ranges.run(), tier2.run(), tail.run():

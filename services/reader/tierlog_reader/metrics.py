@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tierlog.offload.ranges import Ranges
+from tierlog.ports.spending import CostMeter
 from tierlog_reader.cache.manager import Asks
 from tierlog_reader.cache.store import COMPILED
 from tierlog_reader.cached_ranges import CachedRanges
@@ -19,6 +20,9 @@ from tierlog_reader.memory import Held
 from tierlog_reader.places import Tier
 from tierlog_reader.shares import Shares
 from tierlog_reader.tail import TailMemory
+
+# What a meter calls a GET, of a range or whole.
+GET: Final = "get_object"
 
 _served: Final[collections.Counter[Tier]] = collections.Counter()
 
@@ -127,7 +131,8 @@ _AHEAD_SHARE: Final = Gauge(
 )
 _GETS_PER_MB: Final = Gauge(
     "tierlog_reader_gets_per_mb",
-    "Ranges asked of the object store for each 10^6 bytes of tier 2 that were served",
+    "GETs sent to the object store, also for indexes, headers and pages, and those that were "
+    "repeated, for each 10^6 bytes of tier 2 that were served",
 )
 _FOLLOWED: Final = Gauge("tierlog_reader_ledgers_followed", "Open ledgers that are subscribed to")
 _TAIL_HITS: Final = Grows(
@@ -162,8 +167,8 @@ _REFUSALS: Final = Grows(
 )
 
 
-def watch(ranges: Ranges, memory: CachedRanges) -> None:
-    """Show what is fetched, and how full its memory is."""
+def watch(ranges: Ranges, memory: CachedRanges, meter: CostMeter) -> None:
+    """Show what is fetched, what ``meter`` counts of it, and how full its memory is."""
     manager, store = memory.manager, memory.store
     _FETCHES.set_function(lambda: ranges.fetches)
     _FETCHED.set_function(lambda: ranges.bytes_fetched)
@@ -187,11 +192,16 @@ def watch(ranges: Ranges, memory: CachedRanges) -> None:
     _AHEAD.set_function(lambda: manager.ahead_bytes)
     _AHEAD_READ.set_function(lambda: manager.ahead_read_bytes)
     _AHEAD_SHARE.set_function(lambda: manager.ahead_read_bytes / max(1, manager.ahead_bytes))
-    _GETS_PER_MB.set_function(lambda: 1e6 * ranges.fetches / max(1, _served[Tier.TIER2]))
+    _GETS_PER_MB.set_function(lambda: 1e6 * _gets(meter) / max(1, _served[Tier.TIER2]))
     for why in (*_ASKERS, "idle"):
         _EVICTIONS.set_function(partial(manager.evictions.__getitem__, why), why)
     for who in _ASKERS:
         _REFUSALS.set_function(partial(manager.refusals.__getitem__, who), who)
+
+
+def _gets(meter: CostMeter) -> int:
+    amounts = meter.amounts.items()
+    return sum(amount.requests for spent, amount in amounts if spent.operation == GET)
 
 
 def watch_memory(held: Held) -> None:

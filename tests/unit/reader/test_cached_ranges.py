@@ -20,6 +20,7 @@ from tierlog.format.checksum import Buffer, crc32c
 from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.offload.ranges import RangeLimits, Ranges, Source
 from tierlog.ports.filling import Filling
+from tierlog.ports.spending import CostMeter
 from tierlog_reader import metrics
 from tierlog_reader.cache.layout import Layout
 from tierlog_reader.cache.manager import Line, Thresholds
@@ -265,7 +266,7 @@ def shown(name: str, **labels: str) -> float | None:
 
 def test_what_entries_hold_shows_beside_what_they_take():
     memory = memory_of()
-    metrics.watch(torn_ranges(Torn(), memory), memory)
+    metrics.watch(torn_ranges(Torn(), memory), memory, CostMeter())
     assert shown("stored_bytes") == 0
     put(memory, "a", 0, bytes(4097))
     put(memory, "a", MIB, b"a")
@@ -276,7 +277,7 @@ def test_what_entries_hold_shows_beside_what_they_take():
 
 def test_what_comes_unasked_shows_as_overflow_and_goes_when_the_next_asks():
     memory = memory_of()
-    metrics.watch(torn_ranges(Torn(), memory), memory)
+    metrics.watch(torn_ranges(Torn(), memory), memory, CostMeter())
     put(memory, "a", 0, bytes(MIB))
     used, limit = memory.manager.used_bytes, memory.store.bytes_max
     assert shown("overflow_bytes") == 0

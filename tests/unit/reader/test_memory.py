@@ -9,10 +9,14 @@ from prometheus_client import REGISTRY
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.reader.test_cached_ranges import Torn, memory_of, torn_ranges
-from tests.unit.reader.world import ReaderWorld, on_virtual_time
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
+from tierlog.adapters.memory.faults import no_faults
+from tierlog.adapters.memory.objects import MemoryObjectsClient
 from tierlog.catalog import Catalog
 from tierlog.model.errors import RetryableError
 from tierlog.model.ids import StreamName
+from tierlog.offload.ranges import Ranges
+from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import ReaderSettings
 from tierlog_reader import metrics
 from tierlog_reader.memory import held_of, parts_of
@@ -103,3 +107,30 @@ def test_answers_go_out_one_at_a_time_however_much_others_hold():
         assert (shares.used_bytes, shares.waiting, len(shares._accounts)) == (0, 0, 0)
 
     run_virtual(main())
+
+
+@on_virtual_time
+async def test_gets_of_indexes_headers_and_pages_count_as_those_of_ranges_do():
+    world, meter = ReaderWorld(), CostMeter()
+    await world.start()
+    ledger = await world.sealed([bytes(100)] * 50)
+    await world.offloaded(ledger)
+    await world.gone_locally(ledger)
+    memory = memory_of()
+    metrics._served.clear()
+    async with world.reader(memory=memory) as source:
+        objects = MemoryObjectsClient(world.bucket, no_faults(), meter)
+        tier2 = source._tier2
+        ranges = tier2._ranges
+        assert isinstance(ranges, Ranges)
+        tier2._objects = ranges._objects = tier2.side_pages._objects = objects
+        metrics.watch(ranges, memory, meter)
+        answer = await source.read(STREAM, at(ledger, 20), budget(entries=10))
+        metrics.count(answer)
+        assert answer.chunk is not None
+        sent = meter.totals["requests_sent"]
+        assert sent >= ranges.fetches + 2, "an index, a header, and ranges"
+        assert shown("gets_per_mb") == 1e6 * sent / answer.chunk.frames_len
+        await objects.head("nothing")
+        assert shown("gets_per_mb") == 1e6 * sent / answer.chunk.frames_len
+    metrics._served.clear()
