@@ -5,7 +5,7 @@ the process that plans and from there to each task: they hold options and a sche
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -85,8 +85,7 @@ class TierlogDataSource(DataSource):
 
     def schema(self) -> StructType:
         options = self._options()
-        types = TYPES[options.table]
-        return StructType([StructField(name, _TYPES[types[name]]) for name in options.columns])
+        return schema_of(options.table, options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._options()
@@ -154,6 +153,12 @@ class TableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return in_steps(table_batches(self.options, arrow_schema(self.schema)))
+
+
+def schema_of(table: Table, columns: Iterable[str]) -> StructType:
+    """Return columns of a table with their types."""
+    types = TYPES[table]
+    return StructType([StructField(name, _TYPES[types[name]]) for name in columns])
 
 
 def check_schema(schema: StructType, table: Table) -> None:

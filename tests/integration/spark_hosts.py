@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 
 from tierlog.offload.driver import BlockOffloader
+from tierlog.ports.files import Buffer
 from tierlog.runtime.settings import S3Settings, Settings
 from tierlog_spark.jobs.bulk_offload import BackFill, bulk_offload
 from tierlog_spark.jobs.export.job import export_to
@@ -77,7 +78,7 @@ class StuckTarget(FolderTarget):
 
     marks: Path
 
-    def put(self, name: str, body: bytes) -> None:
+    def put(self, name: str, body: Buffer) -> None:
         FolderTarget.put(self, name, body)
         if is_first(self.marks / "killed"):
             os.kill(os.getpid(), signal.SIGKILL)

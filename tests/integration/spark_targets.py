@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tierlog.ports.files import Buffer
 from tierlog.runtime.settings import S3Settings
 from tierlog_spark.jobs.export.job import export_to
 from tierlog_spark.jobs.export.log import record_name
@@ -38,7 +39,7 @@ class DeadlyTarget(FolderTarget):
 
     marks: Path
 
-    def put(self, name: str, body: bytes) -> None:
+    def put(self, name: str, body: Buffer) -> None:
         FolderTarget.put(self, name, body)
         try:
             (self.marks / "worker").touch(exist_ok=False)

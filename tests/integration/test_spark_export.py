@@ -133,6 +133,15 @@ async def test_runs_follow_each_other_and_export_each_event_once(
         # Two days at the least: the entries of the last ledger were published 40 days later.
         assert len({path.name for path in (tmp_path / "out" / "orders").glob("date=*")}) >= 2
 
+        # Through Spark's own rows, which a schema of JSON wants, they are the same.
+        others = options_for(
+            bucket, tmp_path / "rows", "orders", schema=JsonSchema("id INT"), keep_bad=True
+        )
+        assert (await exported(spark, others)).counts["bad"] == 64 * 20
+        rows = await rows_in(others, "orders")
+        assert {row.pop("value") for row in rows} == {None}
+        assert rows == found
+
         # Nothing is new: nothing is written.
         before = FolderTarget(tmp_path).names()
         assert (await exported(spark, options)).counts["events"] == 0

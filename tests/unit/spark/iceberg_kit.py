@@ -24,7 +24,7 @@ from tierlog.runtime.settings import S3Settings
 from tierlog_spark.jobs.export.committed import committed_files
 from tierlog_spark.jobs.export.log import ExportedFile, Kind, encode_record, record_name
 from tierlog_spark.jobs.export.targets import FolderTarget
-from tierlog_spark.jobs.export.writing import WriteTask, written
+from tierlog_spark.jobs.export.writing import WriteTask, file_of, written
 from tierlog_spark.jobs.frame import JobReport, Run
 from tierlog_spark.jobs.iceberg import IcebergOptions
 from tierlog_spark.jobs.iceberg.job import fill_with
@@ -102,10 +102,8 @@ class Export:
                 task = WriteTask(
                     target=self.target, number=self.number, run=self.run, file_bytes=10**6
                 )
-                for one in written(task, [batch], attempt=attempt * 100 + len(found)):
-                    row = one.to_pylist()[0]
-                    row.pop("bad")
-                    found.append(ExportedFile(**row))
+                rows = written(task, [batch], attempt=attempt * 100 + len(found))
+                found += map(file_of, rows)
         body = encode_record(replace(record(self.number), files=tuple(found)))
         assert self.target.put_new(record_name(self.number), body)
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import subprocess
+import sys
 from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -55,7 +57,7 @@ def read(folder, row):
 
 
 def run(task, batches, attempt=3):
-    return [row for one in written(task, batches, attempt=attempt) for row in one.to_pylist()]
+    return list(written(task, batches, attempt=attempt))
 
 
 def test_each_event_is_in_one_file_of_its_day(tmp_path):
@@ -81,6 +83,30 @@ def test_each_event_is_in_one_file_of_its_day(tmp_path):
     assert FolderTarget(tmp_path).names() == sorted(row["name"] for row in rows)
 
 
+WITHOUT_PANDAS = """
+import sys
+from pathlib import Path
+import numpy as np
+import pyarrow as pa
+from tierlog_spark.jobs.export.targets import FolderTarget
+from tierlog_spark.jobs.export.writing import WriteTask, written
+
+times = pa.py_buffer(np.array([0, 86_400_000_000]))
+column = pa.Array.from_buffers(pa.timestamp("us", "UTC"), 2, [None, times])
+batch = pa.RecordBatch.from_arrays([column], ["publish_time"])
+task = WriteTask(target=FolderTarget(Path(sys.argv[1])), number=1, run="c" * 32, file_bytes=10**6)
+rows = list(written(task, [batch], attempt=1))
+print(len(rows), "pandas" in sys.modules)
+"""
+
+
+def test_files_are_written_without_pandas(tmp_path):
+    """A fresh worker of Spark would take over a second to import what nothing of it is used."""
+    command = [sys.executable, "-c", WITHOUT_PANDAS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("2 False\n", "")
+
+
 def test_two_attempts_of_a_task_write_files_of_their_own(tmp_path):
     batches = [batch_of(0, [5])]
     first, second = (run(task_of(tmp_path), batches, attempt=one) for one in (1, 2))
@@ -90,11 +116,14 @@ def test_two_attempts_of_a_task_write_files_of_their_own(tmp_path):
 
 def test_days_are_those_of_utc_before_1970_too():
     times = [-1, 0, DAY_US - 1, DAY_US]
-    found = {
-        date: some["entry_id"].to_pylist()
-        for date, (some, _) in by_day(batch_of(0, times), np.zeros(4, np.bool_))
-    }
-    assert found == {"1969-12-31": [0], "1970-01-01": [1, 2], "1970-01-02": [3]}
+
+    def found(batch):
+        days = by_day(batch, np.zeros(batch.num_rows, np.bool_))
+        return {date: some["entry_id"].to_pylist() for date, (some, _) in days}
+
+    batch = batch_of(0, times)
+    assert found(batch) == {"1969-12-31": [0], "1970-01-01": [1, 2], "1970-01-02": [3]}
+    assert found(batch.slice(1)) == {"1970-01-01": [1, 2], "1970-01-02": [3]}
 
 
 def test_events_of_a_raw_stream_have_no_day(tmp_path):

@@ -1,8 +1,8 @@
 """The job ``export``: what became readable since the run before, to Parquet files.
 
 Owns the order: what is there, the claim, what the run before left, then batch by batch the files
-and the commit that names them. Does not own the decisions (``steps``, ``log``), nor what a task
-does (``writing``).
+and the commit that names them. Does not own the decisions (``steps``, ``log``), nor how a
+batch is written (``tasks``).
 
 Invariants:
     * A batch counts when its commit is written, all of it at once. A run that is killed before
@@ -13,10 +13,9 @@ Invariants:
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tierlog.model.errors import (
     IndeterminateError,
@@ -40,7 +39,6 @@ from tierlog_spark.jobs.export.log import (
 from tierlog_spark.jobs.export.options import ExportOptions
 from tierlog_spark.jobs.export.records import read_records, shorten
 from tierlog_spark.jobs.export.steps import (
-    Piece,
     Source,
     Step,
     beginning,
@@ -49,13 +47,11 @@ from tierlog_spark.jobs.export.steps import (
     was_trimmed_unread,
 )
 from tierlog_spark.jobs.export.targets import Target, target_of
-from tierlog_spark.jobs.export.writing import RESULT_DDL, WriteTask, file_of, written
+from tierlog_spark.jobs.export.tasks import write_batch
+from tierlog_spark.jobs.export.writing import FileRow, WriteTask, file_of
 from tierlog_spark.jobs.frame import JobReport, JobRun, plain_spark_errors
-from tierlog_spark.options import FETCH_BYTES, place_options
+from tierlog_spark.options import FETCH_BYTES
 from tierlog_spark.streaming import readable_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
 
 _COUNTS = ("entries", "source_bytes", "events", "bad", "files", "file_bytes", "commits", "removed")
 
@@ -191,10 +187,10 @@ class _Stream:
             done += step.length
             self.run.progress(what, done, total)
 
-    def _rows(self, step: Step) -> "list[Row]":
+    def _rows(self, step: Step) -> Sequence[FileRow]:
         """Have a batch written; of one that fails, take away what is there of it."""
         try:
-            return self._frame(step).mapInArrow(self._task(), RESULT_DDL).collect()
+            return write_batch(self.run, self.options, step, self._task())
         except Exception:
             # What a task writes that is still at work, or can't be deleted now, the next run finds.
             with contextlib.suppress(TierlogError, OSError):
@@ -202,25 +198,8 @@ class _Stream:
                 self.target.delete(files_of_run(names, self._next_number, self.run_id))
             raise
 
-    def _frame(self, step: Step) -> "DataFrame":
-        frames = [self._read(one) for one in step.pieces]
-        frame = functools.reduce(lambda one, other: one.union(other), frames)
-        schema = self.options.schema
-        return frame if schema is None else schema.prepared(frame)
-
-    def _read(self, piece: Piece) -> "DataFrame":
-        return (
-            self.run.spark.read.format("tierlog")
-            .options(**place_options(self.options.s3))
-            .option("stream", piece.stream)
-            .option("start", str(piece.start))
-            .option("end", str(piece.stop))
-            .option("partitionBytes", str(self.options.file_bytes))
-            .load()
-        )
-
-    def _task(self) -> Callable[[Iterable[Any]], Iterator[Any]]:
-        task = WriteTask(
+    def _task(self) -> WriteTask:
+        return WriteTask(
             target=self.target,
             number=self._next_number,
             run=self.run_id,
@@ -229,15 +208,6 @@ class _Stream:
             keep_bad=self.options.keep_bad,
             payload=self.options.payload,
         )
-
-        def write(batches: Iterable[Any]) -> Iterator[Any]:
-            from pyspark import TaskContext  # noqa: PLC0415 - asked in the task
-
-            context = TaskContext.get()
-            assert context is not None
-            yield from written(task, batches, attempt=context.taskAttemptId())
-
-        return write
 
     @property
     def _next_number(self) -> int:

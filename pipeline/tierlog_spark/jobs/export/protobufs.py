@@ -75,6 +75,11 @@ class ProtobufSchema:
     def what(self) -> str:
         return f"a protobuf message {self.message}"
 
+    @property
+    def needs_rows(self) -> bool:
+        """Not: tasks take messages apart."""
+        return False
+
     def check(self) -> None:
         """Raise ``RefusedError`` for a schema that can't be used."""
         _loaded(self)

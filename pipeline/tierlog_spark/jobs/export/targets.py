@@ -19,6 +19,7 @@ from typing import Final, Protocol, TypeVar
 
 from tierlog.model.errors import RefusedError
 from tierlog.offload.groups import plain_errors
+from tierlog.ports.files import Buffer
 from tierlog.ports.objects import ObjectExistsError, ObjectStore
 from tierlog.runtime.settings import S3Settings, Settings
 from tierlog.wiring.objects import open_bucket
@@ -47,7 +48,7 @@ class Target(Protocol):
         """Return whole files, None for each that is not there."""
         ...
 
-    def put(self, name: str, body: bytes) -> None:
+    def put(self, name: str, body: Buffer) -> None:
         """Write a file under a name that nobody else uses."""
         ...
 
@@ -89,7 +90,7 @@ class FolderTarget:
         except FileNotFoundError:
             return None
 
-    def put(self, name: str, body: bytes) -> None:
+    def put(self, name: str, body: Buffer) -> None:
         path = self.folder / name
         made = _made_folders(path.parent)
         _write(path, body)
@@ -124,7 +125,7 @@ def _made_folders(folder: Path) -> list[Path]:
     return [folder, *(one.parent for one in missing)]
 
 
-def _write(path: Path, body: bytes) -> None:
+def _write(path: Path, body: Buffer) -> None:
     with path.open("wb") as file:
         file.write(body)
         file.flush()
@@ -170,9 +171,9 @@ class BucketTarget:
 
         return self._each(names, read)
 
-    def put(self, name: str, body: bytes) -> None:
+    def put(self, name: str, body: Buffer) -> None:
         async def write(objects: ObjectStore) -> None:
-            await objects.put(self.prefix + name, body, metadata={})
+            await objects.put(self.prefix + name, bytes(body), metadata={})
 
         self._ask(write)
 

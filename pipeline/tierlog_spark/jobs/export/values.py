@@ -33,6 +33,11 @@ class ValueSchema(Protocol):
         """What a payload is to be, for people."""
         ...
 
+    @property
+    def needs_rows(self) -> bool:
+        """Whether Spark itself makes something of the payloads: see ``prepared``."""
+        ...
+
     def check(self) -> None:
         """Raise ``RefusedError`` for a schema that can't be used."""
         ...
@@ -58,6 +63,10 @@ class JsonSchema:
     @property
     def what(self) -> str:
         return f"a JSON object of {self.ddl}"
+
+    @property
+    def needs_rows(self) -> bool:
+        return True
 
     def check(self) -> None:
         self._struct()

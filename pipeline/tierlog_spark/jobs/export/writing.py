@@ -7,16 +7,19 @@ Invariants:
     * Each event that comes in is in one file that is handed back, once.
     * About ``file_bytes`` of events are held, and one file beside them.
     * A file is handed back when it is there to stay.
+
+Arrays are made of buffers here, too, so that nobody imports pandas (``tierlog_spark.batches``).
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from tierlog.model.errors import RefusedError
 from tierlog_spark.jobs.export.log import NO_DATE, ExportedFile, file_name
@@ -24,19 +27,11 @@ from tierlog_spark.jobs.export.targets import Target
 from tierlog_spark.jobs.export.values import VALUE, ValueSchema
 
 COMPRESSION: Final = "zstd"
-RESULT_DDL: Final = "name string, rows bigint, bytes bigint, sha256 string, bad bigint"
-_RESULT: Final = pa.schema(
-    [
-        ("name", pa.string()),
-        ("rows", pa.int64()),
-        ("bytes", pa.int64()),
-        ("sha256", pa.string()),
-        ("bad", pa.int64()),
-    ]
-)
 _US_A_DAY: Final = 86_400_000_000
 
 Batch = Any  # pyarrow ships no types
+FileRow = Mapping[str, Any]
+"""What there is to know of a file: its name, rows, bytes and sha256, and how many rows are bad."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +47,8 @@ class WriteTask:
     payload: bool = True
 
 
-def written(task: WriteTask, batches: Iterable[Batch], *, attempt: int) -> Iterator[Batch]:
-    """Write events; iterate over what there is to know of each file, a row each."""
+def written(task: WriteTask, batches: Iterable[Batch], *, attempt: int) -> Iterator[FileRow]:
+    """Write events; iterate over what there is to know of each file."""
     files = _Files(task, attempt)
     for batch in batches:
         if batch.num_rows == 0:
@@ -98,12 +93,18 @@ def by_day(batch: Batch, bad: Any) -> Iterator[tuple[str, tuple[Batch, int]]]:  
         yield NO_DATE, (batch, int(bad.sum()))
         return
     assert times.null_count == 0, "a stream is raw, or it is not"
-    days = np.asarray(times.cast(pa.int64())) // _US_A_DAY
+    assert times.type.unit == "us", times.type
+    days = np.frombuffer(times.buffers()[1], np.int64, len(times), 8 * times.offset) // _US_A_DAY
     for day in np.unique(days).tolist():
         wanted = days == day
         whole = bool(wanted.all())
-        some = batch if whole else batch.filter(pa.array(wanted))
+        some = batch if whole else batch.filter(_bools(wanted))
         yield str(np.datetime64(day, "D")), (some, int(bad[wanted].sum()))
+
+
+def _bools(values: NDArray[np.bool_]) -> Any:  # noqa: ANN401
+    packed = pa.py_buffer(np.packbits(values, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, packed])
 
 
 @dataclass(slots=True)
@@ -123,7 +124,7 @@ class _Files:
         self._length = 0
         self._count = 0
 
-    def add(self, date: str, batch: Batch, bad: int) -> Iterator[Batch]:
+    def add(self, date: str, batch: Batch, bad: int) -> Iterator[FileRow]:
         """Take events of a day; write what is too much, the largest first."""
         held = self._held.setdefault(date, _Held([]))
         held.batches.append(batch)
@@ -134,36 +135,35 @@ class _Files:
             largest = max(self._held, key=lambda one: self._held[one].length)
             yield self._write(largest)
 
-    def finish(self) -> Iterator[Batch]:
+    def finish(self) -> Iterator[FileRow]:
         """Write what is left."""
         for date in sorted(self._held):
             yield self._write(date)
 
-    def _write(self, date: str) -> Batch:
+    def _write(self, date: str) -> FileRow:
         held = self._held.pop(date)
         self._length -= held.length
         table = pa.Table.from_batches(held.batches)
         sink = pa.BufferOutputStream()
         # Without Arrow's own schema times are UTC's for every reader, whatever the session's zone.
         pq.write_table(table, sink, compression=COMPRESSION, store_schema=False)
-        body = sink.getvalue().to_pybytes()
+        body = memoryview(sink.getvalue())
         task = self._task
         name = file_name(
             date=date, number=task.number, run=task.run, task=self._attempt, index=self._count
         )
         self._count += 1
         task.target.put(name, body)
-        row = {
+        return {
             "name": name,
             "rows": table.num_rows,
             "bytes": len(body),
             "sha256": hashlib.sha256(body).hexdigest(),
             "bad": held.bad,
         }
-        return pa.RecordBatch.from_pylist([row], schema=_RESULT)
 
 
-def file_of(row: Any) -> ExportedFile:  # noqa: ANN401 - a row of Spark's
+def file_of(row: FileRow) -> ExportedFile:
     """Return what a task says of a file."""
     return ExportedFile(
         name=row["name"], rows=row["rows"], bytes=row["bytes"], sha256=row["sha256"]
