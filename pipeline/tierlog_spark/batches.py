@@ -41,15 +41,9 @@ def record_batches(
     """Return the columns of ``schema``, in batches."""
     count = len(events.starts)
     for start in range(0, count, ROWS_MAX):
-        some = events if count <= ROWS_MAX else _between(events, start, start + ROWS_MAX)
+        some = events if count <= ROWS_MAX else events.between(start, start + ROWS_MAX)
         arrays = [_column(some, field, stream, ledger_id) for field in schema]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _between(events: EventColumns, start: int, stop: int) -> EventColumns:
-    wanted = np.zeros(len(events.starts), np.bool_)
-    wanted[start:stop] = True
-    return events.kept(wanted)
 
 
 def _column(events: EventColumns, field: Any, stream: str, ledger_id: int) -> Array:  # noqa: ANN401
@@ -62,21 +56,31 @@ def _column(events: EventColumns, field: Any, stream: str, ledger_id: int) -> Ar
 
 
 def _publish_time(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
-    if events.publish_ms is None:
+    publish_ms = events.entries.publish_ms
+    if publish_ms is None:
         return pa.nulls(len(events.starts), kind)
-    times = np.clip(events.publish_ms, -_MS_MAX, _MS_MAX)
-    return _numbers(times * _US_A_MS, kind)
+    times = np.clip(publish_ms, -_MS_MAX, _MS_MAX) * _US_A_MS
+    return _numbers(times[events.entry_rows], kind)
 
 
 def _writer_id(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
-    names = _texts([str(UUID(bytes=one)) for one in events.writers], kind)
-    if len(names) == 1 and bool((events.writer_rows == 0).all()):
+    names = _texts([str(UUID(bytes=one)) for one in events.entries.writers], kind)
+    of_entries = events.entries.writer_rows
+    if len(names) == 1 and bool((of_entries == 0).all()):
         return pa.repeat(names[0], len(events.starts))
-    return names.take(_numbers(events.writer_rows, pa.int64(), valid=events.writer_rows >= 0))
+    rows = of_entries[events.entry_rows]
+    return names.take(_numbers(rows, pa.int64(), valid=rows >= 0))
 
 
 def _event_number(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
-    return _numbers(events.event_numbers, kind, valid=events.writer_rows >= 0)
+    entries, rows = events.entries, events.entry_rows
+    numbers = entries.first_numbers[rows] + events.event_indexes
+    has_number = entries.writer_rows >= 0
+    return _numbers(numbers, kind, valid=None if has_number.all() else has_number[rows])
+
+
+def _entry_id(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
+    return _numbers(events.entries.entry_ids[events.entry_rows], kind)
 
 
 def _event_time(events: EventColumns, kind: Any) -> Array:  # noqa: ANN401
@@ -138,7 +142,7 @@ def _texts(texts: Sequence[str], kind: Any) -> Array:  # noqa: ANN401
 
 
 _MAKERS: Final[Mapping[str, Callable[[EventColumns, Any], Array]]] = {
-    "entry_id": lambda events, kind: _numbers(events.entry_ids, kind),
+    "entry_id": _entry_id,
     "event_index": lambda events, kind: _numbers(events.event_indexes, kind),
     "publish_time": _publish_time,
     "writer_id": _writer_id,

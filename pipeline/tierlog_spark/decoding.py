@@ -50,22 +50,33 @@ class Details(NamedTuple):
     properties: Sequence[Mapping[str, str]]
 
 
+class EntryColumns(NamedTuple):
+    """What entries tell of all their events, a row each.
+
+    ``publish_ms`` None: a raw stream knows no times. ``writer_rows`` are rows of ``writers``, or
+    -1; only where there is a writer the event has a number, from that of the first one on.
+    """
+
+    entry_ids: Int64s
+    publish_ms: Int64s | None
+    writers: Sequence[bytes]
+    writer_rows: Int64s
+    first_numbers: Int64s
+
+
 class EventColumns(NamedTuple):
     """Events of consecutive entries; payload ``i`` is ``buffer[starts[i] : starts[i] + lens[i]]``.
 
-    ``publish_ms`` None: a raw stream knows no times. ``writer_rows`` are rows of ``writers``, or
-    -1; only where there is a writer the event has a number.
+    ``entry_rows``: the row in ``entries`` of each event's entry. Entries are few and events are
+    many: what entries tell becomes a column of events where one is asked for, and only there.
     """
 
     buffer: memoryview
     starts: Int64s
     lens: Int64s
-    entry_ids: Int64s
     event_indexes: Int64s
-    publish_ms: Int64s | None
-    writers: Sequence[bytes]
-    writer_rows: Int64s
-    event_numbers: Int64s
+    entry_rows: Int64s
+    entries: EntryColumns
     details: Details | None = None
 
     def kept(self, wanted: NDArray[np.bool_]) -> "EventColumns":
@@ -77,11 +88,21 @@ class EventColumns(NamedTuple):
         return self._replace(
             starts=self.starts[wanted],
             lens=self.lens[wanted],
-            entry_ids=self.entry_ids[wanted],
             event_indexes=self.event_indexes[wanted],
-            publish_ms=None if self.publish_ms is None else self.publish_ms[wanted],
-            writer_rows=self.writer_rows[wanted],
-            event_numbers=self.event_numbers[wanted],
+            entry_rows=self.entry_rows[wanted],
+            details=details,
+        )
+
+    def between(self, start: int, stop: int) -> "EventColumns":
+        """Return the rows from ``start`` on and before ``stop``, without a copy."""
+        some, details = slice(start, stop), self.details
+        if details is not None:
+            details = Details._make(column[some] for column in details)
+        return self._replace(
+            starts=self.starts[some],
+            lens=self.lens[some],
+            event_indexes=self.event_indexes[some],
+            entry_rows=self.entry_rows[some],
             details=details,
         )
 
@@ -90,17 +111,20 @@ def raw_events(frames: memoryview, offsets: Offsets, first_entry_id: int) -> Eve
     """Return each entry's data as one event."""
     starts, lens = _data_in(frames, offsets)
     count = len(starts)
-    zeros = np.zeros(count, np.int64)
+    zeros, rows = np.zeros(count, np.int64), np.arange(count)
     return EventColumns(
         buffer=frames,
         starts=starts,
         lens=lens,
-        entry_ids=np.arange(first_entry_id, first_entry_id + count, dtype=np.int64),
         event_indexes=zeros,
-        publish_ms=None,
-        writers=(),
-        writer_rows=np.full(count, _NO_WRITER, np.int64),
-        event_numbers=zeros,
+        entry_rows=rows,
+        entries=EntryColumns(
+            entry_ids=rows + first_entry_id,
+            publish_ms=None,
+            writers=(),
+            writer_rows=np.full(count, _NO_WRITER, np.int64),
+            first_numbers=zeros,
+        ),
     )
 
 
@@ -161,9 +185,7 @@ def _plain(
     first_entry_id: int,
 ) -> EventColumns:
     counts = headers.event_counts
-    slots = np.cumsum(counts) - counts
-    of_entry = np.repeat(np.arange(len(counts)), counts)
-    indexes = np.arange(len(of_entry)) - slots[of_entry]
+    of_entry, indexes = _numbered(counts)
     event_starts, event_lens = _places(frames, headers, starts + lens, of_entry, indexes)
     bad = np.flatnonzero(event_lens < 0)
     if bad.size:
@@ -174,13 +196,16 @@ def _plain(
         buffer=frames,
         starts=event_starts,
         lens=event_lens,
-        entry_ids=of_entry + first_entry_id,
         event_indexes=indexes,
-        publish_ms=headers.publish_ms[of_entry],
-        writers=writers,
-        writer_rows=writer_rows[of_entry],
-        # The header has the number of the last one.
-        event_numbers=(headers.event_numbers - counts + 1)[of_entry] + indexes,
+        entry_rows=of_entry,
+        entries=EntryColumns(
+            entry_ids=np.arange(first_entry_id, first_entry_id + len(counts)),
+            publish_ms=headers.publish_ms,
+            writers=writers,
+            writer_rows=writer_rows,
+            # The header has the number of the last one.
+            first_numbers=headers.event_numbers - counts + 1,
+        ),
     )
 
 
@@ -299,7 +324,7 @@ def _one_by_one(
 ) -> EventColumns:
     """Read entries that are compressed, structured, or carry attribute updates."""
     events: list[StructuredEvent] = []
-    rows: list[tuple[int, int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int]] = []
     writers: dict[bytes, int] = {}
     for number, (at, length) in enumerate(zip(starts.tolist(), lens.tolist(), strict=True)):
         entry_id = first_entry_id + number
@@ -314,29 +339,36 @@ def _one_by_one(
         if header.writer_id is not None:
             row = writers.setdefault(header.writer_id.bytes, len(writers))
         first_number = header.event_number - header.event_count + 1
-        rows += [
-            (entry_id, index, header.publish_time_ms, row, first_number + index)
-            for index in range(len(found))
-        ]
+        rows.append((len(found), header.publish_time_ms, row, first_number))
         events += found
-    table = np.array(rows, np.int64).reshape(len(rows), 5).T
+    table = np.array(rows, np.int64).reshape(len(rows), 4).T
     payload_lens = np.fromiter((len(one.payload) for one in events), np.int64, len(events))
+    entry_rows, indexes = _numbered(table[0])
     return EventColumns(
         buffer=memoryview(b"".join(one.payload for one in events)),
         starts=np.cumsum(payload_lens) - payload_lens,
         lens=payload_lens,
-        entry_ids=table[0],
-        event_indexes=table[1],
-        publish_ms=table[2],
-        writers=list(writers),
-        writer_rows=table[3],
-        event_numbers=table[4],
+        event_indexes=indexes,
+        entry_rows=entry_rows,
+        entries=EntryColumns(
+            entry_ids=np.arange(first_entry_id, first_entry_id + len(rows)),
+            publish_ms=table[1],
+            writers=list(writers),
+            writer_rows=table[2],
+            first_numbers=table[3],
+        ),
         details=Details(
             [one.key for one in events],
             [one.event_time_ms for one in events],
             [one.properties for one in events],
         ),
     )
+
+
+def _numbered(counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Return each event's row among entries of so many events, and its number in its entry."""
+    rows = np.repeat(np.arange(len(counts)), counts)
+    return rows, np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
 
 
 def _corrupt(entry_id: int, what: str) -> NoReturn:

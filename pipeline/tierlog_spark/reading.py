@@ -135,9 +135,10 @@ def wanted_events(
     for events in events_in(
         frames, offsets, first_entry_id, verify=verify, decompressors=decompressors()
     ):
-        assert events.publish_ms is not None
-        wanted = (events.publish_ms >= times[0]) & (events.publish_ms <= times[1])
-        yield events if bool(np.all(wanted)) else events.kept(wanted)
+        publish_ms = events.entries.publish_ms
+        assert publish_ms is not None
+        wanted = (publish_ms >= times[0]) & (publish_ms <= times[1])
+        yield events if bool(np.all(wanted)) else events.kept(wanted[events.entry_rows])
 
 
 @contextlib.contextmanager

@@ -269,7 +269,7 @@ def test_spark_decompresses_so_much_at_once_and_refuses_an_entry_above_it(codec,
         found = events_in(
             memoryview(frames), offsets, 5, verify=True, decompressors=decompressors()
         )
-        return [list(zip(one.entry_ids, one.lens, strict=True)) for one in found]
+        return [list(zip(one.entries.entry_ids, one.lens, strict=True)) for one in found]
 
     assert parts([400, 400, 400, 996, 100]) == [
         [(5, 400), (6, 400)],
