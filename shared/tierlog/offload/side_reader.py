@@ -41,9 +41,10 @@ from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import EntryId
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
-from tierlog.offload.groups import Outlasting, Turns
+from tierlog.offload.groups import Outlasting
 from tierlog.offload.offsets import Note
 from tierlog.offload.ranges import object_gone
+from tierlog.offload.semaphore import WeightedSemaphore
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.filling import length_of
 from tierlog.ports.objects import ObjectReads
@@ -92,7 +93,7 @@ class SidePages:
         self._bytes_max = bytes_max
         self._kept: OrderedDict[_PageId, GrainColumns] = OrderedDict()
         self._flying: dict[_PageId, _Flight] = {}
-        self._rooms = Turns(bytes_max // PAGE_BYTES, self._make_room)
+        self._rooms = WeightedSemaphore(bytes_max // PAGE_BYTES, self._make_room)
         self.fetches = 0
 
     def __repr__(self) -> str:
