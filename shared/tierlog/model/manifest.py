@@ -77,6 +77,13 @@ class ManifestHead:
     of attributes, ever. One of nothing (``through`` None) is there for that alone."""
 
     @property
+    def trimmed_end(self) -> Position | None:
+        """Where the newest trimmed ledger ended; None: none was, or no generation had its end."""
+        if self.trimmed_last is None:
+            return None
+        return Position(self.trimmed_through, EntryId(self.trimmed_last + 1))
+
+    @property
     def attributes_through(self) -> Position | None:
         """As of which entry the attributes are named; None: as of none."""
         return self.attributes.newest.through if self.attributes is not None else None

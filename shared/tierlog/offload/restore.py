@@ -374,6 +374,7 @@ def restored_stream(plan: StreamPlan) -> RestoredStream:
         policy=head.policy,
         partitions=head.partitions,
         offload_pause=head.offload_pause,
+        trimmed_end=head.trimmed_end,
     )
     return RestoredStream(
         stream=stream,

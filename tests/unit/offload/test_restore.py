@@ -25,6 +25,7 @@ from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.node import Cluster
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.policy import Policy
+from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger, Stream
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.manifests import ManifestStore
@@ -192,6 +193,28 @@ def test_afterwards_all_goes_on_and_manifests_with_it() -> None:
         assert [one.listed.ledger_id for one in plan.streams[0].ledgers] == [0, 1, 2, ledger_id]
         assert await site.read(ledger_id) == [b"new"]
         assert plan.cluster.ledger_id_base == ledger_id + 1 + MARGIN
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("trimmed", [1, 2])
+def test_whoever_had_read_what_was_trimmed_goes_on_where_it_was(trimmed: int) -> None:
+    async def main() -> None:
+        site = Site()
+        claimed = await site.start()
+        ids = [await site.copied(claimed, entries(seed)) for seed in range(2)]
+        await site.write_manifests()
+        retention, grounds = site.world.catalog().retention, await site.world.grounds()
+        await retention.begin_trim(STREAM, claimed.incarnation, ids[:trimmed], grounds=grounds)
+        await site.write_manifests()
+        before = (await site.world.catalog().streams.snapshot(STREAM)).stream.trimmed_end
+        assert before == Position(ids[trimmed - 1], EntryId(12))
+        site.lose_metadata()
+        restorer, catalog = site.restorer(), site.world.catalog()
+        await restorer.apply(await restorer.plan(), catalog)
+        after = await catalog.streams.snapshot(STREAM)
+        assert after.stream.trimmed_end == before
+        assert len(after.ledgers) == 2 - trimmed
 
     run_virtual(main())
 
