@@ -4,6 +4,7 @@ Owns names and units of JSON fields. Seed names and units of thresholds (minutes
 bytes) are taken beside Tierlog's own (milliseconds, bytes), never both for one threshold.
 """
 
+from dataclasses import replace
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -73,6 +74,10 @@ class PolicyDocument(BaseModel):
         """Return the thresholds as a value, or raise POLICY_INVALID."""
         return Policy(**self.model_dump())
 
+    def onto(self, before: Policy) -> Policy:
+        """Return ``before`` with those that were given, null too; or raise POLICY_INVALID."""
+        return replace(before, **{name: getattr(self, name) for name in self.model_fields_set})
+
     @classmethod
     def of(cls, policy: Policy) -> Self:
         """Return what is said of ``policy``."""
@@ -141,11 +146,15 @@ class ExplainAnswer(BaseModel):
 
 
 class DeletionAnswer(BaseModel):
-    """A stream that is being deleted, and of how many ledgers something is left."""
+    """A stream that is being deleted, and of how many ledgers something is left.
+
+    ``paused``: nothing goes before it is resumed.
+    """
 
     stream: str
     incarnation: str
     ledgers_left: int
+    paused: bool
 
 
 class AttemptDocument(BaseModel):

@@ -5,6 +5,7 @@ from its last checkpoint: their times may be that much too long.
 """
 
 import contextlib
+from collections.abc import Callable
 
 from fastapi import FastAPI
 
@@ -42,13 +43,16 @@ class PolicyApi:
         stream, namespace = "/v1/streams/{name}", "/v1/policies/namespaces/{namespace}"
         app.add_api_route(f"{stream}/policy", self.policy, methods=["GET"])
         app.add_api_route(f"{stream}/policy", self.set_policy, methods=["PUT"])
+        app.add_api_route(f"{stream}/policy", self.change_policy, methods=["PATCH"])
         app.add_api_route(f"{stream}/policy/explain", self.explain, methods=["GET"])
         app.add_api_route(stream, self.delete, methods=["DELETE"], status_code=202)
         app.add_api_route("/v1/policies", self.levels, methods=["GET"])
         app.add_api_route("/v1/policies/cluster", self.cluster, methods=["GET"])
         app.add_api_route("/v1/policies/cluster", self.set_cluster, methods=["PUT"])
+        app.add_api_route("/v1/policies/cluster", self.change_cluster, methods=["PATCH"])
         app.add_api_route(namespace, self.namespace, methods=["GET"])
         app.add_api_route(namespace, self.set_namespace, methods=["PUT"])
+        app.add_api_route(namespace, self.change_namespace, methods=["PATCH"])
 
     async def policy(self, name: str) -> PolicyAnswer:
         """Show a stream's thresholds, what holds with the levels above, and which level says so."""
@@ -57,10 +61,17 @@ class PolicyApi:
     async def set_policy(self, name: str, wanted: PolicyDocument) -> PolicyAnswer:
         """Replace a stream's own thresholds; those that don't fit together are refused."""
         policy = wanted.policy()
-        found = (await self._catalog.streams.snapshot(stream_name(name))).stream
+        return await self._change(stream_name(name), lambda _: policy)
+
+    async def change_policy(self, name: str, wanted: PolicyDocument) -> PolicyAnswer:
+        """Change those of a stream's own thresholds that are given; null unsets one."""
+        return await self._change(stream_name(name), wanted.onto)
+
+    async def _change(self, name: StreamName, change: Callable[[Policy], Policy]) -> PolicyAnswer:
+        found = (await self._catalog.streams.snapshot(name)).stream
         for one in _partitions_of(found):
-            await self._catalog.streams.set_policy(one, policy)
-        await self._catalog.streams.set_policy(found.name, policy)
+            await self._catalog.streams.change_policy(one, change)
+        await self._catalog.streams.change_policy(found.name, change)
         return _answer(await self._catalog.streams.snapshot(found.name))
 
     async def explain(self, name: str) -> ExplainAnswer:
@@ -108,6 +119,11 @@ class PolicyApi:
         await self._catalog.policies.set_level(None, wanted.policy())
         return await self._level(None)
 
+    async def change_cluster(self, wanted: PolicyDocument) -> LevelAnswer:
+        """Change those of the cluster's thresholds that are given; null unsets one."""
+        await self._catalog.policies.change_level(None, wanted.onto)
+        return await self._level(None)
+
     async def namespace(self, namespace: str) -> LevelAnswer:
         """Show a namespace's thresholds; one that says nothing has none."""
         return await self._level(check_namespace(namespace))
@@ -115,6 +131,11 @@ class PolicyApi:
     async def set_namespace(self, namespace: str, wanted: PolicyDocument) -> LevelAnswer:
         """Replace a namespace's thresholds; refused where a stream below would break."""
         await self._catalog.policies.set_level(check_namespace(namespace), wanted.policy())
+        return await self._level(namespace)
+
+    async def change_namespace(self, namespace: str, wanted: PolicyDocument) -> LevelAnswer:
+        """Change those of a namespace's thresholds that are given; null unsets one."""
+        await self._catalog.policies.change_level(check_namespace(namespace), wanted.onto)
         return await self._level(namespace)
 
     async def delete(self, name: str) -> DeletionAnswer:
@@ -130,7 +151,10 @@ class PolicyApi:
                 left += await self._delete(one)
         left += await self._delete(found.name)
         return DeletionAnswer(
-            stream=found.name, incarnation=str(found.incarnation), ledgers_left=left
+            stream=found.name,
+            incarnation=str(found.incarnation),
+            ledgers_left=left,
+            paused=found.offload_pause is not None,
         )
 
     async def _delete(self, name: StreamName) -> int:
@@ -141,15 +165,11 @@ class PolicyApi:
 
     async def _level(self, namespace: str | None) -> LevelAnswer:
         levels = await self._catalog.policies.levels()
-        if namespace is None:
-            own, effective = levels.cluster, levels.effective(StreamName("x"), Policy())
-        else:
-            own = levels.namespaces.get(namespace, Policy())
-            effective = levels.effective(StreamName(f"{namespace}.x"), Policy())
+        below = StreamName("x" if namespace is None else f"{namespace}.x")
         return LevelAnswer(
             namespace=namespace,
-            own=PolicyDocument.of(own),
-            effective=PolicyDocument.of(effective),
+            own=PolicyDocument.of(levels.level(namespace)),
+            effective=PolicyDocument.of(levels.effective(below, Policy())),
         )
 
 

@@ -8,6 +8,7 @@ Invariants:
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from tierlog.catalog.change import settle
@@ -91,11 +92,17 @@ class PolicyCatalog:
 
     async def set_level(self, namespace: str | None, policy: Policy) -> PolicyLevels:
         """Replace what a namespace says, or, for None, the cluster; POLICY_INVALID says why not."""
+        return await self.change_level(namespace, lambda _: policy)
+
+    async def change_level(
+        self, namespace: str | None, change: Callable[[Policy], Policy]
+    ) -> PolicyLevels:
+        """Make what a level says what ``change`` makes of it, as of one moment."""
 
         async def one_round() -> PolicyLevels:
             found = await self._store.get(paths.POLICIES)
             before = NO_LEVELS if found is None else records.decode_levels(found.data)
-            planned = before.with_level(namespace, policy)
+            planned = before.with_level(namespace, change(before.level(namespace)))
             if planned == before:
                 return before
             await self._check_streams(planned, namespace)

@@ -219,6 +219,10 @@ class StreamCatalog:
 
     async def set_policy(self, name: StreamName, policy: Policy) -> Stream:
         """Replace the stream's own thresholds; refused where they contradict those above."""
+        return await self.change_policy(name, lambda _: policy)
+
+    async def change_policy(self, name: StreamName, change: Callable[[Policy], Policy]) -> Stream:
+        """Make the stream's own thresholds what ``change`` makes of them, as of one moment."""
         path = paths.stream_path(name)
 
         async def one_round() -> Stream:
@@ -226,6 +230,7 @@ class StreamCatalog:
             if found is None:
                 raise stream_not_found(name)
             stream = records.decode_stream(found.data)
+            policy = change(stream.policy)
             if stream.policy == policy:
                 return stream
             planned = replace(stream, policy=policy)

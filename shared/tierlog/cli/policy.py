@@ -27,11 +27,13 @@ app = typer.Typer(no_args_is_help=True, help="Thresholds: when to roll, offload,
 _SIZES: Final = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _TIMES: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL_COLUMNS: Final = ("threshold", "own", "effective")
+_NEVER: Final = ("never", str(NEVER))
 _AMOUNT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 
 Time = Annotated[str | None, typer.Option(help="As 500ms, 30s, 10m, 4h, 7d; never; none: unset.")]
 Age = Annotated[str | None, typer.Option(help="As 500ms, 30s, 10m, 4h, 7d; none: unset.")]
 Size = Annotated[str | None, typer.Option(help="As 512k, 64M, 1G; none: unset.")]
+Count = Annotated[str | None, typer.Option(help="As 100000; none: unset.")]
 Limit = Annotated[str | None, typer.Option(help="As 512k, 64M, 1G; never; none: unset.")]
 Sha256 = Annotated[
     str | None, typer.Option(help="yes or no: keep a SHA-256 of each data object; none: unset.")
@@ -90,7 +92,7 @@ def set_policy(  # noqa: PLR0913 - one option a threshold
     retention_size: Limit = None,
     deletion_lag: Time = None,
     ledger_bytes_max: Size = None,
-    ledger_entries_max: Annotated[int | None, typer.Option(min=1)] = None,
+    ledger_entries_max: Count = None,
     ledger_age_max: Age = None,
     block_size: Size = None,
     offloaded_read_priority: Annotated[
@@ -113,7 +115,7 @@ def set_policy(  # noqa: PLR0913 - one option a threshold
         "retention_size_bytes": _parsed(retention_size, parse_limit),
         "deletion_lag_ms": _parsed(deletion_lag, parse_time),
         "ledger_bytes_max": _parsed(ledger_bytes_max, parse_size),
-        "ledger_entries_max": (ledger_entries_max,) if ledger_entries_max else None,
+        "ledger_entries_max": _parsed(ledger_entries_max, parse_count),
         "ledger_age_ms_max": _parsed(ledger_age_max, parse_age),
         "block_size": _parsed(block_size, parse_size),
         "offloaded_read_priority": _parsed(offloaded_read_priority, str),
@@ -138,11 +140,9 @@ def set_policy(  # noqa: PLR0913 - one option a threshold
         raise RefusedError("no threshold is given", remedy="See: tierlog policy set --help")
 
     async def change(client: "Client") -> Any:  # noqa: ANN401 - JSON
-        found = await _read(client, stream, level)
-        wanted = {**found["own"], **changed}
         if stream is not None:
-            return await client.set_policy(stream, wanted)
-        return await client.set_level(level, wanted)
+            return await client.change_policy(stream, changed)
+        return await client.change_level(level, changed)
 
     _print(with_client(change), output)
 
@@ -225,23 +225,30 @@ def parse_size(text: str) -> int:
 
 
 def parse_limit(text: str) -> int:
-    """Read a number of bytes, as 64M; ``never`` is -1."""
-    return NEVER if text == "never" else parse_size(text)
+    """Read a number of bytes, as 64M; ``never`` or -1."""
+    return NEVER if text in _NEVER else parse_size(text)
 
 
 def parse_time(text: str) -> int:
-    """Read a time in milliseconds, as 10m; ``never`` is -1."""
-    return NEVER if text == "never" else parse_age(text)
+    """Read a time in milliseconds, as 10m; ``never`` or -1."""
+    return NEVER if text in _NEVER else parse_age(text)
 
 
 def parse_age(text: str) -> int:
     """Read a time in milliseconds that comes, as 10m."""
-    if text == "never":
+    if text in _NEVER:
         raise _refused(text, "an age, which each ledger reaches", "4h, 7d, or as long as it may be")
     amount, unit = _amount(text)
     if unit not in _TIMES:
         raise _refused(text, "a time", "500ms, 30s, 10m, 4h, 7d")
     return _whole(amount * _TIMES[unit], text)
+
+
+def parse_count(text: str) -> int:
+    """Read a number."""
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < INT64_MAX):
+        raise _refused(text, "a number from 1 on", "100000")
+    return int(text)
 
 
 def parse_yes(text: str) -> bool:
@@ -261,7 +268,7 @@ def _whole(amount: float, text: str) -> int:
 def _amount(text: str) -> tuple[float, str]:
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
-        raise _refused(text, "an amount", "64M, 10m")
+        raise _refused(text, "an amount", "64M, 10m, or never where that is one")
     return float(match[1]), match[2].lower()
 
 

@@ -14,6 +14,7 @@ from tierlog.cli.output import (
     print_json,
     print_one,
     print_rows,
+    say,
     size_text,
     time_text,
 )
@@ -124,7 +125,10 @@ def delete(
             f"stream {stream} is not deleted: that would be for good, in both tiers",
             remedy="Add --yes to delete it",
         )
-    print_one(with_client(lambda client: client.delete_stream(stream)), output)
+    found = with_client(lambda client: client.delete_stream(stream))
+    print_one(found, output)
+    if found["paused"]:
+        say(f"nothing of it goes while it is paused; go on with: tierlog offload resume {stream}")
 
 
 async def _seal(client: "Client", stream: str) -> list[dict[str, object]]:

@@ -370,6 +370,10 @@ class Client:
         """Replace a stream's own thresholds."""
         return await self._connections.admin.set_policy(stream_name(name), policy)
 
+    async def change_policy(self, name: str, changes: Document) -> Document:
+        """Change those of a stream's own thresholds that are given; None unsets one."""
+        return await self._connections.admin.change_policy(stream_name(name), changes)
+
     async def level(self, namespace: str | None = None) -> Document:
         """Return the thresholds of a namespace, or of the cluster."""
         return await self._connections.admin.level(namespace)
@@ -377,6 +381,10 @@ class Client:
     async def set_level(self, namespace: str | None, policy: Document) -> Document:
         """Replace the thresholds of a namespace, or, for None, of the cluster."""
         return await self._connections.admin.set_level(namespace, policy)
+
+    async def change_level(self, namespace: str | None, changes: Document) -> Document:
+        """Change those of a level's thresholds that are given; None unsets one."""
+        return await self._connections.admin.change_level(namespace, changes)
 
     async def explain(self, name: str) -> Document:
         """Return which level gives each threshold, and what happens next to each ledger."""

@@ -265,6 +265,10 @@ class SyncClient(Blocking):
         """See ``Client.set_policy``."""
         return BACKGROUND.run(self._client.set_policy(name, policy))
 
+    def change_policy(self, name: str, changes: Document) -> Document:
+        """See ``Client.change_policy``."""
+        return BACKGROUND.run(self._client.change_policy(name, changes))
+
     def level(self, namespace: str | None = None) -> Document:
         """See ``Client.level``."""
         return BACKGROUND.run(self._client.level(namespace))
@@ -272,6 +276,10 @@ class SyncClient(Blocking):
     def set_level(self, namespace: str | None, policy: Document) -> Document:
         """See ``Client.set_level``."""
         return BACKGROUND.run(self._client.set_level(namespace, policy))
+
+    def change_level(self, namespace: str | None, changes: Document) -> Document:
+        """See ``Client.change_level``."""
+        return BACKGROUND.run(self._client.change_level(namespace, changes))
 
     def explain(self, name: str) -> Document:
         """See ``Client.explain``."""

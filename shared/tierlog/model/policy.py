@@ -253,6 +253,12 @@ class PolicyLevels:
             for item in fields(Policy)
         }
 
+    def level(self, namespace: str | None) -> Policy:
+        """Return what a namespace says, or, for None, the cluster."""
+        if namespace is None:
+            return self.cluster
+        return self.namespaces.get(namespace, Policy())
+
     def with_level(self, namespace: str | None, policy: Policy) -> Self:
         """Return the levels with one replaced (None: the cluster's); checks them by themselves."""
         if namespace is None:

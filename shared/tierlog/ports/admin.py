@@ -60,12 +60,20 @@ class Administration(Protocol):
         """Replace a stream's own thresholds; POLICY_INVALID names the bound."""
         ...
 
+    async def change_policy(self, name: StreamName, changes: Document) -> Document:
+        """Change those that are given, None unsets one; POLICY_INVALID names the bound."""
+        ...
+
     async def level(self, namespace: str | None) -> Document:
         """Return the thresholds of a namespace, or, for None, of the cluster."""
         ...
 
     async def set_level(self, namespace: str | None, policy: Document) -> Document:
         """Replace them; POLICY_INVALID names the stream below that would break."""
+        ...
+
+    async def change_level(self, namespace: str | None, changes: Document) -> Document:
+        """Change those that are given, None unsets one."""
         ...
 
     async def explain(self, name: StreamName) -> Document:

@@ -27,18 +27,18 @@ class Direct:
     async def policy(self, stream: str) -> dict[str, Any]:
         return (await self._api.policy(stream)).model_dump()
 
-    async def set_policy(self, stream: str, wanted: dict[str, Any]) -> dict[str, Any]:
-        return (await self._api.set_policy(stream, PolicyDocument(**wanted))).model_dump()
+    async def change_policy(self, stream: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        return (await self._api.change_policy(stream, PolicyDocument(**wanted))).model_dump()
 
     async def level(self, namespace: str | None) -> dict[str, Any]:
         found = self._api.cluster() if namespace is None else self._api.namespace(namespace)
         return (await found).model_dump()
 
-    async def set_level(self, namespace: str | None, wanted: dict[str, Any]) -> dict[str, Any]:
+    async def change_level(self, namespace: str | None, wanted: dict[str, Any]) -> dict[str, Any]:
         given = PolicyDocument(**wanted)
         if namespace is None:
-            return (await self._api.set_cluster(given)).model_dump()
-        return (await self._api.set_namespace(namespace, given)).model_dump()
+            return (await self._api.change_cluster(given)).model_dump()
+        return (await self._api.change_namespace(namespace, given)).model_dump()
 
     async def explain(self, stream: str) -> dict[str, Any]:
         return (await self._api.explain(stream)).model_dump()
@@ -99,6 +99,18 @@ def test_what_each_ledger_has_is_not_never_and_the_remedy_says_how_it_is_written
     assert told("set", PAID, "--ledger-age-max", "10m")["own"]["ledger_age_ms_max"] == 600_000
     shown = told("set", PAID, "--deletion-lag", "never", "--ledger-age-max", "none")["own"]
     assert (shown["deletion_lag_ms"], shown["ledger_age_ms_max"]) == (-1, None)
+
+
+def test_never_is_minus_one_too_and_a_count_is_set_and_unset(told: Any) -> None:
+    limits = ("--deletion-lag", "-1", "--retention-size", "-1", "--ledger-entries-max", "7")
+    own = told("set", PAID, *limits)["own"]
+    shown = (own["deletion_lag_ms"], own["retention_size_bytes"], own["ledger_entries_max"])
+    assert shown == (-1, -1, 7)
+    own = told("set", PAID, "--ledger-entries-max", "none")["own"]
+    assert (own["deletion_lag_ms"], own["ledger_entries_max"]) == (-1, None), "the others stay"
+    for wrong in ("0", "1.5", "-1", "²", "9" * 30):
+        assert "a number from 1 on" in told("set", PAID, "--ledger-entries-max", wrong)
+    assert "never" in told("set", PAID, "--retention-time", "-2")
 
 
 def test_a_bound_that_is_below_its_lowest_is_told_of_alone(told: Any) -> None:

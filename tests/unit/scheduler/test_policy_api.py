@@ -1,5 +1,7 @@
 """Thresholds over REST: levels, what comes of them, and the deletion of a stream."""
 
+import asyncio
+
 import pytest
 from fastapi import FastAPI
 
@@ -46,6 +48,24 @@ async def test_thresholds_of_a_namespace_hold_for_its_streams_in_both_units():
         await ask(session, "PUT", "/v1/policies/cluster", json={"deletion_lag_ms": 9})
         cluster = await ask(session, "GET", "/v1/policies/cluster")
         assert (cluster["namespace"], cluster["effective"]["deletion_lag_ms"]) == (None, 9)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [f"/v1/streams/{PAID}/policy", "/v1/policies/cluster", "/v1/policies/namespaces/shop"],
+)
+async def test_a_change_leaves_what_others_changed_meanwhile(path):
+    world = World()
+    await world.stream(PAID)
+    async with served(world) as session:
+        changes = [{"retentionTimeInMinutes": 9}, {"offload_time_ms": 5}, {"deletion_lag_ms": -1}]
+        await asyncio.gather(*(ask(session, "PATCH", path, json=one) for one in changes))
+        own = (await ask(session, "PATCH", path, json={"deletion_lag_ms": None}))["own"]
+        told = {name: value for name, value in own.items() if value is not None}
+        assert told == {"retention_time_ms": 9 * MINUTE_MS, "offload_time_ms": 5}
+        await ask(session, "PATCH", path, status=422, json={"retention_time_ms": 5})
+        await ask(session, "PATCH", path, status=400, json={"retention": 5})
+        assert (await ask(session, "PATCH", path, json={}))["own"] == own
 
 
 async def test_what_is_kept_and_read_back_of_copies_is_set_at_each_level():
@@ -111,12 +131,17 @@ async def test_a_stream_that_is_deleted_tells_how_much_is_left():
         path = f"/v1/streams/{STREAM}"
         for _ in range(2):
             left = await ask(session, "DELETE", path, status=202)
-            assert left["ledgers_left"] == 2
+            assert (left["ledgers_left"], left["paused"]) == (2, False)
         shown = await ask(session, "GET", path)
         assert shown["lifecycle"] == "DELETING"
         for _ in range(4):
             await leader.run_pass()
         await ask(session, "DELETE", path, status=404)
+        await world.stream(PAID)
+        await world.catalog().streams.pause_offload(PAID)
+        assert (await ask(session, "DELETE", f"/v1/streams/{PAID}", status=202))["paused"]
+        await world.catalog().streams.resume_offload(PAID)
+        await leader.run_pass()
         assert (await ask(session, "GET", "/v1/streams"))["streams"] == []
 
 

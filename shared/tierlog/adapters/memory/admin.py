@@ -161,6 +161,9 @@ class MemoryAdministration:
             one.policy = wanted
         return await self.policy(name)
 
+    async def change_policy(self, name: StreamName, changes: Document) -> Document:
+        return await self.set_policy(name, {**(await self.policy(name))["own"], **changes})
+
     async def level(self, namespace: str | None) -> Document:
         levels = self._streams.levels
         own = levels.cluster
@@ -179,6 +182,10 @@ class MemoryAdministration:
                 raise breaks_below(f"stream {name}", error) from error
         self._streams.levels = planned
         return await self.level(namespace)
+
+    async def change_level(self, namespace: str | None, changes: Document) -> Document:
+        own = (await self.level(namespace))["own"]
+        return await self.set_level(namespace, {**own, **changes})
 
     async def explain(self, name: StreamName) -> Document:
         """Return the thresholds; what will happen, and when, is left out."""
@@ -201,7 +208,7 @@ class MemoryAdministration:
         stream = self._streams.stream(name)
         for one in (*self._partitions_of(stream), stream):
             del self._streams.by_name[one.name]
-        return {"stream": name, "incarnation": "", "ledgers_left": 0}
+        return {"stream": name, "incarnation": "", "ledgers_left": 0, "paused": False}
 
     async def close(self) -> None:
         pass

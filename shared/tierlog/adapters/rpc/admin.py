@@ -62,12 +62,20 @@ class HttpAdministration:
         path = _path(name, "/policy")
         return _document(await self._service.json("PUT", path, body=dict(policy)))
 
+    async def change_policy(self, name: StreamName, changes: Document) -> Document:
+        path = _path(name, "/policy")
+        return _document(await self._service.json("PATCH", path, body=dict(changes)))
+
     async def level(self, namespace: str | None) -> Document:
         return _document(await self._service.json("GET", _level(namespace)))
 
     async def set_level(self, namespace: str | None, policy: Document) -> Document:
         path = _level(namespace)
         return _document(await self._service.json("PUT", path, body=dict(policy)))
+
+    async def change_level(self, namespace: str | None, changes: Document) -> Document:
+        path = _level(namespace)
+        return _document(await self._service.json("PATCH", path, body=dict(changes)))
 
     async def explain(self, name: StreamName) -> Document:
         return _document(await self._service.json("GET", _path(name, "/policy/explain")))
