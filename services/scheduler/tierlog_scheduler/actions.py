@@ -23,6 +23,7 @@ from uuid import UUID
 import structlog
 
 from tierlog.catalog import Catalog
+from tierlog.format import paths
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import CopySeen, OffloadContext, OffloadState
@@ -39,7 +40,14 @@ from tierlog.ports.tracing import NO_TRACER, LedgerLife, SpanKind, Tracer
 from tierlog_scheduler.clocks import Now
 from tierlog_scheduler.manifests import ManifestGate
 from tierlog_scheduler.mirror import Mirror
-from tierlog_scheduler.policy import Action, Asked, DeleteTier1, RequestOffload, SweepAbandoned
+from tierlog_scheduler.policy import (
+    AbandonStalled,
+    Action,
+    Asked,
+    DeleteTier1,
+    RequestOffload,
+    SweepAbandoned,
+)
 from tierlog_scheduler.retention import (
     BeginTrim,
     DropTrimmed,
@@ -172,6 +180,8 @@ class Actions:
                 life = LedgerLife(stream.incarnation, action.ledger_id)
                 with self._tracer.span("attempt.sweep", parent=life, stream=stream.name):
                     await self.sweep(stream, action, now)
+            case AbandonStalled():
+                await self._abandon(stream, action)
             case BeginTrim():
                 await self._begin_trim(stream, action)
             case DropTrimmed():
@@ -334,6 +344,23 @@ class Actions:
             uuid=str(attempt.uuid),
             struck_off=action.strike_off,
         )
+
+    async def _abandon(self, stream: Stream, action: AbandonStalled) -> None:
+        """Abandon an attempt that did not end; its leftovers are swept as all others are."""
+        cause = self._manifests.stopped(stream.name)
+        if cause is None and await self._is_locked(action.ledger_id):
+            cause = "a worker is at the ledger"
+        if cause is not None:
+            log.info("attempt.left", ledger_id=action.ledger_id, cause=cause)
+            return
+        # Should a worker be at it all the same it drops out: its copy can't become complete.
+        await self._catalog.contexts.give_up_attempt(action.ledger_id, uuid=action.uuid)
+        log.warning("attempt.given_up", ledger_id=action.ledger_id, uuid=str(action.uuid))
+
+    async def _is_locked(self, ledger_id: LedgerId) -> bool:
+        path = paths.ledger_lock_path(ledger_id)
+        await self._catalog.store.sync(path)
+        return await self._catalog.store.get(path) is not None
 
     async def _begin_trim(self, stream: Stream, action: BeginTrim) -> None:
         stopped = self._manifests.stopped(stream.name)

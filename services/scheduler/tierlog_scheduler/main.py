@@ -131,6 +131,7 @@ def _limits(settings: Settings) -> SchedulerLimits:
         request_again_s=own.request_again_s,
         sweep_again_s=own.sweep_again_s,
         sweep_attributes_s=own.sweep_attributes_s,
+        stalled_s=own.scrub_safety_age_s,
         checkpoint_s=own.checkpoint_s,
         reread_s=own.reread_s,
         streams_in_flight_max=own.streams_in_flight_max,

@@ -14,11 +14,13 @@ Invariants:
       very copy complete in tier 2; a lag of -1 never ends. Never while that copy is in doubt.
     * An abandoned attempt is swept at once, and again, for the last time, after the longest
       request's deadline.
+    * An attempt that did not end in ``stalled_ms`` is abandoned where nothing asks for its ledger
+      any more. Where something does, the next attempt abandons it.
     * Nothing is offloaded nor deleted while an admin has paused the stream.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
@@ -31,6 +33,7 @@ from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger
 from tierlog.model.trimming import TrimGrounds
 from tierlog.offload.messages import Trigger
+from tierlog.offload.scrub_rules import is_stalled
 from tierlog_scheduler.clocks import Now
 
 BACKOFF_DOUBLINGS_MAX: Final = 6
@@ -61,6 +64,7 @@ class Delays:
     request_again_ms: int
     sweep_again_ms: int
     sweep_attributes_ms: int = 900_000
+    stalled_ms: int = 86_400_000
     longest_request_s: Callable[[int], float] = lambda _: 0.0
 
     def sweep_ms(self, block_size: int) -> int:
@@ -176,7 +180,15 @@ class SweepAbandoned:
     strike_off: bool
 
 
-Action = RequestOffload | DeleteTier1 | SweepAbandoned
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbandonStalled:
+    """Abandon an attempt that did not end, unless somebody is at it."""
+
+    ledger_id: LedgerId
+    uuid: UUID
+
+
+Action = RequestOffload | DeleteTier1 | SweepAbandoned | AbandonStalled
 
 
 def decide(view: StreamView, now: Now, delays: Delays) -> list[Action]:
@@ -186,12 +198,14 @@ def decide(view: StreamView, now: Now, delays: Delays) -> list[Action]:
     """
     actions: list[Action] = []
     if not view.paused and not view.deleting:
+        wanted = wanted_ledgers(view, now)
         actions += [
             RequestOffload(ledger_id=ledger_id, trigger=trigger, count=_count(view, ledger_id) + 1)
-            for ledger_id, trigger in wanted_ledgers(view, now).items()
+            for ledger_id, trigger in wanted.items()
             if _may_ask(view.asked.get(ledger_id), now, delays)
         ]
         actions.extend(_deletions(view, now))
+        actions.extend(_stalled(view, wanted, now, delays))
     elif not view.paused:
         # A local deletion that was begun is ended first: nothing else leads out of it.
         actions.extend(_begun_deletions(view))
@@ -273,6 +287,18 @@ def _deletions(view: StreamView, now: Now) -> Iterator[DeleteTier1]:
             left_ms = deletion_due_in_ms(view, context, now)
             if left_ms is not None and left_ms <= 0:
                 yield DeleteTier1(context=context, grounds=view.grounds)
+
+
+def _stalled(
+    view: StreamView, wanted: Container[LedgerId], now: Now, delays: Delays
+) -> Iterator[AbandonStalled]:
+    """Iterate over the attempts that nobody will ask to be made again."""
+    for one in view.ledgers:
+        context = one.context
+        if context is None or context.uuid is None or context.ledger_id in wanted:
+            continue
+        if is_stalled(context, now_ms=now.wall_ms, safety_ms=delays.stalled_ms):
+            yield AbandonStalled(ledger_id=context.ledger_id, uuid=context.uuid)
 
 
 def deletion_due_in_ms(view: StreamView, context: OffloadContext, now: Now) -> int | None:

@@ -89,6 +89,7 @@ class SchedulerLimits:
     request_again_s: float = 60.0
     sweep_again_s: float = 300.0
     sweep_attributes_s: float = 900.0
+    stalled_s: float = 86_400.0
     checkpoint_s: float = 60.0
     reread_s: float = 6 * 3600.0
     streams_in_flight_max: int = 16
@@ -101,6 +102,7 @@ class SchedulerLimits:
             request_again_ms=round(self.request_again_s * 1000),
             sweep_again_ms=round(self.sweep_again_s * 1000),
             sweep_attributes_ms=round(self.sweep_attributes_s * 1000),
+            stalled_ms=round(self.stalled_s * 1000),
             longest_request_s=self.longest_request_s,
         )
 

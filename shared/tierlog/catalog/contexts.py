@@ -18,7 +18,13 @@ from tierlog.catalog.change import settle
 from tierlog.catalog.ledgers import context_not_found
 from tierlog.format import paths, records
 from tierlog.model.ids import LedgerId
-from tierlog.model.offload import Doubt, OffloadContext, Tier2Copy, Tier2Location
+from tierlog.model.offload import (
+    Doubt,
+    OffloadContext,
+    OffloadState,
+    Tier2Copy,
+    Tier2Location,
+)
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
@@ -72,6 +78,17 @@ class ContextCatalog:
             ledger_id,
             lambda context: context.attempt_completed(uuid=uuid, copy=copy, now_ms=now_ms),
             applied=lambda context: context.complete and context.uuid == uuid,
+        )
+
+    async def give_up_attempt(self, ledger_id: LedgerId, *, uuid: UUID) -> OffloadContext:
+        """Abandon an attempt with none in its place; changes nothing if it ended since."""
+        now_ms = self._clock.wall_ms()
+        return await self.change(
+            ledger_id,
+            lambda context: context.attempt_given_up(uuid, now_ms=now_ms),
+            applied=lambda context: (
+                context.uuid != uuid or context.state is not OffloadState.OFFLOADING
+            ),
         )
 
     async def record_error(self, ledger_id: LedgerId, *, uuid: UUID, error: str) -> OffloadContext:

@@ -258,6 +258,23 @@ class OffloadContext:
         )
         return self.last_error == error and not running
 
+    def attempt_given_up(self, uuid: UUID, *, now_ms: int) -> Self:
+        """Return the context without that attempt, which is abandoned with none in its place."""
+        if self.uuid != uuid or self.state is not OffloadState.OFFLOADING:
+            raise RefusedError(
+                f"attempt {uuid} of ledger {self.ledger_id} is not the one that goes on",
+                remedy="Read the ledger's context again and decide anew",
+            )
+        assert self.location is not None
+        given_up = AbandonedAttempt(uuid=uuid, location=self.location, abandoned_ms=now_ms)
+        return replace(
+            self.moved_to(OffloadState.LOCAL),
+            uuid=None,
+            location=None,
+            abandoned=(*self.abandoned, given_up),
+            history=self._ended(uuid, AttemptOutcome.ABANDONED, now_ms),
+        )
+
     def attempt_completed(self, *, uuid: UUID, copy: Tier2Copy, now_ms: int) -> Self:
         """Return the context complete; raises ``RefusedError`` when ``uuid`` was superseded."""
         if self.uuid != uuid:

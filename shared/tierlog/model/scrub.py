@@ -104,7 +104,8 @@ KINDS: Final[Mapping[FindingKind, Rule]] = {
     _K.STALLED_ATTEMPT: Rule(
         Repair.NONE,
         "an attempt has not ended for longer than the safety age",
-        "The scheduler asks again by itself; look at: tierlog offload attempts",
+        "The scheduler asks again, or abandons it where nothing asks for its ledger; look at: "
+        "tierlog offload attempts",
     ),
     _K.METADATA_OLDER: Rule(
         Repair.NONE,

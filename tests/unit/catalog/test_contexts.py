@@ -9,7 +9,7 @@ from tierlog.adapters.memory.faults import Outcome
 from tierlog.format import paths, records
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LedgerId
-from tierlog.model.offload import TRANSITIONS, OffloadContext, OffloadState
+from tierlog.model.offload import TRANSITIONS, AttemptOutcome, OffloadContext, OffloadState
 
 
 async def _begun(world: World):
@@ -75,6 +75,26 @@ async def test_of_concurrent_attempts_only_the_newest_completes():
         await contexts.complete_attempt(ledger_id, uuid=first, copy=COPY)
     assert done.uuid == second
     assert [one.uuid for one in done.abandoned] == [first]
+
+
+@on_virtual_time
+async def test_an_attempt_that_is_given_up_is_abandoned_and_no_other_one():
+    owner, ledger_id, uuid, _ = await _begun(World())
+    contexts = owner.catalog.contexts
+    before = await contexts.get(ledger_id)
+    assert await contexts.give_up_attempt(ledger_id, uuid=owner.ids.uuid()) == before
+    owner.faults.next("metadata.set", Outcome.REPLY_LOST)
+    given_up = await contexts.give_up_attempt(ledger_id, uuid=uuid)
+    assert (given_up.state, given_up.uuid, given_up.location) == (OffloadState.LOCAL, None, None)
+    assert [(one.uuid, one.swept_ms) for one in given_up.abandoned] == [(uuid, 0)]
+    assert [one.outcome for one in given_up.history] == [AttemptOutcome.ABANDONED]
+    with pytest.raises(RefusedError, match="superseded"):
+        await contexts.complete_attempt(ledger_id, uuid=uuid, copy=COPY)
+    again = owner.ids.uuid()
+    place = location(again, ledger_id)
+    await contexts.begin_attempt(ledger_id, uuid=again, location=place, worker="w")
+    done = await contexts.complete_attempt(ledger_id, uuid=again, copy=COPY)
+    assert await contexts.give_up_attempt(ledger_id, uuid=again) == done
 
 
 @on_virtual_time

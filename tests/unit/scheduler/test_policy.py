@@ -30,6 +30,7 @@ from tierlog.runtime.settings import S3Settings, SchedulerSettings, Settings
 from tierlog_scheduler.clocks import Now
 from tierlog_scheduler.main import _limits
 from tierlog_scheduler.policy import (
+    AbandonStalled,
     Asked,
     Delays,
     DeleteTier1,
@@ -151,6 +152,26 @@ def test_what_is_on_its_way_counts_as_not_offloaded_and_is_not_doubled_by_newer_
     )
     assert requests(view) == {}
     assert list(wanted_ledgers(view, NOW)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "more", "given_up"),
+    [
+        (DELAYS.stalled_ms, {}, True),
+        (DELAYS.stalled_ms - 1, {}, False),
+        (DELAYS.stalled_ms, {"offload_through": LedgerId(1)}, False),
+        (DELAYS.stalled_ms, {"policy": Policy(offload_time_ms=0)}, False),
+        (DELAYS.stalled_ms, {"paused": True}, False),
+        (DELAYS.stalled_ms, {"deleting": True}, False),
+    ],
+)
+def test_an_attempt_that_did_not_end_is_given_up_where_nothing_asks_for_it(age_ms, more, given_up):
+    one = ledger(1, state=OffloadState.OFFLOADING)
+    assert one.context is not None
+    begun = replace(one.context, attempt_started_ms=NOW.wall_ms - age_ms)
+    actions = decide(stream(replace(one, context=begun), ledger(2), **more), NOW, DELAYS)
+    uuids = [action.uuid for action in actions if isinstance(action, AbandonStalled)]
+    assert uuids == ([begun.uuid] if given_up else [])
 
 
 @pytest.mark.covers("A26", "A27")

@@ -19,6 +19,7 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.gates import OpenGate
 from tests.unit.offload.world import STREAM, TOPICS, World, bare_ledger
 from tierlog.adapters.memory.faults import FaultRates, Faults
+from tierlog.catalog.election import CourtesyLock
 from tierlog.format import paths
 from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
@@ -214,6 +215,36 @@ def test_leftovers_are_swept_again_after_the_deadline_then_struck_off():
             await asyncio.sleep(60)
             assert not (await world.context(ledger_id)).abandoned
         assert set(world.bucket.objects) == await world.expected_keys()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("at_work", [False, True], ids=["worker-is-dead", "worker-is-slow"])
+def test_what_a_dead_attempt_left_goes_also_where_nothing_asks_for_the_ledger(at_work):
+    async def main():
+        world, dead = World(), UUID(int=99)
+        claimed = await world.stream()
+        ledger_id = await world.seal(claimed, ENTRIES)
+        catalog, location = world.catalog(), world.offloader().location(ledger_id, dead)
+        lock = CourtesyLock(catalog.store, paths.ledger_lock_path(ledger_id), UUID(int=98))
+        assert await lock.take()
+        await catalog.contexts.begin_attempt(ledger_id, uuid=dead, location=location, worker="w")
+        objects = world.bucket.connect()
+        await objects.create_upload(location.data_key, metadata={}, content_type="x")
+        await objects.put(location.side_key, b"side", metadata={})
+        if not at_work:
+            await lock.release()
+        async with running(world):
+            await asyncio.sleep(24 * HOUR - 60)
+            assert await states(world) == ["OFFLOADING"]
+            await asyncio.sleep(HOUR)
+            context = await world.context(ledger_id)
+        assert context.names(dead) is at_work
+        assert (context.uuid, context.state.name) == (
+            (dead, "OFFLOADING") if at_work else (None, "LOCAL")
+        )
+        assert bool(world.bucket.uploads) is bool(world.bucket.objects) is at_work
+        assert not world.queue.events(TOPICS.requested)
 
     run_virtual(main())
 
