@@ -18,6 +18,7 @@ from tests.simulation.processes import HostClock, SimProcess, Tasks
 from tests.simulation.remote import Network
 from tests.simulation.servers import Changes, WatchedBucket, WatchedMetadata
 from tests.simulation.services import (
+    BUCKET,
     KEYS,
     TOPICS,
     SchedulerProcess,
@@ -119,9 +120,10 @@ class ScrubProcess(Service):
             objects=objects,
             catalog=catalog,
             manifests=make_manifests(self, cluster.cluster_id),
-            offloader=offloader,
             repairer=repairer,
             cluster_id=cluster.cluster_id,
+            bucket=BUCKET,
+            endpoint_name="default",
             key_prefix="",
             clock=self.clock,
             limits=ScrubLimits(safety_age_s=SAFETY_S),

@@ -122,7 +122,7 @@ async def test_a_scrub_without_a_look_at_uploads_says_so(place: Place):
     # Nobody names it.
     attempt = await place.offload(offloader)
     scrubs = scrubber(world, objects=place.store, safety_age_s=-1e12)
-    scrubs.offloader, scrubs.key_prefix = offloader, place.prefix
+    scrubs.key_prefix = place.prefix
     scrubs.manifests = ManifestStore(
         place.store,
         cluster_id=CLUSTER,

@@ -163,7 +163,6 @@ def scrubber_of(settings: Settings, site: Site, pace: Pace) -> Scrubber:
         objects=site.objects,
         catalog=site.catalog,
         manifests=site.manifests,
-        offloader=offloader,
         repairer=Repairer(
             objects=site.objects,
             catalog=site.catalog,
@@ -172,6 +171,8 @@ def scrubber_of(settings: Settings, site: Site, pace: Pace) -> Scrubber:
             ids=system_ids(),
         ),
         cluster_id=site.cluster.cluster_id,
+        bucket=settings.s3.bucket,
+        endpoint_name=settings.s3.endpoint_name,
         key_prefix=settings.s3.key_prefix,
         clock=system_clock(),
         limits=ScrubLimits(

@@ -172,9 +172,10 @@ def _scrubs(
         objects=parts.objects,
         catalog=parts.catalog,
         manifests=manifests,
-        offloader=parts.offloader,
         repairer=repairer,
         cluster_id=parts.cluster.cluster_id,
+        bucket=settings.s3.bucket,
+        endpoint_name=settings.s3.endpoint_name,
         key_prefix=settings.s3.key_prefix,
         clock=clock,
         limits=ScrubLimits(

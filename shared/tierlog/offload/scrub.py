@@ -46,7 +46,6 @@ from tierlog.offload.attribute_scrub import AttributeScrub
 from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.cleaning import UNSEEN, delete_objects
 from tierlog.offload.groups import plain_errors
-from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.repair import Repairer
 from tierlog.offload.scrub_copies import CopyLook
@@ -76,9 +75,10 @@ class Scrubber:
         objects: ObjectStore,
         catalog: Catalog,
         manifests: ManifestStore,
-        offloader: LedgerOffloader,
         repairer: Repairer,
         cluster_id: UUID,
+        bucket: str,
+        endpoint_name: str,
         key_prefix: str,
         clock: Clock,
         limits: rules.ScrubLimits,
@@ -86,9 +86,10 @@ class Scrubber:
         self.objects = objects
         self.catalog = catalog
         self.manifests = manifests
-        self.offloader = offloader
         self.repairer = repairer
         self.cluster_id = cluster_id
+        self.bucket = bucket
+        self.endpoint_name = endpoint_name
         self.key_prefix = key_prefix
         self.clock = clock
         self.limits = limits
@@ -155,7 +156,8 @@ class _Run:
         self._copies = CopyLook(
             objects=parts.objects,
             catalog=parts.catalog,
-            offloader=parts.offloader,
+            bucket=parts.bucket,
+            endpoint_name=parts.endpoint_name,
             pay=self._pay,
         )
         self._indexes = AttributeScrub(parts.sweeper, parts.key_prefix)

@@ -12,14 +12,13 @@ from collections.abc import Awaitable, Callable
 
 from tierlog.catalog import Catalog
 from tierlog.format import keys
-from tierlog.model.errors import CorruptError, RefusedError, TierlogError
+from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import copy_of
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.scrub import Finding, FindingKind, ScrubReport
 from tierlog.offload import scrub_rules as rules
 from tierlog.offload.drivers import known_here
-from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.verify import ReadBack, is_read_whole, verify_copy
 from tierlog.ports.objects import ObjectStore
 
@@ -35,31 +34,27 @@ class CopyLook:
         *,
         objects: ObjectStore,
         catalog: Catalog,
-        offloader: LedgerOffloader,
+        bucket: str,
+        endpoint_name: str,
         pay: Pay,
     ) -> None:
         self._objects = objects
         self._catalog = catalog
         self._contexts = catalog.contexts
-        self._offloader = offloader
+        self._place = (bucket, endpoint_name)
         self._pay = pay
 
     def __repr__(self) -> str:
-        return f"<CopyLook with {self._offloader!r}>"
+        return f"<CopyLook at {self._place[0]}>"
 
     def is_here(self, context: OffloadContext) -> bool:
-        """Tell whether a copy lies in the bucket that this process has, in a layout of ours."""
-        assert context.location is not None
-        assert context.uuid is not None
+        """Tell whether a copy lies in the bucket that this process has, in a layout of ours.
+
+        Whichever driver writes now, if any: it may put its copies somewhere else.
+        """
         there = context.location
-        if not known_here(there):
-            return False
-        try:
-            own = self._offloader.location(context.ledger_id, context.uuid)
-        except RefusedError:
-            # The driver that is set writes nothing.
-            return False
-        return (there.bucket, there.endpoint_name) == (own.bucket, own.endpoint_name)
+        assert there is not None
+        return known_here(there) and (there.bucket, there.endpoint_name) == self._place
 
     async def local_alone(self, context: OffloadContext) -> Finding | None:
         """Look whether a ledger that has no complete copy is in tier 1."""

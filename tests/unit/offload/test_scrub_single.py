@@ -52,8 +52,7 @@ def test_both_layouts_are_as_they_should_be_whichever_is_written(writes: str):
         world.clock.advance(10 * SAFETY_S)
         report = await scrub(world, BOTH, safety_age_s=0.001)
         assert (kinds(report), report.remaining, report.unread) == ([], 0, [])
-        if writes != "none":
-            assert report.copies_checked == 2
+        assert (report.copies_checked, report.elsewhere) == (2, 0)
 
     run_virtual(main())
 
@@ -100,6 +99,26 @@ def test_a_single_object_that_nobody_names_is_an_orphan_once_it_is_old():
         assert kinds(report) == ["orphan-objects", "orphan-upload"]
         assert before - set(world.bucket.objects) == {key}
         assert not world.bucket.uploads
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("writes", ["none", Shelf.name])
+def test_a_copy_is_judged_also_where_the_driver_was_changed_since(writes: str):
+    async def main():
+        world, key = await offloaded()
+        del world.bucket.objects[key]
+        world.driven_by = Drivers(
+            DriverParts(
+                objects=world.bucket.connect(),
+                settings=Tier2Settings(bucket="b", cluster_id=CLUSTER, ranges=SMALL_RANGES),
+            ),
+            writes=writes,
+            others={Shelf.name: lambda _: Shelf()},
+        )
+        report = await scrub(world)
+        assert kinds(report) == ["points-nowhere"]
+        assert (report.copies_checked, report.elsewhere) == (2, 0)
 
     run_virtual(main())
 
