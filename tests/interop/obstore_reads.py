@@ -3,6 +3,7 @@
 What they can't do, writing, the SDK does beside them, so that the whole suite runs.
 """
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from tierlog.adapters.s3 import open_s3
 from tierlog.adapters.system import SystemClock, SystemIds
 from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.ports.spending import CostMeter
+from tierlog.ports.throttle import requests_pace
 from tierlog.runtime.settings import S3Settings
 
 pytestmark = pytest.mark.integration
@@ -49,6 +51,18 @@ def settings_of(servers, **changed) -> S3Settings:
     )
 
 
+def scripted(server: ScriptedS3) -> S3Settings:
+    return S3Settings(
+        endpoint_url=server.url,
+        access_key="a",
+        secret_key=SecretStr("s"),
+        bucket="b",
+        attempts_max=3,
+        retry_wait_s_first=0.001,
+        retry_wait_s_max=0.01,
+    )
+
+
 @pytest.fixture
 async def store(servers):
     settings = settings_of(servers)
@@ -70,15 +84,7 @@ class TestObstoreReads(ObjectsContract):
 class TestObstoreBodies(BodiesContract):
     @contextlib.asynccontextmanager
     async def opened(self, server: ScriptedS3) -> AsyncIterator[ObstoreReads]:
-        settings = S3Settings(
-            endpoint_url=server.url,
-            access_key="a",
-            secret_key=SecretStr("s"),
-            bucket="b",
-            attempts_max=3,
-            retry_wait_s_first=0.001,
-            retry_wait_s_max=0.01,
-        )
+        settings = scripted(server)
         yield open_obstore(settings, meter=CostMeter(), clock=SystemClock(), ids=SystemIds())
 
 
@@ -108,6 +114,33 @@ async def test_how_long_requests_took_and_how_they_ended_is_counted():
         ("get_object", "PermissionDeniedError", 1),
     ]
     assert meter.durations["get_object"].sum_s > 0
+
+
+async def test_its_requests_wait_for_the_pace_that_the_sdk_waits_for_too():
+    script = [answer(), error(503, "SlowDown"), *[answer()] * 6]
+    async with ScriptedS3(*script) as server:
+        settings = scripted(server)
+        pace = requests_pace(SystemClock(), per_s_max=5)
+        reads = open_obstore(
+            settings, meter=CostMeter(), clock=SystemClock(), ids=SystemIds(), pace=pace
+        )
+        async with open_s3(settings, clock=SystemClock(), ids=SystemIds(), pace=pace) as other:
+            begun_s = asyncio.get_running_loop().time()
+            for one in (reads, other, reads, other, reads, reads, reads):
+                assert await one.get_range("k", 0, len(BODY)) == BODY
+        # Five may go at once, and there are eight with the one that was sent again.
+        assert asyncio.get_running_loop().time() - begun_s > 0.55
+        assert len(server.requests) == 8
+
+
+async def test_a_cap_on_requests_holds_without_a_pace_of_others_too():
+    async with ScriptedS3(*[answer()] * 7) as server:
+        settings = scripted(server).model_copy(update={"requests_per_s_max": 5.0})
+        reads = open_obstore(settings, meter=CostMeter(), clock=SystemClock(), ids=SystemIds())
+        begun_s = asyncio.get_running_loop().time()
+        for _ in range(7):
+            await reads.get_range("k", 0, len(BODY))
+        assert asyncio.get_running_loop().time() - begun_s > 0.35
 
 
 async def test_trouble_is_one_of_our_errors(servers):

@@ -6,8 +6,12 @@ never refused).
 """
 
 import asyncio
+from typing import Final
 
 from tierlog.ports.clock import Clock
+
+# A second's worth may go at once: a cap on requests is about cost, not about smoothness.
+REQUESTS_BURST_S: Final = 1.0
 
 
 class TokenBucket:
@@ -35,3 +39,10 @@ class TokenBucket:
         if self._paid_until_s > now_s:
             self.waited_s += self._paid_until_s - now_s
             await asyncio.sleep(self._paid_until_s - now_s)
+
+
+def requests_pace(clock: Clock, *, per_s_max: float) -> TokenBucket | None:
+    """Return what all requests of a process wait for; None: it sends as many as it likes."""
+    if not per_s_max:
+        return None
+    return TokenBucket(clock, per_s=per_s_max, burst=per_s_max * REQUESTS_BURST_S)

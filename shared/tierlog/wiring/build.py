@@ -25,6 +25,7 @@ from tierlog.ports.metadata import MetadataStore
 from tierlog.ports.objects import ObjectStore
 from tierlog.ports.retrying import Come, asked_once
 from tierlog.ports.spending import CostMeter
+from tierlog.ports.throttle import TokenBucket
 from tierlog.runtime.redaction import learn_secrets, secrets_of
 from tierlog.runtime.settings import S3Settings, Settings, load_settings
 
@@ -86,11 +87,12 @@ async def open_objects(
     meter: CostMeter | None = None,
     at_once: bool = True,
     come: Come = asked_once,
+    pace: TokenBucket | None = None,
 ) -> AsyncIterator[ObjectStore]:
     """Open the bucket, made when it is missing, for the length of the context.
 
     ``meter`` counts its requests; ``come`` waits for it. Not ``at_once``: it may be away, and is
-    not looked at before it is used.
+    not looked at before it is used. ``pace``: what its requests wait for, if others do too.
     """
     from tierlog.adapters.s3 import open_s3
 
@@ -100,6 +102,7 @@ async def open_objects(
         ids=system_ids(),
         meter=meter,
         reload=lambda: _s3_again(settings),
+        pace=pace,
     ) as store:
         if at_once:
             await come(OBJECTS, store.ensure_bucket)

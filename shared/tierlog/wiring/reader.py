@@ -15,6 +15,7 @@ from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads, ObjectStore
 from tierlog.ports.retrying import Come, asked_once
 from tierlog.ports.spending import CostMeter
+from tierlog.ports.throttle import TokenBucket, requests_pace
 from tierlog.runtime.security import secret_text
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import (
@@ -76,9 +77,11 @@ async def open_reader_parts(
 ) -> AsyncIterator[ReaderParts]:
     """Connect everything for the length of the context; ``come`` waits for what is away."""
     meter = CostMeter()
+    # The settings' cap is on all that the process sends, by whichever library.
+    pace = requests_pace(system_clock(), per_s_max=settings.s3.requests_per_s_max)
     async with (
         open_catalog(settings, come=come) as catalog,
-        open_objects(settings, meter=meter, come=come) as objects,
+        open_objects(settings, meter=meter, come=come, pace=pace) as objects,
         open_cache(settings) as shared,
     ):
         cluster = await cluster_of(settings, catalog, come=come)
@@ -86,11 +89,13 @@ async def open_reader_parts(
             open_storage_controls(catalog, calling=calling_of(settings.security)) as nodes,
             reporting_damage(catalog) as damage,
         ):
-            reads = _reads(settings, objects, meter)
+            reads = _reads(settings, objects, meter, pace)
             yield ReaderParts(catalog, cluster, objects, reads, shared, nodes, damage, meter)
 
 
-def _reads(settings: Settings, objects: ObjectStore, meter: CostMeter) -> ObjectReads:
+def _reads(
+    settings: Settings, objects: ObjectStore, meter: CostMeter, pace: TokenBucket | None
+) -> ObjectReads:
     if settings.reader.object_reads == "aioboto3":
         return objects
     try:
@@ -100,4 +105,4 @@ def _reads(settings: Settings, objects: ObjectStore, meter: CostMeter) -> Object
             "reader.object_reads is obstore, which is not installed",
             remedy="Install tierlog[obstore], or set reader.object_reads to aioboto3",
         ) from error
-    return open_obstore(settings.s3, meter=meter, clock=system_clock(), ids=system_ids())
+    return open_obstore(settings.s3, meter=meter, clock=system_clock(), ids=system_ids(), pace=pace)

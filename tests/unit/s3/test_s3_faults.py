@@ -32,6 +32,7 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableEr
 from tierlog.ports.files import Buffer
 from tierlog.ports.objects import NoSuchUploadError, ObjectExistsError, Part
 from tierlog.ports.spending import Amount, Cause, CostMeter, Spent, spending
+from tierlog.ports.throttle import TokenBucket, requests_pace
 from tierlog.runtime.settings import S3Settings
 
 BUFFERS: list[Buffer] = [
@@ -71,6 +72,7 @@ def opened(
     *,
     meter: CostMeter | None = None,
     reload: Reload | None = None,
+    pace: TokenBucket | None = None,
     **more: Any,
 ) -> AbstractAsyncContextManager[S3ObjectStore]:
     return open_s3(
@@ -78,6 +80,7 @@ def opened(
         clock=SystemClock(),
         ids=SeededIds(random.Random(1)),
         meter=meter,
+        pace=pace,
         reload=reload,
     )
 
@@ -296,6 +299,17 @@ async def test_requests_are_capped_with_those_that_are_sent_again():
         begun_s = asyncio.get_running_loop().time()
         async with opened(server, requests_per_s_max=5) as store:
             for number in range(1, 7):
+                await store.upload_part("k", "u", number, BUFFERS, crc32c=CRC)
+        assert asyncio.get_running_loop().time() - begun_s > 0.35
+
+
+async def test_two_clients_of_a_process_keep_one_cap_together():
+    async with ScriptedS3(*[part_taken] * 7) as server:
+        pace = requests_pace(SystemClock(), per_s_max=5)
+        begun_s = asyncio.get_running_loop().time()
+        async with opened(server, pace=pace) as one, opened(server, pace=pace) as other:
+            for number in range(1, 8):
+                store = one if number % 2 else other
                 await store.upload_part("k", "u", number, BUFFERS, crc32c=CRC)
         assert asyncio.get_running_loop().time() - begun_s > 0.35
 

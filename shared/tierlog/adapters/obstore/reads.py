@@ -10,6 +10,7 @@ Invariants:
       bounds, after capped exponential back-off with full jitter. Each try is counted and timed.
     * "There is no such object" is said only of a bucket that is there.
     * A request is given up when it takes longer than the settings allow for its length.
+    * Each try waits for ``pace`` before it is begun: the SDK's requests beside it wait for it too.
 
 What it lacks beside the SDK: keys that were replaced are not read again while a process runs, and
 what a store asks for by Retry-After is not known.
@@ -37,6 +38,7 @@ from tierlog.ports.ids import Ids
 from tierlog.ports.objects import ObjectInfo
 from tierlog.ports.retrying import Retries, RetryLimits
 from tierlog.ports.spending import CostMeter
+from tierlog.ports.throttle import TokenBucket, requests_pace
 from tierlog.runtime.settings import S3Settings
 
 T = TypeVar("T")
@@ -66,9 +68,14 @@ _OWN_ATTRIBUTES: Final = frozenset(
 
 
 def open_obstore(
-    settings: S3Settings, *, meter: CostMeter, clock: Clock, ids: Ids
+    settings: S3Settings,
+    *,
+    meter: CostMeter,
+    clock: Clock,
+    ids: Ids,
+    pace: TokenBucket | None = None,
 ) -> "ObstoreReads":
-    """Return reads of the bucket of ``settings``; nothing is connected yet."""
+    """Return reads of the bucket of ``settings``; nothing is connected yet. ``pace``: see S3's."""
     config: dict[str, Any] = {"region": settings.region}
     if settings.endpoint_url is not None:
         config["endpoint"] = settings.endpoint_url
@@ -86,20 +93,28 @@ def open_obstore(
         },
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=settings.retry_s_max)},
     )
-    return ObstoreReads(store, settings, meter=meter, clock=clock, ids=ids)
+    return ObstoreReads(store, settings, meter=meter, clock=clock, ids=ids, pace=pace)
 
 
 class ObstoreReads:
     """The port ``ObjectReads`` over a store of obstore."""
 
     def __init__(
-        self, store: S3Store, settings: S3Settings, *, meter: CostMeter, clock: Clock, ids: Ids
+        self,
+        store: S3Store,
+        settings: S3Settings,
+        *,
+        meter: CostMeter,
+        clock: Clock,
+        ids: Ids,
+        pace: TokenBucket | None = None,
     ) -> None:
         self._store = store
         self._settings = settings
         self._meter = meter
         self._clock = clock
         self._ids = ids
+        self._pace = pace or requests_pace(clock, per_s_max=settings.requests_per_s_max)
         self._limits = RetryLimits(
             tries_max=settings.attempts_max,
             time_s_max=settings.retry_s_max,
@@ -173,6 +188,9 @@ class ObstoreReads:
         """Return what ``once`` does, tried again where that may help; None: no such object."""
         retries = Retries(self._limits, clock=self._clock, ids=self._ids)
         while True:
+            # Before it is asked for: the library sends at once, awaited or not.
+            if self._pace is not None:
+                await self._pace.take(1)
             try:
                 return await once()
             except NOT_FOUND as error:

@@ -31,15 +31,13 @@ from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.retrying import Retries, RetryLimits
 from tierlog.ports.spending import CostMeter
-from tierlog.ports.throttle import TokenBucket
+from tierlog.ports.throttle import TokenBucket, requests_pace
 from tierlog.runtime.settings import S3Settings
 
 TROUBLE: Final = (
     ClientError, BotoCoreError, HttpError, OSError, TimeoutError, CutBodyError
 )  # fmt: skip
 BURST_BYTES: Final = 1024 * 1024
-# A second's worth may go at once: a cap on requests is about cost, not about smoothness.
-BURST_S: Final = 1.0
 
 Take = Callable[[Any], Awaitable[Any]]
 
@@ -66,6 +64,7 @@ class Requests:
         clock: Clock,
         ids: Ids,
         meter: CostMeter,
+        pace: TokenBucket | None = None,
     ) -> None:
         self._client = client
         self._settings = settings
@@ -74,12 +73,10 @@ class Requests:
         self._clock = clock
         self._ids = ids
         self._meter = meter
-        self._bytes = self._rates = None
+        self._bytes: TokenBucket | None = None
         if settings.bytes_per_s_max:
             self._bytes = TokenBucket(clock, per_s=settings.bytes_per_s_max, burst=BURST_BYTES)
-        if settings.requests_per_s_max:
-            rate = settings.requests_per_s_max
-            self._rates = TokenBucket(clock, per_s=rate, burst=rate * BURST_S)
+        self._pace = pace or requests_pace(clock, per_s_max=settings.requests_per_s_max)
 
     def __repr__(self) -> str:
         return f"<Requests {self._meter}>"
@@ -113,8 +110,8 @@ class Requests:
     async def _once(
         self, operation: str, expects: int, take: Take | None, params: Mapping[str, object]
     ) -> Any:  # noqa: ANN401 - the library has no types
-        if self._rates is not None:
-            await self._rates.take(1)
+        if self._pace is not None:
+            await self._pace.take(1)
         body = params.get("Body")
         length = len(body) if isinstance(body, BuffersBody) else 0
         self._meter.count(operation, sent=length)

@@ -44,6 +44,7 @@ from tierlog.ports.filling import Filling, length_of
 from tierlog.ports.ids import Ids
 from tierlog.ports.objects import NoSuchUploadError, ObjectInfo, OpenUpload, Part
 from tierlog.ports.spending import CostMeter
+from tierlog.ports.throttle import TokenBucket
 from tierlog.runtime.settings import S3Settings
 
 READ_CHUNK_BYTES: Final = 256 * 1024
@@ -77,10 +78,12 @@ async def open_s3(
     ids: Ids,
     meter: CostMeter | None = None,
     reload: Reload | None = None,
+    pace: TokenBucket | None = None,
 ) -> AsyncIterator["S3ObjectStore"]:
     """Open the bucket of ``settings`` for the length of the context.
 
-    ``reload`` reads them again, for keys that were replaced.
+    ``reload`` reads them again, for keys that were replaced. ``pace`` is what requests wait for,
+    where others of this process wait for it too; else that of the settings.
     """
     session = open_session(settings)
     async with session.client(
@@ -96,6 +99,7 @@ async def open_s3(
             clock=clock,
             ids=ids,
             meter=meter if meter is not None else CostMeter(),
+            pace=pace,
         )
         yield S3ObjectStore(requests, bucket=settings.bucket, region=settings.region)
 
