@@ -35,7 +35,7 @@ from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import OffloadRequest, Stationery
 from tierlog.offload.verify import ReadBack
 from tierlog.ports.events import EventPublisher
-from tierlog.ports.spending import Cause, spending
+from tierlog.ports.spending import Cause, spending, spending_on
 from tierlog.ports.tracing import NO_TRACER, LedgerLife, SpanKind, Tracer
 from tierlog_scheduler.clocks import Now
 from tierlog_scheduler.manifests import ManifestGate
@@ -156,7 +156,8 @@ class Actions:
     async def do(self, stream: Stream, action: Action | Trimming, now: Now) -> None:
         """Do one thing. Nothing that goes wrong with it is raised."""
         try:
-            await self._do(stream, action, now)
+            with spending_on(stream.name):
+                await self._do(stream, action, now)
         except UploadsUnseenError as error:
             log.warning("uploads.unseen", stream=stream.name, cause=str(error))
         except RefusedError as error:
@@ -200,7 +201,8 @@ class Actions:
             log.info("stream.kept", stream=stream.name, cause=stopped)
             return
         if self._sweeper is not None:
-            await self._sweeper.remove(stream.name, stream.incarnation)
+            with spending(Cause.SWEEP):
+                await self._sweeper.remove(stream.name, stream.incarnation)
         await self._catalog.retention.remove_stream(stream.name, stream.incarnation)
         log.info("stream.deleted", stream=stream.name, incarnation=str(stream.incarnation))
 
@@ -210,7 +212,7 @@ class Actions:
         stopped = self._manifests.stopped(stream.name)
         if self._sweeper is None or stopped is not None:
             return
-        with spending(Cause.SWEEP, stream.name):
+        with spending(Cause.SWEEP):
             swept = await self._sweeper.run(
                 stream.name,
                 stream.incarnation,

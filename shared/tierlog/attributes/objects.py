@@ -15,6 +15,7 @@ import hashlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from tierlog.model.errors import CorruptError
 from tierlog.model.stream import Stream
 from tierlog.ports.ids import Ids
 from tierlog.ports.objects import ObjectExistsError, ObjectStore
+from tierlog.ports.spending import spending_on
 
 log = structlog.get_logger()
 
@@ -90,7 +92,8 @@ class IndexObjects:
             self._lists.move_to_end(chunk.key)
             return kept
         async with self._slots:
-            found = await self._objects.get(chunk.key)
+            with self._spending(chunk.key):
+                found = await self._objects.get(chunk.key)
         if found is None:
             raise gone(chunk.key)
         raw = found[1]
@@ -100,6 +103,11 @@ class IndexObjects:
         self._keep(chunk.key, listed)
         return listed
 
+    def _spending(self, key: str) -> AbstractContextManager[None]:
+        """Spend on the stream whose index is read: whoever asks names a checkpoint alone."""
+        found = self.parse(key)
+        return spending_on(found.stream) if found is not None else nullcontext()
+
     def _keep(self, key: str, listed: tuple[IndexObject, ...]) -> None:
         self._lists[key] = listed
         if len(self._lists) > LISTS_MAX:
@@ -108,7 +116,8 @@ class IndexObjects:
     async def read(self, one: IndexObject, offset: int, length: int) -> bytes:
         """Return bytes of the index that lie in one object."""
         async with self._slots:
-            raw = await self._objects.get_range(one.key, offset - one.start, length)
+            with self._spending(one.key):
+                raw = await self._objects.get_range(one.key, offset - one.start, length)
         if raw is None:
             raise gone(one.key)
         if len(raw) != length:

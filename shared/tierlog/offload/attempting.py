@@ -49,6 +49,7 @@ from tierlog.offload.manifests import AttemptGuard
 from tierlog.offload.messages import OffloadRequest
 from tierlog.ports.ids import Ids
 from tierlog.ports.objects import NoSuchUploadError
+from tierlog.ports.spending import spending_on
 from tierlog.ports.tracing import within
 from tierlog.proto.v1 import events_pb2 as pb
 
@@ -124,7 +125,9 @@ class OffloadAttempts:
         ``StaleError``: the ledger surely went since it was asked for.
         """
         try:
-            return await self._take_steps(request)
+            # What earlier attempts left is deleted on the stream's account, too.
+            with spending_on(request.stream):
+                return await self._take_steps(request)
         except RefusedError as error:
             gone = await self._gone(request) if error.reason in _GONE else None
             if gone is None:

@@ -71,6 +71,11 @@ def spending(cause: Cause, stream: str | None = None) -> Iterator[None]:
         _purpose.reset(token)
 
 
+def spending_on(stream: str) -> contextlib.AbstractContextManager[None]:
+    """Spend on ``stream`` within the context; for what is said within, or was around it."""
+    return spending(_purpose.get().cause, stream)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Spent:
     """What requests are told apart by."""

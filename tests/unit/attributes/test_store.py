@@ -17,6 +17,7 @@ from tierlog.model.attributes import EVENT_COUNT, AttributeKey, Checkpoint, Inde
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
+from tierlog.ports.spending import Cause
 
 MIB = 1024 * 1024
 OFFLOADING = Policy(offload_time_ms=1000)
@@ -100,6 +101,21 @@ async def test_what_was_just_flushed_is_not_read_again() -> None:
             stream, base, changes=changes, core={}, through=at(0, entry)
         )
     assert gets(process) == 0
+
+
+async def test_what_is_read_counts_on_the_stream_though_a_checkpoint_names_none() -> None:
+    world = IndexWorld(chunk_objects_max=1)
+    stream, made = await filled(world, 3000)
+    made = await world.index().flush(
+        stream, made, changes={key_of(5): 1}, core={}, through=at(0, 1)
+    )
+    assert made.chunks, "lists are read, too"
+    process = reader_of(world)
+    assert await process.index.get(made, [key_of(7)]) == {key_of(7): 7}
+    assert len(await all_of(process.index, made)) == 3000
+    assert {(one.stream, one.cause) for one in process.meter.amounts} == {
+        (stream.name, Cause.ATTRIBUTES)
+    }
 
 
 def test_a_page_is_fetched_once_however_many_ask_at_the_same_time() -> None:

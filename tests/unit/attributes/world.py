@@ -17,6 +17,7 @@ from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
 from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.manifests import ManifestStore
+from tierlog.ports.spending import CostMeter
 
 NODE = NodeId("node-1")
 SAFETY_MS = 1000
@@ -30,7 +31,8 @@ class Process:
         self.faults = faults
         self.ids = SeededIds(rng)
         self.catalog = Catalog.over(world.metadata.connect(faults), clock=world.clock, ids=self.ids)
-        self.objects = world.bucket.connect(faults)
+        self.meter = CostMeter()
+        self.objects = world.bucket.connect(faults, meter=self.meter)
         self.cache = PageCache(limit_bytes=cache_bytes)
         self.index = Tier2AttributeIndex(
             self.catalog.attributes,

@@ -7,7 +7,8 @@ from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.world import BLOCK, CLUSTER, SMALL_RANGES, ListHandle, World
+from tests.unit.offload.world import BLOCK, CLUSTER, SMALL_RANGES, STREAM, ListHandle, World
+from tests.unit.scheduler.test_scheduler import running
 from tierlog.adapters.memory.objects import _OPERATIONS
 from tierlog.format.keys import object_keys
 from tierlog.model.ids import LedgerId
@@ -21,6 +22,7 @@ from tierlog.model.prices import (
     predict,
     stored_bytes,
 )
+from tierlog.model.policy import Policy
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.ports.spending import (
     ANSWERS_MAX,
@@ -71,6 +73,32 @@ def test_what_an_offload_sends_is_what_was_predicted(blocks):
         assert sum(by_cause(meter).values()) > counted
         assert not world.bucket.objects
         assert object_keys("", uuid, LedgerId(1)).data
+
+    run_virtual(main())
+
+
+def test_all_that_a_ledger_costs_counts_on_its_stream():
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(offload_time_ms=0, deletion_lag_ms=0))
+        ledger_id = await world.seal(claimed, [b"a", b"b"])
+        crashed = world.ids.uuid()
+        await world.catalog().contexts.begin_attempt(
+            ledger_id,
+            uuid=crashed,
+            location=world.offloader().location(ledger_id, crashed),
+            worker="w",
+        )
+        async with running(world):
+            await asyncio.sleep(3600)
+        context = await world.context(ledger_id)
+        assert context.bookkeeper_deleted
+        assert not context.abandoned
+        assert {spent.stream for spent in world.meter.amounts} == {STREAM}
+        counted = by_cause(world.meter)
+        # A worker sweeps before its own attempt, and a leader for the last time.
+        assert counted["sweep", "list_multipart_uploads"] == 2
+        assert counted["verify", "head_object"] == 2
 
     run_virtual(main())
 

@@ -35,6 +35,7 @@ from tierlog.offload.messages import OffloadRequest, Stationery, Topics, Trigger
 from tierlog.offload.ranges import RangeLimits
 from tierlog.ports.events import Event
 from tierlog.ports.retrying import Retries, RetryLimits
+from tierlog.ports.spending import CostMeter
 from tierlog_offloader.worker import OffloadWorker, WorkerSettings
 
 STREAM = StreamName("logs")
@@ -145,6 +146,8 @@ class World:
         self.ids = SeededIds(self.rng)
         self.metadata = MemoryMetadata()
         self.bucket = MemoryObjects(self.clock)
+        self.meter = CostMeter()
+        """Counts what offloaders, manifests and sweepers ask."""
         self.queue = MemoryEvents(self.rng)
         self.block_size = block_size
         self.ledgers: dict[LedgerId, list[bytes]] = {}
@@ -204,7 +207,7 @@ class World:
         settings.setdefault("grain_len", 64)
         again = partial(Retries, limits, clock=self.clock, ids=self.ids) if limits else None
         return BlockOffloader(
-            self.bucket.connect(faults or no_faults()),
+            self.bucket.connect(faults or no_faults(), meter=self.meter),
             Tier2Settings(bucket="b", cluster_id=CLUSTER, ranges=SMALL_RANGES, **settings),
             budget=budget,
             retries=again,
@@ -213,7 +216,7 @@ class World:
     def manifests(self, faults: Faults | None = None) -> ManifestStore:
         """Return the manifests in the bucket."""
         return ManifestStore(
-            self.bucket.connect(faults or no_faults()),
+            self.bucket.connect(faults or no_faults(), meter=self.meter),
             cluster_id=CLUSTER,
             clock=self.clock,
             ids=self.ids,

@@ -20,6 +20,7 @@ from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import Position
 from tierlog.offload.attribute_sweep import AttributeSweeper
+from tierlog.ports.spending import Cause
 from tierlog_scheduler.explain import What, explain
 from tierlog_scheduler.manifests import BucketManifests
 from tierlog_scheduler.mirror import slim_attributes
@@ -107,7 +108,7 @@ def leader_of(life: Life, *, safety_ms: int = 1000) -> Scheduler:
         ids=world.ids,
         limits=SchedulerLimits(sweep_attributes_s=60),
         sweeper=AttributeSweeper(
-            objects=world.bucket.connect(),
+            objects=world.bucket.connect(meter=world.meter),
             catalog=catalog,
             manifests=manifests,
             cluster_id=life.site.cluster.cluster_id,
@@ -187,5 +188,8 @@ def test_a_leader_trims_behind_the_checkpoints_sweeps_and_removes_all() -> None:
         await passes(life, leader, 8)
         assert STREAM not in await catalog.streams.names()
         assert indexes(life) == []
+        spent = life.site.world.meter.amounts
+        assert {one.stream for one in spent} == {STREAM}
+        assert Cause.OTHER not in {one.cause for one in spent}
 
     run_virtual(main(), until_s=100_000)
