@@ -8,7 +8,8 @@ Invariants:
     * What was found outlives the leader: at most ``reports_max`` reports are kept in the metadata,
       each as long as there is room for. This process has its own, with all findings, besides.
     * When the last one by schedule began is kept there too: a new leader goes on with the same
-      interval. A scrub that failed or was cut short does not count.
+      interval, and who does not lead looks every ``LOOK_AGAIN_S`` whether it does. A scrub that
+      failed or was cut short does not count, and comes again after ``FAILED_AGAIN_S``.
     * A deep one that ran out of time is gone on with by the next of its kind, by schedule or
       asked for: who asks is never answered with what another one read.
     * A scrub that fails is told, and no other work of the scheduler waits for it; nor does a
@@ -56,7 +57,9 @@ ORPHAN_OBJECTS: Final = Gauge(
 ORPHAN_BYTES: Final = Gauge("tierlog_offload_orphan_bytes", "The bytes of those objects")
 
 LOOK_AGAIN_S: Final = 60.0
-"""When the metadata did not say how long ago the last one was."""
+"""When it does not lead, or the metadata did not say how long ago the last one was."""
+FAILED_AGAIN_S: Final = 3600.0
+"""After one that failed: it may have read much, so not at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,14 +184,13 @@ class ScrubRunner:
     async def _by_schedule(self) -> None:
         """Scrub, if this process leads and nobody did for the interval."""
         schedule = self._schedule
-        self._due_s = self._clock.monotonic_s() + schedule.interval_s
+        self._due_within(LOOK_AGAIN_S)
         if not self._leading():
             return
         try:
             times = await self._kept.times()
         except TierlogError as error:
             log.warning("scrub.times_unread", cause=str(error))
-            self._due_s = self._clock.monotonic_s() + LOOK_AGAIN_S
             return
         left_s = self._left_s(times.begun_ms, schedule.interval_s)
         if left_s > 0:
@@ -199,9 +201,11 @@ class ScrubRunner:
         deep = deep and self._left_s(times.deep_begun_ms, schedule.deep_interval_s) <= 0
         # One that ran out of time goes on with the next one.
         wish = ScrubWish(repair=schedule.repair, deep=deep or times.deep_next is not None)
+        self._due_within(schedule.interval_s)
         report = self._begin(wish)
         await self._scrub(report, times.deep_next)
         if report.state is not ScrubState.DONE:
+            self._due_within(FAILED_AGAIN_S)
             return
         # The first one of all is what the interval of the deep ones counts from.
         deep_begun = deep or not times.begun_ms
@@ -213,6 +217,10 @@ class ScrubRunner:
                 deep_next=report.deep_next,
             )
         )
+
+    def _due_within(self, seconds: float) -> None:
+        """Look at the schedule again after so long, or after an interval if that is shorter."""
+        self._due_s = self._clock.monotonic_s() + min(seconds, self._schedule.interval_s)
 
     def _left_s(self, begun_ms: int, interval_s: float) -> float:
         """Return how much of an interval is left; a clock that went back lengthens nothing."""

@@ -1,6 +1,6 @@
 """Scrubs of a cluster in memory, and what lies in its bucket that should not."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -154,7 +154,7 @@ def runner(
     world: World,
     schedule: ScrubSchedule | None = None,
     *,
-    leading: bool = True,
+    leading: bool | Callable[[], bool] = True,
     faults: Faults | None = None,
     slow: Mapping[str, float] | None = None,
 ) -> ScrubRunner:
@@ -163,7 +163,7 @@ def runner(
     return ScrubRunner(
         scrubber(world, faults, **limits),
         world.catalog().scrubs,
-        leading=lambda: leading,
+        leading=leading if callable(leading) else lambda: leading,
         clock=world.clock,
         ids=world.ids,
         schedule=schedule or ScrubSchedule(),

@@ -162,6 +162,49 @@ def test_another_leader_has_the_reports_and_goes_on_with_the_interval():
     run_virtual(main())
 
 
+def test_who_becomes_leader_just_before_the_next_one_keeps_the_interval():
+    async def main():
+        world = World()
+        await world.stream()
+        leader = ["first"]
+        schedule = ScrubSchedule(interval_s=24 * HOUR, first_s=600)
+        second = runner(world, schedule, leading=lambda: leader == ["second"])
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            # It looks, each time, just before the first one does.
+            group.create_task(second.run(stop))
+            await asyncio.sleep(5)
+            first = runner(world, schedule, leading=lambda: leader == ["first"])
+            group.create_task(first.run(stop))
+            await asyncio.sleep(600 + 24 * HOUR - 2)
+            leader[:] = ["second"]
+            await asyncio.sleep(2 * HOUR)
+            stop.set()
+        begun = [one.started_ms for one in await second.reports()]
+        assert len(begun) == 2
+        assert 24 <= (begun[0] - begun[1]) / 1000 / HOUR < 24.1
+
+    run_virtual(main())
+
+
+def test_one_that_fails_does_not_wait_for_its_interval_to_come_again():
+    async def main():
+        world = World()
+        await world.stream()
+        given = Faults(random.Random(1), rates=FaultRates(refused=1.0))
+        found = runner(world, ScrubSchedule(interval_s=24 * HOUR, first_s=60), faults=given)
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(found.run(stop))
+            await asyncio.sleep(0.5 * HOUR)
+            given.rates = FaultRates()
+            await asyncio.sleep(2 * HOUR)
+            stop.set()
+        assert [one.state for one in await found.reports()] == [ScrubState.DONE, ScrubState.FAILED]
+
+    run_virtual(main())
+
+
 def test_a_deep_scrub_that_ran_out_of_time_is_gone_on_with_by_the_next_leader():
     async def main():
         world, made = await offloaded(4)
