@@ -7,6 +7,8 @@ Invariants:
     * By schedule only the leader scrubs; asked for, any scheduler does. Two at once do no harm.
     * What was found outlives the leader: at most ``reports_max`` reports are kept in the metadata,
       each as long as there is room for. This process has its own, with all findings, besides.
+    * A scrub at work is kept there too, before it is promised and every ``TELL_EACH_S``: whichever
+      scheduler is asked knows of it, and that nothing is heard of it any more.
     * When the last one by schedule began is kept there too: a new leader goes on with the same
       interval, and who does not lead looks every ``LOOK_AGAIN_S`` whether it does. A scrub that
       failed or was cut short does not count, and comes again after ``FAILED_AGAIN_S``.
@@ -19,6 +21,7 @@ Invariants:
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -30,12 +33,14 @@ from prometheus_client import Counter, Gauge
 from tierlog.catalog import ScrubCatalog
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.scrub import (
+    TELL_EACH_S,
     DeepPlace,
     FindingKind,
     ScrubReport,
     ScrubState,
     ScrubTimes,
     ScrubWish,
+    as_heard,
 )
 from tierlog.offload.scrub import Scrubber
 from tierlog.ports.clock import Clock
@@ -106,7 +111,9 @@ class ScrubRunner:
 
     async def reports(self) -> Sequence[ScrubReport]:
         """Return what is kept, newest first; what this process did, as it is now."""
-        found = {one.scrub_id: one for one in await self._kept.reports()}
+        now_ms = self._clock.wall_ms()
+        kept = await self._kept.reports()
+        found = {one.scrub_id: as_heard(one, now_ms=now_ms) for one in kept}
         found |= {one.scrub_id: one for one in self._reports}
         newest = sorted(found.values(), key=lambda one: one.started_ms, reverse=True)
         return newest[: self._schedule.reports_max]
@@ -122,7 +129,7 @@ class ScrubRunner:
             )
         return found
 
-    def ask(self, wish: ScrubWish) -> ScrubReport:
+    async def ask(self, wish: ScrubWish) -> ScrubReport:
         """Begin a scrub as soon as may be; refused while another one runs."""
         running = next((one for one in self._reports if one.state is ScrubState.RUNNING), None)
         if running is not None:
@@ -131,9 +138,14 @@ class ScrubRunner:
                 reason=Reason.UNAVAILABLE,
                 remedy="Wait until it has ended: GET /v1/scrubs",
             )
-        self._asked = self._begin(wish)
-        self._wake.set()
-        return self._asked
+        report = self._begin(wish)
+        try:
+            # First: the next question about it may be another scheduler's to answer.
+            await self._keep(report)
+        finally:
+            self._asked = report
+            self._wake.set()
+        return report
 
     def _begin(self, wish: ScrubWish) -> ScrubReport:
         report = ScrubReport(
@@ -237,6 +249,29 @@ class ScrubRunner:
 
     async def _scrub(self, report: ScrubReport, deep_from: DeepPlace | None) -> None:
         log.info("scrub.begun", scrub_id=str(report.scrub_id), deep=report.wish.deep)
+        ended = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_telling(report, ended))
+            try:
+                await self._until_end(report, deep_from)
+            finally:
+                ended.set()
+        await self._keep(report)
+
+    async def _keep_telling(self, report: ScrubReport, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            await self._keep(report)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), TELL_EACH_S)
+
+    async def _keep(self, report: ScrubReport) -> None:
+        report.told_ms = self._clock.wall_ms()
+        try:
+            await self._kept.save(report, keep=self._schedule.reports_max)
+        except TierlogError as error:
+            log.warning("scrub.report_not_kept", cause=str(error))
+
+    async def _until_end(self, report: ScrubReport, deep_from: DeepPlace | None) -> None:
         try:
             await self._scrubber.run(report, deep_from=deep_from)
         except TierlogError as error:
@@ -252,10 +287,6 @@ class ScrubRunner:
                 report.error, report.state = "the process ended", ScrubState.FAILED
             report.ended_ms = self._clock.wall_ms()
             self._tell(report)
-        try:
-            await self._kept.save(report, keep=self._schedule.reports_max)
-        except TierlogError as error:
-            log.warning("scrub.report_not_kept", cause=str(error))
 
     def _tell(self, report: ScrubReport) -> None:
         SCRUBS.labels(report.state.value).inc()

@@ -158,7 +158,7 @@ class ScrubsApi:
 
     async def begin(self, wish: Annotated[ScrubWishDocument | None, Body()] = None) -> ScrubSummary:
         """Begin a scrub; it goes on by itself. UNAVAILABLE while another one is at work."""
-        report = self._scrubs.ask((wish or ScrubWishDocument()).wish())
+        report = await self._scrubs.ask((wish or ScrubWishDocument()).wish())
         return ScrubSummary.of(report)
 
     async def scrubs(self, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> ScrubsAnswer:

@@ -30,16 +30,24 @@ class ScrubCatalog:
         self._ids = ids
 
     async def save(self, report: ScrubReport, *, keep: int) -> None:
-        """Keep the report of a scrub that ended, and of those before it the newest."""
+        """Keep the report of a scrub as it is now, and of those before it the newest."""
         path, data = paths.scrub_path(report.scrub_id), encode_report(report)
         await ensure_node(self._store, paths.SCRUBS)
+        made = False
 
         async def one_round() -> None:
+            nonlocal made
             # Its name is its own: who finds it has made it.
-            if await self._store.get(path) is None:
+            found = await self._store.get(path)
+            if found is None:
+                made = True
                 await self._store.create(path, data)
+            elif found.data != data:
+                await self._store.set(path, data, version=found.version)
 
         await settle(self._store, self._ids, path, one_round)
+        if not made:
+            return
         found = await self._all()
         # What can't be read goes first.
         by_age = sorted(found, key=lambda name: _age(found[name]))

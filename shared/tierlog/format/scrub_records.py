@@ -31,6 +31,7 @@ UNREAD_MAX: Final = 20
 _SAME: Final = (
     "started_ms",
     "ended_ms",
+    "told_ms",
     "objects",
     "uploads",
     "streams",
@@ -111,6 +112,7 @@ def _report_of(record: pb.ScrubReportRecord) -> ScrubReport:
         started_ms=record.started_ms,
         findings_max=len(record.findings),
         ended_ms=record.ended_ms,
+        told_ms=record.told_ms,
         state=ScrubState(record.state),
         error=record.error,
         objects=record.objects,

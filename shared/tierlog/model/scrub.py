@@ -9,7 +9,7 @@ counted only.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 from uuid import UUID
@@ -20,6 +20,10 @@ from tierlog.model.replication import EntryRange
 LOST_RANGES_MAX: Final = 100
 ASKED_LEDGERS_MAX: Final = 10_000
 """So many ledgers one scrub may be asked for by their numbers."""
+TELL_EACH_S: Final = 60.0
+"""How often a scrub at work is kept for other processes."""
+SILENT_S_MAX: Final = 600
+assert SILENT_S_MAX > 5 * TELL_EACH_S, "clocks of two processes differ, and metadata are away"
 
 
 class FindingKind(StrEnum):
@@ -203,6 +207,8 @@ class ScrubReport:
     started_ms: int
     findings_max: int
     ended_ms: int = 0
+    told_ms: int = 0
+    """When it was last kept for others, as which it is again and again while it is at work."""
     state: ScrubState = ScrubState.RUNNING
     phase: str = ""
     error: str = ""
@@ -265,3 +271,15 @@ class ScrubReport:
         looked = not self.unread and not self.counts[FindingKind.NOT_CHECKED]
         looked = looked and self.deep_next is None
         return self.state is ScrubState.DONE and not self.remaining and looked
+
+
+def as_heard(report: ScrubReport, *, now_ms: int) -> ScrubReport:
+    """Return another process's report: one at work of which nothing is heard any more, as failed.
+
+    Who was killed says nothing, and whoever waits for the end would wait for ever.
+    """
+    silent_s = (now_ms - report.told_ms) // 1000
+    if report.state is not ScrubState.RUNNING or silent_s <= SILENT_S_MAX:
+        return report
+    error = f"nothing was heard of it for {silent_s} s; its scheduler has ended, or can't say it"
+    return replace(report, state=ScrubState.FAILED, error=error)

@@ -18,6 +18,7 @@ from tierlog.format.scrub_records import REPORT_LEN_MAX
 from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.model.scrub import (
     KINDS,
+    SILENT_S_MAX,
     DeepPlace,
     Finding,
     FindingKind,
@@ -101,12 +102,12 @@ def test_it_is_asked_for_one_at_a_time_by_anybody():
         orphan = await plant(world, 5)
         world.clock.advance(30 * HOUR)
         found = runner(world, ScrubSchedule(interval_s=0), leading=False)
-        first = found.ask(ScrubWish())
+        first = await found.ask(ScrubWish())
         with pytest.raises(RetryableError, match="still at work"):
-            found.ask(ScrubWish())
+            await found.ask(ScrubWish())
         await run_for(world, found, 60)
         assert (first.state, first.remaining, first.is_clean) == (ScrubState.DONE, 1, False)
-        second = found.ask(ScrubWish(repair=True))
+        second = await found.ask(ScrubWish(repair=True))
         await run_for(world, found, 60)
         assert second.is_clean
         assert orphan not in world.bucket.objects
@@ -122,7 +123,7 @@ def test_a_scrub_that_is_cut_short_says_so():
         for number in range(200):
             await plant(world, 100 + number, 900 + number)
         found = runner(world)
-        report = found.ask(ScrubWish(repair=True))
+        report = await found.ask(ScrubWish(repair=True))
         await run_for(world, found, 1)
         await asyncio.sleep(1)
         assert (report.state, report.error) == (ScrubState.FAILED, "the process ended")
@@ -158,6 +159,51 @@ def test_another_leader_has_the_reports_and_goes_on_with_the_interval():
         assert [one.wish.deep for one in found] == [False, True, False, True, False, False]
         begun = [one.started_ms for one in reversed(found)]
         assert all(6 * HOUR <= (b - a) / 1000 < 6.1 * HOUR for a, b in pairwise(begun))
+
+    run_virtual(main())
+
+
+def test_whichever_scheduler_is_asked_knows_of_a_scrub_that_another_one_does():
+    async def main():
+        world, made = await offloaded(1)
+        copy = (await world.context(made[0])).copy
+        assert copy is not None
+        # It takes longer than anybody may be silent.
+        slow = {"bytes_per_s": copy.data_len / HOUR}
+        never = ScrubSchedule(interval_s=0)
+        first, second = runner(world, never, slow=slow), runner(world)
+        begun = await first.ask(ScrubWish(deep=True))
+        assert (await second.report(begun.scrub_id)).state is ScrubState.RUNNING
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(first.run(stop))
+            await asyncio.sleep(0.9 * HOUR)
+            asked = await second.report(begun.scrub_id)
+            assert (asked.state, asked.ledgers) == (ScrubState.RUNNING, 1)
+            await asyncio.sleep(0.3 * HOUR)
+            stop.set()
+        (ended,) = await second.reports()
+        assert (ended.scrub_id, ended.state) == (begun.scrub_id, ScrubState.DONE)
+        assert ended.is_clean
+
+    run_virtual(main())
+
+
+def test_a_scrub_whose_scheduler_was_killed_is_soon_told_as_failed():
+    async def main():
+        world, made = await offloaded(1)
+        copy = (await world.context(made[0])).copy
+        assert copy is not None
+        killed = runner(world, slow={"bytes_per_s": copy.data_len / HOUR})
+        begun = await killed.ask(ScrubWish(deep=True))
+        await run_for(world, killed, 60)
+        (asked,) = await runner(world).reports()
+        assert asked.state is ScrubState.RUNNING
+        await asyncio.sleep(SILENT_S_MAX)
+        asked = await runner(world).report(begun.scrub_id)
+        assert asked.state is ScrubState.FAILED
+        assert "nothing was heard of it" in asked.error
+        assert not asked.is_clean
 
     run_virtual(main())
 
@@ -239,11 +285,11 @@ def test_who_asks_for_a_deep_scrub_gets_all_of_it_wherever_others_stopped():
         assert not newest.is_clean, "two of four were not read"
         told = await world.catalog().scrubs.times()
         spoil(world, await world.context(made[0]), "flipped")
-        begun = found.ask(ScrubWish(deep=True))
+        begun = await found.ask(ScrubWish(deep=True))
         await run_for(world, found, 60)
         assert begun.counts == {FindingKind.DAMAGED_DATA: 1}
         assert begun.deep_next == newest.deep_next
-        going_on = found.ask(ScrubWish(deep=True))
+        going_on = await found.ask(ScrubWish(deep=True))
         await run_for(world, found, 60)
         assert (going_on.is_clean, going_on.bytes_read) == (True, 2 * copy.data_len)
         assert await world.catalog().scrubs.times() == told, "those by schedule go on on their own"

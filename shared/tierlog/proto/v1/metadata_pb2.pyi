@@ -1198,7 +1198,9 @@ Global___ScrubPlace: _TypeAlias = ScrubPlace  # noqa: Y015
 
 @_typing.final
 class ScrubReportRecord(_message.Message):
-    """Data of /tierlog/scheduler/scrubs/<id>: a scrub that ended. Findings that did not fit are counted."""
+    """Data of /tierlog/scheduler/scrubs/<id>: a scrub, at work or ended. Findings that did not fit are
+    counted.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1264,6 +1266,7 @@ class ScrubReportRecord(_message.Message):
     REPAIRED_FIELD_NUMBER: _builtins.int
     FINDINGS_FIELD_NUMBER: _builtins.int
     FINDINGS_LEFT_OFF_FIELD_NUMBER: _builtins.int
+    TOLD_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     scrub_id: _builtins.bytes
     repair: _builtins.bool
@@ -1281,6 +1284,8 @@ class ScrubReportRecord(_message.Message):
     elsewhere: _builtins.int
     deletions_stopped: _builtins.str
     findings_left_off: _builtins.int
+    told_ms: _builtins.int
+    """When this was written, which is done again and again while it is at work."""
     @_builtins.property
     def unread(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1316,10 +1321,11 @@ class ScrubReportRecord(_message.Message):
         repaired: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         findings: _abc.Iterable[Global___ScrubFinding] | None = ...,
         findings_left_off: _builtins.int = ...,
+        told_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deep_next", b"deep_next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_read", b"bytes_read", "copies_checked", b"copies_checked", "counts", b"counts", "deep", b"deep", "deep_next", b"deep_next", "deletions_stopped", b"deletions_stopped", "elsewhere", b"elsewhere", "ended_ms", b"ended_ms", "error", b"error", "findings", b"findings", "findings_left_off", b"findings_left_off", "ledgers", b"ledgers", "objects", b"objects", "repair", b"repair", "repaired", b"repaired", "scrub_id", b"scrub_id", "started_ms", b"started_ms", "state", b"state", "streams", b"streams", "unread", b"unread", "uploads", b"uploads", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_read", b"bytes_read", "copies_checked", b"copies_checked", "counts", b"counts", "deep", b"deep", "deep_next", b"deep_next", "deletions_stopped", b"deletions_stopped", "elsewhere", b"elsewhere", "ended_ms", b"ended_ms", "error", b"error", "findings", b"findings", "findings_left_off", b"findings_left_off", "ledgers", b"ledgers", "objects", b"objects", "repair", b"repair", "repaired", b"repaired", "scrub_id", b"scrub_id", "started_ms", b"started_ms", "state", b"state", "streams", b"streams", "told_ms", b"told_ms", "unread", b"unread", "uploads", b"uploads", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
