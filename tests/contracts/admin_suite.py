@@ -21,7 +21,7 @@ async def offloaded(on: Services, stream: StreamName) -> list[int]:
     """Return the ledgers of the stream that are in tier 2, once none is on its way."""
     async with asyncio.timeout(OFFLOAD_S_MAX):
         while True:
-            found = [one for one in await on.admin.offloads() if one["stream"] == stream]
+            found = await on.admin.offloads(stream)
             if found and all(one["complete"] for one in found):
                 return [one["ledger_id"] for one in found]
             await asyncio.sleep(0.1)
@@ -176,6 +176,10 @@ class AdminContract:
                 ledgers.append(await on.control.seal(name))
             wished = await on.admin.offload(stream, None)
             assert (wished["ledgers"], wished["position"]) == (ledgers, None)
+            for name, ledger_id in zip(partition_names(stream, 2), ledgers, strict=True):
+                assert await offloaded(on, name) == [ledger_id]
+            found = await on.admin.offloads(stream)
+            assert sorted(one["ledger_id"] for one in found) == sorted(ledgers)
             with refused(Reason.PARTITIONED):
                 await on.admin.offload(stream, Position(LedgerId(0), EntryId(0)))
 

@@ -4,7 +4,9 @@ Any scheduler answers, leader or not: what is read comes from the metadata, and 
 written there. Errors are problem+json with the reasons of the closed list.
 """
 
-from typing import Annotated
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Final, TypeVar
 
 from fastapi import Body, FastAPI, Path, Query
 
@@ -17,6 +19,7 @@ from tierlog.model.offload import OffloadState
 from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.position import Position
 from tierlog.model.stream import Stream
+from tierlog.offload.groups import plain_errors
 from tierlog_scheduler.documents import (
     LedgerAnswer,
     LedgerDocument,
@@ -33,6 +36,11 @@ from tierlog_scheduler.documents import (
 from tierlog_scheduler.scheduler import Scheduler
 
 LedgerPath = Annotated[int, Path(ge=0, le=LEDGER_ID_MAX)]
+Asked = TypeVar("Asked")
+Read = TypeVar("Read")
+
+READS_AT_ONCE: Final = 64
+"""Of the metadata, for one answer that tells of many ledgers."""
 
 
 class AdminApi:
@@ -144,22 +152,55 @@ class AdminApi:
         stream: Annotated[str | None, Query()] = None,
         state: Annotated[str | None, Query()] = None,
     ) -> OffloadsAnswer:
-        """List what is on its way to tier 2, or there: state, attempts, last error, leftovers."""
+        """List what is on its way to tier 2, or there: state, attempts, last error, leftovers.
+
+        ``stream``: of it alone; of one with partitions, of them.
+        """
+        wanted = _state_of(state) if state is not None else None
         if stream is not None:
-            snapshots = [await self._catalog.streams.snapshot(stream_name(stream))]
+            found = await self._catalog.streams.get(stream_name(stream))
+            names: Sequence[StreamName] = _partitions_of(found) or [found.name]
         else:
             names = await self._catalog.streams.names()
-            looked = [await self._snapshot_if_there(name) for name in names]
-            snapshots = [one for one in looked if one is not None]
-        found: list[OffloadDocument] = []
-        for snapshot in snapshots:
-            for listed in snapshot.ledgers:
-                context = await self._catalog.contexts.peek(listed.ledger_id)
-                if context is None or context.state is OffloadState.LOCAL:
-                    continue
-                if state is None or context.state.name == state.upper():
-                    found.append(OffloadDocument.of(context, length=listed.length))
-        return OffloadsAnswer(offloads=found)
+        snapshots = await _read_all(self._snapshot_if_there, names)
+        listed = [one for snapshot in snapshots if snapshot is not None for one in snapshot.ledgers]
+        contexts = await _read_all(self._catalog.contexts.peek, [one.ledger_id for one in listed])
+        return OffloadsAnswer(
+            offloads=[
+                OffloadDocument.of(context, length=one.length)
+                for one, context in zip(listed, contexts, strict=True)
+                if context is not None
+                and context.state is not OffloadState.LOCAL
+                and wanted in {None, context.state}
+            ]
+        )
+
+
+async def _read_all(read: Callable[[Asked], Awaitable[Read]], asked: Sequence[Asked]) -> list[Read]:
+    """Return what is read of each, ``READS_AT_ONCE`` at a time."""
+
+    async def one(of: Asked) -> Read:
+        return await read(of)
+
+    found: list[Read] = []
+    for start in range(0, len(asked), READS_AT_ONCE):
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                some = asked[start : start + READS_AT_ONCE]
+                tasks = [group.create_task(one(of)) for of in some]
+        found += [task.result() for task in tasks]
+    return found
+
+
+def _state_of(text: str) -> OffloadState:
+    """Return the state that is asked for; ``RefusedError`` when there is none of that name."""
+    try:
+        return OffloadState[text.upper()]
+    except KeyError:
+        raise RefusedError(
+            f"there is no state {text!r} of an offload",
+            remedy=f"Ask for one of: {', '.join(one.name for one in OffloadState)}",
+        ) from None
 
 
 def _partitions_of(stream: Stream) -> list[StreamName]:

@@ -139,13 +139,7 @@ def status(
         print_rows(found, STATUS_COLUMNS, output)
         return
 
-    async def ask(client: "Client") -> list[Any]:
-        # Says so when there is no such stream.
-        names = await _with_ledgers(client, stream) if stream is not None else None
-        found = await client.offloads()
-        return [one for one in found if names is None or one.get("stream") in names]
-
-    print_rows(with_client(ask), COLUMNS, output)
+    print_rows(with_client(lambda client: client.offloads(stream)), COLUMNS, output)
 
 
 @app.command("attempts")

@@ -328,9 +328,10 @@ class Client:
             raise is_partitioned(stream, 1 + len(more))
         return Position.parse(status["position"]) if status["position"] is not None else None
 
-    async def offloads(self) -> Sequence[Document]:
-        """Return what is due, running, failed or done."""
-        return await self._connections.admin.offloads()
+    async def offloads(self, stream: str | None = None) -> Sequence[Document]:
+        """Return what is due, running, failed or done; of ``stream`` and its partitions alone."""
+        name = stream_name(stream) if stream is not None else None
+        return await self._connections.admin.offloads(name)
 
     async def offload_status(self, name: str) -> Sequence[Document]:
         """Return how far a stream's offload has come; of one with partitions, for each."""

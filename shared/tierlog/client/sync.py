@@ -253,9 +253,9 @@ class SyncClient(Blocking):
         """See ``Client.attempts``."""
         return BACKGROUND.run(self._client.attempts(name))
 
-    def offloads(self) -> Sequence[Document]:
+    def offloads(self, stream: str | None = None) -> Sequence[Document]:
         """See ``Client.offloads``."""
-        return BACKGROUND.run(self._client.offloads())
+        return BACKGROUND.run(self._client.offloads(stream))
 
     def policy(self, name: str) -> Document:
         """See ``Client.policy``."""

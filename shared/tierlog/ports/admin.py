@@ -28,8 +28,11 @@ class Administration(Protocol):
         """Ask for everything closed before a position (None: everything closed)."""
         ...
 
-    async def offloads(self) -> Sequence[Document]:
-        """Return the offloads that are due, running, failed or done."""
+    async def offloads(self, stream: StreamName | None = None) -> Sequence[Document]:
+        """Return the offloads that are due, running, failed or done; of ``stream`` alone if given.
+
+        Of one with partitions: of them.
+        """
         ...
 
     async def offload_status(self, name: StreamName) -> Sequence[Document]:

@@ -110,3 +110,18 @@ def test_an_export_says_what_it_asked_the_store_for(
     assert done.exit_code == 0, done.stderr
     for name, count in {"requests_sent": 41, "bytes_sent": 1723, "bytes_received": 29}.items():
         assert re.search(rf"{name}\W+{count}\b", done.stdout)
+
+
+def test_the_status_of_one_stream_asks_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    class Told(Scheduler):
+        async def offloads(self, stream: str | None = None) -> list[dict[str, Any]]:
+            asked.append(stream)
+            return [{"stream": stream, "ledger_id": 4, "state": "COMPLETE"}]
+
+    monkeypatch.setattr(offload, "with_client", over(Told(0, 0)))
+    for words in (["logs"], []):
+        done = CliRunner().invoke(main.app, ["offload", "status", *words, "-o", "jsonl"])
+        assert done.exit_code == 0, done.output
+    assert asked == ["logs", None]

@@ -1,6 +1,7 @@
 """The admin REST API (seeds/000: "a admin rest endpoint … to which a managed ledger position can
 be passed"): what it shows, what it takes, and problem+json for what it refuses."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -8,7 +9,9 @@ import pytest
 
 from tests.unit.offload.world import STREAM, TOPICS, World, bare_ledger
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
+from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import StreamName
+from tierlog.model.partitions import partition_names
 from tierlog.model.policy import Policy
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog_scheduler.api import AdminApi
@@ -80,6 +83,52 @@ async def test_streams_and_ledgers_show_tiers_states_and_attempts(world):
         assert offload["data_key"] in world.bucket.objects
         for query in ("?stream=other", "?state=tier1_deleted"):
             assert (await ask(session, "GET", f"/v1/offloads{query}"))["offloads"] == []
+
+
+async def test_offloads_are_those_of_a_stream_or_state_read_many_at_once(world):
+    name = StreamName("many")
+    await world.catalog().streams.create(name, partitions=2)
+    made = {}
+    for one in ("logs", *partition_names(name, 2)):
+        claimed = await world.stream(StreamName(one))
+        made[one] = [await world.seal(claimed, ENTRIES) for _ in range(3)]
+        for ledger_id in made[one]:
+            await world.worker().handle(world.request(claimed, ledger_id))
+    catalog = world.catalog()
+    reads = most = 0
+    peek = catalog.contexts.peek
+
+    async def counted(ledger_id):
+        nonlocal reads, most
+        reads += 1
+        most = max(most, reads)
+        try:
+            await asyncio.sleep(0)
+            return await peek(ledger_id)
+        finally:
+            reads -= 1
+
+    catalog.contexts.peek = counted
+    api = AdminApi(catalog, None)
+
+    async def found(**asked):
+        shown = (await api.offloads(**asked)).offloads
+        return [one.ledger_id for one in shown]
+
+    of_many = [one for name, ledgers in made.items() if name != "logs" for one in ledgers]
+    assert await found(stream="logs") == made["logs"]
+    assert await found(stream="many") == of_many
+    assert sorted(await found()) == sorted([*made["logs"], *of_many])
+    assert most == len(made["logs"]) + len(of_many), "not one after the other"
+    assert await found(state="complete", stream="logs") == made["logs"]
+    assert await found(state="TIER1_DELETED") == []
+    with pytest.raises(RefusedError, match="'typo'") as caught:
+        await found(state="typo")
+    assert caught.value.reason is Reason.INVALID_ARGUMENT
+    assert "OFFLOADING" in caught.value.remedy
+    with pytest.raises(RefusedError) as caught:
+        await found(stream="none")
+    assert caught.value.reason is Reason.STREAM_NOT_FOUND
 
 
 @pytest.mark.covers("A26", "A27", "A33")

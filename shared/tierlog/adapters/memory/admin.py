@@ -102,12 +102,13 @@ class MemoryAdministration:
             "requested": requested,
         }
 
-    async def offloads(self) -> Sequence[Document]:
+    async def offloads(self, stream: StreamName | None = None) -> Sequence[Document]:
+        asked = list(self._streams.by_name.values())
+        if stream is not None:
+            found = self._streams.stream(stream)
+            asked = self._partitions_of(found) or [found]
         return [
-            _offload(stream, ledger)
-            for stream in self._streams.by_name.values()
-            for ledger in stream.ledgers
-            if ledger.offloaded
+            _offload(one, ledger) for one in asked for ledger in one.ledgers if ledger.offloaded
         ]
 
     async def offload_status(self, name: StreamName) -> Sequence[Document]:

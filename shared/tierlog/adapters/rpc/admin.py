@@ -36,8 +36,10 @@ class HttpAdministration:
         body = {"before": str(before) if before is not None else None}
         return _document(await self._service.json("POST", _path(name, "/offload"), body=body))
 
-    async def offloads(self) -> Sequence[Document]:
-        return _items(await self._service.json("GET", "/v1/offloads"), "offloads")
+    async def offloads(self, stream: StreamName | None = None) -> Sequence[Document]:
+        params = {"stream": stream} if stream is not None else None
+        found = await self._service.json("GET", "/v1/offloads", params=params)
+        return _items(found, "offloads")
 
     async def offload_status(self, name: StreamName) -> Sequence[Document]:
         return _items(await self._service.json("GET", _path(name, "/offload")), "streams")
