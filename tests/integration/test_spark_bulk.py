@@ -466,7 +466,8 @@ async def test_each_job_is_a_command(
         assert json.loads(found.stdout)["brought"] == 1
         source = ("restore", "--from", f"s3://{other.s3.bucket}/there", "--dry-run")
         found = await words(*source, "-q", "-o", "json")
-        assert json.loads(found.stdout)["dry_run"] is True
+        told = json.loads(found.stdout)
+        assert (told["dry_run"], told["other_copy"], told["failed"]) == (True, 1, 0)
         await words("copy", "--to", "elsewhere", code=2)
         (block,) = blocks_of(HOW_TO)
         block = block.replace("logs-eu", other.s3.bucket)

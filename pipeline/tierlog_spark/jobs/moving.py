@@ -6,8 +6,10 @@ cluster's last. Does not own a copy's way, nor how it is verified (``tierlog.off
 Invariants:
     * A bucket that is copied is never taken for whole before it is: no manifest names what has
       not arrived.
-    * ``restore`` brings back objects that are missing or damaged, under the very keys that
-      metadata name. It deletes nothing, and writes a manifest only where there is none.
+    * ``restore`` brings back objects that are missing or damaged, under the very keys that the
+      bucket's manifests name; where there are none, those of its copy. What its copy can't bring
+      is looked at all the same, and fails where it is not sound. It deletes nothing, and writes a
+      manifest only where there is none.
 
 Crash: run it again; what has arrived is found by its index object, and is not sent again.
 """
@@ -25,7 +27,7 @@ from tierlog.format.manifest import keep, unkeep
 from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.model.ids import StreamName
 from tierlog.offload.driver import DRIVER, Tier2Settings
-from tierlog.offload.drivers import DriverParts, Drivers, driver_name
+from tierlog.offload.drivers import DriverParts, Drivers, driver_name, known_here
 from tierlog.offload.manifests import ManifestStore
 from tierlog.offload.moving import BucketPlace, CopyMover, check_same_stream, write_manifest
 from tierlog.offload.verify import ReadBack
@@ -49,6 +51,7 @@ from tierlog_spark.jobs.moving_plan import (
     BROUGHT,
     FAILED,
     MISSING,
+    OTHER_COPY,
     OUTCOMES,
     THERE,
     Incarnation,
@@ -56,11 +59,13 @@ from tierlog_spark.jobs.moving_plan import (
     MoveItem,
     StreamEnd,
     StreamPair,
+    also_there,
     arrived,
     best,
     living,
     to_move,
     to_restore,
+    unbacked,
 )
 
 TASK_BYTES: Final = 1024**3
@@ -132,25 +137,29 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     requests, slots = Requests(), slots_of(run)
     tasks = spread(names, lambda _: 1, TASKS_A_SLOT * slots)
     rows = run_tasks(run, "streams", tasks, partial(_read_pairs, move))
-    pairs = living(requests.rest(rows))
+    found = list(requests.rest(rows))
+    pairs = living(found)
     for pair in () if move.restores else pairs:
         check_same_stream(pair.source, pair.target)
-    items = to_restore(pairs) if move.restores else to_move(pairs)
+    items = [*to_restore(pairs), *unbacked(found)] if move.restores else to_move(pairs)
     total = sum(one.data_len for one in items)
     number = task_count(total, len(items), slots, weight_max=TASK_BYTES)
     work = partial(_move_some, _throttled(move, slots_of_executor(run)), dry_run=run.dry_run)
     shared = spread(items, lambda one: one.data_len, number)
-    moved = best(requests.rest(run_tasks(run, "copies", shared, work)))
-    counts = _counts(pairs, moved)
+    seen = best(requests.rest(run_tasks(run, "copies", shared, work)))
+    counts = _counts(pairs, seen)
+    # What could not have been brought keeps back nothing else of its stream.
+    moved = [one for one in seen if not one.item.unbacked]
+    whole = all(one.outcome != FAILED for one in moved)
     troubles: list[dict[str, Any]] = []
     if not run.dry_run:
         troubles = _finish(run, move, pairs, moved, requests)
         counts["streams_failed"] = len(troubles)
         counts["failed"] += len(troubles)
         counts["uploads_aborted"] = asyncio.run(
-            _end(move, pairs, moved, whole=not counts["failed"])
+            _end(move, pairs, moved, whole=whole and not troubles)
         )
-    told = [_row(one) for one in moved if one.outcome != THERE]
+    told = [_row(one) for one in seen if one.error or one.outcome in (BROUGHT, MISSING)]
     return JobReport(
         job=job, dry_run=run.dry_run, counts=counts | requests.counts, rows=[*told, *troubles]
     )
@@ -190,12 +199,13 @@ def _finish(
 
 
 async def _prepared(move: Move) -> list[Incarnation]:
-    """Return the streams that the source has; refuse what is no source, and what can't be read."""
+    """Return the streams that either has; refuse what is no source, and what can't be read."""
     async with opened(move.source) as bucket:
         found = await bucket.incarnations(move.streams)
     async with _both(move) as (_, target):
-        await _manifests(target, move.target, _NO_CLUSTER).clusters()
-    return found
+        place = _manifests(target, move.target, _NO_CLUSTER)
+        await place.clusters()
+        return also_there(found, await place.streams(), move.streams)
 
 
 @contextlib.asynccontextmanager
@@ -253,10 +263,18 @@ async def move_one(mover: CopyMover, move: Move, item: MoveItem, *, dry_run: boo
     """Bring one ledger's copy, unless it is there."""
     ledger = unkeep(item.packed)
     known = None if item.known is None else unkeep(item.known)
+    assert ledger.copy is not None
+    if item.unbacked and not known_here(ledger.copy.location):
+        # No loss, as far as anybody knows.
+        cause = f"driver {ledger.copy.location.driver!r} wrote it, which can't be asked here"
+        return Moved(item=item, outcome=item.unbacked, error=cause)
     try:
         there = await mover.arrived(ledger, known, deep=move.deep)
         if there is not None:
-            return Moved(item=item, outcome=THERE, packed=keep(there).packed)
+            outcome = item.unbacked or THERE
+            return Moved(item=item, outcome=outcome, packed=keep(there).packed)
+        if item.unbacked:
+            return Moved(item=item, outcome=FAILED, error=_lost(item))
         if dry_run:
             return Moved(item=item, outcome=MISSING)
         extra = {"ManagedLedgerName": str(item.stream), "TierlogWorker": WORKER}
@@ -264,6 +282,15 @@ async def move_one(mover: CopyMover, move: Move, item: MoveItem, *, dry_run: boo
     except TierlogError as error:
         return Moved(item=item, outcome=FAILED, error=str(error))
     return Moved(item=item, outcome=BROUGHT, packed=keep(brought).packed)
+
+
+def _lost(item: MoveItem) -> str:
+    what = "another copy" if item.unbacked == OTHER_COPY else "no copy"
+    return (
+        f"the copy of ledger {item.ledger_id} is missing or damaged, or was trimmed meanwhile, "
+        f"and the backup has {what} of it. Run this again; what stays so, bring from a backup that "
+        "has it, or repair: tierlog scrub --repair --deep"
+    )
 
 
 def mover_of(move: Move, source: ObjectStore, target: ObjectStore, cluster_id: UUID) -> CopyMover:

@@ -3,14 +3,14 @@
 Owns the choice, and what is said of each. Does not own a copy's way (``tierlog.offload.moving``).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from tierlog.format.manifest import unkeep
 from tierlog.model.ids import LedgerId, StreamName
-from tierlog.model.manifest import ManifestHead
+from tierlog.model.manifest import KeptLedger, ManifestHead
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.manifests import KnownManifest
 
@@ -18,8 +18,12 @@ THERE: Final = "there"
 BROUGHT: Final = "brought"
 MISSING: Final = "missing"
 """Of a dry run: it would be brought."""
+OTHER_COPY: Final = "other_copy"
+"""Sound in the target, and the source has a copy of it under another UUID."""
+NOT_IN_SOURCE: Final = "not_in_source"
+"""Sound in the target, and the source has no copy of it."""
 FAILED: Final = "failed"
-OUTCOMES: Final = (BROUGHT, THERE, MISSING, FAILED)
+OUTCOMES: Final = (BROUGHT, THERE, MISSING, OTHER_COPY, NOT_IN_SOURCE, FAILED)
 
 Incarnation = tuple[StreamName, UUID]
 
@@ -46,7 +50,11 @@ class StreamEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveItem:
-    """A ledger as the source's manifest has it, and as the target's, if that names a copy."""
+    """A ledger as the source's manifest has it, and as the target's, if that names a copy.
+
+    ``unbacked``: why the source can't bring it, ``OTHER_COPY`` or ``NOT_IN_SOURCE``; ``packed``
+    is then as the target's manifest has it.
+    """
 
     cluster_id: UUID
     stream: StreamName
@@ -55,6 +63,7 @@ class MoveItem:
     packed: bytes
     known: bytes | None
     data_len: int
+    unbacked: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +76,31 @@ class Moved:
     error: str = ""
 
 
+def also_there(
+    found: Iterable[Incarnation], there: Iterable[Incarnation], streams: Collection[StreamName]
+) -> list[Incarnation]:
+    """Return what either bucket has, of ``streams`` and their partitions where some are named."""
+    names = set(found)
+    wanted = {name for name, _ in names}
+    return sorted(
+        {
+            *names,
+            *(
+                one
+                for one in there
+                if not streams or one[0] in wanted or one[0].rpartition("-partition-")[0] in streams
+            ),
+        }
+    )
+
+
 def living(pairs: Iterable[StreamPair]) -> list[StreamPair]:
-    """Leave out what is being deleted."""
-    return [
-        one
-        for one in pairs
-        if one.source.head is not None and one.source.head.lifecycle is StreamLifecycle.ACTIVE
-    ]
+    """Leave out what the source has not, or is deleting."""
+    return [one for one in pairs if _lives(one.source)]
+
+
+def _lives(known: KnownManifest) -> bool:
+    return known.head is not None and known.head.lifecycle is StreamLifecycle.ACTIVE
 
 
 def to_move(pairs: Iterable[StreamPair]) -> list[MoveItem]:
@@ -99,27 +126,50 @@ def to_restore(pairs: Iterable[StreamPair]) -> list[MoveItem]:
     return found
 
 
+def unbacked(pairs: Iterable[StreamPair]) -> list[MoveItem]:
+    """Return what the target's manifests name and the source can't bring back.
+
+    Whether it is sound only the target itself can say; nobody else is asked for it.
+    """
+    found = []
+    for pair in pairs:
+        if not _lives(pair.target):
+            continue
+        backup = pair.source.ledgers if _lives(pair.source) else {}
+        for ledger_id, kept in pair.target.ledgers.items():
+            other = backup.get(ledger_id)
+            uuid = other.uuid if other is not None else None
+            if kept.uuid is None or uuid == kept.uuid:
+                continue
+            item = _item(pair.target, ledger_id, kept)
+            found.append(replace(item, unbacked=OTHER_COPY if uuid else NOT_IN_SOURCE))
+    return found
+
+
 def _items(pair: StreamPair) -> list[MoveItem]:
     found = []
-    assert pair.source.cluster_id is not None, "there is a generation"
     for ledger_id, kept in pair.source.ledgers.items():
         if kept.uuid is None:
             continue
-        copy = unkeep(kept.packed).copy
-        assert copy is not None
         known = pair.target.ledgers.get(ledger_id)
-        found.append(
-            MoveItem(
-                cluster_id=pair.source.cluster_id,
-                stream=pair.source.stream,
-                incarnation=pair.source.incarnation,
-                ledger_id=ledger_id,
-                packed=kept.packed,
-                known=known.packed if known is not None and known.uuid is not None else None,
-                data_len=copy.copy.data_len,
-            )
-        )
+        packed = known.packed if known is not None and known.uuid is not None else None
+        found.append(replace(_item(pair.source, ledger_id, kept), known=packed))
     return found
+
+
+def _item(manifest: KnownManifest, ledger_id: LedgerId, kept: KeptLedger) -> MoveItem:
+    assert manifest.cluster_id is not None, "there is a generation"
+    copy = unkeep(kept.packed).copy
+    assert copy is not None
+    return MoveItem(
+        cluster_id=manifest.cluster_id,
+        stream=manifest.stream,
+        incarnation=manifest.incarnation,
+        ledger_id=ledger_id,
+        packed=kept.packed,
+        known=None,
+        data_len=copy.copy.data_len,
+    )
 
 
 def best(moved: Iterable[Moved]) -> list[Moved]:

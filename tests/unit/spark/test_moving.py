@@ -21,9 +21,9 @@ from tests.unit.offload.world import STREAM, entries_of
 from tierlog.adapters.memory.faults import FaultRates, Faults, no_faults
 from tierlog.adapters.memory.objects import MemoryObjects, MemoryObjectsClient
 from tierlog.format.keys import export_key, parse_key
-from tierlog.format.manifest import is_manifest_key, unkeep
+from tierlog.format.manifest import is_manifest_key, keep, unkeep
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
-from tierlog.model.ids import LedgerId, NodeId
+from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.manifest import ManifestLedger
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.driver import Tier2Settings
@@ -39,15 +39,19 @@ from tierlog_spark.jobs.moving_plan import (
     BROUGHT,
     FAILED,
     MISSING,
+    NOT_IN_SOURCE,
+    OTHER_COPY,
     THERE,
     Moved,
     MoveItem,
     StreamPair,
+    also_there,
     arrived,
     best,
     living,
     to_move,
     to_restore,
+    unbacked,
 )
 
 PREFIX = "eu"
@@ -90,23 +94,23 @@ class Buckets:
         source = self.store(move.source)
         place = target or self.store(move.target, faults)
         origins, places = self.manifests(source, move.source), self.manifests(place, move.target)
-        pairs = living(
-            [
-                StreamPair(await origins.newest(*name), await places.newest(*name))
-                for name in sorted(await origins.streams())
-            ]
-        )
+        found = [
+            StreamPair(await origins.newest(*name), await places.newest(*name))
+            for name in also_there(await origins.streams(), await places.streams(), ())
+        ]
+        pairs = living(found)
         assert self.site.cluster is not None
         cluster_id = self.site.cluster.cluster_id
         mover = mover_of(move, source, place, cluster_id)
-        items = to_restore(pairs) if move.restores else to_move(pairs)
-        moved = [await move_one(mover, move, one, dry_run=dry_run) for one in items]
+        items = [*to_restore(pairs), *unbacked(found)] if move.restores else to_move(pairs)
+        seen = [await move_one(mover, move, one, dry_run=dry_run) for one in items]
+        moved = [one for one in seen if not one.item.unbacked]
         if not dry_run:
             for end in arrived(pairs, moved, anew=not move.restores):
                 await end_stream(mover, places, end, deep=move.deep)
             if all(one.packed is not None for one in moved):
                 await copy_cluster(origins, places, cluster_id, restores=move.restores)
-        return moved
+        return seen
 
     async def restored_from_other(self) -> RestorePlan:
         """Lose the metadata, and bring them back from the other bucket."""
@@ -395,6 +399,83 @@ def test_what_was_trimmed_or_copied_anew_is_not_brought_back() -> None:
         assert [one.ledger_id for one in to_restore([pair._replace(target=target)])] == ids[2:]
 
     run_virtual(main(), until_s=1000)
+
+
+def lose(buckets: Buckets, ledger_id: LedgerId) -> None:
+    bucket = buckets.site.world.bucket
+    for key in [key for key in bucket.objects if f"-ledger-{ledger_id}" in key]:
+        del bucket.objects[key]
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_a_backup_of_another_layout_can_not_bring_back_is_told(dry_run: bool) -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun(uncopied=0)
+        await buckets.move(replace(COPY, layout="single-object"))
+        assert outcomes(await buckets.move(BACK)) == [OTHER_COPY] * 4
+        lose(buckets, ids[1])
+        before = dict(life.site.world.bucket.objects)
+        moved = await buckets.move(BACK, dry_run=dry_run)
+        assert outcomes(moved) == [OTHER_COPY, FAILED, OTHER_COPY, OTHER_COPY]
+        for word in (f"ledger {ids[1]}", "missing or damaged", "another copy", "scrub --repair"):
+            assert word in moved[1].error
+        assert life.site.world.bucket.objects == before
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_what_a_backup_does_not_have_is_looked_at_all_the_same() -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun(uncopied=0)
+        await buckets.move(COPY)
+        new = await life.ledger(9)
+        await life.site.write_manifests()
+        lose(buckets, ids[0])
+        moved = await buckets.move(BACK)
+        assert outcomes(moved) == [BROUGHT, THERE, THERE, THERE, NOT_IN_SOURCE]
+        lose(buckets, new)
+        lost_attributes = [key for key in life.site.world.bucket.objects if "/attributes/" in key]
+        del life.site.world.bucket.objects[lost_attributes[0]]
+        moved = await buckets.move(BACK)
+        assert outcomes(moved) == [THERE] * 4 + [FAILED]
+        assert "no copy of it" in moved[4].error
+        # That keeps back nothing of what the backup has.
+        assert lost_attributes[0] in life.site.world.bucket.objects
+        # Nor is a stream left out that the backup has not heard of, or that is being deleted there.
+        places = buckets.manifests(buckets.store(COPY.source), COPY.source)
+        known = await places.newest(STREAM, life.claimed.incarnation)
+        assert known.head is not None
+        nothing = KnownManifest(stream=STREAM, incarnation=life.claimed.incarnation)
+        dying = replace(known.head, lifecycle=StreamLifecycle.DELETING)
+        items = unbacked([StreamPair(nothing, known)])
+        assert [(one.ledger_id, one.unbacked) for one in items] == [
+            (one, NOT_IN_SOURCE) for one in (*ids, new)
+        ]
+        assert unbacked([StreamPair(replace(known, head=dying), known)]) == items
+        assert unbacked([StreamPair(nothing, replace(known, head=dying))]) == []
+        tape = unkeep(known.ledgers[ids[0]].packed)
+        assert tape.copy is not None
+        location = replace(tape.copy.location, driver="tape")
+        packed = keep(replace(tape, copy=replace(tape.copy, location=location))).packed
+        mover = mover_of(
+            BACK, buckets.store(BACK.source), buckets.store(BACK.target), items[0].cluster_id
+        )
+        told = await move_one(mover, BACK, replace(items[0], packed=packed), dry_run=False)
+        assert (told.outcome, "'tape'" in told.error) == (NOT_IN_SOURCE, True)
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_of_both_buckets_all_streams_are_looked_at_or_those_that_are_named() -> None:
+    names = [
+        (StreamName(name), UUID(int=1)) for name in ("a", "b", "b-partition-2", "b-partition-x")
+    ]
+    assert also_there(names[:1], names, ()) == names
+    assert also_there(names[1:2], names, [names[1][0]]) == names[1:]
+    assert also_there(names[:1], [(names[0][0], UUID(int=2)), names[1]], [names[0][0]]) == [
+        names[0],
+        (names[0][0], UUID(int=2)),
+    ]
 
 
 async def entries_at(buckets: Buckets, ledger: ManifestLedger) -> list[bytes]:
