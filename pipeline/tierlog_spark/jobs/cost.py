@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import StreamName
+from tierlog.model.manifest import NO_LEDGER
 from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels, breaks_below
 from tierlog.model.prices import Prices
 from tierlog.model.stream import StreamLifecycle
@@ -105,7 +106,12 @@ def _predicted(
     stream: StreamLedgers, levels: PolicyLevels, prices: Prices, asked: WhatIf, now_ms: int
 ) -> dict[str, Any]:
     head = stream.head
-    past = past_of(stream.ledgers, created_ms=head.created_ms, now_ms=now_ms)
+    past = past_of(
+        stream.ledgers,
+        created_ms=head.created_ms,
+        now_ms=now_ms,
+        trimmed=head.trimmed_through != NO_LEDGER,
+    )
     try:
         policy = asked.policy.over(levels.effective(head.stream, head.policy))
     except RefusedError as error:

@@ -44,9 +44,14 @@ class Steady:
         return self.price_of_requests + self.price_of_bytes
 
 
-def past_of(ledgers: Sequence[NamedLedger], *, created_ms: int, now_ms: int) -> Past:
-    """Return what the closed ledgers of a stream say of it."""
+def past_of(
+    ledgers: Sequence[NamedLedger], *, created_ms: int, now_ms: int, trimmed: bool = False
+) -> Past:
+    """Return what the closed ledgers of a stream say of it; ``trimmed``: some are there no more."""
     begin_ms = now_ms - round(WINDOW_DAYS * DAY_MS)
+    if trimmed:
+        # Of what came before nothing is known any more: it is no time in which nothing came.
+        created_ms = min((one.opened_ms for one in ledgers), default=created_ms)
     recent = [one.length for one in ledgers if one.closed_ms >= begin_ms]
     # A stream of this morning is not said to get a month's bytes in a day.
     days = min(WINDOW_DAYS, max(1.0, (now_ms - created_ms) / DAY_MS))

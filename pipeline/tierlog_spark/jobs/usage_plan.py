@@ -45,6 +45,7 @@ class NamedLedger(NamedTuple):
 
     ledger_id: LedgerId
     uuid: UUID | None
+    opened_ms: int
     closed_ms: int
     length: int
     entries: int
@@ -89,6 +90,7 @@ def named_ledger(ledger: ManifestLedger) -> NamedLedger:
     return NamedLedger(
         listed.ledger_id,
         copy.uuid if copy is not None else None,
+        listed.opened_ms,
         listed.closed_ms,
         listed.length,
         listed.entry_count,

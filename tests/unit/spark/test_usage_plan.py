@@ -34,7 +34,16 @@ from tierlog_spark.jobs.usage_plan import (
 MIB = 1024 * 1024
 NOW_MS = 1000 * DAY_MS
 LOGS, UUID_1 = StreamName("logs"), UUID(int=1)
-LEDGER = NamedLedger(LedgerId(7), UUID_1, NOW_MS - 3 * DAY_MS, 11 * MIB, 40, 12 * MIB, 5 * MIB)
+LEDGER = NamedLedger(
+    ledger_id=LedgerId(7),
+    uuid=UUID_1,
+    opened_ms=NOW_MS - 4 * DAY_MS,
+    closed_ms=NOW_MS - 3 * DAY_MS,
+    length=11 * MIB,
+    entries=40,
+    data_len=12 * MIB,
+    block_size=5 * MIB,
+)
 NAMED = names_of([(LOGS, [LEDGER, LEDGER._replace(ledger_id=LedgerId(8), uuid=None)])])
 KEYS = object_keys("p", UUID_1, LedgerId(7))
 
@@ -110,7 +119,7 @@ def test_ages_meet_without_a_gap():
 
 def test_a_ledger_of_a_manifest_keeps_what_is_counted():
     bare = named_ledger(ledger(7))
-    assert bare == NamedLedger(LedgerId(7), None, 2, 7, 2, 0, 3)
+    assert bare == NamedLedger(LedgerId(7), None, 1, 2, 7, 2, 0, 3)
     assert names_of([(LOGS, [bare])]) == {}
 
 
@@ -185,6 +194,26 @@ def test_what_came_in_the_last_month_says_how_much_comes_a_day():
     assert steady_of(
         empty, Policy(offload_size_bytes=0), PRICES, range_bytes=MIB, reads=1
     ).price == pytest.approx(0)
+
+
+def test_what_was_trimmed_is_not_taken_for_days_on_which_nothing_came():
+    ends = [NOW_MS - days * DAY_MS for days in range(3)]
+    ledgers = [
+        LEDGER._replace(opened_ms=closed_ms - DAY_MS, closed_ms=closed_ms, length=GB)
+        for closed_ms in ends
+    ]
+
+    def rate(some: list[NamedLedger], *, trimmed: bool = True) -> float:
+        return past_of(some, created_ms=0, now_ms=NOW_MS, trimmed=trimmed).bytes_per_day
+
+    # Three days are kept of a stream that is much older.
+    assert rate(ledgers) == GB
+    assert rate(ledgers, trimmed=False) == 3 * GB / 30
+    # What is older than a month does not count, whatever was trimmed before it.
+    old = LEDGER._replace(opened_ms=NOW_MS - 90 * DAY_MS, closed_ms=NOW_MS - 60 * DAY_MS)
+    assert rate([old, *ledgers]) == 3 * GB / 30
+    assert rate([ledgers[0]._replace(opened_ms=NOW_MS - 1)]) == GB, "no less than a day"
+    assert rate([]) == 0
 
 
 def test_thresholds_that_contradict_what_holds_are_refused():
