@@ -17,7 +17,7 @@ from tierlog.format.keys import ObjectRole, key_prefix, parse_key
 from tierlog.format.manifest import is_manifest_key, parse_manifest_key
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import ManifestLedger
-from tierlog.model.prices import offload_requests
+from tierlog.model.prices import offload_requests, single_requests
 from tierlog.ports.objects import ObjectInfo
 
 DAY_MS: Final = 86_400_000
@@ -51,6 +51,7 @@ class NamedLedger(NamedTuple):
     entries: int
     data_len: int
     block_size: int
+    block_count: int
 
 
 class Place(NamedTuple):
@@ -96,6 +97,7 @@ def named_ledger(ledger: ManifestLedger) -> NamedLedger:
         listed.entry_count,
         copy.copy.data_len if copy is not None else 0,
         listed.block_size,
+        copy.copy.block_count if copy is not None else 0,
     )
 
 
@@ -148,11 +150,17 @@ def count(info: ObjectInfo, named: Named, *, prefix: str, now_ms: int) -> tuple[
         return Place(stream, Kind.EXPORT, age), one
     if parsed.role in (ObjectRole.DATA, ObjectRole.SINGLE):
         one.ledgers, one.entries = 1, ledger.entries
-        one.requests = sum(offload_requests(ledger.data_len, ledger.block_size).values())
+        one.requests = sum(_requests_of(parsed.role, ledger).values())
     else:
         # The data object's requests are those of all that its offload wrote.
         one.requests = 0
     return Place(stream, Kind.COPY, age), one
+
+
+def _requests_of(role: ObjectRole, ledger: NamedLedger) -> Mapping[tuple[str, str], int]:
+    if role is ObjectRole.SINGLE:
+        return single_requests(ledger.block_count)
+    return offload_requests(ledger.data_len, ledger.block_size)
 
 
 def _beside(key: str, prefix: str) -> tuple[str, Kind]:

@@ -3,8 +3,8 @@
 Owns which requests stores charge as writes, which as reads, which not at all, as the price lists of
 S3 and its like have it; and what a workload will ask for. Prices themselves are settings.
 
-Invariant: ``offload_requests`` says what the offloader sends for a ledger when nothing fails; a
-test holds it to what was counted.
+Invariant: ``offload_requests`` and ``single_requests`` say what the offloader sends for a ledger
+when nothing fails; a test holds them to what was counted.
 """
 
 from collections.abc import Mapping
@@ -102,6 +102,19 @@ def offload_requests(ledger_bytes: int, block_bytes: int) -> dict[tuple[str, str
         ("verify", "head_object"): 1,
         # Both of them, and the headers of the first and the last block.
         ("verify", "get_object"): 2 + min(blocks, 2),
+    }
+
+
+def single_requests(block_count: int) -> dict[tuple[str, str], int]:
+    """Return the same for a ledger whose copy is a single object: its index is a part of it."""
+    return {
+        ("offload", "create_multipart_upload"): 1,
+        ("offload", "upload_part"): block_count + 1,
+        ("offload", "complete_multipart_upload"): 1,
+        ("offload", "list_multipart_uploads"): 1,
+        # How many parts it has, and how long its index is.
+        ("verify", "head_object"): 2,
+        ("verify", "get_object"): 1 + min(block_count, 2),
     }
 
 

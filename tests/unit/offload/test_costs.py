@@ -12,6 +12,7 @@ from tests.unit.scheduler.test_scheduler import running
 from tierlog.adapters.memory.objects import _OPERATIONS
 from tierlog.format.keys import object_keys
 from tierlog.model.ids import LedgerId
+from tierlog.model.policy import Policy
 from tierlog.model.prices import (
     CLASSES,
     GB,
@@ -20,10 +21,11 @@ from tierlog.model.prices import (
     Workload,
     offload_requests,
     predict,
+    single_requests,
     stored_bytes,
 )
-from tierlog.model.policy import Policy
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
+from tierlog.offload.single_driver import SingleObjectOffloader
 from tierlog.ports.spending import (
     ANSWERS_MAX,
     OTHER_STREAMS,
@@ -99,6 +101,23 @@ def test_all_that_a_ledger_costs_counts_on_its_stream():
         # A worker sweeps before its own attempt, and a leader for the last time.
         assert counted["sweep", "list_multipart_uploads"] == 2
         assert counted["verify", "head_object"] == 2
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 7])
+def test_what_an_offload_to_a_single_object_sends_is_what_is_said_of_it(blocks):
+    async def main():
+        world, meter = World(), CostMeter()
+        offloader = SingleObjectOffloader(
+            world.bucket.connect(meter=meter),
+            Tier2Settings(bucket="b", cluster_id=CLUSTER, ranges=SMALL_RANGES),
+            index_len_min=600,
+        )
+        entries = [bytes(BLOCK - 140)] * blocks  # one a block
+        copy = await offloader.offload(ListHandle(LedgerId(1), entries), world.ids.uuid(), {})
+        assert copy.block_count == blocks
+        assert by_cause(meter) == single_requests(blocks)
 
     run_virtual(main())
 

@@ -43,6 +43,7 @@ LEDGER = NamedLedger(
     entries=40,
     data_len=12 * MIB,
     block_size=5 * MIB,
+    block_count=3,
 )
 NAMED = names_of([(LOGS, [LEDGER, LEDGER._replace(ledger_id=LedgerId(8), uuid=None)])])
 KEYS = object_keys("p", UUID_1, LedgerId(7))
@@ -92,6 +93,12 @@ def test_a_copy_has_the_requests_of_its_offload_once():
     }
 
 
+def test_a_copy_that_is_one_object_has_the_requests_of_that_layout():
+    place, used = count(info(KEYS.single, 100), NAMED, prefix="p", now_ms=NOW_MS)
+    # The upload with its list and the index, a part a block, two heads, three gets: no puts.
+    assert (place.kind, used.ledgers, used.requests) == (Kind.COPY, 1, 4 + 3 + 2 + 3)
+
+
 def test_every_key_is_below_exactly_one_beginning():
     beginnings = shards("p")
     for key in (KEYS.data, "p/streams/x", "p/cluster/x", "p/~", "p/ ", "p/Zoo", "p/0"):
@@ -119,7 +126,7 @@ def test_ages_meet_without_a_gap():
 
 def test_a_ledger_of_a_manifest_keeps_what_is_counted():
     bare = named_ledger(ledger(7))
-    assert bare == NamedLedger(LedgerId(7), None, 1, 2, 7, 2, 0, 3)
+    assert bare == NamedLedger(LedgerId(7), None, 1, 2, 7, 2, 0, 3, 0)
     assert names_of([(LOGS, [bare])]) == {}
 
 
