@@ -5,9 +5,10 @@ written.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import StreamName
@@ -24,6 +25,7 @@ from tierlog_spark.jobs.usage import StreamLedgers, ledgers_of, sums_of, wanted_
 from tierlog_spark.jobs.usage_plan import Sums
 
 RANGE_BYTES: Final = 1024 * 1024
+Levels = Mapping[UUID | None, PolicyLevels]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ def cost(
     for name in sorted({*living, *(stored if not streams else stored.keys() & names)}):
         row = {"stream": name or None, **_now(stored.get(name, 0), prices)}
         if name in living:
-            row |= _predicted(living[name], levels, prices, asked, run.clock.wall_ms())
+            row |= predicted(living[name], levels, prices, asked, run.clock.wall_ms())
         rows.append(row)
     summed = ("bytes", "price_of_bytes", "if_tier2_bytes", "if_price")
     counts = {name: sum(row.get(name, 0) for row in rows) for name in summed}
@@ -69,15 +71,13 @@ def cost(
     return JobReport(job="cost", dry_run=False, counts=counts | requests.counts, rows=rows)
 
 
-async def _levels(s3: S3Settings) -> PolicyLevels:
-    """Return what is said above all streams, where the bucket says it."""
+async def _levels(s3: S3Settings) -> Levels:
+    """Return what each cluster of the bucket says above its streams."""
     async with opened(s3) as bucket:
-        clusters = await bucket.manifests.clusters()
-        if len(clusters) != 1:
-            # Whose stream is whose is not asked here: defaults then stand in for levels.
-            return NO_LEVELS
-        _, manifest = await bucket.manifests.cluster(next(iter(clusters)))
-        return NO_LEVELS if manifest is None else manifest.levels
+        found = {
+            one: await bucket.manifests.cluster(one) for one in await bucket.manifests.clusters()
+        }
+    return {one: manifest.levels for one, (_, manifest) in found.items() if manifest is not None}
 
 
 def _bytes_of(sums: Sums) -> dict[str, int]:
@@ -102,10 +102,11 @@ def _now(stored: int, prices: Prices) -> dict[str, Any]:
     return {"bytes": stored, "price_of_bytes": price_of_bytes(stored, prices)}
 
 
-def _predicted(
-    stream: StreamLedgers, levels: PolicyLevels, prices: Prices, asked: WhatIf, now_ms: int
+def predicted(
+    stream: StreamLedgers, levels: Levels, prices: Prices, asked: WhatIf, now_ms: int
 ) -> dict[str, Any]:
-    head = stream.head
+    """Return what becomes of a stream under its thresholds, those of its own cluster above them."""
+    head, above = stream.head, levels.get(stream.cluster_id, NO_LEVELS)
     past = past_of(
         stream.ledgers,
         created_ms=head.created_ms,
@@ -113,7 +114,7 @@ def _predicted(
         trimmed=head.trimmed_through != NO_LEDGER,
     )
     try:
-        policy = asked.policy.over(levels.effective(head.stream, head.policy))
+        policy = asked.policy.over(above.effective(head.stream, head.policy))
     except RefusedError as error:
         raise breaks_below(f"stream {head.stream}", error) from error
     found: Steady = steady_of(

@@ -41,6 +41,7 @@ class StreamLedgers(NamedTuple):
 
     head: ManifestHead
     ledgers: tuple[NamedLedger, ...]
+    cluster_id: UUID | None
 
 
 def usage(run: JobRun, s3: S3Settings, *, streams: Sequence[StreamName] = ()) -> JobReport:
@@ -112,7 +113,7 @@ async def _read_manifests(s3: S3Settings, some: Sequence[Incarnation]) -> list[A
             known = await bucket.manifests.newest(name, incarnation)
             if known.head is not None:
                 ledgers = tuple(named_ledger(one) for one in bucket.ledgers_of(known))
-                found.append(StreamLedgers(known.head, ledgers))
+                found.append(StreamLedgers(known.head, ledgers, known.cluster_id))
     return [*found, *asked_of(meter)]
 
 

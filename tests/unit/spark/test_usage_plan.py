@@ -11,10 +11,13 @@ from tierlog.format.keys import object_keys
 from tierlog.format.manifest import cluster_key, manifest_key
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import LedgerId, StreamName
-from tierlog.model.policy import NEVER, Policy
+from tierlog.model.manifest import ManifestHead
+from tierlog.model.policy import NEVER, Policy, PolicyLevels
 from tierlog.model.prices import GB, Prices, offload_requests
 from tierlog.ports.objects import ObjectInfo
+from tierlog_spark.jobs.cost import WhatIf, predicted
 from tierlog_spark.jobs.cost_plan import Past, past_of, steady_of
+from tierlog_spark.jobs.usage import StreamLedgers
 from tierlog_spark.jobs.usage_plan import (
     DAY_MS,
     Kind,
@@ -221,6 +224,28 @@ def test_what_was_trimmed_is_not_taken_for_days_on_which_nothing_came():
     assert rate([old, *ledgers]) == 3 * GB / 30
     assert rate([ledgers[0]._replace(opened_ms=NOW_MS - 1)]) == GB, "no less than a day"
     assert rate([]) == 0
+
+
+def test_a_stream_is_under_the_thresholds_of_its_own_cluster():
+    ledgers = tuple(
+        LEDGER._replace(opened_ms=closed_ms - DAY_MS, closed_ms=closed_ms, length=GB)
+        for closed_ms in (NOW_MS, NOW_MS - DAY_MS)
+    )
+    head = ManifestHead(stream=LOGS, incarnation=UUID_1, created_ms=0, trimmed_through=LedgerId(3))
+    levels = {
+        UUID(int=number): PolicyLevels(
+            cluster=Policy(offload_size_bytes=0, retention_time_ms=number * DAY_MS)
+        )
+        for number in (10, 20)
+    }
+
+    def kept(cluster_id: UUID | None) -> dict[str, Any]:
+        stream = StreamLedgers(head, ledgers, cluster_id)
+        return predicted(stream, levels, PRICES, WhatIf(), NOW_MS)
+
+    assert kept(UUID(int=10))["bytes_per_day"] == GB
+    assert [kept(one)["if_tier2_bytes"] for one in levels] == [10 * GB, 20 * GB]
+    assert kept(UUID(int=30))["if_tier2_bytes"] == 0, "its manifest is not there"
 
 
 def test_thresholds_that_contradict_what_holds_are_refused():
