@@ -7,8 +7,8 @@ Invariant: what lies between two offsets is the same rows whenever it is planned
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import structlog
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -60,6 +60,10 @@ from tierlog_spark.service import ListedStream, listed, reads_of
 
 log = structlog.get_logger()
 Readable = dict[StreamName, Sequence[ReadableLedger]]
+_LAGS: Final = (
+    "Read the bucket that the query began with; what it read through readers and is not offloaded "
+    "yet comes with readMode=auto"
+)
 
 
 class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -197,7 +201,7 @@ async def _plan(
         return None if found.start == stop else found
 
     if options.mode is ReadMode.DIRECT:
-        return await _plan_direct(options, bounds, within)
+        return await _plan_direct(options, bounds, {name: within(name) for name in behind})
     found = list[Part]()
     for one in await _served(options):
         wanted = within(one.name)
@@ -208,18 +212,20 @@ async def _plan(
 
 
 async def _plan_direct(
-    options: ReadOptions, bounds: Bounds, within: Callable[[StreamName], Range | None]
+    options: ReadOptions, bounds: Bounds, within: Mapping[StreamName, Range | None]
 ) -> list[Part]:
     found = list[Part]()
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
-        for known in await bucket.streams(options.streams):
-            wanted = within(known.stream)
+        streams = await bucket.streams(options.streams)
+        names = frozenset(known.stream for known in streams)
+        _check_partitions(names, within, options.streams)
+        for known in streams:
+            wanted = within.get(known.stream)
             if wanted is None:
                 continue
             assert known.head is not None
-            ledgers, trimmed = bucket.ledgers_of(known), _trimmed_end(known.head)
-            first_id = ledgers[0].listed.ledger_id if ledgers else None
-            _check_loss(known.stream, wanted, trimmed, first_id, fail=options.fail_on_data_loss)
+            ledgers = bucket.ledgers_of(known)
+            check_stored(known.head, ledgers, wanted, fail_on_data_loss=options.fail_on_data_loss)
             if has_wanted_rows(known, bounds, options):
                 some = copied_alone(wanted_of(ledgers, wanted, bounds), wanted)
                 found += await store_parts_of(bucket, known, some, bounds, options)
@@ -272,20 +278,51 @@ def _parts_served(
 
 def check_served(stream: ListedStream, within: Range, *, fail_on_data_loss: bool) -> None:
     """Refuse a range of which entries went unread, or of which the readers lack the end."""
-    assert within.end is not None
     trimmed = stream.trimmed_end
     first = stream.ledgers[0].ledger_id if stream.ledgers else None
     _check_loss(stream.name, within, trimmed, first, fail=fail_on_data_loss)
     ends = [normal(one, one.entry_count) for one in stream.ledgers[-1:]]
     if trimmed is not None:
         ends.append(Position(LedgerId(trimmed.ledger_id + 1), EntryId(0)))
-    end = max(ends, default=BEGINNING)
+    remedy = "Ask the readers of the cluster that the query began with"
+    _check_end(stream.name, within, max(ends, default=BEGINNING), remedy)
+
+
+def check_stored(
+    head: ManifestHead,
+    ledgers: Sequence[ManifestLedger],
+    within: Range,
+    *,
+    fail_on_data_loss: bool,
+) -> None:
+    """Refuse a range of which entries went unread, or of which the manifest lacks the end."""
+    first = ledgers[0].listed.ledger_id if ledgers else None
+    _check_loss(head.stream, within, _trimmed_end(head), first, fail=fail_on_data_loss)
+    # A manifest lists closed ledgers alone.
+    last = max((one.listed.ledger_id for one in ledgers), default=head.trimmed_through)
+    _check_end(head.stream, within, Position(LedgerId(last + 1), EntryId(0)), _LAGS)
+
+
+def _check_partitions(
+    known: frozenset[StreamName],
+    within: Mapping[StreamName, Range | None],
+    streams: Sequence[StreamName],
+) -> None:
+    """Refuse a batch that takes something of a partition of which the bucket has no manifest."""
+    for name, wanted in within.items():
+        whole = StreamName(name.rpartition("-partition-")[0])
+        if wanted is not None and name not in known and whole in streams:
+            _check_end(name, wanted, BEGINNING, _LAGS)
+
+
+def _check_end(stream: StreamName, within: Range, end: Position, remedy: str) -> None:
+    assert within.end is not None
     if end < within.end:
         raise RefusedError(
-            f"stream {stream.name} ends at {end}, and the query knows it up to {within.end}",
+            f"stream {stream} ends at {end}, and the query knows it up to {within.end}",
             reason=Reason.NO_SUCH_ENTRY,
-            remedy="Ask the readers of the cluster that the query began with",
-            details={"stream": stream.name},
+            remedy=remedy,
+            details={"stream": stream},
         )
 
 

@@ -1,7 +1,13 @@
-"""What a batch of a streaming read refuses: entries that were trimmed unread, readers that lag."""
+"""What a batch of a streaming read refuses: entries trimmed unread, readers or buckets that lag."""
+
+import asyncio
+from dataclasses import replace
 
 import pytest
+from pyspark.sql.types import StructType
 
+from tests.unit.spark.bucket_kit import HEAD, ManifestBucket, options
+from tests.unit.spark.test_planning import listed
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import Position
@@ -9,7 +15,7 @@ from tierlog.ports.reads import ServedLedger
 from tierlog_spark.offsets import BEGINNING
 from tierlog_spark.planning import Range
 from tierlog_spark.service import ListedStream, readable_of_served
-from tierlog_spark.streaming import check_served
+from tierlog_spark.streaming import EventStreamReader, check_served, check_stored
 
 
 def at(ledger_id, entry_id):
@@ -73,3 +79,60 @@ def test_what_is_empty_by_now_has_its_end_where_it_was_trimmed():
 
 def test_entries_of_an_open_ledger_are_taken_to_be_as_long_as_those_before():
     assert [one.length for one in STREAM.ledgers] == [40, 30]
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "end", "reason"),
+    [
+        ((15, 17), at(17, 4), None),
+        ((15, 17), at(18, 0), None),
+        # It was open when a reader told of it, or the bucket is an older copy.
+        ((15, 17), at(18, 4), Reason.NO_SUCH_ENTRY),
+        ((15, 17), at(19, 0), Reason.NO_SUCH_ENTRY),
+        # All of it was read, and trimmed since.
+        ((), at(13, 0), None),
+        ((), at(15, 1), Reason.NO_SUCH_ENTRY),
+    ],
+)
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_range_is_in_the_manifest_up_to_its_end_or_refused(ledgers, end, reason, fail):
+    head = replace(HEAD, trimmed_through=LedgerId(12), trimmed_last=EntryId(9))
+    within = Range(start=at(13, 0), end=end)
+    if reason is None:
+        check_stored(head, listed(*ledgers), within, fail_on_data_loss=fail)
+        return
+    with pytest.raises(RefusedError) as caught:
+        check_stored(head, listed(*ledgers), within, fail_on_data_loss=fail)
+    assert caught.value.reason is reason
+
+
+def planned(start, end, **given):
+    reader = EventStreamReader(options(**given), StructType())
+    return [
+        (one.value.ledger.ledger_id, one.value.first_entry_id, one.value.last_entry_id)
+        for one in reader.partitions(start, end)
+    ]
+
+
+def test_a_batch_that_the_bucket_has_in_part_is_refused(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(11, 12))
+    whole = [(11, 4, 9), (12, 0, 9)]
+    assert planned({"s": "11:4"}, {"s": "13:0"}) == whole
+    with pytest.raises(RefusedError, match="ends at 13:0, and the query knows it up to 16:0"):
+        planned({"s": "11:4"}, {"s": "16:0"})
+    asyncio.run(bucket.write(13, 15))
+    assert planned({"s": "11:4"}, {"s": "16:0"}) == [*whole, (13, 0, 9), (15, 0, 9)]
+
+
+def test_a_batch_of_a_partition_that_the_bucket_has_not_is_refused(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    one, other = "s-partition-0", "s-partition-1"
+    asyncio.run(bucket.write(partitions=2))
+    asyncio.run(bucket.write(11, stream=one))
+    begin = {one: "0:0", other: "0:0"}
+    assert planned(begin, {one: "12:0", other: "0:0"}) == [(11, 0, 9)]
+    with pytest.raises(RefusedError, match="s-partition-1 ends at 0:0"):
+        planned(begin, {one: "12:0", other: "13:0"})
+    # Of what the query reads no more, nothing is missed.
+    assert planned({one: "0:0"}, {one: "12:0", "t-partition-0": "9:0"}) == [(11, 0, 9)]
