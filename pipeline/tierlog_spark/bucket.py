@@ -123,6 +123,11 @@ class Bucket:
         found = await self._load(names)
         return [known for known in found if known is not None]
 
+    async def check_ours(self) -> None:
+        """Refuse a place where no cluster ever wrote; one without streams has its own manifest."""
+        if not await self.manifests.streams() and not await self.manifests.clusters():
+            raise await self._unknown(StreamName(""))
+
     async def streams(self, wanted: Sequence[StreamName]) -> list[KnownManifest]:
         """Return streams by their names; of a partitioned one, its partitions."""
         found: list[KnownManifest] = []

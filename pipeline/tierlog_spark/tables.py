@@ -38,6 +38,10 @@ async def table_batches(
         known = await (
             bucket.streams(options.streams) if options.streams else bucket.every_stream()
         )
+        # Objects whose manifests are lost, or of Pulsar, are attempts all the same.
+        listed = await _objects(bucket, options) if options.table is Table.ATTEMPTS else []
+        if not known and not listed:
+            await bucket.check_ours()
         if options.table is Table.ATTRIBUTES:
             levels = await _levels(bucket, known)
             for one in known:
@@ -46,7 +50,7 @@ async def table_batches(
                         yield _batch(rows, schema)
             return
         if options.table is Table.ATTEMPTS:
-            rows = _attempt_rows(bucket, known, await _objects(bucket, options), options)
+            rows = _attempt_rows(bucket, known, listed, options)
         else:
             make = _ROWS[options.table]
             rows = [row for one in known for row in make(one, bucket.ledgers_of(one))]

@@ -16,12 +16,14 @@ from tierlog.adapters.memory.objects import MemoryObjects
 from tierlog.format.manifest import keep
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import ManifestHead
+from tierlog.model.node import Cluster
 from tierlog.offload.manifests import ManifestStore
 from tierlog.ports.objects import ObjectStore
 from tierlog.runtime.settings import S3Settings, Settings
 from tierlog_spark import bucket
 from tierlog_spark.options import ReadOptions, parse_options
 
+CLUSTER = Cluster(cluster_id=UUID(int=7), created_ms=1)
 STREAM, INCARNATION = StreamName("s"), UUID(int=5)
 HEAD = ManifestHead(stream=STREAM, incarnation=INCARNATION, created_ms=3)
 
@@ -39,6 +41,15 @@ class ManifestBucket:
 
         monkeypatch.setattr(bucket, "open_bucket", opened)
 
+    def manifests(self) -> ManifestStore:
+        """Return what writes them."""
+        return ManifestStore(
+            self.objects.connect(no_faults()),
+            cluster_id=CLUSTER.cluster_id,
+            clock=self._clock,
+            ids=self._ids,
+        )
+
     async def write(
         self,
         *numbers: int,
@@ -49,12 +60,7 @@ class ManifestBucket:
         partitions: int = 0,
     ) -> None:
         """Write a stream's next manifest: ledgers of ten entries each come to those before."""
-        manifests = ManifestStore(
-            self.objects.connect(no_faults()),
-            cluster_id=UUID(int=7),
-            clock=self._clock,
-            ids=self._ids,
-        )
+        manifests = self.manifests()
         name = StreamName(stream)
         await manifests.write(
             await manifests.newest(name, INCARNATION),
@@ -70,9 +76,10 @@ class ManifestBucket:
 
 
 def options(**given: str) -> ReadOptions:
-    """Return the options of a read of that bucket."""
+    """Return the options of a read of that bucket: of its stream, unless a table is named."""
     settings = Settings.model_construct(
         s3=S3Settings(bucket="b"),
         client=Settings.model_fields["client"].default,
     )
-    return parse_options({"stream": STREAM, **given}, settings)
+    named = {} if "table" in given else {"stream": STREAM}
+    return parse_options({**named, **given}, settings)

@@ -1,0 +1,51 @@
+"""Tables say what a bucket has; of one that is not ours they say so, instead of nothing."""
+
+import pytest
+
+from tests.unit.spark.bucket_kit import CLUSTER, ManifestBucket, options
+from tierlog.adapters.memory.faults import no_faults
+from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.manifest import ClusterManifest
+from tierlog_spark.columns import Table
+from tierlog_spark.parts import arrow_schema
+from tierlog_spark.source import schema_of
+from tierlog_spark.tables import table_batches
+
+TABLES = [one for one in Table if one is not Table.EVENTS]
+
+
+async def rows_of(table):
+    found = options(table=table)
+    schema = arrow_schema(schema_of(found.table, found.columns))
+    return [row async for some in table_batches(found, schema) for row in some.to_pylist()]
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_a_place_where_no_cluster_wrote_is_refused(monkeypatch, table):
+    bucket = ManifestBucket(monkeypatch)
+    await bucket.objects.connect(no_faults()).put("holiday.jpg", b"x", metadata={})
+    with pytest.raises(RefusedError, match="not a bucket of Tierlog") as caught:
+        await rows_of(table)
+    assert caught.value.reason is Reason.STREAM_NOT_FOUND
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_a_cluster_without_streams_has_tables_without_rows(monkeypatch, table):
+    bucket = ManifestBucket(monkeypatch)
+    await bucket.manifests().write_cluster(1, ClusterManifest(cluster=CLUSTER))
+    assert await rows_of(table) == []
+
+
+async def test_attempts_are_told_where_there_are_no_manifests(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    key = "00000000-0000-0000-0000-000000000009-ledger-81"
+    await bucket.objects.connect(no_faults()).put(key, b"x", metadata={})
+    [row] = await rows_of(Table.ATTEMPTS)
+    assert (row["ledger_id"], row["stream"], row["is_copy"]) == (81, None, False)
+
+
+async def test_streams_are_told_with_their_ledgers(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    await bucket.write(11, uncopied=[12])
+    [row] = await rows_of(Table.STREAMS)
+    assert (row["stream"], row["ledgers"], row["ledgers_copied"]) == ("s", 2, 1)
