@@ -20,6 +20,7 @@ from tierlog_spark.planning import (
     StorePart,
     Wanted,
     behind,
+    check_not_trimmed,
     check_range,
     check_single,
     copied_alone,
@@ -145,6 +146,9 @@ async def _plan_auto(
             return service_parts(stream, fixed, bounds, options)
         if not has_wanted_rows(known, bounds, options):
             return []
+        # The readers told of ledgers that a manifest written since may list no more.
+        assert known.head is not None
+        check_not_trimmed(known.head, fixed)
         ledgers, found = bucket.ledgers_of(known), list[Part]()
         for one in wanted_of(ledgers, fixed, bounds):
             if one.ledger.copy is not None:

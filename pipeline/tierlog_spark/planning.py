@@ -161,6 +161,28 @@ def check_range(
             )
 
 
+def trimmed_end_of(head: ManifestHead) -> Position | None:
+    """Return where the newest trimmed ledger ended, or the next id's first; None: none was."""
+    if head.trimmed_through < 0:
+        return None
+    if head.trimmed_last is None:
+        return Position(LedgerId(head.trimmed_through + 1), EntryId(0))
+    return Position(head.trimmed_through, EntryId(head.trimmed_last + 1))
+
+
+def check_not_trimmed(head: ManifestHead, fixed: Range) -> None:
+    """Refuse a range of which entries were trimmed since it was fixed."""
+    assert fixed.start is not None
+    begins = trimmed_end_of(head)
+    if begins is not None and fixed.start < begins:
+        raise RefusedError(
+            f"stream {head.stream} was trimmed up to {begins}, and is read from {fixed.start}",
+            reason=Reason.TRIMMED,
+            remedy="Read again, from earliest: retention took it while the read was planned",
+            details={"stream": head.stream},
+        )
+
+
 def check_single(name: StreamName, count: int, within: Range) -> None:
     """Refuse a position of a stream that has partitions: each of them has positions of its own."""
     if count != 1 and within != Range():

@@ -54,6 +54,7 @@ from tierlog_spark.planning import (
     check_single,
     copied_alone,
     intersection,
+    trimmed_end_of,
     wanted_of,
 )
 from tierlog_spark.service import ListedStream, listed, reads_of
@@ -161,7 +162,7 @@ async def _found(options: ReadOptions) -> list[ListedStream]:
         for known in await bucket.streams(options.streams):
             assert known.head is not None
             ledgers = readable_of(bucket.ledgers_of(known))
-            found.append(ListedStream(known.stream, ledgers, _trimmed_end(known.head)))
+            found.append(ListedStream(known.stream, ledgers, trimmed_end_of(known.head)))
         return found
 
 
@@ -297,7 +298,7 @@ def check_stored(
 ) -> None:
     """Refuse a range of which entries went unread, or of which the manifest lacks the end."""
     first = ledgers[0].listed.ledger_id if ledgers else None
-    _check_loss(head.stream, within, _trimmed_end(head), first, fail=fail_on_data_loss)
+    _check_loss(head.stream, within, trimmed_end_of(head), first, fail=fail_on_data_loss)
     # A manifest lists closed ledgers alone.
     last = max((one.listed.ledger_id for one in ledgers), default=head.trimmed_through)
     _check_end(head.stream, within, Position(LedgerId(last + 1), EntryId(0)), _LAGS)
@@ -324,15 +325,6 @@ def _check_end(stream: StreamName, within: Range, end: Position, remedy: str) ->
             remedy=remedy,
             details={"stream": stream},
         )
-
-
-def _trimmed_end(head: ManifestHead) -> Position | None:
-    """Return where the newest trimmed ledger ended, or the next id's first; None: none was."""
-    if head.trimmed_through < 0:
-        return None
-    if head.trimmed_last is None:
-        return Position(LedgerId(head.trimmed_through + 1), EntryId(0))
-    return Position(head.trimmed_through, EntryId(head.trimmed_last + 1))
 
 
 def _check_loss(

@@ -14,7 +14,7 @@ from tierlog.adapters.memory.faults import no_faults
 from tierlog.adapters.memory.ids import SeededIds
 from tierlog.adapters.memory.objects import MemoryObjects
 from tierlog.format.manifest import keep
-from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.manifest import ManifestHead
 from tierlog.model.node import Cluster
 from tierlog.offload.manifests import ManifestStore
@@ -56,6 +56,7 @@ class ManifestBucket:
         uncopied: Sequence[int] = (),
         removed: Sequence[int] = (),
         stream: str = STREAM,
+        incarnation: UUID = INCARNATION,
         trimmed_through: int = -1,
         partitions: int = 0,
     ) -> None:
@@ -63,11 +64,13 @@ class ManifestBucket:
         manifests = self.manifests()
         name = StreamName(stream)
         await manifests.write(
-            await manifests.newest(name, INCARNATION),
+            await manifests.newest(name, incarnation),
             replace(
                 HEAD,
                 stream=name,
+                incarnation=incarnation,
                 trimmed_through=LedgerId(trimmed_through),
+                trimmed_last=EntryId(9) if trimmed_through >= 0 else None,
                 partitions=partitions,
             ),
             put={one.listed.ledger_id: keep(one) for one in listed(*numbers, uncopied=uncopied)},
