@@ -29,7 +29,7 @@ from tierlog_spark.planning import (
     store_parts,
     wanted_of,
 )
-from tierlog_spark.service import checked_range, incarnation_of, reads_of, served
+from tierlog_spark.service import checked_range, incarnation_of, placed, reads_of, served
 
 Part = StorePart | ServicePart
 
@@ -121,7 +121,7 @@ async def _plan_served(options: ReadOptions, bounds: Bounds) -> list[Part]:
         if len(options.streams) == 1:
             check_single(options.streams[0], len(streams), within)
         for stream in streams:
-            fixed = checked_range(stream, within)
+            fixed = checked_range(stream, await placed(reads, stream, within))
             if fixed is None or not bounds.wants_stream(stream.name):
                 continue
             if options.mode is ReadMode.SERVICE:

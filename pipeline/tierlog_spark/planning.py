@@ -131,12 +131,14 @@ def check_range(
 ) -> None:
     """Refuse a range that was trimmed, or that the manifest does not have.
 
-    ``to_the_end``: what lies behind the manifest's last ledger can't be read.
+    ``to_the_end``: what lies behind the manifest's last ledger can't be read. What offsets write
+    for a ledger's end, the next id's first, is a position; so is 0:0 while nothing was trimmed.
     """
     ids = {one.listed.ledger_id: one.listed.last_entry_id for one in ledgers}
-    last = max(ids, default=-1)
+    last = max(ids, default=head.trimmed_through)
+    ends = {Position(LedgerId(one + 1), EntryId(0)) for one in (*ids, head.trimmed_through)}
     for name, where in (("start", wanted.start), ("end", wanted.end)):
-        if where is None:
+        if where is None or where in ends:
             continue
         what = f"option {name}: stream {head.stream} has no position {where}"
         if where.ledger_id not in ids:

@@ -16,10 +16,10 @@ from uuid import UUID
 from tierlog.client.reading import StreamReader
 from tierlog.format.frame import Offsets, check_frames, walk_frames
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
-from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.partitions import count_told, partition_names
 from tierlog.model.position import Position
-from tierlog.ports.reads import FramesAnswer, ReaderService, ServedLedger
+from tierlog.ports.reads import FramesAnswer, ReaderService, ServedLedger, ServedLedgers
 from tierlog.runtime.security import SecuritySettings
 from tierlog.runtime.settings import ClientSettings
 from tierlog.wiring.reads import open_reads
@@ -140,6 +140,38 @@ async def incarnation_of(reads: ReaderService, stream: ServedStream) -> UUID:
     """Return which stream of its name the readers have."""
     assert stream.end is not None
     return (await reads.ledgers(stream.name, stream.end.ledger_id)).incarnation
+
+
+async def placed(reads: ReaderService, stream: ServedStream, within: Range) -> Range:
+    """Return a range in positions that the readers know; see ``place_of``."""
+    if stream.end is None:
+        return within
+    found = list[Position | None]()
+    for where in (within.start, within.end):
+        if where is None or where.entry_id:
+            found.append(where)
+            continue
+        page = await reads.ledgers(stream.name, LedgerId(max(0, where.ledger_id - 1)))
+        found.append(place_of(where, page, stream.end))
+    return Range(start=found[0], end=found[1])
+
+
+def place_of(where: Position, page: ServedLedgers, end: Position) -> Position:
+    """Return what a ledger's end means that is written as offsets have it, the next id's first.
+
+    ``page``: the ledgers from the one before that id on; ``end``: the stream's. What it does not
+    tell of stays as it is, to be refused where it makes no sense.
+    """
+    there = {one.ledger_id: one for one in page.ledgers}
+    before = there.get(LedgerId(where.ledger_id - 1))
+    if where.ledger_id in there:
+        return where
+    if before is not None and before.closed:
+        return Position(before.ledger_id, EntryId(before.entry_count))
+    trimmed_through = -1 if page.trimmed_end is None else page.trimmed_end.ledger_id
+    if where.ledger_id == trimmed_through + 1:
+        return min((Position(one, EntryId(0)) for one in there), default=end)
+    return where
 
 
 def checked_range(stream: ServedStream, within: Range) -> Range | None:

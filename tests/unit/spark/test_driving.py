@@ -5,16 +5,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.unit.reader.world import STREAM, ReaderWorld, on_virtual_time
-from tests.unit.spark.bucket_kit import ManifestBucket, options
+from tests.unit.offload.world import bare_ledger
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
+from tests.unit.spark.bucket_kit import INCARNATION, ManifestBucket, options
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.position import Edge, Position
-from tierlog.ports.reads import ServedLedgers
+from tierlog.ports.reads import ServedLedger, ServedLedgers
 from tierlog_reader.source import StreamSource
 from tierlog_spark import driving
 from tierlog_spark.driving import plan
 from tierlog_spark.planning import ALL, ServicePart
+from tierlog_spark.service import place_of
 
 
 @dataclass
@@ -75,3 +77,61 @@ async def test_auto_refuses_what_was_trimmed_since_the_readers_told_of_it(monkey
             assert caught.value.reason is Reason.TRIMMED
         # Nothing of it was wanted.
         assert await planned(readMode="auto", start=f"{one}:10") == [(other, 0, 9), tail]
+
+
+@on_virtual_time
+async def test_positions_that_offsets_print_can_be_read_from_and_up_to(monkeypatch):
+    world, bucket = ReaderWorld(), ManifestBucket(monkeypatch)
+    await world.start()
+    incarnation = world.claimed.incarnation
+    one = await world.sealed([b"x"] * 10)
+    await bare_ledger(world)
+    other, last = [await world.sealed([b"x"] * 10) for _ in range(2)]
+    assert other > one + 1, "the next id is another stream's"
+    await bucket.write(one, other, last, stream=STREAM, incarnation=incarnation)
+    between, end = f"{one + 1}:0", f"{last + 1}:0"
+    first = {"start": "0:0", "end": between}
+    rest = {"start": between, "end": end}
+    async with readers(world, monkeypatch) as source:
+        for mode in ("direct", "auto"):
+            assert await planned(readMode=mode, **first) == [(one, 0, 9)]
+            assert await planned(readMode=mode, **rest) == [(other, 0, 9), (last, 0, 9)]
+            assert await planned(readMode=mode, start=end) == []
+        assert await planned(readMode="service", **first) == [f"{one}:0 to {one}:10"]
+        assert await planned(readMode="service", start=end) == []
+        assert await planned(readMode="service", **rest) == [f"{one}:10 to {last}:10"]
+        found = await source.read(STREAM, at(one, 10), budget())
+        assert found.chunk is not None
+        assert found.chunk.ledger_id == other
+        for mode in ("direct", "auto", "service"):
+            with pytest.raises(RefusedError):
+                await planned(readMode=mode, start=f"{last + 2}:0")
+
+
+def page(*rows, trimmed_end=None):
+    ledgers = [
+        ServedLedger(ledger_id=LedgerId(one), entry_count=10, length=1, closed=closed)
+        for one, closed in rows
+    ]
+    return ServedLedgers(incarnation=INCARNATION, ledgers=ledgers, trimmed_end=trimmed_end)
+
+
+@pytest.mark.parametrize(
+    ("where", "told", "meant"),
+    [
+        (at(13, 0), page((12, True), (17, True)), at(12, 10)),
+        (at(13, 0), page((12, True), (13, False)), at(13, 0)),
+        (at(18, 0), page((17, True)), at(17, 10)),
+        # More comes there.
+        (at(18, 0), page((17, False)), at(18, 0)),
+        # All that was before it was trimmed, and nothing that is behind it.
+        (at(13, 0), page((17, True), trimmed_end=at(12, 5)), at(17, 0)),
+        (at(13, 0), page(trimmed_end=at(12, 5)), at(99, 9)),
+        (at(13, 0), page((17, True), trimmed_end=at(15, 5)), at(13, 0)),
+        (at(0, 0), page((17, True)), at(17, 0)),
+        (at(0, 0), page((17, True), trimmed_end=at(15, 5)), at(0, 0)),
+        (at(5, 0), page((17, True)), at(5, 0)),
+    ],
+)
+def test_a_ledgers_end_as_offsets_write_it_is_found_in_what_readers_list(where, told, meant):
+    assert place_of(where, told, at(99, 9)) == meant

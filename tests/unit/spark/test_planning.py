@@ -21,7 +21,7 @@ from tests.unit.format.test_manifest import ledger
 from tierlog.format.index import BlockRange
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
-from tierlog.model.manifest import ManifestCopy, ManifestHead, ManifestLedger
+from tierlog.model.manifest import NO_LEDGER, ManifestCopy, ManifestHead, ManifestLedger
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.position import Position
 from tierlog_spark.filters import push
@@ -157,14 +157,17 @@ def test_a_named_end_in_the_uncopied_tail_is_refused():
         (Range(start=at(3, 0)), Reason.TRIMMED, "begins at 5:0"),
         (Range(start=at(4, 9)), Reason.TRIMMED, "option start"),
         (Range(end=at(2, 0)), Reason.TRIMMED, "option end"),
-        (Range(start=at(6, 0)), Reason.NO_SUCH_ENTRY, "up to 9"),
-        (Range(end=at(10, 0)), Reason.NO_SUCH_ENTRY, "up to 9"),
+        (Range(start=at(0, 0)), Reason.TRIMMED, "option start"),
+        (Range(start=at(6, 1)), Reason.NO_SUCH_ENTRY, "up to 11"),
+        (Range(start=at(9, 0)), Reason.NO_SUCH_ENTRY, "up to 11"),
+        (Range(end=at(12, 1)), Reason.NO_SUCH_ENTRY, "up to 11"),
+        (Range(end=at(13, 0)), Reason.NO_SUCH_ENTRY, "up to 11"),
         (Range(start=at(5, 11)), Reason.NO_SUCH_ENTRY, "ends with entry 9"),
     ],
 )
 def test_positions_that_are_not_there_are_told_apart(within, reason, words):
     with pytest.raises(RefusedError) as caught:
-        check_range(HEAD, listed(5, 7, 9), within, to_the_end=True)
+        check_range(HEAD, listed(5, 7, 11), within, to_the_end=True)
     assert caught.value.reason is reason
     assert words in str(caught.value)
 
@@ -172,6 +175,19 @@ def test_positions_that_are_not_there_are_told_apart(within, reason, words):
 def test_right_behind_a_ledger_is_a_position_and_so_is_what_others_have():
     check_range(HEAD, listed(5, 7), Range(start=at(5, 10), end=at(7, 10)), to_the_end=True)
     check_range(HEAD, listed(5, 7), Range(end=at(12, 0)), to_the_end=False)
+
+
+@pytest.mark.parametrize("name", ["start", "end"])
+def test_a_ledgers_end_as_offsets_write_it_is_a_position(name):
+    ledgers = listed(7, 11)
+    # Behind what was trimmed, behind a ledger and before the next, and behind all.
+    for where in (at(5, 0), at(8, 0), at(12, 0)):
+        check_range(HEAD, ledgers, Range(**{name: where}), to_the_end=True)
+    check_range(HEAD, [], Range(**{name: at(5, 0)}), to_the_end=True)
+    untrimmed = replace(HEAD, trimmed_through=NO_LEDGER)
+    check_range(untrimmed, ledgers, Range(**{name: at(0, 0)}), to_the_end=True)
+    with pytest.raises(RefusedError):
+        check_range(untrimmed, ledgers, Range(**{name: at(5, 0)}), to_the_end=True)
 
 
 def path(name):
