@@ -423,6 +423,32 @@ async def test_bad_input_is_one_error_and_no_commit(
         done = await exported(spark, replace(options, skip_trimmed=True))
         assert done.rows[0]["trimmed_unread"]
         assert done.counts["events"] == 60
+        again = await exported(spark, options)
+        assert (again.rows[0]["trimmed_unread"], again.counts["events"]) == (False, 0)
+
+
+async def test_what_went_from_a_partition_that_was_empty_is_told_once(
+    servers: EmbeddedServers, spark: SparkSession, tmp_path: Path
+) -> None:
+    async with made_bucket(servers, "export-lost") as bucket:
+        await bucket.stream("shop", partitions=2).write()
+        busy, idle = (bucket.stream(f"shop-partition-{number}") for number in (0, 1))
+        await busy.add(71, entries_of(random.Random(28), 2, at_ms=T0))
+        await busy.write()
+        await idle.write()
+        options = options_for(bucket, tmp_path, "shop")
+        done = await exported(spark, options)
+        assert done.rows[0]["to"] == {"shop-partition-0": "72:0", "shop-partition-1": "0:0"}
+        idle.head = replace(idle.head, trimmed_through=LedgerId(75))
+        await idle.write()
+        with pytest.raises(RefusedError, match="shop-partition-1 was trimmed up to ledger 75"):
+            await exported(spark, options)
+        told = await exported(spark, replace(options, skip_trimmed=True))
+        assert (told.rows[0]["trimmed_unread"], told.counts["events"]) == (True, 0)
+        # Though nothing was there to export, the log says how far it is.
+        after = await exported(spark, options)
+        assert after.rows[0]["from"]["shop-partition-1"] == "76:0"
+        assert not after.rows[0]["trimmed_unread"]
 
 
 async def test_an_export_that_may_not_write_says_so_and_no_commit_names_anything(

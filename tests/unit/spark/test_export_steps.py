@@ -14,9 +14,11 @@ from tierlog_spark.jobs.export.options import ExportOptions
 from tierlog_spark.jobs.export.steps import (
     Source,
     beginning,
+    behind_trimmed,
     check_incarnations,
+    incarnations_of,
     steps,
-    was_trimmed_unread,
+    was_lost_unread,
 )
 from tierlog_spark.jobs.export.values import JsonSchema
 from tierlog_spark.offsets import Offsets, ReadableLedger
@@ -85,18 +87,52 @@ def test_a_partition_that_is_new_begins_at_its_beginning():
     assert beginning(sources, {StreamName("a"): at(4)}) == {"a": at(4), "b": at(0)}
 
 
+def test_what_was_trimmed_before_an_export_first_saw_a_stream_is_no_loss_of_its_own():
+    sources = [source("a", {9: 5}, trimmed_through=8), source("b", {}, trimmed_through=6)]
+    start = beginning(sources, {})
+    assert start == {"a": at(9), "b": at(7)}
+    for one in sources:
+        assert not was_lost_unread(one, start[one.stream], None, skip=False, place="here")
+
+
 def test_what_was_trimmed_unread_is_refused_or_told():
     one = source("s", {9: 5}, trimmed_through=8)
-    for start in (at(9), at(9, 3), at(0)):
-        assert not was_trimmed_unread(one, start, skip=False, place="here")
-    for start in (at(8), at(8, 4), at(3)):
-        assert was_trimmed_unread(one, start, skip=True, place="here")
+    for start in (at(9), at(9, 3)):
+        assert not was_lost_unread(one, start, UUID(int=1), skip=False, place="here")
+    # Recorded when it was empty: what came since, and went, is lost as well.
+    for start in (at(8), at(8, 4), at(3), at(0)):
+        assert was_lost_unread(one, start, UUID(int=1), skip=True, place="here")
         with pytest.raises(
             RefusedError, match=f"up to ledger 8, and here has it up to {start}"
         ) as e:
-            was_trimmed_unread(one, start, skip=False, place="here")
+            was_lost_unread(one, start, UUID(int=1), skip=False, place="here")
         assert e.value.reason is Reason.TRIMMED
         assert "--skip-trimmed" in e.value.remedy
+        # Told once.
+        behind = behind_trimmed([one], {StreamName("s"): start, StreamName("t"): at(2)})
+        assert behind == {"s": at(9), "t": at(2)}
+    assert behind_trimmed([one], {StreamName("s"): at(9, 3)}) == {"s": at(9, 3)}
+
+
+def test_of_a_stream_that_was_made_anew_nobody_knows_what_went_with_the_one_before():
+    anew, known = source("s", {9: 5}, incarnation=2), {StreamName("s"): UUID(int=1)}
+    assert was_lost_unread(anew, at(7), UUID(int=1), skip=True, place="here")
+    with pytest.raises(RefusedError, match="s was deleted and made anew, and here has") as e:
+        was_lost_unread(anew, at(7), UUID(int=1), skip=False, place="here")
+    assert "--skip-trimmed" in e.value.remedy
+    assert incarnations_of([anew], known) == {"s": UUID(int=2)}
+    # Told once.
+    assert not was_lost_unread(anew, at(7), UUID(int=2), skip=False, place="here")
+
+
+def test_a_stream_that_was_made_anew_counts_from_its_first_ledger_on():
+    empty, known = source("s", {}, incarnation=2), {StreamName("s"): UUID(int=1)}
+    assert not was_lost_unread(empty, at(7), UUID(int=1), skip=False, place="here")
+    # Else another cluster's stream would pass once it has entries: it would be known by then.
+    assert incarnations_of([empty], known) == known
+    assert incarnations_of([empty], {}) == {"s": UUID(int=2)}
+    # One that is gone may come back, as another one.
+    assert incarnations_of([], known) == known
 
 
 def test_another_stream_of_the_same_name_is_not_mixed_in():

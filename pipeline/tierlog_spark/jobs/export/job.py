@@ -42,9 +42,11 @@ from tierlog_spark.jobs.export.steps import (
     Source,
     Step,
     beginning,
+    behind_trimmed,
     check_incarnations,
+    incarnations_of,
     steps,
-    was_trimmed_unread,
+    was_lost_unread,
 )
 from tierlog_spark.jobs.export.targets import Target, target_of
 from tierlog_spark.jobs.export.tasks import write_batch
@@ -138,19 +140,22 @@ class _Stream:
         known = self._known()
         self.newest = known.newest
         sources = asyncio.run(_sources(self.options, self.name))
-        start = beginning(sources, {} if self.newest is None else self.newest.to)
-        place = self.target.place
-        if self.newest is not None:
-            check_incarnations(sources, start, self.newest.incarnations, place)
-        skip = self.options.skip_trimmed
+        before = beginning(sources, {} if self.newest is None else self.newest.to)
+        streams = {} if self.newest is None else self.newest.incarnations
+        place, skip = self.target.place, self.options.skip_trimmed
+        check_incarnations(sources, before, streams, place)
         gaps = [
-            was_trimmed_unread(one, start[one.stream], skip=skip, place=place) for one in sources
+            was_lost_unread(
+                one, before[one.stream], streams.get(one.stream), skip=skip, place=place
+            )
+            for one in sources
         ]
+        start = behind_trimmed(sources, before)
         wanted = list(steps(sources, start, batch_bytes=self.options.batch_bytes))
         to = wanted[-1].to if wanted else start
         done = _Done(
             stream=self.name,
-            start=_text(start),
+            start=_text(before),
             to=_text(to),
             trimmed_unread=any(gaps),
             entries=sum(step.entries for step in wanted),
@@ -159,10 +164,10 @@ class _Stream:
         claimed = self._next_number
         left = known.left_below(claimed + 1)
         done.removed = len(left)
-        if self.run.dry_run or not (wanted or left):
+        if self.run.dry_run or not (wanted or left or any(gaps)):
             return done
-        incarnations = {one.stream: one.incarnation for one in sources}
-        self._append(self._record(Kind.CLAIM, start, start, incarnations, known.cleaned_below))
+        incarnations = incarnations_of(sources, streams)
+        self._append(self._record(Kind.CLAIM, before, start, incarnations, known.cleaned_below))
         # Whoever wrote these can't name them any more: the number for that is taken.
         self.target.delete(left)
         shorten(self.target, known.files, cleaned_below=known.cleaned_below)

@@ -7,7 +7,8 @@
     number         the record's, from 1, without a gap
     kind           claim: a run begins; commit: a batch is exported
     run            the run that wrote it, 32 hexadecimal digits
-    from, to       for each stream the next position to export, before and after
+    from, to       for each stream the next position to export, before and after; those of a claim
+                   differ where entries went unexported
     incarnations   of each stream
     cleaned_below  among files of records with lower numbers are none that no commit names
     written_ms

@@ -29,7 +29,7 @@ class ExportOptions:
     keep_bad: bool = False
     """Events that are not of the schema have ``value`` null; else one of them ends the export."""
     skip_trimmed: bool = False
-    """Go on behind what retention took before it was exported."""
+    """Go on behind what retention, or the stream's deletion, took before it was exported."""
     batch_bytes: int = BATCH_BYTES
     """What one commit holds of entries, about."""
     file_bytes: int = FILE_BYTES

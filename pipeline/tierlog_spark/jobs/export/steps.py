@@ -5,7 +5,8 @@ Owns the cutting. Does not own offsets (``tierlog_spark.offsets``), nor the log 
 Invariants:
     * Batches follow each other without a gap, from the log's end to what was readable at the
       beginning.
-    * What was trimmed before it was exported is an error, or said.
+    * What was trimmed before it was exported is an error, or said; so is a stream made anew, as
+      nobody knows what the one before had.
 """
 
 from bisect import bisect_left
@@ -14,9 +15,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from tierlog.model.errors import Reason, RefusedError
-from tierlog.model.ids import EntryId, StreamName
+from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import Position
-from tierlog_spark.offsets import BEGINNING, Budget, Offsets, ReadableLedger, advanced_all
+from tierlog_spark.offsets import Budget, Offsets, ReadableLedger, advanced_all
 from tierlog_spark.planning import Range
 
 
@@ -28,6 +29,11 @@ class Source:
     incarnation: UUID
     trimmed_through: int
     ledgers: Sequence[ReadableLedger]
+
+    @property
+    def begins(self) -> Position:
+        """The first position that retention has left."""
+        return Position(LedgerId(self.trimmed_through + 1), EntryId(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +67,32 @@ class Step:
 
 
 def beginning(sources: Sequence[Source], to: Offsets) -> dict[StreamName, Position]:
-    """Return where an export goes on whose newest record ends at ``to``."""
-    return {**{one.stream: BEGINNING for one in sources}, **to}
+    """Return where an export goes on whose newest record ends at ``to``.
+
+    What went of a stream before an export first saw it is none of its losses.
+    """
+    return {**{one.stream: one.begins for one in sources}, **to}
+
+
+def behind_trimmed(sources: Sequence[Source], start: Offsets) -> dict[StreamName, Position]:
+    """Return where it goes on once losses were told, so that nobody is told of them again."""
+    return {**start, **{one.stream: max(start[one.stream], one.begins) for one in sources}}
+
+
+def incarnations_of(
+    sources: Sequence[Source], known: Mapping[StreamName, UUID]
+) -> dict[StreamName, UUID]:
+    """Return of which streams a record's positions are.
+
+    They are still of the one before while one that was made anew has no ledger to compare.
+    """
+    return {
+        **known,
+        **{
+            one.stream: one.incarnation if one.ledgers else known.get(one.stream, one.incarnation)
+            for one in sources
+        },
+    }
 
 
 def check_incarnations(
@@ -85,16 +115,24 @@ def check_incarnations(
             )
 
 
-def was_trimmed_unread(source: Source, start: Position, *, skip: bool, place: str) -> bool:
-    """Tell whether entries were trimmed that were not exported; refuse it unless ``skip``."""
-    if start == BEGINNING or start.ledger_id > source.trimmed_through:
+def was_lost_unread(
+    source: Source, start: Position, known: UUID | None, *, skip: bool, place: str
+) -> bool:
+    """Tell whether entries are gone that were not exported, or may be; refuse it unless ``skip``.
+
+    ``known``: the stream's incarnation, as the newest record has it.
+    """
+    if start.ledger_id <= source.trimmed_through:
+        what, reason = f"was trimmed up to ledger {source.trimmed_through}", Reason.TRIMMED
+    elif source.ledgers and known is not None and known != source.incarnation:
+        what, reason = "was deleted and made anew", Reason.NO_SUCH_ENTRY
+    else:
         return False
     if not skip:
         raise RefusedError(
-            f"stream {source.stream} was trimmed up to ledger {source.trimmed_through}, and "
-            f"{place} has it up to {start}",
-            reason=Reason.TRIMMED,
-            remedy="Go on without what was trimmed: --skip-trimmed",
+            f"stream {source.stream} {what}, and {place} has it up to {start}",
+            reason=reason,
+            remedy="Go on without what is gone: --skip-trimmed",
             details={"stream": source.stream},
         )
     return True
