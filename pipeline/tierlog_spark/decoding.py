@@ -24,6 +24,7 @@ from tierlog.format.entry import (
     APPEND_HEADER_OFFSET,
     CRC_OFFSET,
     EVENT_LEN_LEN,
+    EVENTS_LEN_MAX,
     Codec,
     Decompress,
     StructuredEvent,
@@ -39,7 +40,11 @@ _NO_WRITER: Final = -1
 # Fewer entries than that are walked through faster one by one.
 TOGETHER_MIN: Final = 64
 UNPACKED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""So much compressed events make at once in memory; an entry whose own are more is refused."""
+"""So much compressed events of several entries make at once in memory.
+
+An entry whose own are more is taken apart alone, up to ``EVENTS_LEN_MAX``, as clients do: refused,
+nobody would get past it.
+"""
 
 
 class Details(NamedTuple):
@@ -330,7 +335,7 @@ def _one_by_one(
         entry_id = first_entry_id + number
         try:
             entry = decode_entry(frames[at : at + length])
-            found = entry.structured_events(decompressors, events_len_max=UNPACKED_BYTES_MAX)
+            found = entry.structured_events(decompressors, events_len_max=EVENTS_LEN_MAX)
         except (CorruptError, RefusedError) as error:
             error.details.setdefault("entry_id", str(entry_id))
             raise

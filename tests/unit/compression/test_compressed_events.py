@@ -261,7 +261,7 @@ def test_spark_reads_them(codec):
 
 
 @codecs
-def test_spark_decompresses_so_much_at_once_and_refuses_an_entry_above_it(codec, monkeypatch):
+def test_spark_decompresses_so_much_at_once_and_an_entry_above_it_alone(codec, monkeypatch):
     monkeypatch.setattr(decoding, "UNPACKED_BYTES_MAX", 1000)
 
     def parts(sizes):
@@ -277,8 +277,11 @@ def test_spark_decompresses_so_much_at_once_and_refuses_an_entry_above_it(codec,
         [(8, 996)],
         [(9, 100)],
     ]
+    assert parts([400, 40_000, 400]) == [[(5, 400)], [(6, 40_000)], [(7, 400)]]
+    # What no client would read either is refused, with its place.
+    monkeypatch.setattr(decoding, "EVENTS_LEN_MAX", 40_003)
     with pytest.raises(RefusedError) as caught:
-        parts([400, 997])
+        parts([400, 40_000])
     assert caught.value.details["entry_id"] == "6"
 
 
