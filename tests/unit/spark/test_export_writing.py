@@ -233,6 +233,30 @@ def test_protobuf_messages_become_structs(tmp_path):
         run(task_of(tmp_path, schema=schema), [batch_of(0, [0] * 4, payloads)])
 
 
+def test_a_protobuf_value_that_a_column_cant_hold_is_bad(tmp_path):
+    order = message_class("shop.Order")
+    good, late = order(id=1), order(id=2)
+    late.at.seconds = 2**62
+    # A string, as proto2 lets it pass.
+    text = FileDescriptorProto(name="old.proto", package="old", syntax="proto2")
+    message = text.message_type.add(name="Text")
+    message.field.add(name="text", number=1, type=Field.TYPE_STRING, label=Field.LABEL_OPTIONAL)
+    old = FileDescriptorSet(file=[text]).SerializeToString()
+    for raw, name, payloads in (
+        (descriptors().SerializeToString(), "shop.Order", [good, late, good]),
+        (old, "old.Text", [b"\x0a\x01a", b"\x0a\x02\xff\xfe", b"\x0a\x01b"]),
+    ):
+        found = [one if isinstance(one, bytes) else one.SerializeToString() for one in payloads]
+        schema, batch = ProtobufSchema(raw, name), batch_of(0, [0] * 3, found)
+        with pytest.raises(RefusedError, match=f"7:1 is not a protobuf message {name}"):
+            run(task_of(tmp_path, schema=schema), [batch])
+        [row] = run(task_of(tmp_path, schema=schema, keep_bad=True), [batch])
+        first, second, third = read(tmp_path, row)["value"].to_pylist()
+        assert (row["bad"], second) == (1, None)
+        assert first
+        assert third
+
+
 def test_the_payload_may_be_left_out(tmp_path):
     schema = ProtobufSchema(descriptors().SerializeToString(), "shop.Item")
     task = task_of(tmp_path, schema=schema, payload=False)

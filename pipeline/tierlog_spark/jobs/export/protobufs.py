@@ -12,6 +12,8 @@
 
 Spark's own ``from_protobuf`` needs a jar that PySpark does not bring.
 A field that knows whether it was set is null when it was not; all others have their default.
+A message with a value that its column can't hold is bad, as one that can't be parsed: a timestamp
+beyond 64 bits of microseconds, a string of proto2 that is no UTF-8.
 """
 
 import functools
@@ -27,6 +29,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
+from numpy.typing import NDArray
 
 from tierlog.model.errors import RefusedError
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
 _US_A_S: Final = 1_000_000
 _NS_A_US: Final = 1000
+_UNHOLDABLE: Final = (OverflowError, pa.ArrowInvalid)
 
 Kind = Any  # pyarrow ships no types
 Convert = Callable[[Any], Any]
@@ -100,7 +104,21 @@ class ProtobufSchema:
             except DecodeError:
                 rows.append(None)
                 bad[row] = True
-        return pa.array(rows, kind), bad
+        return _array(rows, kind, bad), bad
+
+
+def _array(rows: list[Any], kind: Kind, bad: NDArray[np.bool_]) -> Any:  # noqa: ANN401
+    """Return rows as a column; those that it can't hold become null, and are bad."""
+    try:
+        return pa.array(rows, kind)
+    except _UNHOLDABLE:
+        # It does not say which one, and seldom is there one.
+        for row, value in enumerate(rows):
+            try:
+                pa.array([value], kind)
+            except _UNHOLDABLE:
+                rows[row], bad[row] = None, True
+        return pa.array(rows, kind)
 
 
 @functools.cache
