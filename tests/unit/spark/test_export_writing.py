@@ -149,6 +149,29 @@ def test_a_json_value_that_spark_could_not_make_is_bad(tmp_path):
     assert (row["rows"], row["bad"]) == (4, 2)
 
 
+def test_json_that_goes_on_behind_its_object_is_bad(tmp_path):
+    good = [
+        b'{"id": 1}',
+        b' {"id": 1, "more": [{"a": {}}, "}"]}\r\n\t ',
+        # What Spark takes, though it is not strictly JSON.
+        b"{'id': 1}",
+        b"{'id': NaN, '}': \"it's {\", 'b': 'a \\' } \"', \"c\": \"\\\\\"} ",
+        b'{"id": 1, "lone": "\\ud800"}\n',
+    ]
+    more = [b'{"id": 2}', b"garbage", b"}", b"]", b', {"id": 2}', b"\0", b"\xff", b"''"]
+    pairs = [(one, False) for one in good]
+    pairs += [(one + two, True) for one in good for two in more]
+    kind = pa.struct([("id", pa.int64()), ("_tierlog_corrupt", pa.string())])
+    values = pa.array([{"id": 1}] * len(pairs), kind)
+    batch = batch_of(0, [0] * len(pairs), [one for one, _ in pairs]).append_column("value", values)
+    schema = JsonSchema("id BIGINT")
+    found, bad = with_values(task_of(tmp_path, schema=schema, keep_bad=True), batch)
+    assert bad.tolist() == [is_bad for _, is_bad in pairs]
+    assert found["value"].to_pylist() == [None if is_bad else {"id": 1} for _, is_bad in pairs]
+    with pytest.raises(RefusedError, match=f"7:{len(good)} is not a JSON object"):
+        with_values(task_of(tmp_path, schema=schema, payload=False), batch)
+
+
 def descriptors():
     """A message with each kind of field; protoc isn't needed to make one."""
     times = FileDescriptorProto()

@@ -5,10 +5,12 @@ Owns JSON, whose parsing Spark does (``from_json``). Does not own protobuf (``pr
 Invariant: an event that is not of the schema has ``value`` null, and is counted.
 """
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from tierlog.model.errors import RefusedError
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 VALUE: Final = "value"
 # What Spark puts a text into that is not of the schema.
 _CORRUPT: Final = "_tierlog_corrupt"
+# What tells where an object ends: braces, and texts, since there may be braces in them.
+_TOKENS: Final = re.compile(
+    rb"""[{}]|"[^"\\]*(?:\\.[^"\\]*)*"|'[^'\\]*(?:\\.[^'\\]*)*'""", re.DOTALL
+)
+_JSON_SPACE: Final = b" \t\r\n"
 
 Batch = Any  # pyarrow ships no types
 Array = Any
@@ -55,7 +62,8 @@ class ValueSchema(Protocol):
 class JsonSchema:
     """JSON objects, with fields as Spark's DDL has them: ``id BIGINT, tags ARRAY<STRING>``.
 
-    Fields that are missing are null; fields that the schema does not have are left out.
+    Fields that are missing are null; fields that the schema does not have are left out. Spark
+    looks at nothing behind the object: whether something is there, is seen here.
     """
 
     ddl: str
@@ -99,6 +107,34 @@ class JsonSchema:
         column = batch.column(VALUE)
         corrupt = column.field(_CORRUPT)
         bad = np.asarray(column.is_null()) | np.asarray(corrupt.is_valid())
+        payloads = batch.column("payload").to_pylist()
+        bad |= [not known and _has_more(one) for known, one in zip(bad, payloads, strict=True)]
         kept = [field for field in column.type if field.name != _CORRUPT]
         arrays = [column.field(field.name) for field in kept]
         return pa.StructArray.from_arrays(arrays, fields=kept, mask=pa.array(bad)), bad
+
+
+def _has_more(payload: bytes) -> bool:
+    """Tell whether anything is behind the object that Spark made a value of.
+
+    Nothing is where all of it is one document, which most are. Spark takes some for good that are
+    not strictly JSON (texts in single quotes, NaN): of those the object's end is looked for.
+    """
+    try:
+        orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return bool(payload[_object_end(payload) :].strip(_JSON_SPACE))
+    return False
+
+
+def _object_end(payload: bytes) -> int:
+    """Return where the first object ends."""
+    depth = 0
+    for found in _TOKENS.finditer(payload):
+        if found[0] == b"{":
+            depth += 1
+        elif found[0] == b"}":
+            depth -= 1
+            if depth == 0:
+                return found.end()
+    return len(payload)
