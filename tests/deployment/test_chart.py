@@ -437,6 +437,31 @@ def test_jobs_on_spark_are_commands_that_there_are(chart: Chart, monkeypatch: py
     assert settings.security.calls_with_tls
 
 
+NEEDED = {
+    "export": ["orders", "--to", "s3://exports/tierlog"],
+    "exported": ["orders", "--from", "s3://exports/tierlog"],
+    "iceberg": ["orders", "--from", "s3://exports/tierlog", "--table", "logs.orders"],
+    "copy": ["--to", "s3://other"],
+    "restore": ["--from", "s3://other"],
+}
+"""What a job can't be called without."""
+
+
+def test_each_job_takes_what_the_chart_adds_to_it(chart: Chart):
+    commands: Any = typer.main.get_command(spark_app)
+    jobs = {
+        f"j{number}": {"schedule": "0 3 * * *", "args": [name, *NEEDED.get(name, ())]}
+        for number, name in enumerate(commands.commands)
+    }
+    objects = chart({"spark": {"jobs": jobs, "cores": 3, "memory": "2G"}})
+    for job, said in jobs.items():
+        name, *words = pod_of(objects, job)[1]["spec"]["containers"][0]["args"]
+        asked = commands.commands[name].make_context(name, list(words))
+        assert words[: len(said["args"]) - 1] == said["args"][1:]
+        assert asked.params.get("cores", 3) == 3, name
+        assert asked.params.get("memory", "2G") == "2G", name
+
+
 @pytest.mark.parametrize(("token", "secret"), [("", "service"), ("jobs", "jobs")])
 def test_jobs_on_spark_show_who_they_are(chart: Chart, token: str, secret: str):
     spark = {**SWITCHES["spark-jobs"]["spark"], "token": {"existingSecret": token}}
