@@ -45,9 +45,9 @@ from tierlog.wiring.offload import open_attempts
 from tierlog_spark.jobs.fanout import (
     Requests,
     asked_of,
+    pace_of_task,
     run_tasks,
     slots_of,
-    slots_of_executor,
     spread,
     task_count,
 )
@@ -101,6 +101,7 @@ def bulk_offload(
     them.
     """
     wish = wish or BackFill()
+    pace = pace_of_task(run, wish.bytes_per_s)
     items = asyncio.run(_plan(settings, wish))
     counts: dict[str, int | float] = {
         "ledgers": len(items),
@@ -113,7 +114,7 @@ def bulk_offload(
     number = task_count(int(counts["bytes"]), len(items), slots, weight_max=wish.task_bytes)
     tasks = spread(items, lambda one: one.length, number) if items else []
     used = shipped(settings, "s3", "zookeeper", "security", "keys", "wire")
-    slowed = throttled(used, wish.bytes_per_s, slots_of_executor(run))
+    slowed = throttled(used, pace)
     requests = Requests()
     found = best(
         requests.rest(run_tasks(run, "ledgers", tasks, partial(_offload_some, slowed, drivers)))
@@ -131,11 +132,11 @@ def bulk_offload(
     return JobReport(job=JOB, dry_run=False, counts=counts, rows=[_row(one) for one in found])
 
 
-def throttled(settings: Settings, bytes_per_s: float, slots: int) -> Settings:
-    """Return the settings of one of so many processes that an executor runs at once."""
-    if not bytes_per_s:
+def throttled(settings: Settings, pace: float) -> Settings:
+    """Return the settings of a process that may send so many bytes a second; 0: no limit."""
+    if not pace:
         return settings
-    s3 = settings.s3.model_copy(update={"bytes_per_s_max": bytes_per_s / slots})
+    s3 = settings.s3.model_copy(update={"bytes_per_s_max": pace})
     return settings.model_copy(update={"s3": s3})
 
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
+from tierlog.model.errors import RefusedError
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.sections import LogSettings
@@ -102,12 +103,29 @@ def slots_of(run: JobRun) -> int:
     return run.spark.sparkContext.defaultParallelism
 
 
-def slots_of_executor(run: JobRun) -> int:
-    """Return how many tasks, each a process of Python, one executor runs at once."""
+def pace_of_task(run: JobRun, bytes_per_s: float) -> float:
+    """Return what one task may do a second where an executor may do so much; 0: no limit."""
+    if not bytes_per_s:
+        return 0.0
     context = run.spark.sparkContext
-    if (context.master or "").startswith("local"):
-        return slots_of(run)
-    return int(context.getConf().get("spark.executor.cores", "1") or 1)
+    cores = context.getConf().get("spark.executor.cores")
+    return bytes_per_s / slots_of_executor(context.master or "", cores, slots_of(run))
+
+
+def slots_of_executor(master: str, cores: str | None, slots: int) -> int:
+    """Return how many tasks, each a process of Python, one executor runs at once.
+
+    ``cores``: as the session says; ``slots``: those of all. Raises ``RefusedError`` where nobody
+    knows: one of a standalone cluster takes all cores of its machine.
+    """
+    if master.startswith("local"):
+        return slots
+    if not cores and master.startswith("spark://"):
+        raise RefusedError(
+            "how many tasks share --bytes-per-s on an executor is not known",
+            remedy="Say how many cores each has: --conf spark.executor.cores=N",
+        )
+    return int(cores or 1)
 
 
 def run_tasks(

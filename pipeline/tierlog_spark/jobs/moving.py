@@ -40,9 +40,9 @@ from tierlog_spark.bucket import opened
 from tierlog_spark.jobs.fanout import (
     Requests,
     asked_of,
+    pace_of_task,
     run_tasks,
     slots_of,
-    slots_of_executor,
     spread,
     task_count,
 )
@@ -133,6 +133,7 @@ def restore(run: JobRun, move: Move) -> JobReport:
 
 def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     move.check()
+    pace = pace_of_task(run, move.bytes_per_s)
     names = asyncio.run(_prepared(move))
     requests, slots = Requests(), slots_of(run)
     tasks = spread(names, lambda _: 1, TASKS_A_SLOT * slots)
@@ -144,7 +145,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     items = [*to_restore(pairs), *unbacked(found)] if move.restores else to_move(pairs)
     total = sum(one.data_len for one in items)
     number = task_count(total, len(items), slots, weight_max=TASK_BYTES)
-    work = partial(_move_some, _throttled(move, slots_of_executor(run)), dry_run=run.dry_run)
+    work = partial(_move_some, _throttled(move, pace), dry_run=run.dry_run)
     shared = spread(items, lambda one: one.data_len, number)
     seen = best(requests.rest(run_tasks(run, "copies", shared, work)))
     counts = _counts(pairs, seen)
@@ -165,12 +166,12 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     )
 
 
-def _throttled(move: Move, slots: int) -> Move:
-    """Return the move as one of so many processes of an executor makes it."""
-    if not move.bytes_per_s:
+def _throttled(move: Move, pace: float) -> Move:
+    """Return the move as a process makes it that may send so many bytes a second; 0: no limit."""
+    if not pace:
         return move
-    pace = {"bytes_per_s_max": move.bytes_per_s / slots}
-    return replace(move, target=move.target.model_copy(update=pace))
+    target = move.target.model_copy(update={"bytes_per_s_max": pace})
+    return replace(move, target=target)
 
 
 def _counts(pairs: Sequence[StreamPair], moved: Sequence[Moved]) -> dict[str, int]:

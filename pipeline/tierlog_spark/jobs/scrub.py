@@ -33,9 +33,9 @@ from tierlog.wiring.offload import ledger_offloader
 from tierlog_spark.jobs.fanout import (
     Requests,
     asked_of,
+    pace_of_task,
     run_tasks,
     slots_of,
-    slots_of_executor,
     spread,
     task_count,
 )
@@ -73,7 +73,7 @@ def scrub(
 
     ``deep``: read all data and compare. ``bytes_per_s``: of one executor; 0: as fast as it goes.
     """
-    pace = Pace(deep, bytes_per_s / slots_of_executor(run) if bytes_per_s else UNBOUNDED)
+    pace = Pace(deep, pace_of_task(run, bytes_per_s) or UNBOUNDED)
     return asyncio.run(_scrub(run, settings, pace))
 
 

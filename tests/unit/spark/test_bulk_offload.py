@@ -160,7 +160,7 @@ def test_of_a_task_that_ran_twice_each_ledger_is_told_once():
     assert best(rows) == [rows[2], rows[1]]
 
 
-def test_what_an_executor_may_send_is_shared_by_its_processes():
+def test_a_process_sends_at_its_pace():
     settings = Settings()
-    assert throttled(settings, 0, 4) is settings
-    assert throttled(settings, 80.0, 4).s3.bytes_per_s_max == 20.0
+    assert throttled(settings, 0) is settings
+    assert throttled(settings, 20.0).s3.bytes_per_s_max == 20.0

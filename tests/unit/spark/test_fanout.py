@@ -4,8 +4,16 @@ import random
 
 import pytest
 
+from tierlog.model.errors import RefusedError
 from tierlog.ports.spending import Cause, CostMeter, spending
-from tierlog_spark.jobs.fanout import Asked, Requests, asked_of, spread, task_count
+from tierlog_spark.jobs.fanout import (
+    Asked,
+    Requests,
+    asked_of,
+    slots_of_executor,
+    spread,
+    task_count,
+)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -35,6 +43,26 @@ def test_the_same_items_make_the_same_tasks():
 )
 def test_tasks_are_as_many_as_slots_and_none_is_too_heavy(total, items, slots, tasks):
     assert task_count(total, items, slots, weight_max=10) == tasks
+
+
+@pytest.mark.parametrize(
+    ("master", "cores", "slots"),
+    [
+        ("local[3]", None, 3),
+        ("spark://master:7077", "4", 4),
+        ("yarn", None, 1),
+        ("k8s://https://kubernetes", "2", 2),
+    ],
+)
+def test_a_rate_of_an_executor_is_shared_by_its_tasks(master, cores, slots):
+    assert slots_of_executor(master, cores, 3) == slots
+
+
+def test_a_rate_that_nobody_knows_how_to_share_is_refused():
+    """An executor of a standalone cluster takes all cores of its machine unless told."""
+    with pytest.raises(RefusedError, match="share --bytes-per-s") as caught:
+        slots_of_executor("spark://master:7077", None, 8)
+    assert "spark.executor.cores" in caught.value.remedy
 
 
 def test_what_tasks_asked_for_is_added_up_beside_their_rows():
