@@ -7,9 +7,9 @@ that it goes on under the next leader. Time without a leader does not count.
 
 Deletions count in progress alone: from when a leader saw that it was so, or, for ledgers that
 were closed while nobody remembered, from when a later ledger id was seen. A stream's next ledger
-gets its id only after the one before it was closed, and ids only grow: by a few samples of the
-newest id, each with its progress, every ledger that has a successor has a time that no clock
-noted.
+gets its id only after the one before it was closed (for those that are attached one is drawn
+then, see ``retention.successors``), and ids only grow: by a few samples of the newest id, each
+with its progress, every ledger that has a successor has a time that no clock noted.
 
 Invariants:
     * Nothing is taken for older than it is, whatever any wall clock does or did.
@@ -70,8 +70,8 @@ class Now:
     def closed_since(self, seen_ms: int | None, successor: LedgerId | None) -> int:
         """Return how long a ledger has surely been closed.
 
-        ``seen_ms``: the progress at which a leader saw it closed. ``successor``: its stream's next
-        ledger.
+        ``seen_ms``: the progress at which a leader saw it closed. ``successor``: an id that was
+        given after that, mostly of its stream's next ledger.
         """
         given_ms = None if successor is None else self.history.given_by(successor)
         known = [one for one in (seen_ms, given_ms) if one is not None]

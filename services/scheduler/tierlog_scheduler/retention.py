@@ -27,6 +27,7 @@ from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.offload import OffloadState
 from tierlog.model.policy import threshold
 from tierlog.model.position import Position
+from tierlog.model.stream import NOT_ATTACHED, ListedLedger
 from tierlog.model.trimming import TrimGrounds
 from tierlog_scheduler.clocks import Now
 from tierlog_scheduler.policy import Delays, LedgerView, StreamView, SweepAbandoned, sweeps
@@ -80,7 +81,7 @@ Trimming = BeginTrim | DropTrimmed | FinishTrim | SweepAbandoned | RemoveStream 
 
 
 class Behind(NamedTuple):
-    """What a stream's list has behind a ledger: sealed bytes, and the next one."""
+    """What a stream's list has behind a ledger: sealed bytes, and an id given after its closing."""
 
     bytes: int
     successor: LedgerId | None
@@ -140,11 +141,40 @@ def trimmable(view: StreamView, now: Now) -> list[LedgerId]:
 def with_what_is_behind(ledgers: Sequence[LedgerView]) -> Iterator[tuple[LedgerView, Behind]]:
     """Iterate over the ledgers, with what is behind each."""
     left = sum(one.listed.length for one in ledgers)
-    for number, one in enumerate(ledgers):
+    for one, successor in zip(ledgers, successors([one.listed for one in ledgers]), strict=True):
         left -= one.listed.length
-        last = number + 1 == len(ledgers)
-        successor = None if last else ledgers[number + 1].listed.ledger_id
         yield one, Behind(bytes=left, successor=successor)
+
+
+def successors(ledgers: Sequence[ListedLedger]) -> list[LedgerId | None]:
+    """Return for each ledger the first id that was surely given once it stood closed in the list.
+
+    Of the next ledger, but for attached ones: their own ids are older than the attach, at which
+    one was drawn for all of it. It was so before they came into the list, so they go by the next.
+    """
+    found: list[LedgerId | None] = []
+    behind: LedgerId | None = None
+    further: LedgerId | None = None
+    for number in reversed(range(len(ledgers))):
+        own = _given_in_turn(ledgers, number)
+        found.append(further if own == behind else behind)
+        if own is not None and own != behind:
+            behind, further = own, behind
+    return found[::-1]
+
+
+def _given_in_turn(ledgers: Sequence[ListedLedger], number: int) -> LedgerId | None:
+    """Return an id that was given after the ledger before was closed; None: not known.
+
+    What releases attached that drew no id is known by stamps: it was there before that closing.
+    Where a clock is wrong, a ledger that was opened is taken for one: then the next one counts.
+    """
+    one = ledgers[number]
+    if one.attached_id != NOT_ATTACHED:
+        return one.attached_id
+    if number and one.opened_ms < ledgers[number - 1].closed_ms:
+        return None
+    return one.ledger_id
 
 
 def judge(view: StreamView, one: LedgerView, now: Now, behind: Behind) -> Verdict:

@@ -427,8 +427,8 @@ class Scheduler:
         """Note when ledgers were seen closed; forget it once a successor's id says as much."""
         seen_ms = self._memory.closed_seen_ms
         good_ms = max(SAMPLE_AGAIN_MS, (threshold(view.policy.retention_time_ms) or 0) // PARTS)
-        successor: LedgerId | None = None
-        for one in reversed(view.ledgers):
+        for one, behind in retention.with_what_is_behind(view.ledgers):
+            successor = behind.successor
             ledger_id = one.listed.ledger_id
             if one.listed.closed and (successor is None or one.to_offload):
                 seen_ms.setdefault(ledger_id, now.progress_ms)
@@ -436,7 +436,6 @@ class Scheduler:
                 given_ms = now.history.given_by(successor)
                 if given_ms is not None and given_ms - seen_ms[ledger_id] < good_ms:
                     del seen_ms[ledger_id]
-            successor = ledger_id
 
     def _note_swept(self, context: OffloadContext, now: Now) -> None:
         for attempt in context.abandoned:

@@ -12,7 +12,8 @@ Invariants:
       transaction that finds the stream there.
     * Looking at how far ids have come takes none.
     * Staging ledgers come into a list all at once or not at all, closed, behind every ledger that
-      the list has or had, in the name of the owner, who has none open meanwhile (ADR-0031).
+      the list has or had, in the name of the owner, who has none open meanwhile (ADR-0031). They
+      bear an id that was drawn once all others were closed: theirs tell nothing of when that was.
 """
 
 import asyncio
@@ -351,11 +352,13 @@ class LedgerCatalog:
             newest = stream.newest_ledger_id
             if newest is not None and first <= newest:
                 raise LedgersBehindError(name, first, newest)
+            # In the round that saw all of the list closed: by it retention dates that (ADR-0021).
+            attached_id = await self.new_id()
             listed: list[ListedLedger] = []
             operations: list[Operation] = []
             for ledger_id in ledger_ids:
                 one, made = await self._attached(stream, ledger_id)
-                listed.append(one)
+                listed.append(replace(one, attached_id=attached_id))
                 operations += made
             paged, page = _paged(replace(stream, ledgers=(*stream.ledgers, *listed)))
             if page is not None:

@@ -277,6 +277,7 @@ def unkeep(packed: bytes, *, key: str = "") -> ManifestLedger:
     values |= {
         "ledger_id": LedgerId(listed.ledger_id),
         "last_entry_id": EntryId(listed.last_entry_id),
+        "attached_id": LedgerId(listed.attached_id),
     }
     return ManifestLedger(listed=ListedLedger(**values), copy=copy)
 

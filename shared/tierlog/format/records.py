@@ -420,6 +420,7 @@ def _ledgers_of(records: Sequence[pb.ListedLedger]) -> tuple[ListedLedger, ...]:
             last_entry_id=EntryId(one.last_entry_id),
             length=one.length,
             closed_ms=one.closed_ms,
+            attached_id=LedgerId(one.attached_id),
         )
         for one in records
     )

@@ -8,12 +8,16 @@ Invariants:
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 from uuid import UUID
 
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import Position
+
+NOT_ATTACHED: Final = LedgerId(0)
+"""No attached ledger has it: the id drawn at an attach is above those that are attached."""
 
 
 class StreamLifecycle(Enum):
@@ -25,7 +29,11 @@ class StreamLifecycle(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedLedger:
-    """A ledger as its stream's list knows it; the ledger's own znode is the truth."""
+    """A ledger as its stream's list knows it; the ledger's own znode is the truth.
+
+    ``attached_id``: of an attached one, an id that was given when the ledger before it was closed;
+    its own was given long before. 0: it was opened in the stream, after that.
+    """
 
     ledger_id: LedgerId
     opened_ms: int
@@ -35,6 +43,7 @@ class ListedLedger:
     last_entry_id: EntryId = NO_ENTRY
     length: int = 0
     closed_ms: int = 0
+    attached_id: LedgerId = NOT_ATTACHED
 
     @property
     def entry_count(self) -> int:

@@ -80,6 +80,7 @@ def listed(draw, ledger_id: int | None = None, *, closed: bool = True) -> Listed
         last_entry_id=EntryId(draw(st.just(-1) | numbers)),
         length=draw(numbers),
         closed_ms=draw(numbers),
+        attached_id=LedgerId(draw(numbers)),
     )
 
 

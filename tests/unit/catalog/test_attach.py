@@ -14,7 +14,7 @@ from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import KEY_STREAM, LedgerMetadata
 from tierlog.model.staging import ATTACHED_LEDGERS_MAX, Staging
-from tierlog.model.stream import Stream
+from tierlog.model.stream import NOT_ATTACHED, Stream
 
 JOB = UUID(int=9 << 100)
 ANSWERS = (Outcome.ANSWERED, Outcome.REPLY_LOST, Outcome.REQUEST_LOST, Outcome.REFUSED)
@@ -71,6 +71,10 @@ async def test_ledgers_become_the_streams_in_one_change_whatever_answer_is_lost(
     assert (attached.closed, attached.last_entry_id, attached.length) == (True, 4, 50)
     assert (attached.opened_ms, attached.block_size) == (7, 5 * MIB)
     assert attached.owner_epoch == claimed.owner_epoch
+    # Theirs are older than the closing of what is before them: one was drawn for both.
+    drawn = [one.attached_id for one in stream.ledgers]
+    assert drawn[0] == NOT_ATTACHED
+    assert drawn[1] == drawn[2] > second
     for ledger_id in (first, second):
         metadata = await catalog.ledgers.get(ledger_id)
         assert metadata is not None

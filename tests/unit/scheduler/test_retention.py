@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.gates import OpenGate
-from tests.unit.offload.world import STREAM, World
+from tests.unit.offload.world import STREAM, World, metadata_of
 from tests.unit.scheduler.test_policy import DELAYS, doubtful, ledger, place, stream
 from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, faults, running, scheduler, states
 from tierlog.adapters.memory.faults import FaultRates
 from tierlog.model.errors import RefusedError
-from tierlog.model.ids import LedgerId
+from tierlog.model.ids import NO_ENTRY, EntryId, LedgerId, StreamName
+from tierlog.model.ledger import LedgerState
 from tierlog.model.offload import AbandonedAttempt, LedgerSample, OffloadState
 from tierlog.model.policy import NEVER, Policy
+from tierlog.model.staging import Staging
+from tierlog.model.stream import ListedLedger, Stream
 from tierlog.model.trimming import TrimGrounds
 from tierlog_scheduler.clocks import History, Now
 from tierlog_scheduler.retention import (
@@ -31,6 +34,7 @@ from tierlog_scheduler.retention import (
     FinishTrim,
     RemoveStream,
     decide,
+    successors,
     trimmable,
 )
 
@@ -289,6 +293,84 @@ def test_retention_outlives_leaders_and_is_never_early(quiet, jump_h):
         assert led_h >= 5
 
     run_virtual(main())
+
+
+def test_what_was_attached_and_what_was_closed_for_it_stay_for_the_retention_time():
+    """A job writes for two hours what is attached then, and other streams live on."""
+
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(retention_time_ms=3_600_000))
+        other = await world.stream(StreamName("other"))
+        async with running(world, workers=0):
+            await asyncio.sleep(30)
+            opened = await world.seal(claimed, ENTRIES, close=False)
+            staged = [await stage(world, claimed) for _ in range(2)]
+            for _ in range(12):
+                await asyncio.sleep(600)
+                await world.seal(other, ENTRIES)
+            size = {"last_entry_id": EntryId(len(ENTRIES) - 1), "length": sum(map(len, ENTRIES))}
+            ledgers = world.catalog().ledgers
+            await ledgers.close(claimed, opened, **size)
+            await ledgers.attach(claimed, staged)
+            await asyncio.sleep(0.9 * HOUR)
+            assert [one.ledger_id for one in await listed(world)] == [opened, *staged]
+            # One that came by itself tells of the attached ones, under whichever leader.
+            newest = await world.seal(claimed, ENTRIES)
+        async with running(world, workers=0):
+            await asyncio.sleep(0.4 * HOUR)
+            assert [one.ledger_id for one in await listed(world)] == [newest]
+
+    run_virtual(main())
+
+
+async def stage(world: World, claimed: Stream) -> LedgerId:
+    bare = world.catalog().bare
+    staging = Staging(
+        stream=claimed.name,
+        incarnation=claimed.incarnation,
+        writer_id=UUID(int=9 << 100),
+        number=1,
+        block_size=world.block_size,
+    )
+    whole = metadata_of(ENTRIES, block_size=world.block_size)
+    made = replace(
+        whole,
+        state=LedgerState.OPEN,
+        last_entry_id=NO_ENTRY,
+        length=0,
+        custom=staging.custom(),
+        ctime_ms=world.clock.wall_ms(),
+    )
+    ledger_id = await bare.create(made)
+    await bare.close(ledger_id, last_entry_id=whole.last_entry_id, length=whole.length)
+    world.ledgers[ledger_id] = list(ENTRIES)
+    return ledger_id
+
+
+def row(number: int, *, opened: int, closed: int, attached: int = 0) -> ListedLedger:
+    return replace(
+        ledger(number).listed, opened_ms=opened, closed_ms=closed, attached_id=LedgerId(attached)
+    )
+
+
+def test_which_id_was_given_after_a_ledger_was_closed():
+    before, after = row(1, opened=0, closed=50), row(12, opened=60, closed=80)
+    # Both were attached at 50, by an id drawn then; what is attached at 90 says so of the last one.
+    drawn = [row(number, opened=number, closed=50, attached=10) for number in (2, 3)]
+    later = [row(number, opened=number, closed=90, attached=30) for number in (20, 21)]
+    assert successors([before, *drawn, after, *later]) == [10, 12, 12, 30, None, None]
+    assert successors([before, *drawn, *later]) == [10, 30, 30, None, None]
+    assert successors([*drawn, *later, row(31, opened=95, closed=99)]) == [30, 30, 31, 31, None]
+    # By a release that drew none: by the stamps they were there when the one before was closed.
+    old = [replace(one, attached_id=LedgerId(0)) for one in drawn]
+    assert successors([before, *old, after]) == [12, 12, 12, None]
+    assert successors([before, *old, *later]) == [30, 30, 30, None, None]
+    assert successors([before, *old]) == [None, None, None]
+    # Where a clock was set back it is the same, and late by a ledger.
+    back = [row(1, opened=0, closed=50), row(2, opened=20, closed=30), row(3, opened=30, closed=40)]
+    assert successors(back) == [3, 3, None]
+    assert successors([]) == []
 
 
 async def listed(world: World):

@@ -261,6 +261,7 @@ class ListedLedger(_message.Message):
     CLOSED_MS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    ATTACHED_ID_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     closed: _builtins.bool
     last_entry_id: _builtins.int
@@ -271,6 +272,8 @@ class ListedLedger(_message.Message):
     closed_ms: _builtins.int
     block_size: _builtins.int
     owner_epoch: _builtins.int
+    attached_id: _builtins.int
+    """Of an attached one: an id that was given then. 0: it was opened in the stream."""
     def __init__(
         self,
         *,
@@ -282,10 +285,11 @@ class ListedLedger(_message.Message):
         closed_ms: _builtins.int = ...,
         block_size: _builtins.int = ...,
         owner_epoch: _builtins.int = ...,
+        attached_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "closed", b"closed", "closed_ms", b"closed_ms", "last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id", "length", b"length", "opened_ms", b"opened_ms", "owner_epoch", b"owner_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached_id", b"attached_id", "block_size", b"block_size", "closed", b"closed", "closed_ms", b"closed_ms", "last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id", "length", b"length", "opened_ms", b"opened_ms", "owner_epoch", b"owner_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
