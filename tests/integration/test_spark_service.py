@@ -154,7 +154,7 @@ async def test_partitions_times_and_what_is_wrong(cluster: ServiceCluster) -> No
         for words, more in (
             ("there is no stream spark-none", {"stream": "spark-none"}),
             ("it ends at", {"stream": partition, "end": "999999999:0"}),
-            ("it was trimmed", {"stream": partition, "start": "0:0"}),
+            ("it was trimmed", {"stream": partition, "start": "0:1"}),
             ("is empty", {"stream": "spark-empty", "start": "1:0"}),
             ("option readerAddress", {"readerAddress": ""}),
         ):

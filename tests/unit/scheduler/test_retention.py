@@ -309,9 +309,9 @@ def test_what_was_attached_and_what_was_closed_for_it_stay_for_the_retention_tim
             for _ in range(12):
                 await asyncio.sleep(600)
                 await world.seal(other, ENTRIES)
-            size = {"last_entry_id": EntryId(len(ENTRIES) - 1), "length": sum(map(len, ENTRIES))}
+            last, length = EntryId(len(ENTRIES) - 1), sum(map(len, ENTRIES))
             ledgers = world.catalog().ledgers
-            await ledgers.close(claimed, opened, **size)
+            await ledgers.close(claimed, opened, last_entry_id=last, length=length)
             await ledgers.attach(claimed, staged)
             await asyncio.sleep(0.9 * HOUR)
             assert [one.ledger_id for one in await listed(world)] == [opened, *staged]

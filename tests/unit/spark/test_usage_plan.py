@@ -232,7 +232,7 @@ def test_a_stream_is_under_the_thresholds_of_its_own_cluster():
         for closed_ms in (NOW_MS, NOW_MS - DAY_MS)
     )
     head = ManifestHead(stream=LOGS, incarnation=UUID_1, created_ms=0, trimmed_through=LedgerId(3))
-    levels = {
+    levels: dict[UUID | None, PolicyLevels] = {
         UUID(int=number): PolicyLevels(
             cluster=Policy(offload_size_bytes=0, retention_time_ms=number * DAY_MS)
         )
