@@ -158,6 +158,8 @@ class _Run:
             catalog=parts.catalog,
             bucket=parts.bucket,
             endpoint_name=parts.endpoint_name,
+            clock=parts.clock,
+            safety_ms=parts.limits.safety_ms,
             pay=self._pay,
         )
         self._indexes = AttributeScrub(parts.sweeper, parts.key_prefix)
@@ -365,11 +367,8 @@ class _Run:
 
     async def _context(self, context: OffloadContext, *, may_repair: bool) -> None:
         verdict = self._survey.see_context(context)
-        now_ms, safety_ms = self._parts.clock.wall_ms(), self._parts.limits.safety_ms
-        stalled = rules.is_stalled(context, now_ms=now_ms, safety_ms=safety_ms)
-        if stalled and context.stream not in self._paused:
-            cause = context.last_error or f"begun by {context.last_worker}"
-            self._report.add(rules.finding_of(context, FindingKind.STALLED_ATTEMPT, cause))
+        if context.stream not in self._paused:
+            self._add(await self._copies.stalled(context))
         if not context.complete or context.location is None:
             self._add(await self._copies.local_alone(context))
             return

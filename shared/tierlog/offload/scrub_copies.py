@@ -20,6 +20,7 @@ from tierlog.model.scrub import Finding, FindingKind, ScrubReport
 from tierlog.offload import scrub_rules as rules
 from tierlog.offload.drivers import known_here
 from tierlog.offload.verify import ReadBack, is_read_whole, verify_copy
+from tierlog.ports.clock import Clock
 from tierlog.ports.objects import ObjectStore
 
 Pay = Callable[[int], Awaitable[None]]
@@ -36,12 +37,16 @@ class CopyLook:
         catalog: Catalog,
         bucket: str,
         endpoint_name: str,
+        clock: Clock,
+        safety_ms: int,
         pay: Pay,
     ) -> None:
         self._objects = objects
         self._catalog = catalog
         self._contexts = catalog.contexts
         self._place = (bucket, endpoint_name)
+        self._clock = clock
+        self._safety_ms = safety_ms
         self._pay = pay
 
     def __repr__(self) -> str:
@@ -55,6 +60,19 @@ class CopyLook:
         there = context.location
         assert there is not None
         return known_here(there) and (there.bucket, there.endpoint_name) == self._place
+
+    async def stalled(self, context: OffloadContext) -> Finding | None:
+        """Look again whether an attempt goes on: others may have been read back for hours."""
+        if not self._is_stalled(context):
+            return None
+        again = await self._contexts.get(context.ledger_id)
+        if again is None or not self._is_stalled(again):
+            return None
+        cause = again.last_error or f"begun by {again.last_worker}"
+        return rules.finding_of(again, FindingKind.STALLED_ATTEMPT, cause)
+
+    def _is_stalled(self, context: OffloadContext) -> bool:
+        return rules.is_stalled(context, now_ms=self._clock.wall_ms(), safety_ms=self._safety_ms)
 
     async def local_alone(self, context: OffloadContext) -> Finding | None:
         """Look whether a ledger that has no complete copy is in tier 1."""

@@ -1,5 +1,6 @@
 """What a scrub finds and mends, and that it leaves alone what is young, foreign or in use."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import UUID
@@ -20,7 +21,7 @@ from tests.unit.offload.scrubs import (
     repairer,
     scrub,
 )
-from tests.unit.offload.world import STREAM, World
+from tests.unit.offload.world import STREAM, World, metadata_of
 from tierlog.format import paths, records
 from tierlog.format.keys import object_keys
 from tierlog.format.manifest import keep
@@ -176,6 +177,34 @@ def test_an_attempt_at_work_and_one_to_be_swept_are_nobodys_orphans():
         # It says what takes so long, and leaves it to those at work.
         assert kinds(report) == ["stalled-attempt"]
         assert (set(world.bucket.objects), len(world.bucket.uploads)) == (before, 2)
+
+    run_virtual(main())
+
+
+def test_an_attempt_that_ends_while_other_copies_are_read_back_is_not_stalled():
+    async def main():
+        world, made = await offloaded()
+        claimed = await world.catalog().streams.get(STREAM)
+        ledger_id = await world.seal(claimed, ENTRIES)
+        copied = (await world.context(made[0])).copy
+        assert copied is not None
+
+        async def attempt() -> None:
+            contexts, uuid = world.catalog().contexts, UUID(int=1)
+            location = world.offloader().location(ledger_id, uuid)
+            await contexts.begin_attempt(ledger_id, uuid=uuid, location=location, worker="w")
+            handle = world.open_ledger(ledger_id, metadata_of(ENTRIES))
+            copy = await world.offloader().offload(handle, uuid, {})
+            await asyncio.sleep(10)
+            await contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(attempt())
+            await asyncio.sleep(5)
+            # Both contexts are read at once, and the first copy takes a minute.
+            pace = copied.data_len / 60
+            report = await scrub(world, DEEP, safety_age_s=30, bytes_per_s=pace)
+        assert (kinds(report), (await world.context(ledger_id)).complete) == ([], True)
 
     run_virtual(main())
 
