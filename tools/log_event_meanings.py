@@ -133,6 +133,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "letter.dismissed": "A dead letter was dismissed by an operator",
     "letter.replayed": "A dead letter was put back on the queue by an operator",
     "lock.release_unknown": "Whether a lock was given back is not known; it is tried again",
+    "manifest.cluster_damaged": "The cluster's manifest can't be read; the next one is written",
     "manifest.cluster_failed": "The cluster's manifest could not be written; it is tried again",
     "manifest.cluster_written": "The cluster's manifest was written",
     "manifest.differs": "A manifest and the metadata tell different things of a ledger",

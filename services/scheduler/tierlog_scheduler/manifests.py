@@ -28,7 +28,7 @@ from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.format.manifest import keep, unkeep
 from tierlog.model.attribute_record import AttributesRecord
-from tierlog.model.errors import TierlogError
+from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import (
     ClusterManifest,
@@ -337,7 +337,7 @@ class BucketManifests:
         if cluster is None:
             return
         if known is None:
-            known = await self._store.cluster(cluster.cluster_id)
+            known = await self._known_cluster(cluster.cluster_id)
             # Read after the manifest, as with streams.
             cluster = await self._catalog.nodes.cluster() or cluster
         levels = await self._catalog.policies.levels()
@@ -347,6 +347,14 @@ class BucketManifests:
             generation += 1
             await self._store.write_cluster(generation, manifest)
         self._cluster = (generation, manifest)
+
+    async def _known_cluster(self, cluster_id: UUID) -> tuple[int, ClusterManifest | None]:
+        """Return the newest one; one that is damaged as none, behind which the next is written."""
+        try:
+            return await self._store.cluster(cluster_id)
+        except CorruptError as error:
+            log.error("manifest.cluster_damaged", cause=str(error))  # noqa: TRY400 - no bug of ours
+            return (await self._store.clusters())[cluster_id], None
 
     def attributes_through(self, name: StreamName) -> Position | None:
         known = self._known.get(name)

@@ -51,6 +51,7 @@ log = structlog.get_logger()
 LEDGER_ID_MARGIN: Final = 1_000_000
 CHECKS_IN_FLIGHT_MAX: Final = 32
 STREAMS_IN_FLIGHT_MAX: Final = 8
+NO_STREAM: Final = StreamName("")
 
 
 class Verdict(StrEnum):
@@ -68,7 +69,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something to know of a restore; without a ledger it is of the whole stream."""
+    """Something to know of a restore; without a ledger it is of the whole stream.
+
+    Without a stream it is of the cluster itself.
+    """
 
     verdict: Verdict
     stream: StreamName
@@ -117,7 +121,7 @@ class RestorePlan:
         damaged = [one for one in self.findings if one.verdict is Verdict.DAMAGED]
         if damaged and not accept_damage:
             raise CorruptError(
-                f"{len(damaged)} ledgers or streams in the bucket are damaged, the first: "
+                f"{len(damaged)} ledgers or manifests in the bucket are damaged, the first: "
                 f"{_name(damaged[0])}: {damaged[0].cause}",
                 remedy="Bring the objects back, or restore without them: --accept-damage",
             )
@@ -168,7 +172,7 @@ class Restorer:
 
     async def _plan(self, cluster_id: UUID | None) -> RestorePlan:
         found, findings = await self._read_streams()
-        cluster, levels = await self._cluster(cluster_id, found)
+        cluster, levels = await self._cluster(cluster_id, found, findings)
         own = [one for one in found if one.cluster_id == cluster.cluster_id]
         chosen, skipped = _choose(own)
         with plain_errors():
@@ -213,7 +217,7 @@ class Restorer:
         return found, sorted(findings, key=lambda one: one.stream)
 
     async def _cluster(
-        self, cluster_id: UUID | None, found: Sequence[KnownManifest]
+        self, cluster_id: UUID | None, found: Sequence[KnownManifest], findings: list[Finding]
     ) -> tuple[Cluster, PolicyLevels]:
         ids = set(await self._manifests.clusters())
         ids |= {one.cluster_id for one in found if one.cluster_id is not None}
@@ -228,10 +232,15 @@ class Restorer:
                 reason=Reason.INVALID_ARGUMENT if ids else Reason.STREAM_NOT_FOUND,
                 remedy="Name one of them with --cluster" if ids else "Correct --from",
             )
-        _, manifest = await self._manifests.cluster(cluster_id)
-        if manifest is not None:
-            return manifest.cluster, manifest.levels
-        # Lost between the first stream's manifest and the cluster's own.
+        try:
+            _, manifest = await self._manifests.cluster(cluster_id)
+            if manifest is not None:
+                return manifest.cluster, manifest.levels
+        except CorruptError as error:
+            # No older one in its place: policies of long ago may delete what is to be kept.
+            cause = f"{error.message}; no policies of cluster and namespaces come back"
+            findings.append(Finding(verdict=Verdict.DAMAGED, stream=NO_STREAM, cause=cause))
+        # Damaged, or lost between the first stream's manifest and the cluster's own.
         heads = [one.head for one in found if one.cluster_id == cluster_id and one.head]
         created_ms = min((head.created_ms for head in heads), default=0)
         log.warning("restore.no_cluster_manifest", cluster_id=str(cluster_id))
@@ -433,5 +442,5 @@ def _highest_of(known: KnownManifest) -> int:
 
 def _name(finding: Finding) -> str:
     if finding.ledger_id is None:
-        return f"stream {finding.stream}"
+        return f"stream {finding.stream}" if finding.stream else "the cluster"
     return f"ledger {finding.ledger_id} of {finding.stream}"

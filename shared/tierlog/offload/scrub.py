@@ -23,7 +23,6 @@ Crash: nothing is left half done; each repair is one compare-and-set, or a delet
 scrub finishes. Two scrubs at once do no harm.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Final, ParamSpec, TypeVar
 from uuid import UUID
@@ -45,7 +44,6 @@ from tierlog.offload import scrub_rules as rules
 from tierlog.offload.attribute_scrub import AttributeScrub
 from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.cleaning import UNSEEN, delete_objects
-from tierlog.offload.groups import plain_errors
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.repair import Repairer
 from tierlog.offload.scrub_copies import CopyLook
@@ -189,6 +187,7 @@ class _Run:
         report = self._report
         report.phase = "list"
         await self._list()
+        await self._cluster()
         report.phase = "metadata"
         await self._walk()
         report.phase = "unnamed"
@@ -293,15 +292,24 @@ class _Run:
         try:
             known = await self._paid(self._parts.manifests.newest, name, incarnation)
         except TierlogError as error:
-            if isinstance(error, CorruptError | RefusedError):
-                kind = FindingKind.MANIFEST_UNREADABLE
-                self._report.add(Finding(kind=kind, stream=name, cause=str(error)))
-            else:
-                self._report.skip(f"the manifest of stream {name}: {error}")
-            self._stop(f"the manifest of stream {name} could not be read")
+            self._unread_manifest(error, f"the manifest of stream {name}", name)
             return None
         self._survey.see_manifest(known)
         return known
+
+    async def _cluster(self) -> None:
+        """Read the cluster's own manifest, which a restore begins with."""
+        try:
+            await self._paid(self._parts.manifests.cluster, self._parts.cluster_id)
+        except TierlogError as error:
+            self._unread_manifest(error, "the manifest of the cluster")
+
+    def _unread_manifest(self, error: TierlogError, what: str, stream: str = "") -> None:
+        if isinstance(error, CorruptError | RefusedError):
+            self._report.add(rules.unread_manifest(error, stream))
+        else:
+            self._report.skip(f"{what}: {error}")
+        self._stop(f"{what} could not be read")
 
     async def _only_in_bucket(self, name: StreamName, incarnation: UUID) -> None:
         """Look at a manifest of a stream that the metadata do not have."""
@@ -332,7 +340,7 @@ class _Run:
         listed = {one.ledger_id: one for one in snapshot.ledgers}
         for start in range(0, len(wanted), CONTEXTS_AT_ONCE):
             some = wanted[start : start + CONTEXTS_AT_ONCE]
-            contexts = await self._read_contexts(some)
+            contexts = await self._copies.contexts_of(some)
             older = None
             if known is not None and known.head is not None:
                 # Of these ledgers alone: all contexts of a stream at once may be too many.
@@ -353,13 +361,6 @@ class _Run:
                     await self._context(context, may_repair=known is not None)
                 elif ledger_id in listed:
                     self._add(await self._copies.unknown(snapshot.stream.name, ledger_id))
-
-    async def _read_contexts(self, some: Sequence[LedgerId]) -> dict[LedgerId, OffloadContext]:
-        with plain_errors():
-            async with asyncio.TaskGroup() as group:
-                tasks = {one: group.create_task(self._contexts.peek(one)) for one in some}
-        found = {one: task.result() for one, task in tasks.items()}
-        return {one: context for one, context in found.items() if context is not None}
 
     def _add(self, finding: Finding | None) -> None:
         if finding is not None:

@@ -8,7 +8,8 @@ Invariants:
     * Only a look at every byte takes a doubt back, and only one that was there before.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 from tierlog.catalog import Catalog
 from tierlog.format import keys
@@ -19,6 +20,7 @@ from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.scrub import Finding, FindingKind, ScrubReport
 from tierlog.offload import scrub_rules as rules
 from tierlog.offload.drivers import known_here
+from tierlog.offload.groups import plain_errors
 from tierlog.offload.verify import ReadBack, is_read_whole, verify_copy
 from tierlog.ports.clock import Clock
 from tierlog.ports.objects import ObjectStore
@@ -60,6 +62,14 @@ class CopyLook:
         there = context.location
         assert there is not None
         return known_here(there) and (there.bucket, there.endpoint_name) == self._place
+
+    async def contexts_of(self, some: Sequence[LedgerId]) -> dict[LedgerId, OffloadContext]:
+        """Read the contexts of some ledgers at once; of those that have none nothing."""
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = {one: group.create_task(self._contexts.peek(one)) for one in some}
+        found = {one: task.result() for one, task in tasks.items()}
+        return {one: context for one, context in found.items() if context is not None}
 
     async def stalled(self, context: OffloadContext) -> Finding | None:
         """Look again whether an attempt goes on: others may have been read back for hours."""

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from tierlog.format import keys
 from tierlog.format.keys import ObjectRole, ParsedKey, parse_key
-from tierlog.model.errors import CorruptError
+from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import LedgerId
 from tierlog.model.manifest import copy_of
 from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy
@@ -299,4 +299,16 @@ def finding_of(context: OffloadContext, kind: FindingKind, cause: str) -> Findin
         uuid=context.uuid,
         key=context.location.data_key if context.location is not None else "",
         cause=cause,
+    )
+
+
+def unread_manifest(error: TierlogError, stream: str) -> Finding:
+    """Return a finding about a stream's manifest, or the cluster's own where there is no stream."""
+    remedy = "" if stream else "Restart the scheduler that leads: the next leader writes it anew"
+    return Finding(
+        kind=FindingKind.MANIFEST_UNREADABLE,
+        stream=stream,
+        key=error.details.get("object", ""),
+        cause=str(error),
+        remedy=remedy,
     )

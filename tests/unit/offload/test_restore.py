@@ -20,11 +20,12 @@ from tierlog.adapters.memory.objects import MemoryObjects
 from tierlog.catalog import Catalog
 from tierlog.catalog.restore import RestoredStream
 from tierlog.format import paths
+from tierlog.format.manifest import cluster_key
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.node import Cluster
 from tierlog.model.offload import OffloadContext, OffloadState
-from tierlog.model.policy import Policy
+from tierlog.model.policy import NO_LEVELS, Policy
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger, Stream
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
@@ -425,6 +426,27 @@ def test_a_bucket_that_was_copied_elsewhere() -> None:
         assert context.location.data_key.startswith("old/site/")
         for ledger_id in list(world.ledgers)[:3]:
             assert await site.read(ledger_id, key_prefix="old/site") == world.ledgers[ledger_id]
+
+    run_virtual(main())
+
+
+def test_a_damaged_manifest_of_the_cluster_stops_a_restore_until_that_is_accepted() -> None:
+    async def main() -> None:
+        site = await grown()
+        assert site.cluster is not None
+        site.world.bucket.damage(cluster_key("", site.cluster.cluster_id, 1), 30)
+        site.lose_metadata()
+        restorer = site.restorer()
+        plan = await restorer.plan()
+        with pytest.raises(CorruptError, match=r"the first: the cluster: .*no policies") as caught:
+            plan.check(accept_loss=True, accept_damage=False)
+        assert "--accept-damage" in caught.value.remedy
+        plan.check(accept_loss=True, accept_damage=True)
+        catalog = site.world.catalog()
+        cluster = await restorer.apply(plan, catalog)
+        assert cluster.cluster_id == site.cluster.cluster_id
+        assert await catalog.policies.levels() == NO_LEVELS
+        assert sum(len(one.ledgers) for one in plan.streams) == 3
 
     run_virtual(main())
 

@@ -21,13 +21,15 @@ from tests.unit.offload.scrubs import (
     repairer,
     scrub,
 )
-from tests.unit.offload.world import STREAM, World, metadata_of
+from tests.unit.offload.world import CLUSTER, STREAM, World, metadata_of
 from tierlog.format import paths, records
 from tierlog.format.keys import object_keys
-from tierlog.format.manifest import keep
+from tierlog.format.manifest import cluster_key, keep
 from tierlog.model.ids import LedgerId
-from tierlog.model.manifest import ManifestLedger, copy_of, head_of
+from tierlog.model.manifest import ClusterManifest, ManifestLedger, copy_of, head_of
+from tierlog.model.node import Cluster
 from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.policy import NO_LEVELS
 from tierlog.model.scrub import FindingKind, ScrubWish
 from tierlog.ports.objects import ObjectInfo, ObjectStore
 from tierlog.ports.throttle import TokenBucket
@@ -319,6 +321,26 @@ def test_a_damaged_manifest_stops_every_deletion():
         assert len(report.unread) == 1
         assert not report.is_clean
         assert set(world.bucket.objects) == before
+
+    run_virtual(main())
+
+
+def test_a_damaged_manifest_of_the_cluster_is_told_and_stops_deletions():
+    async def main():
+        world, _ = await offloaded()
+        orphan = await plant(world, 5)
+        cluster = Cluster(cluster_id=CLUSTER, created_ms=1)
+        await world.manifests().write_cluster(1, ClusterManifest(cluster=cluster, levels=NO_LEVELS))
+        world.clock.advance(2 * SAFETY_S)
+        assert kinds(await scrub(world)) == ["orphan-objects"]
+        key = cluster_key("", CLUSTER, 1)
+        world.bucket.damage(key, 30)
+        report = await scrub(world, REPAIR)
+        assert kinds(report) == ["manifest-unreadable", "orphan-objects"]
+        assert [one.key for one in report.findings][:1] == [key]
+        assert "leads" in report.findings[0].remedy
+        assert report.deletions_stopped
+        assert orphan in world.bucket.objects
 
     run_virtual(main())
 

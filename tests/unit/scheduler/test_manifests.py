@@ -26,8 +26,8 @@ from tests.unit.scheduler.manifests_kit import (
 from tierlog.adapters.memory.faults import Outcome, no_faults
 from tierlog.format import manifest as fmt
 from tierlog.format import paths, records
-from tierlog.format.manifest import unkeep
-from tierlog.model.errors import RefusedError
+from tierlog.format.manifest import cluster_key, unkeep
+from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import NodeId, StreamName
 from tierlog.model.manifest import copy_of
 from tierlog.model.offload import OffloadState
@@ -398,6 +398,24 @@ def test_the_cluster_s_identity_and_policies_are_there_too() -> None:
             2,
             {"ns": Policy(offload_time_ms=3)},
         )
+
+    run_virtual(main())
+
+
+def test_a_damaged_manifest_of_the_cluster_is_written_anew_by_the_next_leader() -> None:
+    async def main() -> None:
+        world = World()
+        await world.stream()
+        cluster = await world.catalog().nodes.ensure_cluster()
+        await Leader(world).gate.record_cluster()
+        world.bucket.damage(cluster_key("", cluster.cluster_id, 1), 30)
+        store = store_of(world)
+        with pytest.raises(CorruptError):
+            await store.cluster(cluster.cluster_id)
+        await Leader(world).gate.record_cluster()
+        generation, manifest = await store.cluster(cluster.cluster_id)
+        assert manifest is not None
+        assert (generation, manifest.cluster) == (2, cluster)
 
     run_virtual(main())
 
