@@ -8,7 +8,8 @@ Invariants:
     * What is written is the newest: a writer that slept until its number was pruned finds a newer
       generation when it looks again, and is refused too.
     * What is read is whole: each object's digest, and the digest of the one before, are checked.
-    * The newest snapshot, and the one before it with all between, are never pruned.
+    * The newest snapshot, and the one before it with all between, are never pruned; nor the newest
+      ``CLUSTER_KEPT`` generations of the cluster's own, of which the newest alone is ever read.
 
 Crash: at any point a generation is there or isn't; parts that no generation names are pruned with
 their number. A put whose answer was lost is found by looking.
@@ -43,6 +44,7 @@ ROLE: Final = "manifest"
 LOAD_TRIES_MAX: Final = 3
 # Longer than any leader makes one, whatever its limits.
 CHAIN_MAX: Final = 4096
+CLUSTER_KEPT: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,11 +281,14 @@ class ManifestStore:
         )
 
     async def _prune(self, listed: Iterable["_Listed"], *, below: int) -> None:
-        """Delete what lies before the snapshot before the newest. Failing is legal."""
+        """Delete what lies before the snapshot before the newest."""
+        await self._delete_all(one.info.key for one in listed if one.key.generation < below)
+
+    async def _delete_all(self, doomed: Iterable[str]) -> None:
+        """Delete what is not needed any more. Failing is legal."""
         try:
-            for one in listed:
-                if one.key.generation < below:
-                    await self._objects.delete(one.info.key)
+            for key in doomed:
+                await self._objects.delete(key)
         except TierlogError as error:
             log.warning("manifest.prune_failed", cause=str(error))
 
@@ -379,14 +384,38 @@ class ManifestStore:
         return found
 
     async def write_cluster(self, generation: int, manifest: ClusterManifest) -> None:
-        """Write a generation of the cluster's manifest; ``ObjectExistsError``: someone else did."""
+        """Write a generation of the cluster's manifest, and prune those of long ago.
+
+        ``ObjectExistsError``: someone else wrote it, or a newer one.
+        """
         raw = fmt.encode_cluster_manifest(
             manifest, generation=generation, now_ms=self._clock.wall_ms()
         )
         key = fmt.cluster_key(self._prefix, manifest.cluster.cluster_id, generation)
         with spending(Cause.MANIFEST):
             await self._put(key, raw, if_none_match=True)
+            await self._prune_cluster(manifest.cluster.cluster_id, generation)
         log.info("manifest.cluster_written", generation=generation)
+
+    async def _prune_cluster(self, cluster_id: UUID, generation: int) -> None:
+        """Delete generations of long ago, if this one is the newest. Failing is legal."""
+        folder, listed = fmt.clusters_folder(self._prefix), dict[int, str]()
+        try:
+            async for info in self._objects.list(folder):
+                key = fmt.parse_cluster_key(self._prefix, info.key)
+                if key is not None and key.cluster_id == cluster_id:
+                    listed[key.generation] = info.key
+        except TierlogError as error:
+            log.warning("manifest.prune_failed", cause=str(error))
+            return
+        if any(number > generation for number in listed):
+            raise ObjectExistsError(
+                f"generation {generation} of the cluster's manifest was pruned before",
+                remedy="Read the newest one, then the metadata, and start over",
+            )
+        await self._delete_all(
+            key for number, key in sorted(listed.items()) if number <= generation - CLUSTER_KEPT
+        )
 
 
 class BucketGuard:

@@ -12,12 +12,17 @@ from tierlog.adapters.memory.faults import FaultRates, Faults, no_faults
 from tierlog.adapters.memory.ids import SeededIds
 from tierlog.adapters.memory.objects import MemoryObjects
 from tierlog.format import manifest as fmt
-from tierlog.format.manifest import parse_manifest_key
+from tierlog.format.manifest import cluster_key, parse_manifest_key
 from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import ClusterManifest, KeptLedger, ManifestHead
 from tierlog.model.node import Cluster
-from tierlog.offload.manifests import KnownManifest, ManifestLimits, ManifestStore
+from tierlog.offload.manifests import (
+    CLUSTER_KEPT,
+    KnownManifest,
+    ManifestLimits,
+    ManifestStore,
+)
 from tierlog.ports.objects import ObjectExistsError
 
 STREAM = StreamName("orders")
@@ -302,5 +307,27 @@ def test_the_cluster_s_own_manifest() -> None:
         assert await store.cluster(CLUSTER) == (2, second)
         assert await store.clusters() == {CLUSTER: 2}
         assert await bucket.store().clusters() == {}
+
+    run_virtual(main())
+
+
+def test_of_the_cluster_s_own_manifest_the_newest_generations_are_kept() -> None:
+    async def main() -> None:
+        bucket = Bucket()
+        store, objects = bucket.store(), bucket.objects.objects
+        other = ClusterManifest(cluster=Cluster(cluster_id=UUID(int=5), created_ms=1))
+        await store.write_cluster(1, other)
+        for number in range(1, 31):
+            cluster = Cluster(cluster_id=CLUSTER, created_ms=1, ledger_id_base=number)
+            await store.write_cluster(number, ClusterManifest(cluster=cluster))
+        own = [cluster_key("", CLUSTER, number) for number in range(31 - CLUSTER_KEPT, 31)]
+        assert sorted(objects) == sorted([*own, cluster_key("", UUID(int=5), 1)])
+        # A leader that slept until its number was free again.
+        late = ClusterManifest(cluster=Cluster(cluster_id=CLUSTER, created_ms=1))
+        with pytest.raises(ObjectExistsError, match="pruned before"):
+            await store.write_cluster(3, late)
+        generation, newest = await store.cluster(CLUSTER)
+        assert newest is not None
+        assert (generation, newest.cluster.ledger_id_base) == (30, 30)
 
     run_virtual(main())
