@@ -63,7 +63,9 @@ def cost(
     for name in sorted({*living, *(stored if not streams else stored.keys() & names)}):
         row = {"stream": name or None, **_now(stored.get(name, 0), prices)}
         if name in living:
-            row |= predicted(living[name], levels, prices, asked, run.clock.wall_ms())
+            row |= predicted(
+                living[name], levels, prices, asked, run.clock.wall_ms(), read_back=s3.read_back
+            )
         rows.append(row)
     summed = ("bytes", "price_of_bytes", "if_tier2_bytes", "if_price")
     counts = {name: sum(row.get(name, 0) for row in rows) for name in summed}
@@ -103,7 +105,13 @@ def _now(stored: int, prices: Prices) -> dict[str, Any]:
 
 
 def predicted(
-    stream: StreamLedgers, levels: Levels, prices: Prices, asked: WhatIf, now_ms: int
+    stream: StreamLedgers,
+    levels: Levels,
+    prices: Prices,
+    asked: WhatIf,
+    now_ms: int,
+    *,
+    read_back: str,
 ) -> dict[str, Any]:
     """Return what becomes of a stream under its thresholds, those of its own cluster above them."""
     head, above = stream.head, levels.get(stream.cluster_id, NO_LEVELS)
@@ -118,7 +126,12 @@ def predicted(
     except RefusedError as error:
         raise breaks_below(f"stream {head.stream}", error) from error
     found: Steady = steady_of(
-        past, policy, prices, range_bytes=asked.range_bytes, reads=asked.reads
+        past,
+        policy,
+        prices,
+        range_bytes=asked.range_bytes,
+        reads=asked.reads,
+        read_back=read_back,
     )
     return {
         "bytes_per_day": round(past.bytes_per_day),

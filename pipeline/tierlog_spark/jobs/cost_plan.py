@@ -65,9 +65,19 @@ def past_of(
 
 
 def steady_of(
-    past: Past, policy: Policy, prices: Prices, *, range_bytes: int, reads: float
+    past: Past,
+    policy: Policy,
+    prices: Prices,
+    *,
+    range_bytes: int,
+    reads: float,
+    read_back: str = "sample",
 ) -> Steady:
-    """Return what thresholds make of a stream; ``reads``: how often all is read from tier 2."""
+    """Return what thresholds make of a stream; ``reads``: how often all is read from tier 2.
+
+    ``read_back``: how much of a copy is verified where the policy does not say. Scrubs are of a
+    whole bucket, and on no stream's account here.
+    """
     kept = _least(past, policy.retention_time_ms, policy.retention_size_bytes, past.kept_bytes)
     if not policy.offloads:
         return Steady(
@@ -88,6 +98,7 @@ def steady_of(
         range_bytes=range_bytes,
         reads=reads,
         kept_days=(kept - behind) / rate if rate else 0.0,
+        read_back=policy.read_back or read_back,
     )
     asked = predict(workload)
     stored = stored_bytes(workload) if rate else kept - behind

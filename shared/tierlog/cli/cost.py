@@ -20,6 +20,7 @@ TIMEOUT_S: Final = 10.0
 SERVICES: Final = ("ingest", "offloader", "reader", "scheduler")
 """All kinds that ask the store for anything."""
 AMOUNT_MAX: Final = 1e9
+LEFT_OUT: Final = "manifests, attributes, and requests that are sent again"
 
 
 def _price_text(value: float) -> str:
@@ -90,12 +91,16 @@ def what_if(
     ] = 30.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Say what a month would cost, with these sizes and the prices of the settings."""
+    """Say what a month would cost, with these sizes.
+
+    Prices, how much of a copy is read back before the local one goes, and how often scrubs run,
+    are those of the settings. Left out are manifests, attributes, and requests sent again.
+    """
     from tierlog.cli.policy import parse_size
-    from tierlog.model.prices import GB, Workload, predict, stored_bytes
+    from tierlog.model.prices import GB, Scrubs, Workload, predict, stored_bytes
 
     settings = load()
-    prices = prices_of(settings)
+    prices, paced = prices_of(settings), settings.scheduler
     workload = Workload(
         bytes_per_day=parse_size(per_day),
         ledger_bytes=positive(parse_size(ledger), "--ledger"),
@@ -103,6 +108,13 @@ def what_if(
         range_bytes=positive(parse_size(read_size), "--range"),
         reads=reads,
         kept_days=kept_days,
+        read_back=settings.s3.read_back,
+        scrubs=Scrubs.every(
+            interval_s=paced.scrub_interval_s,
+            deep_interval_s=paced.scrub_deep_interval_s,
+            bytes_per_s=paced.scrub_bytes_per_s,
+            deep_s_max=paced.scrub_deep_s_max,
+        ),
     )
     rows: list[dict[str, Any]] = [
         {
@@ -125,7 +137,7 @@ def what_if(
     )
     print_rows(rows, WHAT_IF_COLUMNS, output)
     total = sum(row["price_per_month"] for row in rows)
-    say(f"{total:.2f} {settings.prices.currency} a month")
+    say(f"{total:.2f} {settings.prices.currency} a month; not in it: {LEFT_OUT}")
 
 
 def prices_of(settings: "Settings") -> "Prices":

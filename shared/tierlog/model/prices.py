@@ -3,17 +3,30 @@
 Owns which requests stores charge as writes, which as reads, which not at all, as the price lists of
 S3 and its like have it; and what a workload will ask for. Prices themselves are settings.
 
-Invariant: ``offload_requests`` and ``single_requests`` say what the offloader sends for a ledger
-when nothing fails; a test holds them to what was counted.
+Invariant: what is said of a ledger's offload, of its copy's verifications, of its removal and of a
+deep scrub is what is sent when nothing fails; tests hold it to what was counted.
+
+What is left out: manifests, attributes, what scrubs read of both, and tries that are repeated.
 """
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 GB: Final = 10**9
 DAYS_A_MONTH: Final = 30
+MONTH_S: Final = DAYS_A_MONTH * 86_400.0
+# What is read back of a copy at once; a test compares these with what verification does.
+GRAIN_BYTES: Final = 64 * 1024
+GRAINS_SAMPLED: Final = 8
+READ_BACK_BYTES: Final = 4 * 1024 * 1024
+LISTED_AT_ONCE: Final = 1000
+OBJECTS_A_LEDGER: Final = 3
+# An attempt is swept twice; its keys are those of its objects and of an export copy.
+SWEEPS: Final = 2
 
 
 class PriceClass(StrEnum):
@@ -63,6 +76,31 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scrubs:
+    """How often a bucket is compared with the metadata in a month."""
+
+    count: float = 0.0
+    deep: float = 0.0
+    """So many more of them read what is kept back, too."""
+    deep_bytes_max: float = math.inf
+    """What each of these reads at most; the next one goes on there."""
+
+    @classmethod
+    def every(
+        cls, *, interval_s: float, deep_interval_s: float, bytes_per_s: float, deep_s_max: float
+    ) -> Self:
+        """Return those of a schedule; an interval of 0: there are none."""
+        return cls(
+            count=MONTH_S / interval_s if interval_s else 0.0,
+            deep=MONTH_S / deep_interval_s if deep_interval_s else 0.0,
+            deep_bytes_max=bytes_per_s * deep_s_max,
+        )
+
+
+NO_SCRUBS: Final = Scrubs()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What a stream does, and how."""
 
@@ -73,6 +111,9 @@ class Workload:
     reads: float
     """How often each byte is read from tier 2."""
     kept_days: float
+    read_back: str = "sample"
+    """How much of a copy is read before the local one goes: none, sample or full."""
+    scrubs: Scrubs = NO_SCRUBS
 
     def __post_init__(self) -> None:
         assert min(self.ledger_bytes, self.block_bytes, self.range_bytes) > 0, "sizes are positive"
@@ -99,9 +140,7 @@ def offload_requests(ledger_bytes: int, block_bytes: int) -> dict[tuple[str, str
         ("offload", "list_multipart_uploads"): 1,
         # Side object and index.
         ("offload", "put_object"): 2,
-        ("verify", "head_object"): 1,
-        # Both of them, and the headers of the first and the last block.
-        ("verify", "get_object"): 2 + min(blocks, 2),
+        **_of("verify", verify_requests(ledger_bytes, block_bytes)),
     }
 
 
@@ -118,20 +157,51 @@ def single_requests(block_count: int) -> dict[tuple[str, str], int]:
     }
 
 
+def verify_requests(
+    ledger_bytes: int, block_bytes: int, *, read_back: str = "none"
+) -> dict[str, int]:
+    """Return how often a verification of a copy sends what, by operation."""
+    blocks = -(-ledger_bytes // block_bytes)
+    grains = {
+        "none": 0,
+        "sample": min(GRAINS_SAMPLED, -(-ledger_bytes // GRAIN_BYTES)),
+        "full": -(-ledger_bytes // READ_BACK_BYTES),
+    }
+    # Side object and index, and the headers of the first and the last block.
+    return {"head_object": 1, "get_object": 2 + min(blocks, 2) + grains[read_back]}
+
+
+def read_back_bytes(ledger_bytes: int, read_back: str) -> int:
+    """Return how much of a copy's data a verification receives."""
+    sampled = min(GRAINS_SAMPLED * GRAIN_BYTES, ledger_bytes)
+    return {"none": 0, "sample": sampled, "full": ledger_bytes}[read_back]
+
+
+def _of(cause: str, requests: Mapping[str, int]) -> dict[tuple[str, str], int]:
+    return {(cause, operation): count for operation, count in requests.items()}
+
+
 def predict(workload: Workload) -> list[Predicted]:
     """Return what a month of it asks of the store, once the stream is as long as it gets."""
     month = workload.bytes_per_day * DAYS_A_MONTH
     ledgers = month / workload.ledger_bytes
-    each = offload_requests(workload.ledger_bytes, workload.block_bytes)
+    sizes, back = (workload.ledger_bytes, workload.block_bytes), workload.read_back
+    each = Counter(offload_requests(*sizes))
+    # Verified is a copy twice: when it is made, and before the local one goes, read back then.
+    each.update(_of("verify", verify_requests(*sizes, read_back=back)))
+    each["sweep", "list_multipart_uploads"] = SWEEPS
+    each["sweep", "delete_object"] = SWEEPS * (OBJECTS_A_LEDGER + 1)
+    received = {("verify", "get_object"): read_back_bytes(workload.ledger_bytes, back)}
     found = [
-        # Verified is a copy twice: when it is made, and before the local one goes.
         Predicted(
-            cause=cause,
-            operation=operation,
-            requests=count * ledgers * (2 if cause == "verify" else 1),
+            cause=what[0],
+            operation=what[1],
+            requests=count * ledgers,
+            received=received.get(what, 0) * ledgers,
         )
-        for (cause, operation), count in each.items()
+        for what, count in each.items()
     ]
+    found += _scrubbed(workload)
     read = month * workload.reads
     found.append(
         Predicted(
@@ -141,8 +211,31 @@ def predict(workload: Workload) -> list[Predicted]:
             received=read,
         )
     )
-    found.append(Predicted(cause="sweep", operation="delete_object", requests=3 * ledgers))
     return found
+
+
+def _scrubbed(workload: Workload) -> list[Predicted]:
+    """Return what a month's scrubs ask for, deep ones as far as they get."""
+    scrubs, kept = workload.scrubs, stored_bytes(workload)
+    pages = math.ceil(kept / workload.ledger_bytes * OBJECTS_A_LEDGER / LISTED_AT_ONCE)
+    read = scrubs.deep * min(kept, scrubs.deep_bytes_max)
+    each = verify_requests(workload.ledger_bytes, workload.block_bytes, read_back="full")
+    return [
+        Predicted(
+            cause="scrub",
+            operation="list_objects_v2",
+            requests=(scrubs.count + scrubs.deep) * pages,
+        ),
+        *(
+            Predicted(
+                cause="scrub",
+                operation=operation,
+                requests=count * read / workload.ledger_bytes,
+                received=read if operation == "get_object" else 0.0,
+            )
+            for operation, count in each.items()
+        ),
+    ]
 
 
 def stored_bytes(workload: Workload) -> float:

@@ -28,10 +28,37 @@ def test_what_if_is_a_sum_that_can_be_done_by_hand(monkeypatch):
     assert rows["offload", "upload_part"]["requests_per_month"] == 480
     assert rows["offload", "complete_multipart_upload"]["requests_per_month"] == 30
     assert rows["read", "get_object"]["requests_per_month"] == 2 * 30 * 1024
+    # Four requests verify a copy when it is made, and twelve before the local one goes.
+    assert rows["verify", "get_object"]["requests_per_month"] == 30 * (4 + 12)
+    # Each of ten ledgers is read once a week, in ranges of 4 MiB; thirty are swept twice.
+    assert rows["scrub", "get_object"]["requests_per_month"] == round(30 / 7 * 10 * (4 + 256))
+    assert rows["sweep", "list_multipart_uploads"]["requests_per_month"] == 60
+    assert "not in it: manifests, attributes" in done.stderr
     price = rows["read", "get_object"]["price_per_month"]
     assert price == pytest.approx(2 * 30 * 1024 / 1000 * 0.4)
     kept = next(row for (cause, _), row in rows.items() if cause == "storage")
     assert kept["price_per_month"] == pytest.approx(10 * 2**30 / 10**9 * 0.023)
+
+
+def test_what_if_prices_scrubs_and_reading_back_as_the_settings_have_them(monkeypatch):
+    monkeypatch.setenv("TIERLOG_PRICES__RECEIVED_PER_GB", "0.09")
+    monkeypatch.setenv("TIERLOG_SCHEDULER__SCRUB_INTERVAL_S", "0")
+    words = ("what-if", "--per-day", "1GB", "--ledger", "1GB", "--reads", "0", "-o", "json")
+
+    def priced() -> dict[tuple[str, str], float]:
+        rows = json.loads(run(*words).stdout)
+        return {(row["cause"], row["operation"]): row["price_per_month"] for row in rows}
+
+    before = priced()
+    # What is kept, 30 GB (of 2^30 bytes), leaves the store every week.
+    assert before["scrub", "get_object"] > 30 / 7 * 30 * 2**30 / 10**9 * 0.09
+    monkeypatch.setenv("TIERLOG_SCHEDULER__SCRUB_DEEP_INTERVAL_S", "0")
+    monkeypatch.setenv("TIERLOG_S3__READ_BACK", "full")
+    after = priced()
+    assert sum(price for (cause, _), price in after.items() if cause == "scrub") == 0
+    assert (
+        after["verify", "get_object"] > 30 * 2**30 / 10**9 * 0.09 > before["verify", "get_object"]
+    )
 
 
 @pytest.mark.parametrize("option", ["--ledger", "--block", "--range"])

@@ -105,7 +105,7 @@ def scrubber(
     **limits: float,
 ) -> Scrubber:
     """Return what scrubs the world's bucket."""
-    store = objects or world.bucket.connect(faults or no_faults())
+    store = objects or world.bucket.connect(faults or no_faults(), meter=world.meter)
     return Scrubber(
         objects=store,
         catalog=world.catalog(faults),

@@ -1,31 +1,52 @@
 """What is counted is what the store charges, and what was predicted is what is counted."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.world import BLOCK, CLUSTER, SMALL_RANGES, STREAM, ListHandle, World
+from tests.unit.offload.scrubs import DEEP, scrub
+from tests.unit.offload.world import (
+    BLOCK,
+    CLUSTER,
+    SMALL_RANGES,
+    STREAM,
+    ListHandle,
+    World,
+    metadata_of,
+)
 from tests.unit.scheduler.test_scheduler import running
 from tierlog.adapters.memory.objects import _OPERATIONS
+from tierlog.format.grains import GRAIN_LEN
 from tierlog.format.keys import object_keys
 from tierlog.model.ids import LedgerId
 from tierlog.model.policy import Policy
 from tierlog.model.prices import (
     CLASSES,
+    DAYS_A_MONTH,
     GB,
+    GRAIN_BYTES,
+    GRAINS_SAMPLED,
+    READ_BACK_BYTES,
     PriceClass,
     Prices,
+    Scrubs,
     Workload,
     offload_requests,
     predict,
     single_requests,
     stored_bytes,
+    verify_requests,
 )
+from tierlog.offload import verify
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.single_driver import SingleObjectOffloader
+from tierlog.offload.verify import ReadBack
 from tierlog.ports.spending import (
     ANSWERS_MAX,
     OTHER_STREAMS,
@@ -46,10 +67,16 @@ PRICES = Prices(
 
 
 def by_cause(meter: CostMeter) -> dict[tuple[str, str], int]:
-    return {
-        (spent.cause.value, spent.operation): amount.requests
-        for spent, amount in meter.amounts.items()
-    }
+    found: Counter[tuple[str, str]] = Counter()
+    for spent, amount in meter.amounts.items():
+        found[spent.cause.value, spent.operation] += amount.requests
+    return dict(found)
+
+
+def of_life(requests: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """Return what is asked because of a ledger, from its offload to its end."""
+    causes = {"offload", "verify", "sweep"}
+    return {what: count for what, count in requests.items() if what[0] in causes}
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 7])
@@ -77,6 +104,80 @@ def test_what_an_offload_sends_is_what_was_predicted(blocks):
         assert object_keys("", uuid, LedgerId(1)).data
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("read_back", list(ReadBack))
+def test_what_the_second_verification_sends_is_what_was_predicted(read_back):
+    async def main():
+        world, meter, block = World(), CostMeter(), GRAIN_BYTES * 16
+        offloader = BlockOffloader(
+            world.bucket.connect(meter=meter), Tier2Settings(bucket="b", cluster_id=CLUSTER)
+        )
+        entries = [bytes(block - 140)] * 12
+        handle = ListHandle(LedgerId(1), entries, metadata_of(entries, block_size=block))
+        uuid = world.ids.uuid()
+        copy = await offloader.offload(handle, uuid, {})
+        before = by_cause(meter)
+        await offloader.verify(LedgerId(1), uuid, None, copy, read_back=read_back)
+        sent = {
+            operation: count - before[cause, operation]
+            for (cause, operation), count in by_cause(meter).items()
+            if cause == "verify"
+        }
+        assert sent == verify_requests(copy.data_len, block, read_back=read_back.value)
+
+    assert (GRAINS_SAMPLED, READ_BACK_BYTES) == (verify.SAMPLED_GRAINS, verify.READ_BACK_BYTES)
+    assert GRAIN_BYTES == GRAIN_LEN
+    run_virtual(main())
+
+
+def test_a_ledgers_life_and_a_deep_scrub_of_it_cost_what_was_predicted():
+    async def main():
+        world, thresholds = World(), Policy(offload_time_ms=0, deletion_lag_ms=0)
+        claimed = await world.stream(policy=thresholds)
+        (ledger_id, *_) = [
+            await world.seal(claimed, [bytes(BLOCK - 140)] * 40) for _ in range(DAYS_A_MONTH)
+        ]
+        async with running(world):
+            await asyncio.sleep(3600)
+        copy = (await world.context(ledger_id)).copy
+        assert copy is not None
+        await scrub(world, DEEP)
+        gone = replace(thresholds, retention_time_ms=10)
+        await world.catalog().streams.set_policy(STREAM, gone)
+        async with running(world):
+            await asyncio.sleep(7200)
+        assert not world.bucket.objects
+        work = Workload(
+            bytes_per_day=copy.data_len, ledger_bytes=copy.data_len, block_bytes=BLOCK,
+            range_bytes=1, reads=0, kept_days=DAYS_A_MONTH, scrubs=Scrubs(deep=1),
+        )  # fmt: skip
+        predicted = {(one.cause, one.operation): one.requests for one in predict(work)}
+        # A ledger so short has one grain of 64 KiB, and here eight and more, of 64 bytes.
+        predicted["verify", "get_object"] += DAYS_A_MONTH * (GRAINS_SAMPLED - 1)
+        counted = by_cause(world.meter)
+        for operation in ("get_object", "head_object"):
+            assert counted["scrub", operation] == predicted["scrub", operation]
+        assert of_life(counted) == of_life(predicted)
+
+    run_virtual(main())
+
+
+def test_a_deep_scrub_reads_no_more_than_it_has_time_for():
+    def scrubbed(kept_days: float) -> float:
+        work = Workload(
+            bytes_per_day=100 * GB, ledger_bytes=GB, block_bytes=64 << 20, range_bytes=1 << 20,
+            reads=0, kept_days=kept_days,
+            scrubs=Scrubs.every(
+                interval_s=86_400, deep_interval_s=7 * 86_400, bytes_per_s=50e6, deep_s_max=21_600
+            ),
+        )  # fmt: skip
+        return sum(one.received for one in predict(work) if one.cause == "scrub")
+
+    assert scrubbed(1) == pytest.approx(30 / 7 * 100 * GB)
+    assert scrubbed(365) == scrubbed(3650) == pytest.approx(30 / 7 * 1080 * GB)
+    never = Scrubs.every(interval_s=0, deep_interval_s=0, bytes_per_s=1, deep_s_max=1)
+    assert (never.count, never.deep) == (0, 0)
 
 
 def test_all_that_a_ledger_costs_counts_on_its_stream():

@@ -183,12 +183,24 @@ def test_a_month_is_priced_by_the_same_list_as_cost_what_if():
     found = steady_of(PAST, policy, PRICES, range_bytes=MIB, reads=2)
     each = offload_requests(GB, 64 * MIB)
     writes = 30 * sum(number for (cause, _), number in each.items() if cause == "offload")
-    verifies = 30 * 2 * sum(number for (cause, _), number in each.items() if cause == "verify")
+    verified = sum(number for (cause, _), number in each.items() if cause == "verify")
+    # The second verification reads eight grains back.
+    verifies = 30 * (2 * verified + 8)
     reads = 2 * 30 * GB / MIB
-    assert found.requests == pytest.approx(writes + verifies + reads + 90)
-    asked = writes / 1000 * 5.0 + (verifies + reads) / 1000 * 0.4
+    # What goes is swept twice: uploads are listed, and four keys deleted.
+    assert found.requests == pytest.approx(writes + verifies + reads + 30 * 2 * 5)
+    asked = (writes + 30 * 2) / 1000 * 5.0 + (verifies + reads) / 1000 * 0.4
     assert found.price_of_requests == pytest.approx(asked)
     assert found.price == pytest.approx(asked + 100 * 0.02)
+
+
+def test_how_much_is_read_back_is_the_policys_word_before_the_settings():
+    def requests(policy: str | None, settings: str) -> float:
+        made = Policy(offload_size_bytes=0, deletion_lag_ms=0, read_back=policy)
+        return steady_of(PAST, made, PRICES, range_bytes=MIB, reads=0, read_back=settings).requests
+
+    assert requests(None, "sample") - requests(None, "none") == pytest.approx(30 * 8)
+    assert requests("sample", "full") == pytest.approx(requests(None, "sample"))
 
 
 def test_what_came_in_the_last_month_says_how_much_comes_a_day():
@@ -241,7 +253,7 @@ def test_a_stream_is_under_the_thresholds_of_its_own_cluster():
 
     def kept(cluster_id: UUID | None) -> dict[str, Any]:
         stream = StreamLedgers(head, ledgers, cluster_id)
-        return predicted(stream, levels, PRICES, WhatIf(), NOW_MS)
+        return predicted(stream, levels, PRICES, WhatIf(), NOW_MS, read_back="sample")
 
     assert kept(UUID(int=10))["bytes_per_day"] == GB
     assert [kept(one)["if_tier2_bytes"] for one in levels] == [10 * GB, 20 * GB]
