@@ -61,10 +61,19 @@ def show(
 
     Prices are those of the settings (section prices); tries that were repeated are counted.
     """
+    from tierlog.ports.spending import STREAMS_MAX
+
     settings = load()
     known = dict.fromkeys(service, "") if service else _known(settings)
-    rows = asyncio.run(_rows(list(known), prices_of(settings), stream, settings.security))
+    rows = asyncio.run(_rows(list(known), prices_of(settings), settings.security))
+    rows, together = _of_stream(rows, stream)
+    rows = [{**row, "currency": settings.prices.currency} for row in rows]
     print_rows(rows, SHOW_COLUMNS, output)
+    for name, requests in together.items():
+        say(
+            f"{name} counts {requests} requests of further streams together, which may be of "
+            f"{stream}, too: it tells {STREAMS_MAX} streams apart"
+        )
     total = sum(row["price"] for row in rows)
     say(f"{sum(row['requests'] for row in rows)} requests, {total:.6f} {settings.prices.currency}")
     left_out = [kind for kind in SERVICES if kind not in known.values()]
@@ -116,6 +125,7 @@ def what_if(
             deep_s_max=paced.scrub_deep_s_max,
         ),
     )
+    currency = settings.prices.currency
     rows: list[dict[str, Any]] = [
         {
             "cause": one.cause,
@@ -124,6 +134,7 @@ def what_if(
             "price_per_month": prices.of_requests(
                 one.operation, one.requests, received=one.received
             ),
+            "currency": currency,
         }
         for one in predict(workload)
     ]
@@ -133,11 +144,12 @@ def what_if(
             "operation": f"{size_text(stored_bytes(workload))} kept",
             "requests_per_month": 0,
             "price_per_month": stored_bytes(workload) / GB * prices.stored_per_gb_month,
+            "currency": currency,
         }
     )
     print_rows(rows, WHAT_IF_COLUMNS, output)
     total = sum(row["price_per_month"] for row in rows)
-    say(f"{total:.2f} {settings.prices.currency} a month; not in it: {LEFT_OUT}")
+    say(f"{total:.2f} {currency} a month; not in it: {LEFT_OUT}")
 
 
 def prices_of(settings: "Settings") -> "Prices":
@@ -186,7 +198,7 @@ def _known(settings: "Settings") -> dict[str, str]:
 
 
 async def _rows(
-    addresses: list[str], prices: "Prices", stream: str | None, security: "SecuritySettings"
+    addresses: list[str], prices: "Prices", security: "SecuritySettings"
 ) -> list[dict[str, Any]]:
     from tierlog.wiring.costs import fetch_costs
 
@@ -202,6 +214,22 @@ async def _rows(
                 ),
             }
             for one in found.costs
-            if stream is None or one.stream == stream
         ]
     return rows
+
+
+def _of_stream(
+    rows: list[dict[str, Any]], stream: str | None
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Return the rows of a stream, and what services count that may be of it, too."""
+    from tierlog.ports.spending import OTHER_STREAMS
+
+    if stream is None:
+        return rows, {}
+    own = [row for row in rows if row["stream"] == stream]
+    # Whoever tells it apart counts all of it by name.
+    named, together = {row["service"] for row in own}, dict[str, int]()
+    for row in rows:
+        if row["stream"] == OTHER_STREAMS and row["service"] not in named:
+            together[row["service"]] = together.get(row["service"], 0) + row["requests"]
+    return own, together

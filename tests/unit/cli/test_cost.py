@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from tierlog.cli import main
 from tierlog.client.endpoints import FILE_NAME, EndpointsFile
+from tierlog.ports.spending import OTHER_STREAMS
 from tierlog.runtime.costs import Cost, Costs
 from tierlog.runtime.security import SecuritySettings
 
@@ -33,6 +34,7 @@ def test_what_if_is_a_sum_that_can_be_done_by_hand(monkeypatch):
     # Each of ten ledgers is read once a week, in ranges of 4 MiB; thirty are swept twice.
     assert rows["scrub", "get_object"]["requests_per_month"] == round(30 / 7 * 10 * (4 + 256))
     assert rows["sweep", "list_multipart_uploads"]["requests_per_month"] == 60
+    assert {row["currency"] for row in rows.values()} == {"USD"}
     assert "not in it: manifests, attributes" in done.stderr
     price = rows["read", "get_object"]["price_per_month"]
     assert price == pytest.approx(2 * 30 * 1024 / 1000 * 0.4)
@@ -85,6 +87,27 @@ def test_show_asks_each_service_and_sums(monkeypatch):
     rows = json.loads(done.stdout)
     assert [(row["stream"], row["requests"]) for row in rows] == [("b", 1000)] * 2
     assert [row["price"] for row in rows] == [pytest.approx(0.005)] * 2
+    assert {row["currency"] for row in rows} == {"USD"}
+
+
+def test_show_says_when_a_stream_may_be_among_those_that_are_not_told_apart(monkeypatch):
+    async def fetch(address: str, *, timeout_s: float, security: SecuritySettings) -> Costs:
+        del timeout_s, security
+        costs = [
+            Cost(stream=stream, cause="read", operation="get_object", requests=7,
+                 bytes_sent=0, bytes_received=5)
+            for stream in ("a", OTHER_STREAMS)
+        ]  # fmt: skip
+        return Costs(service="reader", costs=costs if address == "many:1" else costs[:1])
+
+    monkeypatch.setattr("tierlog.wiring.costs.fetch_costs", fetch)
+    done = run("show", "--service", "few:1", "--service", "many:1", "--stream", "b", "-o", "json")
+    assert json.loads(done.stdout) == []
+    assert "many:1 counts 7 requests" in done.stderr
+    assert "few:1" not in done.stderr
+    # One that has a count of its own there is not among them.
+    for more in (("--stream", "a"), ()):
+        assert "of further streams" not in run("show", "--service", "many:1", *more).stderr
 
 
 @pytest.fixture
