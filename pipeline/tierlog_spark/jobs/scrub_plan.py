@@ -136,7 +136,7 @@ def report_counts(report: ScrubReport) -> dict[str, int]:
         "copies_checked": report.copies_checked,
         "bytes_read": report.bytes_read,
         "elsewhere": report.elsewhere,
-        "unread": len(report.unread) + report.counts[FindingKind.NOT_CHECKED],
+        "unread": report.unread_count + report.counts[FindingKind.NOT_CHECKED],
         "remaining": report.remaining,
         **kinds,
     }

@@ -61,7 +61,8 @@ class OffloadStatusDocument(BaseModel):
 
     ``position``: all before it is in tier 2. ``states``: how many closed ledgers are in each
     state. ``wanted``: ledgers that an admin asked for and that are not there yet; done when 0.
-    ``doubted``: whose local copy stays, since the one in tier 2 was found damaged.
+    ``doubted``: whose local copy stays, since the one in tier 2 was found damaged. Of either, the
+    first ones are listed, and ``failing_count`` and ``doubted_count`` say how many there are.
     """
 
     stream: str
@@ -73,7 +74,9 @@ class OffloadStatusDocument(BaseModel):
     waiting_bytes: int
     oldest_waiting_ms: int | None
     failing: list[FailingDocument]
+    failing_count: int
     doubted: list[DoubtedDocument]
+    doubted_count: int
 
 
 class OffloadStatusAnswer(BaseModel):
@@ -270,6 +273,14 @@ def status_of(
         for one, context in closed
         if one.entry_count and not (context is not None and context.complete)
     ]
+    failing = [
+        (one, context) for one, context in left if context is not None and context.last_error
+    ]
+    doubted = [
+        (one, context.doubt)
+        for one, context in closed
+        if context is not None and context.doubt is not None
+    ]
     through = stream.offload_through
     pause = stream.offload_pause
     return OffloadStatusDocument(
@@ -295,18 +306,18 @@ def status_of(
                 last_error=context.last_error,
                 last_error_ms=context.last_error_ms,
             )
-            for one, context in left
-            if context is not None and context.last_error
-        ][:FAILING_MAX],
+            for one, context in failing[:FAILING_MAX]
+        ],
+        failing_count=len(failing),
         doubted=[
             DoubtedDocument(
                 ledger_id=one.ledger_id,
-                doubt=doubt_text(context.doubt),
-                doubted_ms=context.doubt.found_ms,
+                doubt=doubt_text(doubt),
+                doubted_ms=doubt.found_ms,
             )
-            for one, context in closed
-            if context is not None and context.doubt is not None
-        ][:DOUBTED_MAX],
+            for one, doubt in doubted[:DOUBTED_MAX]
+        ],
+        doubted_count=len(doubted),
     )
 
 

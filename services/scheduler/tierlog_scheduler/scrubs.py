@@ -301,6 +301,6 @@ class ScrubRunner:
             scrub_id=str(report.scrub_id),
             state=report.state.value,
             remaining=report.remaining,
-            unread=len(report.unread),
+            unread=report.unread_count,
             counts={kind.value: count for kind, count in report.counts.items()},
         )

@@ -82,7 +82,8 @@ class ScrubSummary(BaseModel):
     """A scrub without its findings. ``counts`` also has what is no fault: too young, foreign.
 
     ``clean``: it has ended, everything could be looked at, and no fault is left. ``unread``: what
-    could not be looked at. ``deep_next``: the ledger where a deep scrub ran out of time.
+    could not be looked at, with ``unread_left_off`` more. ``deep_next``: the ledger where a deep
+    scrub ran out of time.
     """
 
     scrub_id: str
@@ -105,6 +106,7 @@ class ScrubSummary(BaseModel):
     counts: dict[str, int]
     repaired: dict[str, int]
     unread: list[str]
+    unread_left_off: int
     deletions_stopped: str | None
     deep_next: int | None
 
@@ -126,6 +128,7 @@ class ScrubSummary(BaseModel):
             counts={kind.value: count for kind, count in sorted(report.counts.items())},
             repaired={kind.value: count for kind, count in sorted(report.repaired.items())},
             unread=report.unread,
+            unread_left_off=report.unread_left_off,
             deletions_stopped=report.deletions_stopped or None,
             deep_next=report.deep_next.ledger_id if report.deep_next is not None else None,
         )

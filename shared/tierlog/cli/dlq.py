@@ -1,7 +1,7 @@
 """``tierlog dlq …``: offload requests that kept failing, and asking for them again."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -9,9 +9,6 @@ from tierlog.cli.output import Output, OutputOption, print_one, print_rows, say,
 from tierlog.cli.session import command
 from tierlog.cli.stream import with_client
 from tierlog.model.errors import RefusedError
-
-if TYPE_CHECKING:
-    from tierlog.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters: requests that kept failing.")
 
@@ -47,10 +44,10 @@ def list_letters(
     name = _name(stream)
     state = None if all_states else WAITING
 
-    async def find(client: "Client") -> list[Any]:
-        return list(await client.dead_letters.find(state=state, stream=name))
-
-    print_rows(with_client(find), COLUMNS, output)
+    found = with_client(lambda client: client.dead_letters.listing(state=state, stream=name))
+    print_rows(found["dead_letters"], COLUMNS, output)
+    if left_off := found["left_off"]:
+        say(f"{left_off} older ones are not shown: restrict with --stream, or replay some first")
 
 
 @app.command("show")

@@ -48,7 +48,9 @@ STATUS_COLUMNS: Final = {
     "waiting_bytes": size_text,
     "oldest_waiting_ms": time_text,
     "failing": None,
+    "failing_count": None,
     "doubted": None,
+    "doubted_count": None,
 }
 
 ATTEMPT_COLUMNS: Final = {

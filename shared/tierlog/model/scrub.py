@@ -222,6 +222,7 @@ class ScrubReport:
     """Copies in buckets that this process does not have."""
     unread: list[str] = field(default_factory=list)
     """What could not be looked at, with the cause; nothing is said of it."""
+    unread_left_off: int = 0
     deletions_stopped: str = ""
     deep_next: DeepPlace | None = None
     counts: Counter[FindingKind] = field(default_factory=Counter)
@@ -255,6 +256,8 @@ class ScrubReport:
         """Note that something could not be looked at."""
         if len(self.unread) < self.findings_max:
             self.unread.append(cause)
+        else:
+            self.unread_left_off += 1
 
     @property
     def remaining(self) -> int:
@@ -266,9 +269,14 @@ class ScrubReport:
         )
 
     @property
+    def unread_count(self) -> int:
+        """How much could not be looked at."""
+        return len(self.unread) + self.unread_left_off
+
+    @property
     def is_clean(self) -> bool:
         """Whether everything was looked at and no fault is left."""
-        looked = not self.unread and not self.counts[FindingKind.NOT_CHECKED]
+        looked = not self.unread_count and not self.counts[FindingKind.NOT_CHECKED]
         looked = looked and self.deep_next is None
         return self.state is ScrubState.DONE and not self.remaining and looked
 

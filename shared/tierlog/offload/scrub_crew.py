@@ -103,6 +103,7 @@ class Merger:
                 report.add(one)
         for cause in found.unread:
             report.skip(cause)
+        report.unread_left_off += found.unread_left_off
         report.ledgers += found.ledgers
         report.copies_checked += found.copies_checked
         report.bytes_read += found.bytes_read

@@ -122,6 +122,12 @@ class DeadLetterDesk(Protocol):
         """Return the requests that were put aside, newest first; None does not restrict."""
         ...
 
+    async def listing(
+        self, *, state: str | None = None, stream: StreamName | None = None
+    ) -> Document:
+        """Return them as ``dead_letters``; ``left_off``: how many older ones are not shown."""
+        ...
+
     async def get(self, place: str) -> Document:
         """Return one of them, with what is in it, or raise NO_SUCH_ENTRY."""
         ...

@@ -1,5 +1,7 @@
 """``tierlog dlq …``: what it prints of a letter."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,3 +23,18 @@ def test_people_get_dates_and_programs_milliseconds(
 
     assert "2026-11-22 03:36:48" in run()
     assert '"stored_ms":1795318608896' in run("-o", "jsonl")
+
+
+@pytest.mark.parametrize("left_off", [0, 17])
+def test_a_list_says_how_many_it_leaves_off(monkeypatch: pytest.MonkeyPatch, left_off: int) -> None:
+    class Desk:
+        async def listing(self, **_: Any) -> dict[str, Any]:
+            return {"dead_letters": [LETTER], "left_off": left_off}
+
+    def ask(work: Any) -> Any:
+        return asyncio.run(work(SimpleNamespace(dead_letters=Desk())))
+
+    monkeypatch.setattr(dlq, "with_client", ask)
+    done = CliRunner().invoke(main.app, ["dlq", "list", "-o", "jsonl"])
+    assert (done.exit_code, done.stdout.count("\n")) == (0, 1)
+    assert ("17 older ones are not shown" in done.stderr) is bool(left_off)

@@ -18,6 +18,7 @@ from tierlog.model.policy import Policy
 from tierlog.offload.dead_letters import DeadLetters, Letter
 from tierlog.offload.driver import BlockOffloader
 from tierlog.runtime.http import serve_http
+from tierlog_scheduler import attempts_api
 from tierlog_scheduler.app import build_app
 
 
@@ -51,7 +52,7 @@ def world():
     return World()
 
 
-async def test_the_status_says_how_far_it_is_and_what_is_in_the_way(world):
+async def test_the_status_says_how_far_it_is_and_what_is_in_the_way(world, monkeypatch):
     claimed = await world.stream()
     ledgers = [await world.seal(claimed, ENTRIES) for _ in range(3)]
     opened = await world.seal(claimed, [b"open"], close=False)
@@ -73,6 +74,10 @@ async def test_the_status_says_how_far_it_is_and_what_is_in_the_way(world):
         (failing,) = half["failing"]
         assert (failing["ledger_id"], failing["attempts"]) == (ledgers[1], 1)
         assert "request R1" in failing["last_error"]
+        assert half["failing_count"] == 1
+        monkeypatch.setattr(attempts_api, "FAILING_MAX", 0)
+        (cut,) = (await ask(session, "GET", path))["streams"]
+        assert (cut["failing"], cut["failing_count"], cut["doubted_count"]) == ([], 1, 0)
         for ledger_id in ledgers[1:]:
             await world.worker().handle(world.request(claimed, ledger_id))
         (done,) = (await ask(session, "GET", path))["streams"]

@@ -29,7 +29,7 @@ from tierlog.model.scrub import (
 from tierlog.offload.scrub_crew import Crew
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
-from tierlog_scheduler.scrubs_api import ScrubsApi
+from tierlog_scheduler.scrubs_api import ScrubsApi, ScrubSummary
 
 HOUR = 3600.0
 
@@ -355,6 +355,26 @@ def test_a_report_is_as_long_as_there_is_room_and_the_metadata_keep_the_newest()
             node = await world.catalog().store.get(paths.scrub_path(one.scrub_id))
             assert node is not None
             assert len(node.data) <= REPORT_LEN_MAX
+
+    run_virtual(main())
+
+
+def test_how_much_was_not_looked_at_is_told_where_there_is_no_room_for_it():
+    async def main():
+        world = World()
+        catalog = world.catalog().scrubs
+        report = ScrubReport(scrub_id=UUID(int=1), wish=ScrubWish(), started_ms=1, findings_max=50)
+        for number in range(70):
+            report.skip(f"stream {number}")
+        report.state = ScrubState.DONE
+        assert (len(report.unread), report.unread_left_off) == (50, 20)
+        await catalog.save(report, keep=3)
+        (kept,) = await catalog.reports()
+        assert (len(kept.unread), kept.unread_left_off) == (20, 50)
+        for one in (report, kept):
+            shown = ScrubSummary.of(one)
+            assert len(shown.unread) + shown.unread_left_off == 70
+            assert not shown.clean
 
     run_virtual(main())
 

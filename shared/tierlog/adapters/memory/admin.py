@@ -276,6 +276,7 @@ def _status(stream: MemoryStream) -> Document:
         "states": dict(Counter("COMPLETE" if one.offloaded else "LOCAL" for one in closed)),
         "waiting_bytes": sum(_length(one) for one in closed if not one.offloaded),
         "failing": [],
+        "failing_count": 0,
     }
 
 

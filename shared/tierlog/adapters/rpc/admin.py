@@ -101,10 +101,14 @@ class HttpDeadLetters:
     async def find(
         self, *, state: str | None = None, stream: StreamName | None = None
     ) -> Sequence[Document]:
+        return _items(await self.listing(state=state, stream=stream), "dead_letters")
+
+    async def listing(
+        self, *, state: str | None = None, stream: StreamName | None = None
+    ) -> Document:
         given = {"state": state, "stream": stream}
         params = {name: value for name, value in given.items() if value is not None}
-        found = await self._service.json("GET", DEAD_LETTERS, params=params)
-        return _items(found, "dead_letters")
+        return _document(await self._service.json("GET", DEAD_LETTERS, params=params))
 
     async def get(self, place: str) -> Document:
         return _document(await self._service.json("GET", _letter(place)))
