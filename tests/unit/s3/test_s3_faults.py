@@ -9,6 +9,7 @@ import functools
 import hashlib
 import random
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 import aioboto3
@@ -180,10 +181,11 @@ async def test_each_refusal_is_of_its_kind_and_not_tried_again(answer, kind, rea
 
 
 async def test_a_store_that_confirms_another_checksum_is_corrupt():
-    lie = Answer(200, {"ETag": '"e"', "x-amz-checksum-crc32c": to_base64(1)})
-    async with ScriptedS3(lie) as server:
-        with pytest.raises(CorruptError):
+    beside = {"ETag": '"e"', "x-amz-request-id": "REQ-7", "x-amz-checksum-crc32c": to_base64(1)}
+    async with ScriptedS3(Answer(200, beside)) as server:
+        with pytest.raises(CorruptError, match=r"\(request REQ-7\)") as raised:
             await upload(server)
+        assert raised.value.details["request_id"] == "REQ-7"
 
 
 @pytest.mark.parametrize(
@@ -412,6 +414,13 @@ class TestRanges:
     async def test_bodies_that_stay_cut_are_retryable(self):
         with pytest.raises(RetryableError, match="4 bytes arrived of 10"):
             await self.get(*[ranged(b"0123456789", 20, cut_body=4)] * 3)
+
+    async def test_the_text_of_a_cut_body_names_the_request(self):
+        cut = ranged(b"0123456789", 20, cut_body=4)
+        cut = replace(cut, headers={**(cut.headers or {}), "x-amz-request-id": "REQ-7"})
+        with pytest.raises(RetryableError, match=r"\(request REQ-7\)") as raised:
+            await self.get(cut, cut, cut)
+        assert raised.value.details["request_id"] == "REQ-7"
 
     async def test_fewer_bytes_than_asked_only_at_the_end(self):
         assert await self.get(ranged(b"0123", 4)) == b"0123"

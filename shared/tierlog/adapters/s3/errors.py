@@ -113,6 +113,17 @@ def retries_of(answer: Mapping[str, Any]) -> int:
     return int(answer.get("ResponseMetadata", {}).get("RetryAttempts", 0))
 
 
+def request_of(answer: Mapping[str, Any]) -> str:
+    """Return the id that the store gave a request; "" when it gave none."""
+    return str(answer.get("ResponseMetadata", {}).get("RequestId", ""))
+
+
+def of_request(answer: Mapping[str, Any]) -> str:
+    """Return how an error's text names the request, as whoever runs the store asks for it."""
+    request_id = request_of(answer)
+    return f" (request {request_id})" if request_id else ""
+
+
 def map_error(error: Exception, *, what: str, key: str, bucket: str) -> TierlogError:
     """Return ``error`` as one of the four kinds; ``what`` is in the present tense."""
     details = {"bucket": bucket, "object": key}
@@ -121,7 +132,7 @@ def map_error(error: Exception, *, what: str, key: str, bucket: str) -> TierlogE
     if isinstance(error, ClientError):
         metadata = error.response.get("ResponseMetadata", {})
         details["code"] = code_of(error)
-        details["request_id"] = str(metadata.get("RequestId", ""))
+        details["request_id"] = request_of(error.response)
         details["attempts"] = str(1 + retries_of(error.response))
         status = int(metadata.get("HTTPStatusCode", 0))
         return _of_answer(error, status, f"{what} {bucket}/{key}", details)

@@ -33,6 +33,8 @@ from tierlog.adapters.s3.errors import (
     CutBodyError,
     code_of,
     map_error,
+    of_request,
+    request_of,
     retries_of,
 )
 from tierlog.adapters.s3.requests import TROUBLE, Requests
@@ -237,9 +239,9 @@ class S3ObjectStore:
         if "ContentLength" in answer:
             return int(answer["ContentLength"])
         raise CutBodyError(
-            f"{what} {self.bucket}/{key}: the answer does not say its length",
+            f"{what} {self.bucket}/{key}: the answer does not say its length{of_request(answer)}",
             remedy="Check what stands between Tierlog and the object store; it is tried again",
-            details={"bucket": self.bucket, "object": key},
+            details=self._details(key, answer),
         )
 
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
@@ -315,13 +317,9 @@ class S3ObjectStore:
         if cause is None and came == length:
             return came
         raise CutBodyError(
-            f"get {self.bucket}/{key}: {came} bytes arrived of {length}",
+            f"get {self.bucket}/{key}: {came} bytes arrived of {length}{of_request(answer)}",
             remedy="Check that the object store is reachable and healthy; it is tried again",
-            details={
-                "bucket": self.bucket,
-                "object": key,
-                "request_id": str(answer["ResponseMetadata"].get("RequestId", "")),
-            },
+            details=self._details(key, answer),
         ) from cause
 
     async def delete(self, key: str) -> None:
@@ -389,9 +387,10 @@ class S3ObjectStore:
         confirmed = answer.get("ChecksumCRC32C")
         if confirmed is not None and checksum.from_base64(confirmed) != crc32c:
             raise CorruptError(
-                f"part {number} of {self.bucket}/{key} arrived with another checksum",
+                f"part {number} of {self.bucket}/{key} arrived with another checksum"
+                f"{of_request(answer)}",
                 remedy="Send it again; check memory and network",
-                details={"bucket": self.bucket, "object": key},
+                details=self._details(key, answer),
             )
         return Part(number=number, etag=str(answer["ETag"]), crc32c=crc32c, size=len(sent))
 
@@ -421,9 +420,9 @@ class S3ObjectStore:
         found = answer.get("ChecksumCRC32C")
         if found is not None and found != composite_checksum(parts):
             raise CorruptError(
-                f"{self.bucket}/{key} was made of other bytes than its parts",
+                f"{self.bucket}/{key} was made of other bytes than its parts{of_request(answer)}",
                 remedy="Begin a new attempt; check the object store",
-                details={"bucket": self.bucket, "object": key},
+                details=self._details(key, answer),
             )
 
     async def _completed(self, key: str, parts: Sequence[Part]) -> bool:
@@ -470,6 +469,9 @@ class S3ObjectStore:
                 "UploadIdMarker": page["NextUploadIdMarker"],
             }
 
+    def _details(self, key: str, answer: Mapping[str, Any]) -> dict[str, str]:
+        return {"bucket": self.bucket, "object": key, "request_id": request_of(answer)}
+
     def _mapped(self, error: Exception, what: str, key: str) -> Exception:
         return map_error(error, what=what, key=key, bucket=self.bucket)
 
@@ -497,9 +499,9 @@ def _total(answer: Mapping[str, Any], key: str, start: int) -> int:
     if match is None or int(match[1]) != start:
         raise RefusedError(
             f"the object store answered bytes {start} on of {key} without saying which they are, "
-            f"or with others: {shown[:60]!r}",
+            f"or with others: {shown[:60]!r}{of_request(answer)}",
             remedy="Check what stands between Tierlog and the object store",
-            details={"object": key},
+            details={"object": key, "request_id": request_of(answer)},
         )
     return int(match[2])
 
