@@ -26,9 +26,10 @@ from tierlog.format.keys import key_prefix
 from tierlog.format.manifest import keep, unkeep
 from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.model.ids import StreamName
+from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.driver import DRIVER, Tier2Settings
 from tierlog.offload.drivers import DriverParts, Drivers, driver_name, known_here
-from tierlog.offload.manifests import ManifestStore
+from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.moving import BucketPlace, CopyMover, check_same_stream, write_manifest
 from tierlog.offload.verify import ReadBack
 from tierlog.ports.objects import ObjectExistsError, ObjectStore
@@ -51,6 +52,7 @@ from tierlog_spark.jobs.moving_plan import (
     BROUGHT,
     FAILED,
     MISSING,
+    NOT_IN_SOURCE,
     OTHER_COPY,
     OUTCOMES,
     THERE,
@@ -62,7 +64,9 @@ from tierlog_spark.jobs.moving_plan import (
     also_there,
     arrived,
     best,
+    dying,
     living,
+    strays,
     to_move,
     to_restore,
     unbacked,
@@ -119,7 +123,10 @@ def _place(s3: S3Settings) -> BucketPlace:
 
 
 def copy(run: JobRun, move: Move) -> JobReport:
-    """Bring everything that a bucket's manifests name into another bucket, which is there."""
+    """Bring everything that a bucket's manifests name into another bucket, which is there.
+
+    What is being deleted is marked so there; streams of which nothing is known here are told.
+    """
     return _moved(run, replace(move, restores=False), COPY)
 
 
@@ -140,8 +147,10 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     rows = run_tasks(run, "streams", tasks, partial(_read_pairs, move))
     found = list(requests.rest(rows))
     pairs = living(found)
-    for pair in () if move.restores else pairs:
-        check_same_stream(pair.source, pair.target)
+    for pair in () if move.restores else found:
+        if pair.source.generation:
+            check_same_stream(pair.source, pair.target)
+    ended, left = ([], []) if move.restores else (dying(found), strays(found))
     items = [*to_restore(pairs), *unbacked(found)] if move.restores else to_move(pairs)
     total = sum(one.data_len for one in items)
     number = task_count(total, len(items), slots, weight_max=TASK_BYTES)
@@ -149,12 +158,15 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     shared = spread(items, lambda one: one.data_len, number)
     seen = best(requests.rest(run_tasks(run, "copies", shared, work)))
     counts = _counts(pairs, seen)
+    if not move.restores:
+        counts |= {"streams_deleted": len(ended), "streams_not_in_source": len(left)}
     # What could not have been brought keeps back nothing else of its stream.
     moved = [one for one in seen if not one.item.unbacked]
     whole = all(one.outcome != FAILED for one in moved)
     troubles: list[dict[str, Any]] = []
     if not run.dry_run:
-        troubles = _finish(run, move, pairs, moved, requests)
+        ends = [*arrived(pairs, moved, anew=not move.restores), *ended]
+        troubles = _finish(run, move, ends, requests)
         counts["streams_failed"] = len(troubles)
         counts["failed"] += len(troubles)
         counts["uploads_aborted"] = asyncio.run(
@@ -162,7 +174,10 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
         )
     told = [_row(one) for one in seen if one.error or one.outcome in (BROUGHT, MISSING)]
     return JobReport(
-        job=job, dry_run=run.dry_run, counts=counts | requests.counts, rows=[*told, *troubles]
+        job=job,
+        dry_run=run.dry_run,
+        counts=counts | requests.counts,
+        rows=[*told, *map(_stray, left), *troubles],
     )
 
 
@@ -183,14 +198,9 @@ def _counts(pairs: Sequence[StreamPair], moved: Sequence[Moved]) -> dict[str, in
 
 
 def _finish(
-    run: JobRun,
-    move: Move,
-    pairs: Sequence[StreamPair],
-    moved: Sequence[Moved],
-    requests: Requests,
+    run: JobRun, move: Move, ends: Sequence[StreamEnd], requests: Requests
 ) -> list[dict[str, Any]]:
     """Bring attribute indexes and write manifests; return a row for each stream that failed."""
-    ends = arrived(pairs, moved, anew=not move.restores)
     tasks = spread(ends, lambda one: 1 + len(one.ledgers or ()), TASKS_A_SLOT * slots_of(run))
     rows = run_tasks(run, "manifests", tasks, partial(_end_some, move))
     return [
@@ -342,10 +352,12 @@ async def end_stream(
     mover: CopyMover, manifests: ManifestStore, end: StreamEnd, *, deep: bool
 ) -> None:
     """Bring a stream's attribute index, and write its manifest."""
-    named = await mover.bring_attributes(end.head, deep=deep)
+    head = end.head
+    if head.lifecycle is StreamLifecycle.ACTIVE:
+        head = replace(head, attributes=await mover.bring_attributes(head, deep=deep))
     if end.ledgers is not None:
         ledgers = [unkeep(packed) for packed in end.ledgers]
-        await write_manifest(manifests, replace(end.head, attributes=named), ledgers)
+        await write_manifest(manifests, head, ledgers)
 
 
 async def _end(
@@ -393,6 +405,20 @@ async def copy_cluster(
             # Another run was first; what it wrote is looked at.
             if not left:
                 raise
+
+
+def _stray(known: KnownManifest) -> dict[str, Any]:
+    error = (
+        f"the target has incarnation {known.incarnation} of this stream, and the source nothing of "
+        "it: a restore from the target brings it back; see the how-to run-jobs-with-spark"
+    )
+    return {
+        "stream": known.stream,
+        "ledger_id": None,
+        "outcome": NOT_IN_SOURCE,
+        "bytes": 0,
+        "error": error,
+    }
 
 
 def _row(one: Moved) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Owns the choice, and what is said of each. Does not own a copy's way (``tierlog.offload.moving``).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -101,6 +101,53 @@ def living(pairs: Iterable[StreamPair]) -> list[StreamPair]:
 
 def _lives(known: KnownManifest) -> bool:
     return known.head is not None and known.head.lifecycle is StreamLifecycle.ACTIVE
+
+
+def dying(pairs: Iterable[StreamPair]) -> list[StreamEnd]:
+    """Return the streams that live in the target alone, as the source is deleting them.
+
+    Their manifests name what they named, and say that they are being deleted: no restore brings
+    such a stream back. Nothing of it is deleted.
+    """
+    found = []
+    for pair in pairs:
+        source, target = pair.source.head, pair.target.head
+        if source is None or source.lifecycle is StreamLifecycle.ACTIVE or not _lives(pair.target):
+            continue
+        assert target is not None
+        assert pair.target.cluster_id is not None
+        ledgers = tuple(kept.packed for kept in pair.target.ledgers.values())
+        head = replace(target, lifecycle=StreamLifecycle.DELETING)
+        found.append(StreamEnd(pair.target.cluster_id, head, ledgers))
+    return found
+
+
+def strays(pairs: Sequence[StreamPair]) -> list[KnownManifest]:
+    """Return the streams that a restore would bring back, and that the source knows nothing of.
+
+    They were deleted there since a copy before, or the source is the wrong one, or has lost their
+    manifests: nobody here can tell. Older ones than those that live no restore brings back.
+    """
+    clusters = {one.source.cluster_id for one in pairs if one.source.generation}
+    newest = {
+        one.source.stream: one.source.head.created_ms
+        for one in sorted(living(pairs), key=_created_ms)
+        if one.source.head is not None
+    }
+    return [
+        one.target
+        for one in pairs
+        if not one.source.generation
+        and one.target.cluster_id in clusters
+        and _lives(one.target)
+        and one.target.head is not None
+        and one.target.head.created_ms >= newest.get(one.target.stream, 0)
+    ]
+
+
+def _created_ms(pair: StreamPair) -> int:
+    assert pair.source.head is not None
+    return pair.source.head.created_ms
 
 
 def to_move(pairs: Iterable[StreamPair]) -> list[MoveItem]:

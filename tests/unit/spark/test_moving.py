@@ -15,9 +15,18 @@ import pytest
 
 from tests.contracts.attributes_suite import all_of
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.test_attribute_restore import Life, index_of, lived
-from tests.unit.offload.test_restore import Site
+from tests.unit.offload.test_attribute_restore import index_of
 from tests.unit.offload.world import STREAM, entries_of
+from tests.unit.spark.moving_kit import (
+    BACK,
+    COPY,
+    PREFIX,
+    Buckets,
+    begun,
+    lose,
+    outcomes,
+    without_manifests,
+)
 from tierlog.adapters.memory.faults import FaultRates, Faults, no_faults
 from tierlog.adapters.memory.objects import MemoryObjects, MemoryObjectsClient
 from tierlog.format.keys import export_key, parse_key
@@ -28,13 +37,13 @@ from tierlog.model.manifest import ManifestLedger
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.driver import Tier2Settings
 from tierlog.offload.drivers import DriverParts, Drivers
-from tierlog.offload.manifests import KnownManifest, ManifestStore
+from tierlog.offload.manifests import KnownManifest
 from tierlog.offload.moving import check_same_stream, pieces
-from tierlog.offload.restore import RestorePlan, Restorer, Verdict
-from tierlog.ports.objects import ObjectStore, Part
+from tierlog.offload.restore import Verdict
+from tierlog.ports.objects import Part
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import S3Settings
-from tierlog_spark.jobs.moving import Move, copy_cluster, end_stream, move_one, mover_of
+from tierlog_spark.jobs.moving import move_one, mover_of
 from tierlog_spark.jobs.moving_plan import (
     BROUGHT,
     FAILED,
@@ -46,115 +55,13 @@ from tierlog_spark.jobs.moving_plan import (
     MoveItem,
     StreamPair,
     also_there,
-    arrived,
     best,
+    dying,
     living,
-    to_move,
+    strays,
     to_restore,
     unbacked,
 )
-
-PREFIX = "eu"
-COPY = Move(source=S3Settings(bucket="b"), target=S3Settings(bucket="t", key_prefix=PREFIX))
-BACK = Move(source=COPY.target, target=COPY.source, deep=True, restores=True)
-
-
-class Buckets:
-    """A site's bucket, and one more."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.other = MemoryObjects(site.world.clock)
-        self.meter = CostMeter()
-
-    def store(self, s3: S3Settings, faults: Faults | None = None) -> ObjectStore:
-        bucket = self.site.world.bucket if s3.bucket == "b" else self.other
-        return bucket.connect(faults or no_faults(), meter=self.meter)
-
-    def manifests(self, objects: ObjectStore, s3: S3Settings) -> ManifestStore:
-        world, cluster = self.site.world, self.site.cluster
-        assert cluster is not None
-        return ManifestStore(
-            objects,
-            cluster_id=cluster.cluster_id,
-            clock=world.clock,
-            ids=world.ids,
-            key_prefix=s3.key_prefix,
-        )
-
-    async def move(
-        self,
-        move: Move,
-        faults: Faults | None = None,
-        *,
-        target: ObjectStore | None = None,
-        dry_run: bool = False,
-    ) -> list[Moved]:
-        """Do what the job does, in one process."""
-        source = self.store(move.source)
-        place = target or self.store(move.target, faults)
-        origins, places = self.manifests(source, move.source), self.manifests(place, move.target)
-        found = [
-            StreamPair(await origins.newest(*name), await places.newest(*name))
-            for name in also_there(await origins.streams(), await places.streams(), ())
-        ]
-        pairs = living(found)
-        assert self.site.cluster is not None
-        cluster_id = self.site.cluster.cluster_id
-        mover = mover_of(move, source, place, cluster_id)
-        items = [*to_restore(pairs), *unbacked(found)] if move.restores else to_move(pairs)
-        seen = [await move_one(mover, move, one, dry_run=dry_run) for one in items]
-        moved = [one for one in seen if not one.item.unbacked]
-        if not dry_run:
-            for end in arrived(pairs, moved, anew=not move.restores):
-                await end_stream(mover, places, end, deep=move.deep)
-            if all(one.packed is not None for one in moved):
-                await copy_cluster(origins, places, cluster_id, restores=move.restores)
-        return seen
-
-    async def restored_from_other(self) -> RestorePlan:
-        """Lose the metadata, and bring them back from the other bucket."""
-        objects = self.store(COPY.target)
-        restorer = Restorer(
-            objects,
-            self.manifests(objects, COPY.target),
-            bucket="t",
-            endpoint_name="default",
-            key_prefix=PREFIX,
-            ledger_id_margin=1000,
-        )
-        plan = await restorer.plan()
-        plan.check(accept_loss=False, accept_damage=False)
-        return plan
-
-    def written(self) -> int:
-        """Requests that changed something, since it was last asked."""
-        changing = ("put_object", "upload_part", "create_multipart_upload")
-        found = sum(
-            amount.requests
-            for spent, amount in self.meter.amounts.items()
-            if spent.operation in changing
-        )
-        self.meter = CostMeter()
-        return found
-
-
-async def begun(*, uncopied: int = 1) -> tuple[Life, Buckets, list[LedgerId]]:
-    life, ids = await lived(uncopied=uncopied)
-    return life, Buckets(life.site), ids
-
-
-def outcomes(moved: Sequence[Moved]) -> list[str]:
-    return [one.outcome for one in moved]
-
-
-def without_manifests(bucket: MemoryObjects, prefix: str) -> dict[str, tuple[object, bytes]]:
-    """Objects by what is behind the prefix, with what is written beside their bytes."""
-    return {
-        key.removeprefix(prefix): (dict(info.metadata), body)
-        for key, (info, body) in bucket.objects.items()
-        if not is_manifest_key(prefix, key)
-    }
 
 
 def test_a_bucket_arrives_byte_for_byte_and_comes_back_from_there() -> None:
@@ -401,12 +308,6 @@ def test_what_was_trimmed_or_copied_anew_is_not_brought_back() -> None:
     run_virtual(main(), until_s=1000)
 
 
-def lose(buckets: Buckets, ledger_id: LedgerId) -> None:
-    bucket = buckets.site.world.bucket
-    for key in [key for key in bucket.objects if f"-ledger-{ledger_id}" in key]:
-        del bucket.objects[key]
-
-
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_what_a_backup_of_another_layout_can_not_bring_back_is_told(dry_run: bool) -> None:
     async def main() -> None:
@@ -563,6 +464,64 @@ def test_a_target_that_has_gone_on_by_itself_is_refused() -> None:
         assert source.head is not None
         dying = replace(source, head=replace(source.head, lifecycle=StreamLifecycle.DELETING))
         assert living([StreamPair(dying, target)]) == []
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_a_stream_that_is_being_deleted_is_so_in_the_copy_made_before() -> None:
+    async def main() -> None:
+        life, buckets, _ = await begun(uncopied=0)
+        await buckets.move(COPY)
+        origins = buckets.manifests(buckets.store(COPY.source), COPY.source)
+        places = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        known = await origins.newest(STREAM, life.claimed.incarnation)
+        there = await places.newest(STREAM, life.claimed.incarnation)
+        assert known.head is not None
+        gone = replace(known.head, lifecycle=StreamLifecycle.DELETING, attributes=None)
+        await origins.write(known, gone, put={}, removed=sorted(known.ledgers))
+        before = without_manifests(buckets.other, f"{PREFIX}/")
+        assert await buckets.move(COPY) == []
+        assert await buckets.move(COPY) == []
+        last = await places.newest(STREAM, life.claimed.incarnation)
+        assert last.generation == there.generation + 1, "the second changes nothing"
+        assert there.head is not None
+        assert last.head == replace(there.head, lifecycle=StreamLifecycle.DELETING)
+        assert last.ledgers == there.ledgers
+        assert without_manifests(buckets.other, f"{PREFIX}/") == before, "nothing is deleted"
+        plan = await buckets.restored_from_other()
+        assert plan.streams == ()
+        assert [one.verdict for one in plan.findings] == [Verdict.SKIPPED]
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_a_stream_that_the_source_does_not_know_is_told_and_left_alone() -> None:
+    async def main() -> None:
+        life, buckets, _ = await begun()
+        await buckets.move(COPY)
+        places = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        there = await places.newest(STREAM, life.claimed.incarnation)
+        assert there.head is not None
+        nothing = StreamPair(KnownManifest(stream=STREAM, incarnation=UUID(int=1)), there)
+
+        def living_one(stream: StreamName, created_ms: int) -> StreamPair:
+            assert there.head is not None
+            head = replace(there.head, stream=stream, created_ms=created_ms)
+            known = replace(there, stream=stream, head=head)
+            return StreamPair(known, known)
+
+        other = living_one(StreamName("other"), there.head.created_ms + 5)
+        older = living_one(STREAM, there.head.created_ms - 5)
+        for pairs in ([nothing, other], [older, nothing]):
+            assert strays(pairs) == [there]
+            assert dying(pairs) == []
+        # A stream of that name was made since: that one is what comes back.
+        anew = living_one(STREAM, there.head.created_ms + 5)
+        assert strays([older, anew, nothing]) == []
+        foreign = nothing._replace(target=replace(there, cluster_id=UUID(int=9)))
+        assert strays([foreign, other]) == []
+        ended = replace(there, head=replace(there.head, lifecycle=StreamLifecycle.DELETING))
+        assert strays([nothing._replace(target=ended), other]) == []
 
     run_virtual(main(), until_s=1000)
 
