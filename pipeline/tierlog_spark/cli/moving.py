@@ -116,7 +116,7 @@ def copy(  # noqa: PLR0913 - one option each
         layout=None if layout is None else layout.value,
         bytes_per_s=_pace(bytes_per_s),
     )
-    report = run_job(
+    run_job(
         lambda run: job(run, move),
         columns=COLUMNS,
         dry_run=dry_run,
@@ -125,9 +125,8 @@ def copy(  # noqa: PLR0913 - one option each
         metrics=metrics,
         output=output,
         quiet=quiet,
+        ends={"failed": EXIT_INCOMPLETE},
     )
-    if report.counts["failed"]:
-        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 @command
@@ -180,7 +179,7 @@ def restore(  # noqa: PLR0913 - one option each
         deep=deep,
         bytes_per_s=_pace(bytes_per_s),
     )
-    report = run_job(
+    run_job(
         lambda run: job(run, move),
         columns=COLUMNS,
         dry_run=dry_run,
@@ -189,9 +188,8 @@ def restore(  # noqa: PLR0913 - one option each
         metrics=metrics,
         output=output,
         quiet=quiet,
+        ends={"failed": EXIT_INCOMPLETE},
     )
-    if report.counts["failed"]:
-        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 def _other(own: "S3Settings", url: str, option: str, **given: str | None) -> "S3Settings":

@@ -79,7 +79,7 @@ def bulk_offload(
         else positive(parse_size(bytes_per_s), "--bytes-per-s"),
         task_bytes=positive(parse_size(task_bytes), "--task-bytes"),
     )
-    report = run_job(
+    run_job(
         lambda run: job(run, settings, wish),
         columns=COLUMNS,
         dry_run=dry_run,
@@ -88,6 +88,5 @@ def bulk_offload(
         metrics=metrics,
         output=output,
         quiet=quiet,
+        ends={"incomplete": EXIT_INCOMPLETE},
     )
-    if report.counts.get("incomplete"):
-        raise typer.Exit(EXIT_INCOMPLETE)

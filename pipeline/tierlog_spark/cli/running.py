@@ -1,9 +1,9 @@
-"""What every job's command shares: its options, the session around it, and the report shown."""
+"""What every job's command shares: its options, the session around it, and how it is told."""
 
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +30,7 @@ CORES = 0
 MEMORY = "1G"
 MEMORY_MB_MIN = 512
 """With less Spark's JVM ends at its start."""
+NO_ENDS: Mapping[str, int] = {}
 
 __all__ = [
     "CORES", "EXIT_FINDINGS", "EXIT_INCOMPLETE", "MEMORY", "Cores", "DryRun", "Memory", "Metrics",
@@ -47,8 +48,9 @@ def run_job(
     metrics: Path | None,
     output: Output,
     quiet: bool,
-) -> "JobReport":
-    """Run a job in a session of its own, show its report, and return it."""
+    ends: Mapping[str, int] = NO_ENDS,
+) -> None:
+    """Run a job in a session of its own, and tell its report."""
     from tierlog.cli.policy import parse_size
     from tierlog.model.errors import RefusedError
     from tierlog.model.policy import MIB
@@ -69,8 +71,7 @@ def run_job(
     ):
         run = JobRun(spark=spark, dry_run=dry_run, progress=progress)
         report = work(run)
-    tell(run, report, columns=columns, metrics=metrics, output=output, quiet=quiet)
-    return report
+    tell(run, report, columns=columns, metrics=metrics, output=output, quiet=quiet, ends=ends)
 
 
 def tell(
@@ -81,13 +82,20 @@ def tell(
     metrics: Path | None,
     output: Output,
     quiet: bool,
+    ends: Mapping[str, int] = NO_ENDS,
 ) -> None:
-    """Write a report's metrics, and show it."""
+    """Write a report's metrics, show it, and exit as its counts say.
+
+    ``ends``: the exit codes of counts that are not 0; the first one that is not holds.
+    """
     from tierlog_spark.jobs.frame import write_metrics
 
+    code = next((code for name, code in ends.items() if report.counts.get(name)), 0)
     if metrics is not None:
-        write_metrics(report, metrics, wall_ms=run.clock.wall_ms())
+        write_metrics(report, metrics, wall_ms=run.clock.wall_ms(), exit_code=code)
     show_report(report, columns, output, quiet=quiet)
+    if code:
+        raise typer.Exit(code)
 
 
 def show_report(report: "JobReport", columns: Columns, output: Output, *, quiet: bool) -> None:

@@ -58,7 +58,7 @@ def scrub(
 
     settings = with_zookeeper(load_s3())
     pace = 0 if bytes_per_s is None else positive(parse_size(bytes_per_s), "--bytes-per-s")
-    report = run_job(
+    run_job(
         lambda run: job(run, settings, deep=deep, bytes_per_s=pace),
         columns=COLUMNS,
         dry_run=dry_run,
@@ -67,8 +67,5 @@ def scrub(
         metrics=metrics,
         output=output,
         quiet=quiet,
+        ends={"remaining": EXIT_FINDINGS, "unread": EXIT_INCOMPLETE},
     )
-    if report.counts.get("remaining"):
-        raise typer.Exit(EXIT_FINDINGS)
-    if report.counts.get("unread"):
-        raise typer.Exit(EXIT_INCOMPLETE)

@@ -48,7 +48,7 @@ class JobRun(Run):
 class JobReport:
     """What a job did, or with a dry run would do. ``counts`` are its metrics; ``rows`` a table.
 
-    No count may be named ``job``, ``dry_run`` or ``rows``.
+    No count may be named ``job``, ``dry_run``, ``rows`` or ``exit_code``.
     """
 
     job: str
@@ -66,19 +66,20 @@ class JobReport:
         }
 
 
-def write_metrics(report: JobReport, path: Path, *, wall_ms: int) -> None:
+def write_metrics(report: JobReport, path: Path, *, wall_ms: int, exit_code: int = 0) -> None:
     """Write a report's counts in Prometheus's text format, as a whole or not at all.
 
-    A node exporter's textfile collector reads such files; a dry run has nothing to count.
+    A node exporter's textfile collector reads such files; a dry run has nothing to count. A run
+    that came to its end may have left something undone: its exit code says so beside the time.
     """
     from prometheus_client import CollectorRegistry, Gauge, write_to_textfile  # noqa: PLC0415
 
     if report.dry_run:
         return
     registry = CollectorRegistry()
-    counts = {**report.counts, "ended_timestamp_seconds": wall_ms / 1000}
+    counts = {**report.counts, "exit_code": exit_code, "ended_timestamp_seconds": wall_ms / 1000}
     for name, value in counts.items():
-        text = f"{name.replace('_', ' ')} of the newest run that ended well"
+        text = f"{name.replace('_', ' ')} of the newest run that came to its end"
         gauge = Gauge(f"{METRIC}_{name}", text, ["job"], registry=registry)
         gauge.labels(report.job).set(value)
     write_to_textfile(str(path), registry)

@@ -3,8 +3,10 @@
 import traceback
 
 import pytest
+import typer
 from prometheus_client.parser import text_string_to_metric_families
 
+from tierlog.cli.output import Output
 from tierlog.model.errors import (
     KINDS,
     CorruptError,
@@ -15,7 +17,8 @@ from tierlog.model.errors import (
     TierlogError,
 )
 from tierlog.ports.objects import ObjectExistsError
-from tierlog_spark.jobs.frame import JobReport, told_by_executor, write_metrics
+from tierlog_spark.cli.running import EXIT_FINDINGS, EXIT_INCOMPLETE, tell
+from tierlog_spark.jobs.frame import JobReport, Run, told_by_executor, write_metrics
 
 SPARK = "[PYTHON_DATA_SOURCE_ERROR] Failed when an instance read data:\n{}\n\tat org.x(Y)"
 
@@ -89,6 +92,7 @@ def test_metrics_are_the_counts_of_the_newest_run(tmp_path):
     assert found == {
         "tierlog_spark_job_events": ({"job": "export"}, 5),
         "tierlog_spark_job_seconds": ({"job": "export"}, 1.5),
+        "tierlog_spark_job_exit_code": ({"job": "export"}, 0),
         "tierlog_spark_job_ended_timestamp_seconds": ({"job": "export"}, 7),
     }
     assert report.document() == {
@@ -98,3 +102,32 @@ def test_metrics_are_the_counts_of_the_newest_run(tmp_path):
         "seconds": 1.5,
         "rows": [],
     }
+
+
+@pytest.mark.parametrize(
+    ("counts", "code"),
+    [
+        ({"remaining": 0, "unread": 0}, 0),
+        ({"remaining": 2, "unread": 1}, EXIT_FINDINGS),
+        ({"remaining": 0, "unread": 1}, EXIT_INCOMPLETE),
+        ({"other": 9}, 0),
+    ],
+)
+def test_metrics_of_a_run_that_left_something_undone_say_so(tmp_path, counts, code):
+    path, codes = tmp_path / "scrub.prom", [0]
+    try:
+        tell(
+            Run(),
+            JobReport(job="scrub", dry_run=False, counts=counts),
+            columns={},
+            metrics=path,
+            output=Output.TABLE,
+            quiet=True,
+            ends={"remaining": EXIT_FINDINGS, "unread": EXIT_INCOMPLETE},
+        )
+    except typer.Exit as ended:
+        codes.append(ended.exit_code)
+    assert codes[-1] == code
+    assert f'tierlog_spark_job_exit_code{{job="scrub"}} {code:.1f}\n' in path.read_text(
+        encoding="utf-8"
+    )
