@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from tierlog.catalog import Catalog
-from tierlog.model.errors import RefusedError, TierlogError
+from tierlog.model.errors import Reason, RefusedError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadContext
 from tierlog.model.partitions import partition_names
@@ -145,11 +145,23 @@ async def _plan(settings: Settings, wish: BackFill) -> list[OffloadItem]:
     async with open_site(settings) as site:
         await site.check_ours(settings)
         names = wish.streams or tuple(await site.catalog.streams.names())
-        found: list[OffloadItem] = []
-        for name in names:
-            found += await _plan_stream(site.catalog, name, wish)
-        # A partition may be named beside the stream that it is of.
-        return list({one.ledger_id: one for one in found}.values())
+        return await plan_streams(site.catalog, names, wish)
+
+
+async def plan_streams(
+    catalog: Catalog, names: Sequence[StreamName], wish: BackFill
+) -> list[OffloadItem]:
+    """Return what of these streams has no complete copy yet."""
+    found: list[OffloadItem] = []
+    for name in names:
+        try:
+            found += await _plan_stream(catalog, name, wish)
+        except TierlogError as error:
+            # One that nobody named was deleted since it was listed: nothing of it is wanted.
+            if error.reason is not Reason.STREAM_NOT_FOUND or wish.streams:
+                raise
+    # A partition may be named beside the stream that it is of.
+    return list({one.ledger_id: one for one in found}.values())
 
 
 async def _plan_stream(catalog: Catalog, name: StreamName, wish: BackFill) -> list[OffloadItem]:

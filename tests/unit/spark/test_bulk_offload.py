@@ -16,12 +16,12 @@ from tests.unit.offloader.test_worker import ENTRIES, check_whole, sweep
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.catalog.election import CourtesyLock
 from tierlog.format import paths
-from tierlog.model.errors import CorruptError
+from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadState
 from tierlog.model.stream import ListedLedger, OffloadPause, StreamLifecycle
 from tierlog.runtime.settings import Settings
-from tierlog_spark.jobs.bulk_offload import Patience, throttled
+from tierlog_spark.jobs.bulk_offload import BackFill, Patience, plan_streams, throttled
 from tierlog_spark.jobs.offload_plan import OffloadItem, Outcome, best, sealed, wanting
 
 SLOW = FaultRates(delay_s_max=0.2)
@@ -65,6 +65,18 @@ def test_what_is_sealed_and_has_no_complete_copy_is_taken():
             ledger_id=LedgerId(99), opened_ms=1, block_size=512, owner_epoch=1, closed=True
         )
         assert list(sealed(stream, [empty])) == []
+
+    run_virtual(main())
+
+
+def test_a_stream_that_goes_while_all_are_planned_is_left_out():
+    async def main():
+        world, items = await made(2)
+        catalog, gone = world.catalog(), StreamName("gone")
+        assert await plan_streams(catalog, [gone, STREAM], BackFill()) == items
+        with pytest.raises(RefusedError) as caught:
+            await plan_streams(catalog, [gone, STREAM], BackFill(streams=(gone, STREAM)))
+        assert caught.value.reason is Reason.STREAM_NOT_FOUND
 
     run_virtual(main())
 
