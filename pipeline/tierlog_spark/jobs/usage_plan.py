@@ -114,7 +114,8 @@ def names_of(streams: Iterable[tuple[StreamName, Sequence[NamedLedger]]]) -> Nam
 def shards(prefix: str) -> list[str]:
     """Return beginnings of keys that together hold all that begin with ASCII, each one once.
 
-    Attempts begin with a UUID, so that sixteen of them hold about as many each.
+    Attempts begin with a UUID, so that sixteen of them hold about as many each. Nothing of ours
+    begins otherwise; what does is in no list, since no store is asked for what lies behind a key.
     """
     return [f"{key_prefix(prefix)}{chr(sign)}" for sign in range(0x20, 0x7F)]
 

@@ -107,6 +107,8 @@ def test_every_key_is_below_exactly_one_beginning():
     for key in (KEYS.data, "p/streams/x", "p/cluster/x", "p/~", "p/ ", "p/Zoo", "p/0"):
         assert sum(key.startswith(one) for one in beginnings) == 1
     assert not any("q/x".startswith(one) for one in beginnings)
+    # Of what nobody but strangers puts there some is in no list, as the how-to says.
+    assert not any(key.startswith(one) for one in beginnings for key in ("p/été", "p/\t"))
     heavy = [one for one in beginnings if shard_weight(one) > 1]
     assert sorted(heavy) == [f"p/{sign}" for sign in "0123456789abcdefs"]
 
