@@ -60,6 +60,16 @@ OPTIONS: Final[Mapping[str, str]] = {
     "failOnDataLoss": "false: a streaming read goes on behind what was trimmed unread",
 }
 _NAMES: Final = {name.lower(): name for name in OPTIONS}
+_OF_EVENTS: Final = (
+    "start",
+    "end",
+    "startTime",
+    "endTime",
+    "maxEntriesPerTrigger",
+    "maxBytesPerTrigger",
+    "failOnDataLoss",
+)
+"""What chooses among events: a table is read whole, and once."""
 
 
 class ReadMode(StrEnum):
@@ -101,6 +111,9 @@ def parse_options(given: Mapping[str, str], settings: Settings) -> ReadOptions:
         if name not in _NAMES:
             _refuse_unknown(name)
     table = _one_of(Table, said, "table", Table.EVENTS)
+    for name in _OF_EVENTS:
+        if table is not Table.EVENTS and name.lower() in said:
+            _refuse(name, f"it chooses among events, and {table} is read whole")
     options = ReadOptions(
         s3=_s3(said, settings.s3),
         client=_client(said, settings.client),
