@@ -30,6 +30,7 @@ from tierlog_spark.planning import Range, ServicePart
 from tierlog_spark.reading import wanted_events
 
 RETRY_PAUSE_S: Final = 0.5
+ENTRY_BYTES: Final = 256 * 1024
 _T = TypeVar("_T")
 
 
@@ -112,12 +113,18 @@ async def _listed(reads: ReaderService, name: StreamName) -> ListedStream:
 
 
 def readable_of_served(ledgers: Sequence[ServedLedger]) -> list[ReadableLedger]:
-    """Return ledgers as offsets take them; entries of an open one are as long as those before."""
+    """Return ledgers as offsets take them, all with a length.
+
+    Of an open one that has none, entries are as long as those before; where there are none, as a
+    producer's batches: a bound on bytes is one, whatever is known.
+    """
     found: list[ReadableLedger] = []
     for one in ledgers:
         length = one.length
-        if not one.closed and found:
-            length = found[-1].length * one.entry_count // found[-1].entry_count
+        if not one.closed and not length:
+            length = one.entry_count * ENTRY_BYTES
+            if found:
+                length = found[-1].length * one.entry_count // found[-1].entry_count
         found.append(
             ReadableLedger(
                 ledger_id=one.ledger_id,

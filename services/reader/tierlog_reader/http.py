@@ -52,7 +52,7 @@ class Place(BaseModel):
 
 
 class LedgerRow(BaseModel):
-    """A ledger that has entries; the bytes of an open one are not known: 0."""
+    """A ledger that has entries; bytes 0: those of an open one that nobody tells."""
 
     ledger_id: int
     entries: int

@@ -76,6 +76,10 @@ class Tier1(Protocol):
         """Return an open ledger's LAC, and the last entry that a node has which is of it now."""
         ...
 
+    async def length(self, ledger_id: LedgerId, last: EntryId) -> int | None:
+        """Return the bytes of a ledger's entries up to one that is confirmed; None: not known."""
+        ...
+
     async def entry_at_time(self, ledger: ListedLedger, publish_ms: int) -> EntryId | None:
         """Return the first entry of the first run with that time or a later one; None: unknown.
 
@@ -258,10 +262,11 @@ class StreamSource:
         found: list[ServedLedger] = []
         resume = None
         for one in asked:
-            count = one.entry_count
+            count, length = one.entry_count, one.length
             if not one.closed:
                 assert isinstance(place, Spot)
                 count = int(place.entry_id)
+                length = await self._length(one.ledger_id, count)
             if count and len(found) == count_max:
                 resume = one.ledger_id
                 break
@@ -270,7 +275,7 @@ class StreamSource:
                     ServedLedger(
                         ledger_id=one.ledger_id,
                         entry_count=count,
-                        length=one.length,
+                        length=length,
                         closed=one.closed,
                     )
                 )
@@ -280,6 +285,16 @@ class StreamSource:
             trimmed_end=snapshot.stream.trimmed_end,
             resume=resume,
         )
+
+    async def _length(self, ledger_id: LedgerId, count: int) -> int:
+        """Return the bytes of the first entries of an open ledger; 0: nobody says."""
+        if not count:
+            return 0
+        try:
+            return await self._tier1.length(ledger_id, EntryId(count - 1)) or 0
+        except (RefusedError, RetryableError, CorruptError):
+            # Whoever reads the entry is told why; a list is not refused for the sake of a length.
+            return 0
 
     async def _end(self, stream: StreamName) -> tuple[StreamSnapshot, Spot | AtEnd]:
         """Look where a stream ends, and return what was known of it at that look."""

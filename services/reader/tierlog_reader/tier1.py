@@ -10,7 +10,8 @@ signed with it is returned, and without that key nothing.
 from typing import Generic, TypeVar
 
 from tierlog.format.checksum import Buffer
-from tierlog.format.run import Run
+from tierlog.format.frame import FRAME_HEADER_LEN
+from tierlog.format.run import LEN_UNKNOWN, Run
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.reader import KnownEnd, OnDamage, Tier1ReadHandle, closing_runs, log_damage
@@ -108,6 +109,17 @@ class StorageNodeTier(Generic[Node]):
         """Return the highest LAC that a node of the ledger knows, and the last entry of any."""
         # Nodes that are of its ensemble no more know nothing of what was acknowledged since.
         return await (await self._open(ledger_id, fresh=True)).end()
+
+    async def length(self, ledger_id: LedgerId, last: EntryId) -> int | None:
+        """Return the bytes of a ledger's entries up to one that is confirmed; None: not known."""
+        run = await self._run_of(await self._open(ledger_id), last)
+        if run.header.ledger_len == LEN_UNKNOWN:
+            return None
+        more = run.last_entry_id - last
+        if not more:
+            return run.header.ledger_len
+        behind = run.frames_between(last + 1, run.last_entry_id)
+        return run.header.ledger_len - len(behind) + FRAME_HEADER_LEN * more
 
     async def entry_at_time(self, ledger: ListedLedger, publish_ms: int) -> EntryId | None:
         """Return the first entry of the first run with that time or a later one; None: unknown."""

@@ -62,7 +62,7 @@ class StreamReads(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedLedger:
-    """A ledger of a stream as far as it is confirmed; ``length`` of an open one is not known: 0."""
+    """A ledger of a stream as far as it is confirmed; ``length`` 0: not known of an open one."""
 
     ledger_id: LedgerId
     entry_count: int

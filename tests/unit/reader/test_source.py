@@ -184,10 +184,28 @@ async def test_ledgers_are_listed_page_by_page_the_open_one_as_far_as_it_is_conf
             (third, len(C), False)
         ]
         assert rest.resume is None
+        assert [one.length for one in rest.ledgers] == [sum(map(len, C))]
         await trim(world, first)
         page = await source.ledgers(STREAM, first, count_max=9)
         assert [one.ledger_id for one in page.ledgers] == [second, third]
         assert page.trimmed_end == at(first, len(A))
+
+
+@on_virtual_time
+async def test_bytes_of_an_open_ledger_are_told_if_its_last_run_tells_them():
+    world, sizes = ReaderWorld(), (5, 70, 0, 9)
+    await world.start()
+    ledger_id = await world.opened([bytes(size) for size in sizes])
+    async with world.reader() as source:
+        for last in range(len(sizes)):
+            told = await source._tier1.length(ledger_id, EntryId(last))
+            assert told == sum(sizes[: last + 1])
+        [row] = (await source.ledgers(STREAM, ledger_id, count_max=1)).ledgers
+        assert (row.entry_count, row.length) == (4, sum(sizes))
+        # A run that was cut from a copy in tier 2 tells no length.
+        await world.write(ledger_id, [b"more"], first=4)
+        [row] = (await source.ledgers(STREAM, ledger_id, count_max=1)).ledgers
+        assert (row.entry_count, row.length) == (5, 0)
 
 
 @on_virtual_time

@@ -81,6 +81,7 @@ class ReaderWorld(World):
             publish_ms_min=times[0],
             publish_ms_max=times[1],
             stripe_entries=2**40,
+            length_before=None if first else 0,
         )
         for run in runs:
             await self.node.add(run)

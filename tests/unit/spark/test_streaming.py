@@ -12,9 +12,9 @@ from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import Position
 from tierlog.ports.reads import ServedLedger
-from tierlog_spark.offsets import BEGINNING
+from tierlog_spark.offsets import BEGINNING, Budget, advanced
 from tierlog_spark.planning import Range
-from tierlog_spark.service import ListedStream, readable_of_served
+from tierlog_spark.service import ENTRY_BYTES, ListedStream, readable_of_served
 from tierlog_spark.streaming import EventStreamReader, check_served, check_stored
 
 
@@ -79,6 +79,14 @@ def test_what_is_empty_by_now_has_its_end_where_it_was_trimmed():
 
 def test_entries_of_an_open_ledger_are_taken_to_be_as_long_as_those_before():
     assert [one.length for one in STREAM.ledgers] == [40, 30]
+    told = served((15, 4, 40, True), (17, 3, 6000, False))
+    assert [one.length for one in told.ledgers] == [40, 6000]
+
+
+def test_bytes_of_a_batch_are_bounded_whether_or_not_a_reader_knows_the_length():
+    known, unknown = (served((15, 1000, length, False)).ledgers for length in (10**8, 0))
+    assert advanced(BEGINNING, known, Budget(length=10**7)) == at(15, 100)
+    assert advanced(BEGINNING, unknown, Budget(length=10**7)) == at(15, 10**7 // ENTRY_BYTES)
 
 
 @pytest.mark.parametrize(
