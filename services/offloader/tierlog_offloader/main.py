@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import Mapping
 
+from tierlog.offload.attempting import CopyTime
 from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.manifests import BucketGuard
 from tierlog.offload.messages import Stationery, Topics
@@ -80,7 +81,6 @@ async def serve(
                         in_flight_max=own.ledgers_in_flight_max,
                         drain_s_max=own.drain_s_max,
                         give_up_s_max=own.give_up_s_max,
-                        handle_s_max=own.request_s_max,
                     ),
                 )
 
@@ -99,9 +99,25 @@ def _worker(parts: OffloadParts, settings: Settings, name: str, tracer: Tracer) 
         ),
         clock=clock,
         ids=ids,
-        settings=WorkerSettings(name=name, deliveries_max=settings.kafka.deliveries_max),
+        settings=WorkerSettings(
+            name=name,
+            deliveries_max=settings.kafka.deliveries_max,
+            copy_time=_copy_time(settings),
+        ),
         tracer=tracer,
     )
+
+
+def _copy_time(settings: Settings) -> CopyTime:
+    """Return how long a copy may take: no slower than one request, or than its share of a throttle.
+
+    A large ledger that a throttle lets through slowly would else begin again for ever.
+    """
+    pace: float = settings.s3.bytes_per_s_min
+    if settings.s3.bytes_per_s_max:
+        share = settings.s3.bytes_per_s_max / settings.offloader.ledgers_in_flight_max
+        pace = min(pace, share / 2)
+    return CopyTime(base_s=settings.offloader.request_s_max, bytes_per_s_min=pace)
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ Owns what becomes of a request: how it ended, and whether it comes again. Does n
 Invariant: ``handle`` returns only when the request needs no second delivery.
 
 Crash: at any step, another delivery begins a new attempt and abandons this one.
-Retries: what may succeed later is raised for redelivery, ``deliveries_max`` times in a row; then,
-and at once for what is refused, the event goes to the dead-letter topic and the scheduler, which
-looks at the metadata alone, asks again in its own time. What can't even be put aside is raised
-for redelivery without an end: an event is never dropped unseen. The scheduler also asks again for
-a stream whose offloads were paused.
+Retries: what may succeed later, a copy that took too long with it, is raised for redelivery,
+``deliveries_max`` times in a row; then, and at once for what is refused, the event goes to the
+dead-letter topic and the scheduler, which looks at the metadata alone, asks again in its own
+time. What can't even be put aside is raised for redelivery without an end: an event is never
+dropped unseen. The scheduler also asks again for a stream whose offloads were paused.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.offload.attempting import (
     COMPLETED,
     REFUSED,
+    CopyTime,
     Done,
     LockedError,
     OffloadAttempts,
@@ -61,6 +62,7 @@ class WorkerSettings:
 
     name: str
     deliveries_max: int = 5
+    copy_time: CopyTime | None = None
 
 
 class OffloadWorker(OffloadAttempts):
@@ -87,6 +89,7 @@ class OffloadWorker(OffloadAttempts):
             guard=guard,
             ids=ids,
             name=settings.name,
+            copy_time=settings.copy_time,
         )
         self._tracer = tracer
         self._publisher = publisher

@@ -373,7 +373,7 @@ class OffloaderSettings(_Section):
     give_up_s_max: Seconds = 5.0
     """And so long may giving up take: locks are released, leftovers are left to the next one."""
     request_s_max: float = Field(default=4 * 3600.0, gt=0)
-    """A request that takes longer is given up, and tried again: nothing hangs for ever."""
+    """A copy that takes longer, and longer than its bytes at ``s3.bytes_per_s_min``, has failed."""
     part_delay_s: Seconds = 0.0
     """Waits that long after each part: for people who watch, and for tests that interrupt."""
 

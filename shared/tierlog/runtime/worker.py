@@ -7,7 +7,7 @@ Invariants:
     * After ``stop`` no event is taken. Those begun get ``drain_s_max`` seconds to finish, then
       are cancelled, which a handler must survive as it survives a crash. One that cleans up for
       longer than ``give_up_s_max`` is cancelled again, each second, until it ends.
-    * A handler that takes longer than ``handle_s_max`` is cancelled, and its event comes again.
+    * How long a handler may take is its own to say: who is cut off here could tell nobody.
 
 Time is the event loop's: a test on a virtual-time loop drains in no time at all.
 """
@@ -36,7 +36,6 @@ class WorkerLimits:
     in_flight_max: int
     drain_s_max: float
     give_up_s_max: float = 5.0
-    handle_s_max: float | None = None
 
 
 Handler = Callable[[Event], Awaitable[None]]
@@ -83,24 +82,17 @@ class _InHand:
 
     async def _one(self, event: Event) -> None:
         try:
-            if await self._in_time(event):
+            if await self._handled(event):
                 await self._source.ack(event)
             else:
                 await self._source.retry_later(event)
         finally:
             self.slots.release()
 
-    async def _in_time(self, event: Event) -> bool:
+    async def _handled(self, event: Event) -> bool:
         """Handle an event; False: it is to come again."""
-        patience = asyncio.timeout(self._limits.handle_s_max)
         try:
-            async with patience:
-                await self._handle(event)
-        except TimeoutError:
-            if not patience.expired():
-                raise
-            log.warning("event.took_too_long", handle_s_max=self._limits.handle_s_max)
-            return False
+            await self._handle(event)
         except (RetryableError, IndeterminateError) as error:
             log.warning("event.retry_later", cause=str(error), reason=error.reason.value)
             return False

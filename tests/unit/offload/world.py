@@ -28,6 +28,7 @@ from tierlog.model.offload import OffloadContext
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
 from tierlog.model.trimming import TrimGrounds
+from tierlog.offload.attempting import CopyTime
 from tierlog.offload.budget import UploadBudget
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.manifests import BucketGuard, ManifestStore
@@ -223,7 +224,13 @@ class World:
         )
 
     def worker(
-        self, faults: Faults | None = None, *, name: str = "w1", deliveries_max: int = 5, **settings
+        self,
+        faults: Faults | None = None,
+        *,
+        name: str = "w1",
+        deliveries_max: int = 5,
+        copy_time: CopyTime | None = None,
+        **settings,
     ) -> OffloadWorker:
         """Return a worker whose every call suffers ``faults``."""
         return OffloadWorker(
@@ -235,7 +242,7 @@ class World:
             stationery=self.stationery,
             clock=self.clock,
             ids=self.ids,
-            settings=WorkerSettings(name=name, deliveries_max=deliveries_max),
+            settings=WorkerSettings(name=name, deliveries_max=deliveries_max, copy_time=copy_time),
         )
 
     def request(self, claimed: Stream, ledger_id: LedgerId, trigger: Trigger = Trigger.TIME):

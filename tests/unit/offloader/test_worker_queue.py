@@ -16,6 +16,7 @@ from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AttemptOutcome, OffloadState
 from tierlog.model.stream import Stream
+from tierlog.offload.attempting import CopyTime
 from tierlog.offload.messages import ERROR_LEN_MAX, parse_result, trace_of
 from tierlog.ports.events import Event
 from tierlog.proto.v1 import events_pb2 as pb
@@ -51,6 +52,41 @@ def test_a_paused_stream_gets_no_attempt_and_is_told_of():
         await worker.handle(world.request(claimed, ledger_id))
         results = [parse_result(one).outcome for one in world.queue.events(TOPICS.completed)]
         assert results[-1] == pb.OffloadResult.OUTCOME_ALREADY_COMPLETE
+
+    run_virtual(main())
+
+
+def test_a_copy_that_takes_too_long_is_told_and_ends_in_the_dead_letter_topic():
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        # A store, or a throttle, at which it takes longer than a request may.
+        copy_time = CopyTime(base_s=1800, bytes_per_s_min=10**6)
+        worker = world.worker(deliveries_max=3, part_delay_s=3600.0, copy_time=copy_time)
+        source = world.queue.source([TOPICS.requested], group="offloader")
+        asked = world.request(claimed, ledger_id)
+        await world.queue.publisher().publish(
+            asked.topic, key=asked.key, value=asked.value, headers=asked.headers
+        )
+        stop = asyncio.Event()
+        limits = WorkerLimits(in_flight_max=1, drain_s_max=5)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run_worker(source, worker.handle, stop=stop, limits=limits))
+            await asyncio.sleep(12 * 3600)
+            stop.set()
+        (letter,) = world.queue.events(TOPICS.dead_letter)
+        assert letter.headers["tierlog_attempts"] == b"3"
+        (event,) = world.queue.events(TOPICS.completed)
+        assert parse_result(event).outcome == pb.OffloadResult.OUTCOME_FAILED
+        context = await world.context(ledger_id)
+        assert "took longer than 1800 s" in context.last_error
+        assert not world.bucket.objects
+        assert not world.bucket.uploads
+        # The more bytes, the longer it may take.
+        slow = CopyTime(base_s=1800, bytes_per_s_min=0.001)
+        patient = world.worker(part_delay_s=3600.0, copy_time=slow)
+        await patient.handle(world.request(claimed, ledger_id))
+        assert (await world.context(ledger_id)).complete
 
     run_virtual(main())
 

@@ -95,18 +95,6 @@ def test_what_takes_too_long_is_given_up_unacknowledged():
     assert source.acked == source.later == []
 
 
-def test_a_handler_without_an_end_is_given_up_and_its_event_comes_again():
-    source = Source(3)
-
-    async def handle(event: Event) -> None:
-        if event.value == b"0":
-            await asyncio.sleep(10**9)
-
-    limits = WorkerLimits(in_flight_max=1, drain_s_max=10, handle_s_max=60)
-    assert _run(source, handle, stop_after_s=100, limits=limits) == 100
-    assert (source.later, source.acked) == ([b"0"], [b"1", b"2"])
-
-
 def test_a_timeout_of_the_handlers_own_is_a_bug_of_it():
     async def handle(event: Event) -> None:
         raise TimeoutError
