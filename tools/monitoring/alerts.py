@@ -104,6 +104,11 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
             "bytes that are to be in S3 have waited for more than a day",
         ),
         _alert(
+            "StreamsUnread", CRITICAL, "10m",
+            "max by (namespace) (tierlog_scheduler_streams_unread) > 0",
+            "streams can't be read: nothing of them is offloaded, or trimmed",
+        ),
+        _alert(
             "OffloadsFailing", WARNING, "15m",
             'sum by (namespace) (rate(tierlog_offload_attempts_total'
             '{outcome=~"failed|refused"}[15m]))'

@@ -2,6 +2,7 @@
 
     data not in S3 in time   tierlog_offload_oldest_pending_age_seconds
     how much of it           tierlog_offload_lag_bytes, tierlog_offload_lag_ledgers
+    streams left out of it   tierlog_scheduler_streams_unread
     a leader that is stuck   tierlog_scheduler_passes_total does not grow
     too many streams         tierlog_scheduler_pass_duration_seconds nears scheduler.interval_s
 
@@ -44,6 +45,11 @@ class SchedulerCollector(Collector):
             return
         yield _gauge("scheduler_pass_duration_seconds", "The last pass", found.pass_s)
         yield _gauge("scheduler_streams", "Streams that it knows", len(found.mirror.streams))
+        yield _gauge(
+            "scheduler_streams_unread",
+            "Streams that can't be read, or decided about: nothing is done for them",
+            found.streams_unread,
+        )
         lags = found.lags.values()
         yield _gauge(
             AGE,

@@ -115,6 +115,10 @@ class Mirror:
             return known.trouble
         return self._names_changed is None or name in self._names
 
+    def unread(self) -> set[StreamName]:
+        """Return the streams that nothing may be decided about: see ``items``."""
+        return set(self._names).difference(name for name, _ in self.items())
+
     def listed(self) -> set[LedgerId]:
         """Return all ledgers that stand in a stream's list."""
         return {one.ledger_id for known in self.streams.values() for one in known.snapshot.ledgers}

@@ -21,7 +21,7 @@ Invariants:
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
 
@@ -82,6 +82,10 @@ class OffloadLag:
     age_ms: int
     length: int
     ledgers: int
+
+    def aged(self, passed_ms: int) -> "OffloadLag":
+        """Return the same as it is some time later, if nothing of it was offloaded."""
+        return replace(self, age_ms=self.age_ms + passed_ms) if self.ledgers else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

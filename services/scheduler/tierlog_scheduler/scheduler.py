@@ -162,7 +162,10 @@ class Scheduler:
         self.pass_s = 0.0
         """How long the last pass took."""
         self.lags: dict[StreamName, OffloadLag] = {}
-        """By stream that is offloaded by itself: what is not in tier 2."""
+        """By stream that is offloaded by itself: what is not in tier 2. Of one that can't be read
+        what was known last, older by now."""
+        self.streams_unread = 0
+        """How many streams the last pass decided nothing about."""
         self.ledger_states: Counter[str] = Counter()
         """How many ledgers are where, by the names of their contexts' states; open and sealed."""
         self._forget()
@@ -178,6 +181,7 @@ class Scheduler:
         self._saved_s = self._passed_s = self._clock.monotonic_s()
         self._waits = self._noted = False
         self._defects: dict[StreamName, str] = {}
+        self._acted_ms = self.streams_unread = 0
         self.lags, self.ledger_states = {}, Counter()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -274,6 +278,7 @@ class Scheduler:
         seen: set[LedgerId] = set()
         lags: dict[StreamName, OffloadLag] = {}
         states: Counter[str] = Counter()
+        unread = self.mirror.unread()
         self._waits, self._defects = False, {}
         async with asyncio.TaskGroup() as group:
             for count, (name, known) in enumerate(list(self.mirror.items())):
@@ -288,12 +293,19 @@ class Scheduler:
                     actions = self._decide(view, now)
                 except Exception as error:  # noqa: BLE001 - told: metric, log, status
                     seen |= self._note_undecided(known, error)
+                    unread.add(name)
                     continue
                 if actions:
                     await self._slots.acquire()
                     group.create_task(self._do(known.snapshot.stream, actions, now))
-        self.lags, self.ledger_states = lags, states
+        self.lags = {**self._lags_kept(unread, now), **lags}
+        self.streams_unread, self.ledger_states = len(unread), states
         self._memory.tidy(self.mirror, seen)
+
+    def _lags_kept(self, unread: set[StreamName], now: Now) -> dict[StreamName, OffloadLag]:
+        """Return of streams that can't be read what was known before, older by the time since."""
+        passed_ms, self._acted_ms = now.progress_ms - self._acted_ms, now.progress_ms
+        return {one: lag.aged(passed_ms) for one, lag in self.lags.items() if one in unread}
 
     def _note_undecided(self, known: KnownStream, error: Exception) -> set[LedgerId]:
         """Tell of a stream that can't be decided about; return what must stay seen of it."""

@@ -9,6 +9,7 @@ from tests.unit.offload.gates import OpenGate
 from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.test_api import ask, served
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
+from tierlog.format import paths
 from tierlog.model.ids import StreamName
 from tierlog.model.policy import MINUTE_MS, Policy
 from tierlog_scheduler.metrics import AGE, LAG, SchedulerCollector
@@ -193,6 +194,43 @@ async def test_what_is_behind_is_a_metric_of_the_leader_alone_and_by_stream_wher
     assert "kept" not in ages
     assert len(ages) == SHOWN
     assert found["tierlog_scheduler_leading"].samples[0].value == 1
+
+
+async def test_streams_that_can_not_be_read_are_a_metric_and_stand_as_they_were_known():
+    world = World()
+    claimed = await world.stream(policy=Policy(offload_time_ms=10**9))
+    ledger_id = await world.seal(claimed, ENTRIES)
+    await world.stream(StreamName("kept"))
+    leader = scheduler(world, manifests=OpenGate())
+    await leader.begin()
+    leader.leading = True
+    await leader.run_pass()
+    assert values_of(leader)["tierlog_scheduler_streams_unread"] == 0
+    before = values_of(leader)
+    path = paths.context_path(ledger_id)
+    store = world.catalog().store
+    found = await store.get(path)
+    await store.set(path, b"\xff" * 20, version=found.version)
+    for _ in range(2):
+        world.clock.advance(1800)
+        await leader.run_pass()
+    after = values_of(leader)
+    assert after["tierlog_scheduler_streams_unread"] == 1
+    assert after[f"tierlog_{AGE}"] == pytest.approx(before[f"tierlog_{AGE}"] + 3600, abs=60)
+    assert after[f"tierlog_{LAG}"] == before[f"tierlog_{LAG}"] > 0
+    # One that leads since then knows no more than that.
+    await leader.begin()
+    await leader.run_pass()
+    assert values_of(leader)["tierlog_scheduler_streams_unread"] == 1
+    assert values_of(leader)[f"tierlog_{AGE}"] == 0
+    await store.set(path, found.data, version=-1)
+    await leader.run_pass()
+    assert values_of(leader)["tierlog_scheduler_streams_unread"] == 0
+    assert values_of(leader)[f"tierlog_{AGE}"] > 3600
+
+
+def values_of(leader):
+    return {one.name: one.samples[0].value for one in SchedulerCollector(leader).collect()}
 
 
 def test_every_route_is_described():
