@@ -37,6 +37,15 @@ class _NoRoom:
 NO_ROOM = _NoRoom()
 
 
+def without_rest(frames: Buffer) -> Buffer:
+    """Return frames as they are, or copied where they are less than half of what they keep.
+
+    The room of an answer is for its frames: it knows nothing of the buffer that they lie in.
+    """
+    with memoryview(frames) as view, memoryview(view.obj) as whole:
+        return frames if 2 * view.nbytes >= whole.nbytes else memoryview(bytes(view))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """How much one read may return (one entry at least, if there is one), and how long wait."""

@@ -45,7 +45,7 @@ from tierlog.offload.single_reader import SingleHandle, load_single_index, singl
 from tierlog.offload.tier2_reader import ObjectHandle, Tier2Handle
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads
-from tierlog_reader.chunk import Budget, Chunk
+from tierlog_reader.chunk import Budget, Chunk, without_rest
 from tierlog_reader.places import Following, Tier
 from tierlog_reader.timings import INDEX_READ
 
@@ -185,7 +185,7 @@ class ObjectTier:
             ledger_id=ledger.ledger_id,
             first_entry_id=first_entry_id,
             count=count,
-            frames=(frames,),
+            frames=(without_rest(frames),),
             tier=Tier.TIER2,
         )
 

@@ -11,6 +11,7 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.model.position import Edge, Position
 from tierlog.offload.ranges import RangeLimits
+from tierlog.offload.tier2_reader import FEW_ENTRIES_MAX
 from tierlog_reader.tier2 import FETCHES_AHEAD_MAX
 from tierlog_reader.views import LISTED_BYTES, VALUE_BYTES, AgedCache, Views
 
@@ -303,6 +304,22 @@ async def test_a_ledger_that_is_read_from_tier_1_is_not_fetched_ahead():
         await source.read(STREAM, at(ledgers[0], 0), budget(size=100))
         await asyncio.sleep(1)
         assert len(source._tier2._handles) == 1
+
+
+@on_virtual_time
+async def test_few_entries_of_much_that_was_read_keep_only_their_bytes():
+    world = ReaderWorld(block_size=64 * 1024)
+    await world.start()
+    ledger = await world.sealed(ENTRIES * 20)
+    await world.offloaded(ledger)
+    await world.gone_locally(ledger)
+    async with world.reader() as source:
+        for first in (0, 500, 1100):
+            wanted = budget(entries=FEW_ENTRIES_MAX + 1, size=50_000)
+            answer = await source.read(STREAM, at(ledger, first), wanted)
+            assert payloads(answer) == (ENTRIES * 20)[first : first + FEW_ENTRIES_MAX + 1]
+            (frames,) = answer.chunk.frames
+            assert len(memoryview(frames.obj)) <= 2 * answer.chunk.frames_len
 
 
 @on_virtual_time
