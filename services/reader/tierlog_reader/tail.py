@@ -6,8 +6,9 @@ not own how tier 1 is read (``tier1``), when bytes go (``cache.manager``), nor w
 whoever asks has looked the ledger up.
 
 Bytes of a ledger are counted from the first frame that its subscription took. Where an entry
-begins is known of the first of each piece that came, as far as there is room; from the nearest
-one before it the rest is walked.
+begins is noted once for each ``NOTE_EACH_BYTES``, at the first entry of what came; from the
+nearest note before it the rest is walked, in steps. So however small what comes is, a read walks
+over that much and over one piece that came.
 
 Invariants:
     * Only what tier 1 gave as confirmed is here: the LAC is never passed.
@@ -26,6 +27,7 @@ Cancellation: who waits may be cancelled; the subscription ends when nobody has 
 
 import asyncio
 import contextlib
+import itertools
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
@@ -34,13 +36,14 @@ from typing import Final, Protocol, Self
 
 import structlog
 
+from tierlog.format.checksum import Buffer
 from tierlog.format.frame import FRAME_HEADER_LEN, entry_len_at, frames_end, walk_frames
 from tierlog.model.errors import Reason, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.stream import ListedLedger
 from tierlog_reader.cache.manager import CacheManager
 from tierlog_reader.cache.store import StreamingCache
-from tierlog_reader.chunk import Budget, Chunk
+from tierlog_reader.chunk import Budget, Chunk, without_rest
 from tierlog_reader.places import Tier
 from tierlog_reader.read_index import INDEX_OBJECT_BYTES, ReadIndex
 
@@ -56,7 +59,11 @@ TAKE_BYTES_MIN: Final = 8 * 1024
 """A subscription may always ask for so much, however many there are."""
 MORE_BYTES_MAX: Final = 8 * 1024 * 1024
 """And for some of this: a quarter of what others leave."""
-NOTES_MAX: Final = 1024
+# Where an entry begins is noted after so many bytes; to find one, so many are walked at once.
+NOTE_EACH_BYTES: Final = 64 * 1024
+WALK_BYTES: Final = 64 * 1024
+# From so many notes on, those of bytes that went are looked for; then at twice what is left.
+NOTES_MAX_FIRST: Final = 64
 NOTE_BYTES: Final = 96
 HELD_BYTES: Final = INDEX_OBJECT_BYTES + 2000
 
@@ -92,6 +99,7 @@ class _Held:
     end: int = 0
     starts: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    notes_max: int = NOTES_MAX_FIRST
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     live: bool = False
     waiters: int = 0
@@ -173,30 +181,41 @@ class TailMemory:
 
     def _frames(
         self, held: _Held, first_entry_id: EntryId, budget: Budget
-    ) -> tuple[memoryview, int] | None:
+    ) -> tuple[Buffer, int] | None:
         """Return frames from an entry on and how many; None where its bytes went."""
-        at = bisect_right(held.starts, first_entry_id) - 1
+        offset = self._place_of(held, first_entry_id)
+        body = None if offset is None else self._copied(held, offset, budget.bytes_max)
+        if offset is None or body is None:
+            return None
+        starts = walk_frames(body, first_entry_id)
+        if not len(starts):
+            # Longer than was asked for: one entry at least is returned, if all of it is here.
+            alone = self._alone(held, offset)
+            return None if alone is None else (alone, 1)
+        ends = [*starts[1:].tolist(), frames_end(body, starts)]
+        count = min(len(ends), budget.entries_max)
+        return without_rest(body[: ends[count - 1]]), count
+
+    def _place_of(self, held: _Held, sought: EntryId) -> int | None:
+        """Return where an entry begins, walking from the nearest note; None where bytes went."""
+        at = bisect_right(held.starts, sought) - 1
         if at < 0:
             return None
         entry_id, offset = held.starts[at], held.offsets[at]
-        gap_end = held.offsets[at + 1] if at + 1 < len(held.offsets) else held.end
-        before = 0 if entry_id == first_entry_id else gap_end - offset
-        body = self._copied(held, offset, before + budget.bytes_max)
-        if body is None:
-            return None
-        starts = walk_frames(body, entry_id)
-        skip = first_entry_id - entry_id
-        if len(starts) < skip:
-            return None
-        if len(starts) == skip:
-            # Longer than was asked for: one entry at least is returned, if all of it is here.
-            place = frames_end(body, starts) if skip else 0
-            alone = self._alone(held, offset + place)
-            return None if alone is None else (alone, 1)
-        begin = int(starts[skip])
-        ends = [*starts[skip + 1 :].tolist(), frames_end(body, starts)]
-        count = min(max(1, bisect_right(ends, begin + budget.bytes_max)), budget.entries_max)
-        return body[begin : ends[count - 1]], count
+        while entry_id < sought:
+            body = self._copied(held, offset, WALK_BYTES)
+            if body is None:
+                return None
+            starts = walk_frames(body, entry_id)
+            if sought - entry_id < len(starts):
+                return offset + int(starts[sought - entry_id])
+            if len(starts):
+                entry_id, offset = entry_id + len(starts), offset + frames_end(body, starts)
+            elif len(body) >= FRAME_HEADER_LEN:  # an entry that is longer than a step
+                entry_id, offset = entry_id + 1, offset + FRAME_HEADER_LEN + entry_len_at(body, 0)
+            else:
+                return None
+        return offset
 
     def _alone(self, held: _Held, offset: int) -> memoryview | None:
         """Return the one frame that begins at ``offset``, if all of it is here."""
@@ -309,19 +328,27 @@ class TailMemory:
             held.first = held.next_id = chunk.end.entry_id
         held.wake()
 
-    def _append(self, held: _Held, piece: "bytes | bytearray | memoryview") -> bool:
+    def _append(self, held: _Held, piece: Buffer) -> bool:
         fitted = held.index.append(held.end, piece)
         held.end += len(piece)
         return fitted
 
     def _note(self, held: _Held, entry_id: EntryId, offset: int) -> None:
+        if held.offsets and offset - held.offsets[-1] < NOTE_EACH_BYTES:
+            return
         held.starts.append(entry_id)
         held.offsets.append(offset)
         self._manager.owners_bytes += NOTE_BYTES
-        if len(held.starts) > NOTES_MAX:
-            before = len(held.starts)
-            del held.starts[1::2], held.offsets[1::2]
-            self._manager.owners_bytes -= NOTE_BYTES * (before - len(held.starts))
+        if len(held.starts) > held.notes_max:
+            self._forget_notes(held)
+
+    def _forget_notes(self, held: _Held) -> None:
+        """Forget notes of bytes that went: nothing can be walked from there."""
+        here = [held.index.holds(offset) for offset in held.offsets]
+        held.starts = list(itertools.compress(held.starts, here))
+        held.offsets = list(itertools.compress(held.offsets, here))
+        self._manager.owners_bytes -= NOTE_BYTES * (len(here) - sum(here))
+        held.notes_max = max(NOTES_MAX_FIRST, 2 * sum(here))
 
     def _make_room(self) -> None:
         while len(self._held) >= self._limits.ledgers_max:

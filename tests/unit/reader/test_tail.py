@@ -1,6 +1,8 @@
 """The tail from memory: one subscription for all who follow, never past the LAC, never a gap."""
 
 import asyncio
+import contextlib
+import itertools
 import random
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from tests.unit.reader.test_source import numbered
 from tests.unit.reader.world import N1, STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.adapters.memory.storage_node import MemoryStorageNode
+from tierlog.format.frame import pack_entries
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.position import Edge
@@ -15,8 +18,19 @@ from tierlog.model.stream import ListedLedger
 from tierlog_reader.cache.layout import Layout
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.cached_ranges import CachedRanges
+from tierlog_reader.chunk import Answer, Chunk
 from tierlog_reader.places import Tier
-from tierlog_reader.tail import TAKE_BYTES_MIN, TailLimits, TailMemory, asked_bytes_max
+from tierlog_reader.tail import (
+    HELD_BYTES,
+    NOTE_BYTES,
+    NOTE_EACH_BYTES,
+    NOTES_MAX_FIRST,
+    TAKE_BYTES_MIN,
+    WALK_BYTES,
+    TailLimits,
+    TailMemory,
+    asked_bytes_max,
+)
 
 # What keeps bytes in the cache must not see which one it is.
 pytestmark = pytest.mark.usefixtures("both_caches")
@@ -349,3 +363,84 @@ def test_what_subscriptions_ask_for_at_once_is_bounded_and_each_may_ask(count):
             assert tier1.asked[-1] == tail.asked_bytes == MIB
 
     test()
+
+
+class PiecesTier:
+    """Tier 1 in which pieces of a few entries come, one at a time."""
+
+    def __init__(self, pieces):
+        self.left = list(pieces)
+
+    async def read(self, ledger, first_entry_id, budget):
+        if not self.left:
+            await asyncio.sleep(budget.wait_s)
+            raise RetryableError("nothing yet", reason=Reason.NOT_YET, remedy="wait")
+        entries = self.left.pop(0)
+        frames, _ = pack_entries(entries, first_entry_id)
+        return Chunk(
+            ledger_id=ledger.ledger_id,
+            first_entry_id=first_entry_id,
+            count=len(entries),
+            frames=(bytes(frames),),
+            tier=Tier.TIER1,
+        )
+
+
+@contextlib.asynccontextmanager
+async def taken(pieces, memory):
+    """Give the tail once it has taken all pieces, and what it has of their ledger."""
+    tier1 = PiecesTier(pieces)
+    async with TailMemory(tier1, memory.store, memory.manager).run() as tail:
+        tail.follow(
+            ListedLedger(ledger_id=LedgerId(1), opened_ms=0, block_size=1, owner_epoch=1),
+            EntryId(0),
+        )
+        while tier1.left:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        yield tail, tail._held[LedgerId(1)]
+
+
+def got(tail, first, wanted):
+    """Return payloads from an entry on, and the bytes that the answer keeps in memory."""
+    chunk = tail.get(LedgerId(1), EntryId(first), wanted)
+    frames = b"".join(chunk.frames)
+    found = payloads(Answer(chunk=chunk, resume=chunk.end))
+    return found, len(frames), sum(len(memoryview(one).obj) for one in chunk.frames)
+
+
+@pytest.mark.covers("C07")
+@on_virtual_time
+async def test_within_a_tail_of_small_appends_an_answer_costs_what_it_gives():
+    entries = numbered(0, 5000, size=1000)
+    async with taken([[one] for one in entries], tails_of(16 * MIB)) as (tail, held):
+        gaps = [after - before for before, after in itertools.pairwise(held.offsets)]
+        assert max(gaps) < NOTE_EACH_BYTES + 1100, "no more than that is walked"
+        for first in (0, 1, 700, 2499, 4990):
+            found, length, alive = got(tail, first, budget(entries=5, size=100_000))
+            assert found == entries[first : first + 5]
+            assert alive <= 2 * length
+            found, length, alive = got(tail, first, budget(entries=5000, size=300_000))
+            assert found == entries[first : first + len(found)]
+            assert len(found) == min(5000 - first, 300_000 // (length // len(found)))
+            assert alive <= 2 * length
+
+
+@on_virtual_time
+async def test_entries_longer_than_a_step_of_the_walk_are_passed():
+    entries = [b"a" * 10, b"b" * 3 * WALK_BYTES, b"c" * WALK_BYTES, b"d" * 20, b"e" * 30]
+    async with taken([entries], tails_of(16 * MIB)) as (tail, _):
+        for first in range(len(entries)):
+            found, _, _ = got(tail, first, budget(entries=1))
+            assert found == entries[first : first + 1]
+
+
+@on_virtual_time
+async def test_notes_of_bytes_that_went_go_too():
+    memory = tails_of(2 * MIB)
+    entries = numbered(0, 2000, size=8000)
+    async with taken([[one] for one in entries], memory) as (tail, held):
+        assert len(held.starts) <= NOTES_MAX_FIRST
+        assert memory.manager.owners_bytes == HELD_BYTES + NOTE_BYTES * len(held.starts)
+        assert tail.get(LedgerId(1), EntryId(0), budget()) is None
+        assert got(tail, 1990, budget(entries=3))[0] == entries[1990:1993]
