@@ -13,10 +13,12 @@ from tierlog.model.offload import DOUBT_REMEDY, Doubt, OffloadContext, OffloadSt
 from tierlog.model.policy import threshold
 from tierlog_scheduler.clocks import Now
 from tierlog_scheduler.policy import (
+    Delays,
     LedgerView,
     StreamView,
     deletion_due_in_ms,
     offload_due_in_ms,
+    sweep_due_in_ms,
     wanted_ledgers,
 )
 from tierlog_scheduler.retention import Behind, judge, trimmable, with_what_is_behind
@@ -42,7 +44,7 @@ class Step:
     why: str
 
 
-def explain(view: StreamView, now: Now) -> list[Step]:
+def explain(view: StreamView, now: Now, delays: Delays) -> list[Step]:
     """Return what comes next for each ledger, in the order of the list, what left it last."""
     wanted = wanted_ledgers(view, now)
     trimmed = frozenset(trimmable(view, now))
@@ -56,14 +58,11 @@ def explain(view: StreamView, now: Now) -> list[Step]:
             steps.append(_offload(view, one, now, trigger.value if trigger else None))
         if one.context is not None:
             steps.extend(_delete_local(view, one.context, now))
-            steps.extend(_clean(one.context))
+            steps.extend(_clean(view, one.context, now, delays))
         if one.listed.closed:
             steps.append(_trim(view, one, now, behind, goes=ledger_id in trimmed))
     for ledger_id, context in view.trimmed.items():
-        left = "its context" if context is None else f"{len(context.abandoned)} attempts"
-        steps.append(
-            Step(ledger_id=ledger_id, what=What.CLEAN, in_ms=0, why=f"trimmed; left: {left}")
-        )
+        steps.append(_finish_trim(view, ledger_id, context, now, delays))
     return steps
 
 
@@ -136,11 +135,27 @@ def doubt_text(doubt: Doubt) -> str:
     )
 
 
-def _clean(context: OffloadContext) -> Iterator[Step]:
-    if context.abandoned:
-        count = len(context.abandoned)
-        why = f"{count} abandoned attempts are swept, twice"
-        yield Step(ledger_id=context.ledger_id, what=What.CLEAN, in_ms=0, why=why)
+def _clean(view: StreamView, context: OffloadContext, now: Now, delays: Delays) -> Iterator[Step]:
+    in_ms = sweep_due_in_ms(context, view, now, delays)
+    if in_ms is not None:
+        why = f"{len(context.abandoned)} abandoned attempts are swept, twice"
+        yield Step(ledger_id=context.ledger_id, what=What.CLEAN, in_ms=in_ms, why=why)
+
+
+def _finish_trim(
+    view: StreamView, ledger_id: LedgerId, context: OffloadContext | None, now: Now, delays: Delays
+) -> Step:
+    in_ms: int | None = 0
+    if context is None:
+        left = "its context"
+    else:
+        left = f"{len(context.abandoned)} attempts"
+        if context.bookkeeper_deleted and not context.is_trimmed:
+            in_ms = sweep_due_in_ms(context, view, now, delays)
+    why = f"trimmed; left: {left}"
+    if view.paused:
+        in_ms, why = None, f"{why}; deletions of the stream are paused"
+    return Step(ledger_id=ledger_id, what=What.CLEAN, in_ms=in_ms, why=why)
 
 
 def _trim(view: StreamView, one: LedgerView, now: Now, behind: Behind, *, goes: bool) -> Step:

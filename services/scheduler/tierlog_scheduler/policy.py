@@ -320,17 +320,26 @@ def sweeps(
     """Iterate over the attempts of a ledger that are to be swept now."""
     wait_ms = delays.sweep_ms(view.block_size(context.ledger_id)) if context.abandoned else 0
     for attempt in context.abandoned:
-        unseen_ms = view.unseen_ms.get(attempt.uuid)
-        if unseen_ms is not None and now.progress_ms - unseen_ms < wait_ms:
-            continue
-        if attempt.swept_ms == 0:
-            strike_off = False
-        else:
-            seen_ms = view.swept_seen_ms.get(attempt.uuid)
-            if seen_ms is None or now.progress_ms - seen_ms < wait_ms:
-                continue
-            strike_off = True
-        yield SweepAbandoned(ledger_id=context.ledger_id, attempt=attempt, strike_off=strike_off)
+        if _sweep_due_in_ms(attempt, view, now, wait_ms) == 0:
+            again = attempt.swept_ms != 0
+            yield SweepAbandoned(ledger_id=context.ledger_id, attempt=attempt, strike_off=again)
+
+
+def sweep_due_in_ms(
+    context: OffloadContext, view: StreamView, now: Now, delays: Delays
+) -> int | None:
+    """Return how long until the next sweep of a ledger's attempts; None: there are none."""
+    if not context.abandoned:
+        return None
+    wait_ms = delays.sweep_ms(view.block_size(context.ledger_id))
+    return min(_sweep_due_in_ms(one, view, now, wait_ms) for one in context.abandoned)
+
+
+def _sweep_due_in_ms(attempt: AbandonedAttempt, view: StreamView, now: Now, wait_ms: int) -> int:
+    since_ms = [view.unseen_ms[attempt.uuid]] if attempt.uuid in view.unseen_ms else []
+    if attempt.swept_ms != 0:
+        since_ms.append(view.swept_seen_ms.get(attempt.uuid, now.progress_ms))
+    return max(0, wait_ms - (now.progress_ms - max(since_ms))) if since_ms else 0
 
 
 def offload_lag(view: StreamView, now: Now) -> OffloadLag:

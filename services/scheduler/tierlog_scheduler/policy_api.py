@@ -98,7 +98,7 @@ class PolicyApi:
                     at_ms=None if step.in_ms is None else now.wall_ms + step.in_ms,
                     why=step.why,
                 )
-                for step in explain(view, now)
+                for step in explain(view, now, self._scheduler.delays)
             ],
         )
 

@@ -359,6 +359,11 @@ class Scheduler:
             attributes_named=self._manifests.attributes_through(stream.name),
         )
 
+    @property
+    def delays(self) -> Delays:
+        """Return the waits that decisions are made with."""
+        return self._limits.delays
+
     async def look_at(self, name: StreamName) -> tuple[StreamSnapshot, StreamView, Now]:
         """Return a stream as of now and as decisions see it, for people."""
         snapshot = await self._catalog.streams.snapshot(name)

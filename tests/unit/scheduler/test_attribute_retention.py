@@ -51,7 +51,7 @@ def test_a_ledger_goes_once_a_checkpoint_has_its_last_entry(through, gone) -> No
     assert trimmable(view, NOW) == gone
     assert trimmable(replace(view, attributes=None), NOW) == [1, 2, 3]
     assert trimmable(replace(view, deleting=True), NOW) == [1, 2, 3]
-    held = [one for one in explain(view, NOW) if one.what is What.TRIM][len(gone) :]
+    held = [one for one in explain(view, NOW, DELAYS) if one.what is What.TRIM][len(gone) :]
     assert all(one.in_ms is None for one in held)
     if held:
         assert "the newest checkpoint of the stream's attributes" in held[0].why
@@ -70,7 +70,7 @@ def test_one_with_a_copy_goes_once_the_manifests_checkpoint_has_it(named, gone) 
     assert trimmable(view, NOW) == gone
     unwanted = stream(*view.ledgers, policy=ALL, attributes=view.attributes)
     assert trimmable(unwanted, NOW) == [1, 2]
-    held = [one for one in explain(view, NOW) if one.what is What.TRIM][len(gone) :]
+    held = [one for one in explain(view, NOW, DELAYS) if one.what is What.TRIM][len(gone) :]
     if held:
         assert "that the manifest names" in held[0].why
 
@@ -174,7 +174,7 @@ def test_a_leader_trims_behind_the_checkpoints_sweeps_and_removes_all() -> None:
         assert len(indexes(life)) < before, "what no checkpoint needs is swept"
         assert await listed(life) == [late], "all but the one that no checkpoint has"
         _, view, now = await leader.look_at(STREAM)
-        (held,) = [one for one in explain(view, now) if one.what is What.TRIM]
+        (held,) = [one for one in explain(view, now, DELAYS) if one.what is What.TRIM]
         assert "the newest checkpoint" in held.why
         assert await all_of(index_of(life.site), life.base) == life.values
         life.base = await index_of(life.site).load(life.claimed)

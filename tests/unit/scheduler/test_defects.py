@@ -59,7 +59,7 @@ def test_a_scrub_that_meets_a_defect_says_so_and_the_next_one_comes(monkeypatch)
         assert told["log_level"] == "error"
         assert isinstance(told["exc_info"], ExceptionGroup)
         monkeypatch.setattr(found._scrubber, "run", whole)
-        asked = found.ask(ScrubWish())
+        asked = await found.ask(ScrubWish())
         await run_for(world, found, 70)
         assert asked.is_clean
 

@@ -14,7 +14,13 @@ from tierlog.model.policy import Policy
 from tierlog_scheduler import retention
 from tierlog_scheduler.clocks import History, Now
 from tierlog_scheduler.explain import What, explain
-from tierlog_scheduler.policy import DeleteTier1, RequestOffload, decide, offload_lag
+from tierlog_scheduler.policy import (
+    DeleteTier1,
+    RequestOffload,
+    SweepAbandoned,
+    decide,
+    offload_lag,
+)
 
 HISTORY = History([LedgerSample(LedgerId(1000), 5)])
 NOW = Now(wall_ms=1_000_000, progress_ms=1_000_000, history=HISTORY)
@@ -22,7 +28,7 @@ S = OffloadState
 
 
 def steps(view, now=NOW):
-    return {(one.ledger_id, one.what): one for one in explain(view, now)}
+    return {(one.ledger_id, one.what): one for one in explain(view, now, DELAYS)}
 
 
 def test_times_are_those_of_the_thresholds():
@@ -125,6 +131,29 @@ def test_leftovers_are_told():
     attempt = AbandonedAttempt(uuid=UUID(int=9), location=place(1), abandoned_ms=0)
     found = steps(stream(ledger(1, abandoned=(attempt,))))
     assert found[1, What.CLEAN].in_ms == 0
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_when_leftovers_are_swept_is_when_it_is_said(trimmed):
+    attempt = AbandonedAttempt(uuid=UUID(int=9), location=place(1), abandoned_ms=0, swept_ms=5)
+    one = ledger(1, state=S.TRIMMING if trimmed else S.LOCAL, abandoned=(attempt,))
+    assert one.context is not None
+    left = replace(one.context, bookkeeper_deleted=True)
+    listed = [] if trimmed else [one]
+    view = stream(
+        *listed,
+        trimmed={LedgerId(1): left} if trimmed else {},
+        swept_seen_ms={attempt.uuid: NOW.progress_ms},
+    )
+    wait_ms = steps(view)[1, What.CLEAN].in_ms
+    assert wait_ms == DELAYS.sweep_ms(view.block_size(LedgerId(1)))
+    for later_ms, sweeps in ((wait_ms - 1, 0), (wait_ms, 1)):
+        then = replace(NOW, progress_ms=NOW.progress_ms + later_ms)
+        found = [*decide(view, then, DELAYS), *retention.decide(view, then, DELAYS)]
+        assert len([one for one in found if isinstance(one, SweepAbandoned)]) == sweeps
+        assert steps(view, then)[1, What.CLEAN].in_ms == wait_ms - later_ms
+    paused = steps(replace(view, paused=True))[1, What.CLEAN]
+    assert paused.in_ms == (None if trimmed else wait_ms), "attempts are swept all the same"
 
 
 @pytest.mark.parametrize(
