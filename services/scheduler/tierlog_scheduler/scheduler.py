@@ -423,11 +423,13 @@ class Scheduler:
         """Note what is seen for the first time."""
         memory = self._memory
         self._note_closed(view, now)
+        # Where copies never go local ones stay for ever, and would fill the checkpoint.
+        waits = threshold(view.policy.deletion_lag_ms) is not None
         for one in view.ledgers:
             ledger_id, context = one.listed.ledger_id, one.context
             if context is None:
                 continue
-            if context.state is OffloadState.COMPLETE and context.doubt is None:
+            if waits and context.state is OffloadState.COMPLETE and context.doubt is None:
                 # Of one that is in doubt the lag begins anew, once it is so no more.
                 seen.add(ledger_id)
                 memory.see_complete(context, now)

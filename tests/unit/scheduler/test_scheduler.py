@@ -330,6 +330,24 @@ def test_the_lag_outlives_a_leader_and_its_down_time_does_not_count():
     run_virtual(main())
 
 
+def test_copies_that_never_go_crowd_none_out_of_the_checkpoint(monkeypatch):
+    monkeypatch.setattr("tierlog_scheduler.scheduler.CHECKPOINT_LEDGERS_MAX", 3)
+
+    async def main():
+        world = World()
+        kept = await world.stream(StreamName("kept"), policy=Policy(offload_time_ms=0, deletion_lag_ms=-1))
+        for _ in range(3):
+            await world.seal(kept, ENTRIES)
+        claimed = await world.stream(policy=Policy(offload_time_ms=0))
+        ledger_id = await world.seal(claimed, ENTRIES)
+        for _ in range(2):
+            async with running(world):
+                await asyncio.sleep(3 * HOUR)
+        assert await world.catalog().ledgers.get(ledger_id) is None
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("damage", [b"", b"\xff\xff\xff"])
 def test_a_lost_or_damaged_progress_only_makes_waits_longer(damage):
     async def main():
