@@ -179,7 +179,7 @@ class AdminContract:
             for name, ledger_id in zip(partition_names(stream, 2), ledgers, strict=True):
                 assert await offloaded(on, name) == [ledger_id]
             found = await on.admin.offloads(stream)
-            assert sorted(one["ledger_id"] for one in found) == sorted(ledgers)
+            assert {one["ledger_id"] for one in found} == {*ledgers}
             with refused(Reason.PARTITIONED):
                 await on.admin.offload(stream, Position(LedgerId(0), EntryId(0)))
 

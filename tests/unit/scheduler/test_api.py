@@ -109,7 +109,7 @@ async def test_offloads_are_those_of_a_stream_or_state_read_many_at_once(world):
             reads -= 1
 
     catalog.contexts.peek = counted
-    api = AdminApi(catalog, None)
+    api = AdminApi(catalog, scheduler(world))
 
     async def found(**asked):
         shown = (await api.offloads(**asked)).offloads
