@@ -50,6 +50,7 @@ from tierlog_spark.jobs.fanout import (
 from tierlog_spark.jobs.frame import JobReport, JobRun
 from tierlog_spark.jobs.moving_plan import (
     BROUGHT,
+    DELETED,
     FAILED,
     MISSING,
     NOT_IN_SOURCE,
@@ -177,7 +178,12 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
         job=job,
         dry_run=run.dry_run,
         counts=counts | requests.counts,
-        rows=[*told, *map(_stray, left), *troubles],
+        rows=[
+            *told,
+            *(_stream_row(one.head.stream, DELETED) for one in ended),
+            *map(_stray, left),
+            *troubles,
+        ],
     )
 
 
@@ -203,10 +209,7 @@ def _finish(
     """Bring attribute indexes and write manifests; return a row for each stream that failed."""
     tasks = spread(ends, lambda one: 1 + len(one.ledgers or ()), TASKS_A_SLOT * slots_of(run))
     rows = run_tasks(run, "manifests", tasks, partial(_end_some, move))
-    return [
-        {"stream": name, "ledger_id": None, "outcome": FAILED, "bytes": 0, "error": error}
-        for name, error in dict(requests.rest(rows)).items()
-    ]
+    return [_stream_row(name, FAILED, error) for name, error in dict(requests.rest(rows)).items()]
 
 
 async def _prepared(move: Move) -> list[Incarnation]:
@@ -412,13 +415,11 @@ def _stray(known: KnownManifest) -> dict[str, Any]:
         f"the target has incarnation {known.incarnation} of this stream, and the source nothing of "
         "it: a restore from the target brings it back; see the how-to run-jobs-with-spark"
     )
-    return {
-        "stream": known.stream,
-        "ledger_id": None,
-        "outcome": NOT_IN_SOURCE,
-        "bytes": 0,
-        "error": error,
-    }
+    return _stream_row(known.stream, NOT_IN_SOURCE, error)
+
+
+def _stream_row(name: StreamName, outcome: str, error: str | None = None) -> dict[str, Any]:
+    return {"stream": name, "ledger_id": None, "outcome": outcome, "bytes": 0, "error": error}
 
 
 def _row(one: Moved) -> dict[str, Any]:

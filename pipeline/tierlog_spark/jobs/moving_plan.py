@@ -23,6 +23,8 @@ OTHER_COPY: Final = "other_copy"
 NOT_IN_SOURCE: Final = "not_in_source"
 """Sound in the target, and the source has no copy of it."""
 FAILED: Final = "failed"
+DELETED: Final = "deleted"
+"""Of a stream: the source is deleting it, and so says its manifest in the target."""
 OUTCOMES: Final = (BROUGHT, THERE, MISSING, OTHER_COPY, NOT_IN_SOURCE, FAILED)
 
 Incarnation = tuple[StreamName, UUID]

@@ -335,7 +335,8 @@ def test_copies_that_never_go_crowd_none_out_of_the_checkpoint(monkeypatch):
 
     async def main():
         world = World()
-        kept = await world.stream(StreamName("kept"), policy=Policy(offload_time_ms=0, deletion_lag_ms=-1))
+        never = Policy(offload_time_ms=0, deletion_lag_ms=-1)
+        kept = await world.stream(StreamName("kept"), policy=never)
         for _ in range(3):
             await world.seal(kept, ENTRIES)
         claimed = await world.stream(policy=Policy(offload_time_ms=0))
