@@ -91,6 +91,7 @@ class _Leader:
     leading = True
     passes = 0
     pass_s = 0.0
+    streams_unread = 0
     lags: Final[dict[str, OffloadLag]] = {}
     ledger_states: Final[Counter[str]] = Counter()
 

@@ -210,6 +210,7 @@ async def test_streams_that_can_not_be_read_are_a_metric_and_stand_as_they_were_
     path = paths.context_path(ledger_id)
     store = world.catalog().store
     found = await store.get(path)
+    assert found is not None
     await store.set(path, b"\xff" * 20, version=found.version)
     for _ in range(2):
         world.clock.advance(1800)
