@@ -350,12 +350,18 @@ def offload_lag(view: StreamView, now: Now) -> OffloadLag:
         if not (one.listed.closed and one.listed.entry_count == 0)
         and (one.context is None or not one.context.complete)
     ]
-    oldest_ms = min((one.opened_ms for one in waiting), default=now.wall_ms)
     return OffloadLag(
-        age_ms=max(0, now.wall_ms - oldest_ms),
+        age_ms=max((_age_ms(view, one, now) for one in waiting), default=0),
         length=sum(one.length for one in waiting),
         ledgers=len(waiting),
     )
+
+
+def _age_ms(view: StreamView, one: ListedLedger, now: Now) -> int:
+    """Return how old a ledger may be: what a clock hides that is off, leaders may have seen."""
+    seen = now.history.given_by(one.ledger_id), view.closed_seen_ms.get(one.ledger_id)
+    seen_ms = min((each for each in seen if each is not None), default=None)
+    return now.at_most_since(one.opened_ms, seen_ms=seen_ms)
 
 
 def sealed_before(ledgers: Sequence[ListedLedger], before: Position | None) -> list[ListedLedger]:

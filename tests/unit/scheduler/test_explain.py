@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.scheduler.test_policy import DELAYS, doubtful, ledger, place, saw, stream
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AbandonedAttempt, CopySeen, LedgerSample, OffloadState
-from tierlog.model.policy import Policy
+from tierlog.model.policy import HOUR_MS, Policy
 from tierlog_scheduler import retention
 from tierlog_scheduler.clocks import History, Now
 from tierlog_scheduler.explain import What, explain
@@ -168,6 +168,21 @@ def test_when_leftovers_are_swept_is_when_it_is_said(trimmed):
 )
 def test_the_age_of_the_oldest_byte_is_that_of_its_ledger(views, age_ms):
     assert offload_lag(stream(*views), NOW).age_ms == age_ms
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_an_age_that_leaders_saw_is_not_hidden_by_a_clock(is_open):
+    """The owner's clock was five hours ahead, or the leader's went back by as much."""
+    at = Now(wall_ms=10**9, progress_ms=10**9)
+    one = ledger(2, is_open=is_open)
+    one = replace(one, listed=replace(one.listed, opened_ms=at.wall_ms))
+    assert offload_lag(stream(one), at).age_ms == 0
+    ago_ms = at.progress_ms - 5 * HOUR_MS
+    now = replace(at, history=History([LedgerSample(LedgerId(2), ago_ms)]))
+    assert offload_lag(stream(one), now).age_ms == 5 * HOUR_MS
+    # Without samples of that time: since when it was seen closed.
+    seen = stream(one, closed_seen_ms={LedgerId(2): ago_ms})
+    assert offload_lag(seen, at).age_ms == 5 * HOUR_MS
 
 
 def test_what_is_not_in_tier_2_is_counted_in_bytes_and_ledgers():
