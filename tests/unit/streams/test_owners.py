@@ -144,6 +144,32 @@ def test_a_ledger_rolls_by_age_without_another_append():
     run_virtual(main())
 
 
+def test_a_ledger_that_was_opened_for_nothing_goes_by_its_age():
+    async def main():
+        cluster = SmallCluster()
+        policy = Policy(ledger_age_ms_max=60_000, block_size=5 * MIB)
+        catalog = await cluster.start(policy=policy)
+        owners = make_owners(cluster, "n1", budget=1 << 26, entry_len_max=1 << 26)
+        async with running(owners):
+            # What fits no block is known to be too large once there is a ledger.
+            with pytest.raises(RefusedError) as caught:
+                await owners.submit(STREAM, draft(b"x" * 6 * MIB))
+            assert caught.value.reason is Reason.TOO_LARGE
+            await asyncio.sleep(59)
+            assert [one.entry_count for one in await listed(catalog)] == [0]
+            await asyncio.sleep(2)
+            assert await listed(catalog) == ()
+            await owners.submit(STREAM, draft(b"a"))
+            await asyncio.sleep(61)
+            assert [(one.closed, one.entry_count) for one in await listed(catalog)] == [(True, 1)]
+
+    run_virtual(main())
+
+
+async def listed(catalog):
+    return (await catalog.streams.snapshot(STREAM)).ledgers
+
+
 def test_an_open_ledger_is_sealed_by_an_age_that_was_set_since():
     async def main():
         cluster = SmallCluster()

@@ -20,12 +20,18 @@ def fill(entry_count=1, length=0, age_s=0.0):
         (fill(10), True),
         (fill(1, 100), True),
         (fill(1, 0, 5.0), True),
-        (fill(0, 0, 50.0), False),
+        (fill(0, 0, 4.9), False),
     ],
 )
 @pytest.mark.covers("D09")
-def test_a_ledger_is_due_at_any_of_its_limits_but_never_when_empty(state, due):
-    assert is_due(state, LIMITS) is due
+def test_a_ledger_is_due_at_any_of_its_limits(state, due):
+    assert is_due(state, LIMITS, waits=False) is due
+    assert is_due(state, LIMITS, waits=True) is due
+
+
+def test_an_empty_one_is_due_by_its_age_but_not_before_an_append_that_waits():
+    assert is_due(fill(0, 0, 5.0), LIMITS, waits=False)
+    assert not is_due(fill(0, 0, 50.0), LIMITS, waits=True)
 
 
 def fit(state, *sizes):

@@ -43,7 +43,7 @@ from tierlog.model.stream import Stream
 from tierlog.ports.clock import Clock
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.runtime.settings import OwnerSettings
-from tierlog_ingest.streams.rollover import LedgerFill, LedgerLimits
+from tierlog_ingest.streams.rollover import LedgerFill, LedgerLimits, is_due
 
 log = structlog.get_logger()
 
@@ -65,6 +65,10 @@ class OpenLedger:
             length=self.writer.length,
             age_s=now_s - self.opened_s,
         )
+
+    def is_due(self, now_s: float, *, waits: bool) -> bool:
+        """Tell whether it is to be sealed."""
+        return is_due(self.fill(now_s), self.limits, waits=waits)
 
 
 class LedgerOpener:

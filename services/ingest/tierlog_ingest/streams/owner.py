@@ -59,7 +59,7 @@ from tierlog_ingest.streams.entry_len import check_entry_len, too_large
 from tierlog_ingest.streams.opening import LedgerOpener, OpenLedger, block_size_of
 from tierlog_ingest.streams.ownership import going_away, not_owner
 from tierlog_ingest.streams.parts import OwnerParts, OwnerState
-from tierlog_ingest.streams.rollover import LedgerLimits, fitting, is_due
+from tierlog_ingest.streams.rollover import LedgerLimits, fitting
 from tierlog_ingest.streams.traces import closing
 
 log = structlog.get_logger()
@@ -349,14 +349,14 @@ class StreamOwner:
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
-            one = self._open
+            one, waits = self._open, self._queue.head() is not None
             if one is not None and one.writer.failure is not None:
                 await self._replace(one, one.writer.failure)
-            elif self._seals or (one is not None and is_due(one.fill(loop.time()), one.limits)):
+            elif self._seals or (one is not None and one.is_due(loop.time(), waits=waits)):
                 await self._seal()
             elif self._attaches:
                 await self._attach()
-            elif self._queue.head() is not None:
+            elif waits:
                 await self._send_next(tasks)
             elif self._draining and (self._open is not None or not self._gate.is_busy):
                 await self._seal()
@@ -369,7 +369,7 @@ class StreamOwner:
         """Wait until something arrives, the ledger is too old, or its writer broke."""
         loop = asyncio.get_running_loop()
         timer = None
-        if self._open is not None and self._open.writer.entry_count:
+        if self._open is not None:
             due_s = self._open.opened_s + self._open.limits.age_ms_max / 1000
             # Never at once: by a rounding error the ledger may not be due yet at its very time.
             timer = loop.call_at(max(due_s, loop.time() + WAKE_S_MIN), self._wake.set)

@@ -48,9 +48,15 @@ class LedgerFill:
     age_s: float
 
 
-def is_due(fill: LedgerFill, limits: LedgerLimits) -> bool:
-    """Tell whether the ledger is to be sealed. One without entries is never due."""
-    return fill.entry_count > 0 and (
+def is_due(fill: LedgerFill, limits: LedgerLimits, *, waits: bool) -> bool:
+    """Tell whether the ledger is to be sealed; ``waits``: an append does, which is to come first.
+
+    One without entries is due by age alone: it was opened for what was refused then, or given up,
+    and it would stand for ever as something that is to be offloaded.
+    """
+    if fill.entry_count == 0:
+        return not waits and fill.age_s * 1000 >= limits.age_ms_max
+    return (
         fill.entry_count >= limits.entries_max
         or fill.length >= limits.bytes_max
         or fill.age_s * 1000 >= limits.age_ms_max
