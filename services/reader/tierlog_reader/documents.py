@@ -19,13 +19,14 @@ from typing import Any, Final
 
 import orjson
 
+from tierlog.format.checksum import Buffer
 from tierlog.format.entry import (
     AppendHeader,
     Codec,
     Decompress,
     StructuredEvent,
     decode_entry,
-    unpacked_len,
+    unpacked_size,
 )
 from tierlog.format.frame import FRAME_HEADER_LEN, check_frames, walk_frames
 from tierlog.model.errors import CorruptError, RefusedError
@@ -59,9 +60,9 @@ class FoundEntry:
     raw: bool
 
     @property
-    def unpacked_len(self) -> int:
-        """Bytes of its data, the events decompressed."""
-        return len(self.data) if self.raw else unpacked_len(self.data)
+    def unpacked_size(self) -> tuple[int, int]:
+        """Bytes of its data, the events decompressed; and how many these are, as it says."""
+        return (len(self.data), 1) if self.raw else unpacked_size(self.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,22 +136,23 @@ def document_of(found: FoundEvent) -> dict[str, Any]:
     return document | _text_or_base64("payload", event.payload)
 
 
-def body_of(kind: str, entries: Sequence[FoundEntry], unpacking: Unpacking) -> bytes:
-    """Return all entries as one body of that type."""
+def body_of(kind: str, entries: Sequence[FoundEntry], unpacking: Unpacking) -> Buffer:
+    """Return all entries as one body of that type.
+
+    A line that ``orjson`` made takes some KiB for as long as it is kept: so each is added at once.
+    """
     events = (event for entry in entries for event in events_of(entry, unpacking))
-    if kind == NDJSON:
-        return b"".join(line_of(event) for event in events)
-    if kind == OCTETS:
-        return b"".join(
-            part
-            for event in events
-            for part in (
-                len(event.event.payload).to_bytes(EVENT_LEN_LEN, "big"),
-                event.event.payload,
-            )
-        )
-    assert kind == ARROW, kind
-    return _arrow(list(events))
+    if kind == ARROW:
+        return _arrow(list(events))
+    body = bytearray()
+    for event in events:
+        if kind == NDJSON:
+            body += line_of(event)
+        else:
+            assert kind == OCTETS, kind
+            body += len(event.event.payload).to_bytes(EVENT_LEN_LEN, "big")
+            body += event.event.payload
+    return body
 
 
 def line_of(event: FoundEvent) -> bytes:

@@ -17,7 +17,7 @@ with server-sent events:
 
 Invariants:
     * An answer is bounded by the settings, whatever is asked, and holds room until it was sent:
-      for its events as they are decompressed.
+      for its events as they are decompressed, and for how many they are.
     * What is followed holds room for one page at a time: a client that is slow is waited for, and
       one that takes nothing is left.
 """
@@ -30,6 +30,7 @@ from typing import Annotated, Final
 from fastapi import FastAPI, Header, Path, Query, Request
 from fastapi.responses import Response
 
+from tierlog.format.checksum import Buffer
 from tierlog.model.errors import Reason, RefusedError, TierlogError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, StreamName, stream_name
 from tierlog.model.position import Edge, Position
@@ -49,7 +50,7 @@ from tierlog_reader.documents import (
     wanted_type,
 )
 from tierlog_reader.limits import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits, client_of
-from tierlog_reader.pages import Page, read_page
+from tierlog_reader.pages import OBJECT_BYTES, Page, read_page
 from tierlog_reader.places import no_such_entry
 from tierlog_reader.seek import TimeSeek, parse_start
 from tierlog_reader.sending import HeldResponse, HeldStream
@@ -98,12 +99,13 @@ class EntryPages:
         room_bytes = max(ROOM_BYTES_MIN, budget.bytes_max)
         while True:
             room = self._reads.room(wish.client, COPIES[kind] * room_bytes)
+            entries_max = min(budget.entries_max, max(1, room_bytes // OBJECT_BYTES))
             try:
                 page = await read_page(
                     self._reads.source,
                     wish.stream,
                     where,
-                    replace(budget, room=room),
+                    replace(budget, room=room, entries_max=entries_max),
                     until=wish.until,
                 )
             except BaseException:
@@ -112,7 +114,7 @@ class EntryPages:
             page = page.cut(room_bytes)
             # Events that say they are longer than that are not decompressed.
             unpacked_len = min(page.unpacked_len, self.unpacking.events_len_max)
-            needed = max(page.frames_len, unpacked_len)
+            needed = max(page.frames_len, unpacked_len) + page.objects_len
             if needed <= room_bytes:
                 return page, room
             # An entry alone may be longer than was asked for: see ``ServedReads.read``.
@@ -247,7 +249,7 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
 
 
 def _held(
-    page: Page, room: HeldRoom, encode: Callable[[], bytes], kind: str, limits: ReadLimits
+    page: Page, room: HeldRoom, encode: Callable[[], Buffer], kind: str, limits: ReadLimits
 ) -> Response:
     """Return a page as an answer that holds its room."""
     headers = {

@@ -9,6 +9,7 @@ Invariants:
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.model.ids import EntryId, StreamName
@@ -17,6 +18,10 @@ from tierlog_reader import metrics
 from tierlog_reader.chunk import NO_ROOM, Budget
 from tierlog_reader.documents import FoundEntry, entries_of
 from tierlog_reader.source import StreamSource
+
+# What an entry or an event counts as beside its bytes: of each its objects on Python's heap, and
+# what is written of it around its payload, in a room that has several times what is counted.
+OBJECT_BYTES: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +42,27 @@ class Page:
     @property
     def unpacked_len(self) -> int:
         """Bytes of the entries' frames, the events decompressed."""
-        return sum(_unpacked_len(one) for one in self.entries)
+        return sum(FRAME_HEADER_LEN + one.unpacked_size[0] for one in self.entries)
+
+    @property
+    def objects_len(self) -> int:
+        """What entries and events count as beside their bytes."""
+        return sum(_objects_len(one.unpacked_size[1]) for one in self.entries)
 
     def cut(self, bytes_max: int) -> "Page":
-        """Return its first entries, so many that they unpack to ``bytes_max``, but at least one."""
+        """Return its first entries, so many that they count as ``bytes_max``, but at least one."""
         total = 0
         for number, entry in enumerate(self.entries):
-            total += _unpacked_len(entry)
+            unpacked_len, events = entry.unpacked_size
+            total += FRAME_HEADER_LEN + unpacked_len + _objects_len(events)
             if number and total > bytes_max:
                 kept = self.entries[:number]
                 return replace(self, entries=kept, resume=entry.position, at_end=False)
         return self
 
 
-def _unpacked_len(entry: FoundEntry) -> int:
-    return FRAME_HEADER_LEN + entry.unpacked_len
+def _objects_len(events: int) -> int:
+    return OBJECT_BYTES * (1 + events)
 
 
 async def read_page(

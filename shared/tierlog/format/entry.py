@@ -271,9 +271,16 @@ def decode_entry(data: Buffer) -> Entry:
 
 
 def unpacked_len(data: Buffer) -> int:
-    """Return how much room entry data takes once its events are decompressed, in bytes.
+    """Return how much room entry data takes once its events are decompressed, in bytes."""
+    length, _ = unpacked_size(data)
+    return length
 
-    Nothing is verified: what is damaged is as long as it is, and ``decode_entry`` tells.
+
+def unpacked_size(data: Buffer) -> tuple[int, int]:
+    """Return how long entry data is once its events are decompressed, and how many these are.
+
+    Nothing is verified: what is damaged is as long as it is, and ``decode_entry`` tells. No more
+    events are told than that length has room for.
     """
     view, message = memoryview(data), pb.AppendHeader()
     try:
@@ -282,9 +289,10 @@ def unpacked_len(data: Buffer) -> int:
             bytes(view[APPEND_HEADER_OFFSET : APPEND_HEADER_OFFSET + header_len])
         )
     except (StructError, DecodeError):
-        return len(view)
+        return len(view), 0
     packed = message.codec != pb.CODEC_NONE
-    return max(len(view), message.events_len) if packed else len(view)
+    length = max(len(view), message.events_len) if packed else len(view)
+    return length, min(message.event_count, length // EVENT_LEN_LEN, EVENT_COUNT_MAX)
 
 
 def _header_to_bytes(header: AppendHeader) -> bytes:

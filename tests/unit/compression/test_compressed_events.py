@@ -33,11 +33,13 @@ from tierlog.format.entry import (
     decode_entry,
     encode_entry,
     unpacked_len,
+    unpacked_size,
 )
 from tierlog.format.frame import pack_entries
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.node import Cluster
 from tierlog.offload import export
+from tierlog.proto.v1 import entry_pb2 as pb
 from tierlog.runtime.settings import Settings
 from tierlog.wiring import compression
 from tierlog.wiring.client import open_client_connections
@@ -137,6 +139,16 @@ def test_room_is_for_what_events_say_they_are():
         b"TE\x01\x00\0\0\0\x02    \xff\xff",
     ):
         assert unpacked_len(damaged) == len(damaged)
+        assert unpacked_size(damaged) == (len(damaged), 0)
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_events_are_counted_unread_and_no_more_than_have_room(codec):
+    assert unpacked_size(packed(codec, [b""] * 700))[1] == 700
+    assert unpacked_size(packed(codec, []))[1] == 0
+    said = pb.AppendHeader(event_count=2**31 - 1).SerializeToString()
+    data = b"TE\x01\x00" + len(said).to_bytes(4, "big") + bytes(4) + said + bytes(400)
+    assert unpacked_size(data) == (len(data), len(data) // 4)
 
 
 @pytest.mark.parametrize("name", ["zstandard", "lz4"])
