@@ -406,7 +406,7 @@ def got(tail, first, wanted):
     chunk = tail.get(LedgerId(1), EntryId(first), wanted)
     frames = b"".join(chunk.frames)
     found = payloads(Answer(chunk=chunk, resume=chunk.end))
-    return found, len(frames), sum(len(memoryview(one).obj) for one in chunk.frames)
+    return found, len(frames), sum(memoryview(memoryview(one).obj).nbytes for one in chunk.frames)
 
 
 @pytest.mark.covers("C07")
