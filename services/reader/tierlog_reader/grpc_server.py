@@ -8,7 +8,9 @@ Invariants:
     * ``resume`` of an answer is the token that every call, and HTTP's ``from``, goes on with.
 """
 
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -111,20 +113,33 @@ def _leave_at_end(context: grpc.aio.ServicerContext[Any, Any], room: HeldRoom) -
     context.add_done_callback(over)  # type: ignore[arg-type]
 
 
-def _check_fits(chunk: Chunk) -> None:
-    if chunk.frames_len > BYTES_MAX:
+def _check_fits(where: Position, length: int) -> None:
+    if length > BYTES_MAX:
         raise RefusedError(
-            f"entry {chunk.ledger_id}:{chunk.first_entry_id} has {chunk.frames_len} bytes",
+            f"entry {where} has {length} bytes",
             reason=Reason.TOO_LARGE,
             remedy="Read it over HTTP: GET /v1/streams/{stream}/runs",
         )
 
 
+def _fitting(answer: Answer) -> Answer:
+    """Return what of an answer fits one message: runs come whole, so it may be longer."""
+    chunk = answer.chunk
+    if chunk is None or chunk.frames_len <= BYTES_MAX:
+        return answer
+    frames = memoryview(b"".join(chunk.frames))
+    ends = [*walk_frames(frames, chunk.first_entry_id)[1:].tolist(), len(frames)]
+    _check_fits(Position(chunk.ledger_id, chunk.first_entry_id), ends[0])
+    count = bisect_right(ends, BYTES_MAX)
+    kept = replace(chunk, count=count, frames=(frames[: ends[count - 1]],))
+    return replace(answer, chunk=kept, resume=kept.end)
+
+
 def _response(answer: Answer) -> pb.ReadResponse:
+    answer = _fitting(answer)
     metrics.count(answer)
     response = pb.ReadResponse(next=_record(answer.resume), resume=str(answer.resume))
     if answer.chunk is not None:
-        _check_fits(answer.chunk)
         response.tier = answer.chunk.tier.value
         for here, data in _entries_of(answer.chunk, None):
             response.entries.add(position=_record(here), data=data)
@@ -137,12 +152,12 @@ def _pieces(answer: Answer, until: Position | None) -> Iterator[pb.ReadResponse]
     if chunk is None:
         return
     metrics.count(answer)
-    _check_fits(chunk)
     piece, length = pb.ReadResponse(tier=chunk.tier.value), 0
     for here, data in _entries_of(chunk, until):
         if piece.entries and length + len(data) > PIECE_BYTES:
             yield _going_on(piece, here)
             piece, length = pb.ReadResponse(tier=chunk.tier.value), 0
+        _check_fits(here, FRAME_HEADER_LEN + len(data))
         piece.entries.add(position=_record(here), data=data)
         length += FRAME_HEADER_LEN + len(data)
     if piece.entries:

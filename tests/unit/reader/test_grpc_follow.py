@@ -19,8 +19,8 @@ from tests.unit.reader.test_tail import tails_of
 from tests.unit.reader.world import STREAM, ReaderWorld
 from tierlog.proto.v1 import reader_pb2 as pb
 from tierlog.proto.v1 import reader_pb2_grpc
-from tierlog.runtime.rpc import serve_grpc
-from tierlog_reader.grpc_server import REQUEST_BYTES_MAX, ReaderServicer
+from tierlog.runtime.rpc import MESSAGE_BYTES_MAX, serve_grpc
+from tierlog_reader.grpc_server import BYTES_MAX, REQUEST_BYTES_MAX, ReaderServicer
 from tierlog_reader.limits import ReadLimits
 from tierlog_reader.memory import COPIES_OF_AN_ANSWER
 from tierlog_reader.seek import TimeSeek
@@ -52,7 +52,10 @@ async def serving(entries, *, send_s_max, proxies=None):
             send_s_max=send_s_max,
         ) as port:
             # A window that stays as it is: how much a client takes unasked is known.
-            options = [("grpc.http2.bdp_probe", 0)]
+            options = [
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ]
             async with contextlib.AsyncExitStack() as stack:
                 address = f"127.0.0.1:{port}"
                 if proxies is not None:
@@ -101,6 +104,38 @@ async def test_an_answer_comes_in_pieces_that_each_say_where_to_go_on():
         ]
         assert before + rest == ENTRIES
         assert shares.used_bytes == 0
+
+
+LONGEST = BYTES_MAX - 100
+
+
+async def test_entries_that_each_fit_a_message_are_given_however_many_were_read_at_once():
+    entries = [b"a" * 900_000, b"b" * LONGEST, b"c" * 7 * MIB, b"d" * 7 * MIB, b"e"]
+    async with serving(entries, send_s_max=30) as (stub, shares), asyncio.timeout(60):
+        followed = [one async for one in stub.Follow(follow())]
+        assert [entry.data for one in followed for entry in one.entries] == entries
+        found, resume = [], "earliest"
+        while len(found) < len(entries):
+            asked = pb.ReadRequest(stream=STREAM, bytes_max=8 * MIB, resume=resume)
+            answer = await stub.Read(asked)
+            assert 0 < sum(len(one.data) for one in answer.entries) <= BYTES_MAX
+            found += [one.data for one in answer.entries]
+            resume = answer.resume
+            assert f"{answer.next.ledger_id}:{answer.next.entry_id}" == resume
+        assert found == entries
+        assert shares.used_bytes == 0
+
+
+async def test_what_is_before_an_entry_that_fits_no_message_is_given_and_then_it_is_refused():
+    entries = [b"a" * 900_000, b"b" * (BYTES_MAX + 1), b"c"]
+    async with serving(entries, send_s_max=30) as (stub, _), asyncio.timeout(60):
+        pieces, error = await taken(stub.Follow(follow()))
+        assert [entry.data for one in pieces for entry in one.entries] == entries[:1]
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error
+        answer = await stub.Read(pb.ReadRequest(stream=STREAM, bytes_max=8 * MIB))
+        assert [one.data for one in answer.entries] == entries[:1]
+        with pytest.raises(grpc.aio.AioRpcError, match="bytes"):
+            await stub.Read(pb.ReadRequest(stream=STREAM, resume=answer.resume))
 
 
 async def test_entries_without_bytes_are_entries_too():
