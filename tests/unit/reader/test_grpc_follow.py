@@ -114,7 +114,8 @@ async def test_entries_that_each_fit_a_message_are_given_however_many_were_read_
     async with serving(entries, send_s_max=30) as (stub, shares), asyncio.timeout(60):
         followed = [one async for one in stub.Follow(follow())]
         assert [entry.data for one in followed for entry in one.entries] == entries
-        found, resume = [], "earliest"
+        found: list[bytes] = []
+        resume = "earliest"
         while len(found) < len(entries):
             asked = pb.ReadRequest(stream=STREAM, bytes_max=8 * MIB, resume=resume)
             answer = await stub.Read(asked)
