@@ -258,7 +258,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "trimmed.dropped": "The local copy of a trimmed ledger was deleted",
     "trimmed.finished": "Nothing is left of a trimmed ledger",
     "underreplicated.unreadable": "A record of a ledger that lacks copies can't be read",
-    "unexpected_error": "The scheduler met a bug: the trace is beside it",
+    "unexpected_error": "A bug was met in work that goes on: the trace is beside it",
     "uploads.unseen": "The store does not list open uploads: see the remedy",
     "worker.drain_cut_short": "The drain took too long; its requests are delivered again",
     "writer.broken": "A ledger can't be written any more; it is recovered and closed",

@@ -22,7 +22,8 @@ Invariants:
     * At most ``ledgers_max`` ledgers are held; what they take of Python's heap counts as used.
 
 Cancellation: who waits may be cancelled; the subscription ends when nobody has asked for
-``idle_s``, with ``run``, or with any trouble in tier 1, which whoever reads next then meets.
+``idle_s``, with ``run``, or with any trouble in tier 1, which whoever reads next then meets; a bug
+that it meets is logged, and ends nothing else.
 """
 
 import asyncio
@@ -300,6 +301,11 @@ class TailMemory:
                     continue
                 if held.live:
                     self._add(held, chunk)
+        except Exception:
+            # A bug: no end for those who are served meanwhile. What was added in part is forgotten.
+            log.exception("unexpected_error", work="follow", ledger_id=ledger.ledger_id)
+            self._forget(held)
+            held.first = held.next_id
         finally:
             held.live = False
             held.wake()

@@ -261,6 +261,9 @@ class ObjectTier:
                 opened = await self._open(*found)
         except TierlogError as error:
             log.debug("read_ahead.failed", ledger_id=ledger_id, cause=str(error))
+        except Exception:
+            # A bug, perhaps a driver's: no end for those who are served meanwhile.
+            log.exception("unexpected_error", work="read ahead", ledger_id=ledger_id)
 
     @contextlib.asynccontextmanager
     async def _using(self, opened: _Open) -> AsyncIterator[FrameHandle]:

@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.unit.reader.test_source import numbered
 from tests.unit.reader.world import N1, STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
@@ -363,6 +364,39 @@ def test_what_subscriptions_ask_for_at_once_is_bounded_and_each_may_ask(count):
             assert tier1.asked[-1] == tail.asked_bytes == MIB
 
     test()
+
+
+class BuggyTier:
+    """Tier 1 that gives a few entries, then meets a bug once, then goes on."""
+
+    def __init__(self, entries):
+        self.entries = list(entries)
+        self.bugs_left = 1
+
+    async def read(self, ledger, first_entry_id, budget):
+        if first_entry_id == len(self.entries) // 2 and self.bugs_left:
+            self.bugs_left -= 1
+            raise KeyError("a bug")
+        pieces = [[one] for one in self.entries[first_entry_id:]]
+        return await PiecesTier(pieces).read(ledger, first_entry_id, budget)
+
+
+@on_virtual_time
+async def test_a_bug_that_a_subscription_meets_is_told_and_ends_nothing_else():
+    memory, entries = tails_of(), numbered(0, 10)
+    listed = ListedLedger(ledger_id=LedgerId(1), opened_ms=0, block_size=1, owner_epoch=1)
+    async with TailMemory(BuggyTier(entries), memory.store, memory.manager).run() as tail:
+        with capture_logs() as logs:
+            tail.follow(listed, EntryId(0))
+            assert not await tail.wait(LedgerId(1), EntryId(5), 10)
+        assert [one["log_level"] for one in logs if one["event"] == "unexpected_error"] == ["error"]
+        assert tail.subscriptions == 0
+        assert tail.get(LedgerId(1), EntryId(0), budget()) is None
+        assert memory.manager.owners_bytes == HELD_BYTES
+        # Whoever asks next begins it again.
+        tail.follow(listed, EntryId(5))
+        assert await tail.wait(LedgerId(1), EntryId(9), 10)
+        assert got(tail, 5, budget())[0][0] == entries[5]
 
 
 class PiecesTier:

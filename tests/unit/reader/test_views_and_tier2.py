@@ -4,6 +4,7 @@ import asyncio
 import gc
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.unit.offload.test_single import driver_of
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
@@ -12,7 +13,7 @@ from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.model.position import Edge, Position
 from tierlog.offload.ranges import RangeLimits
 from tierlog.offload.tier2_reader import FEW_ENTRIES_MAX
-from tierlog_reader.tier2 import FETCHES_AHEAD_MAX
+from tierlog_reader.tier2 import FETCHES_AHEAD_MAX, ObjectTier
 from tierlog_reader.views import LISTED_BYTES, VALUE_BYTES, AgedCache, Views
 
 ENTRIES = [b"%04d" % number * 12 for number in range(60)]
@@ -352,6 +353,38 @@ async def test_a_prefetch_that_fails_is_nobodys_trouble():
         await asyncio.sleep(1)
         faults.outages.clear()
         assert payloads(await source.read(STREAM, first.resume, budget(entries=1))) == ENTRIES[1:2]
+
+
+@on_virtual_time
+async def test_a_bug_of_a_driver_met_while_fetching_ahead_is_told_and_ends_nothing(monkeypatch):
+    world = ReaderWorld()
+    await world.start()
+    ledgers = [await world.sealed(ENTRIES) for _ in range(2)]
+    for ledger in ledgers:
+        await world.offloaded(ledger)
+        await world.gone_locally(ledger)
+    async with world.reader() as source:
+        opened = ObjectTier._opened
+
+        async def buggy(self, ledger, context, location):
+            if ledger.ledger_id == ledgers[1]:
+                raise KeyError("a driver's bug")
+            return await opened(self, ledger, context, location)
+
+        monkeypatch.setattr(ObjectTier, "_opened", buggy)
+        with capture_logs() as logs:
+            found, where = [], at(ledgers[0], 0)
+            while len(found) < len(ENTRIES):
+                answer = await source.read(STREAM, where, budget(size=600))
+                found, where = found + payloads(answer), answer.resume
+                await asyncio.sleep(0.1)
+        assert found == ENTRIES
+        told = [one for one in logs if one["event"] == "unexpected_error"]
+        assert told
+        assert {one["log_level"] for one in told} == {"error"}
+        assert {one["ledger_id"] for one in told} <= set(ledgers)
+        monkeypatch.undo()
+        assert payloads(await source.read(STREAM, at(ledgers[1], 0), budget()))[0] == ENTRIES[0]
 
 
 @pytest.mark.parametrize(
