@@ -17,6 +17,7 @@ Invariants:
     * Clients that wait take turns. Who is within its share and does not fit is waited for, so
       that small answers of others never starve a large one; who is beyond its share is passed
       over, so that a client that does not take its answers holds up nobody else.
+    * Who waits has what others gave back of ``beyond`` within ``LOOK_S``.
     * Nobody waits longer than ``wait_s_max``: then it is told to come again, RESOURCE_EXHAUSTED.
 
 Cancellation: who stops waiting leaves no trace; room is given back however a read ends.
@@ -36,6 +37,9 @@ SOONER: Final = (
     "Come again; ask for fewer bytes at once, take answers sooner, or start the reader with a "
     "larger reader.memory_bytes_max"
 )
+
+# What others take beyond falls without a word: while somebody waits it is asked for again.
+LOOK_S: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +84,7 @@ class Shares:
         self._wait_s_max = wait_s_max
         # Whose turn it is comes first.
         self._accounts: OrderedDict[Client, _Account] = OrderedDict()
+        self._look: asyncio.TimerHandle | None = None
         self.used_bytes = 0
         self.most_used_bytes = 0
         self.waits = 0
@@ -113,6 +118,7 @@ class Shares:
         waiter = _Waiter(size, asyncio.get_running_loop().create_future())
         account.waiting.append(waiter)
         self._grant()
+        self._look_later()
         try:
             async with asyncio.timeout(self._wait_s_max):
                 await waiter.granted
@@ -178,6 +184,15 @@ class Shares:
                 waiter.granted.set_result(None)
                 self._accounts.move_to_end(client)
                 granted = True
+
+    def _look_later(self) -> None:
+        if self._look is None and self.waiting:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._grant()
+        self._look_later()
 
     def _withdraw(self, client: Client, account: _Account, waiter: _Waiter) -> None:
         if waiter.granted.done() and not waiter.granted.cancelled():

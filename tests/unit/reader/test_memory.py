@@ -20,7 +20,7 @@ from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import ReaderSettings
 from tierlog_reader import metrics
 from tierlog_reader.memory import held_of, parts_of
-from tierlog_reader.shares import Shares
+from tierlog_reader.shares import LOOK_S, Shares
 from tierlog_reader.views import BYTES_MAX, LISTED_BYTES, STREAMS_BYTES_MAX, VALUE_BYTES, Views
 
 LIMITS = ReaderSettings()
@@ -85,6 +85,25 @@ def test_what_others_hold_beyond_their_own_answers_do_not_get():
         shares.give_back("b", second)
         beyond = 0
         await shares.take("c", 600)
+
+    run_virtual(main())
+
+
+def test_who_waits_has_what_others_gave_back_though_no_answer_ends():
+    async def main():
+        loop, beyond = asyncio.get_running_loop(), 600
+        shares = Shares(1000, wait_s_max=30, beyond=lambda: beyond)
+        await shares.take("slow", 100)
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(shares.take(one, 400)) for one in "bc"]
+            await asyncio.sleep(5)
+            assert shares.waiting == 2
+            beyond, begun_s = 0, loop.time()
+            await asyncio.wait(waiting)
+            assert loop.time() - begun_s <= LOOK_S
+        # Nothing looks once nobody waits.
+        await asyncio.sleep(2 * LOOK_S)
+        assert shares._look is None
 
     run_virtual(main())
 
