@@ -7,9 +7,10 @@ Invariants:
     * At most ``handles_max`` indexes are kept, of ``index_bytes_max`` together; one that turned out
       damaged or gone is not. ``index_bytes`` are of all that are open: one that was put aside
       counts until the last who uses it has let it go. Those in use may pass the bound alone.
-    * Only who went on where an earlier read ended is read ahead for, over the border of the ledger
-      too, one fetch a ledger at a time; a failed one is forgotten, for whoever needs the range asks
-      again. Who has read on for as long as is read ahead is given longer requests, and more ahead.
+    * Only who went on where an earlier read ended is read ahead for (or begins a ledger, and asks
+      for more than ``FEW_ENTRIES_MAX`` entries), over the border of the ledger too, a few fetches
+      a ledger at a time; a failed one is forgotten, for whoever needs the range asks again. Who
+      has read on for as long as is read ahead is given longer requests, and more ahead.
     * A copy is opened once at a time, and is held for each who waited for it, so that others who
       open theirs do not close it. It is opened when whoever asked has gone, too.
     * A failure to open is told to all who waited, and is not kept.
@@ -42,7 +43,7 @@ from tierlog.offload.offsets import OffsetsCache
 from tierlog.offload.ranges import Ranges
 from tierlog.offload.side_reader import SidePages, open_side, side_cache_key
 from tierlog.offload.single_reader import SingleHandle, load_single_index, single_cache_key
-from tierlog.offload.tier2_reader import ObjectHandle, Tier2Handle
+from tierlog.offload.tier2_reader import FEW_ENTRIES_MAX, ObjectHandle, Tier2Handle
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads
 from tierlog_reader.chunk import Budget, Chunk, without_rest
@@ -177,7 +178,7 @@ class ObjectTier:
         if count < len(read.offsets):
             frames = frames[: int(read.offsets[count])]
         after = EntryId(first_entry_id + count)
-        gone_on = self._gone_on(context.uuid, first_entry_id)
+        gone_on = self._gone_on(context.uuid, first_entry_id, budget)
         if gone_on is not None:
             self._read_ahead(context.uuid, opened, after, following, gone_on)
         self._note_end(context.uuid, after, (gone_on or 0) + len(frames))
@@ -209,9 +210,13 @@ class ObjectTier:
         if len(self._ends) > ENDS_MAX:
             self._ends.popitem(last=False)
 
-    def _gone_on(self, uuid: UUID, entry_id: EntryId) -> int | None:
-        """Return how much was read without a gap up to an entry; None: who reads it jumped."""
-        return self._ends.get((uuid, entry_id), None if entry_id else 0)
+    def _gone_on(self, uuid: UUID, entry_id: EntryId, budget: Budget) -> int | None:
+        """Return how much was read without a gap up to an entry; None: who reads it jumped.
+
+        Who begins with a ledger's first entry goes on from there, unless a few are all it wants.
+        """
+        begins = entry_id == 0 and budget.entries_max > FEW_ENTRIES_MAX
+        return self._ends.get((uuid, entry_id), 0 if begins else None)
 
     def _read_ahead(
         self,

@@ -327,9 +327,24 @@ async def test_few_entries_of_much_that_was_read_keep_only_their_bytes():
 async def test_who_jumps_about_is_not_read_ahead_for():
     world, (ledger,) = await offloaded_world()
     async with world.reader() as source:
-        for number in (40, 20, 50):
+        for number in (40, 0, 20, 0, 50):
             await source.read(STREAM, at(ledger, number), budget(entries=1, size=10))
         assert source._tier2._ahead == {}
+
+
+@on_virtual_time
+async def test_who_begins_with_few_entries_is_read_ahead_for_once_it_goes_on():
+    world, (ledger,) = await offloaded_world()
+    await world.gone_locally(ledger)
+    async with world.reader() as source:
+        first = await source.read(STREAM, at(ledger, 0), budget(entries=FEW_ENTRIES_MAX, size=100))
+        assert source._tier2._ahead == {}
+        await source.read(STREAM, first.resume, budget(entries=1, size=100))
+        assert source._tier2._ahead != {}
+    async with world.reader() as source:
+        many = budget(entries=FEW_ENTRIES_MAX + 1, size=100)
+        await source.read(STREAM, at(ledger, 0), many)
+        assert source._tier2._ahead != {}
 
 
 @on_virtual_time
