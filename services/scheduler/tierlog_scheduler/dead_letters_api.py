@@ -65,10 +65,11 @@ class NotReplayedDocument(BaseModel):
 
 
 class ReplayAnswer(BaseModel):
-    """What a replay came to, oldest first."""
+    """What a replay came to, oldest first; ``left``: how many it did not come to: it is bounded."""
 
     replayed: list[str]
     refused: list[NotReplayedDocument]
+    left: int
 
 
 class DeadLettersApi:
@@ -129,6 +130,7 @@ class DeadLettersApi:
             refused=[
                 NotReplayedDocument(place=str(place), cause=cause) for place, cause in done.refused
             ],
+            left=done.left,
         )
 
     async def dismiss(self, place: str) -> DeadLetterDocument:

@@ -85,9 +85,11 @@ def replay(
     done = with_client(
         lambda client: client.dead_letters.replay_waiting(stream=name, reason=reason)
     )
-    for left in done["refused"]:
-        say(f"{left['place']}: {left['cause']}", quiet=output is not Output.TABLE)
+    for one in done["refused"]:
+        say(f"{one['place']}: {one['cause']}", quiet=output is not Output.TABLE)
     print_one(done, output)
+    if done["left"]:
+        say(f"{done['left']} more wait, newer ones: run it again")
 
 
 @app.command("dismiss")

@@ -86,6 +86,8 @@ class Replay:
 
     replayed: tuple[EventPlace, ...]
     refused: tuple[tuple[EventPlace, str], ...]
+    left: int
+    """How many it did not come to: so many are not replayed at once."""
 
 
 def letter_of(stored: StoredEvent) -> DeadLetter:
@@ -225,7 +227,8 @@ class DeadLetters:
                 refused.append((letter.place, error.message))
             else:
                 replayed.append(letter.place)
-        return Replay(replayed=tuple(replayed), refused=tuple(refused))
+        left = max(0, len(waiting) - REPLAYED_AT_ONCE_MAX)
+        return Replay(replayed=tuple(replayed), refused=tuple(refused), left=left)
 
     async def dismiss(self, place: EventPlace) -> DeadLetter:
         """Note that a letter needs nothing any more."""

@@ -38,3 +38,13 @@ def test_a_list_says_how_many_it_leaves_off(monkeypatch: pytest.MonkeyPatch, lef
     done = CliRunner().invoke(main.app, ["dlq", "list", "-o", "jsonl"])
     assert (done.exit_code, done.stdout.count("\n")) == (0, 1)
     assert ("17 older ones are not shown" in done.stderr) is bool(left_off)
+
+
+def test_a_replay_that_did_not_come_to_all_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(left: int) -> str:
+        done = {"replayed": ["0:7"], "refused": [], "left": left}
+        monkeypatch.setattr(dlq, "with_client", lambda _: done)
+        return CliRunner().invoke(main.app, ["dlq", "replay", "--all"]).stderr
+
+    assert "500 more wait, newer ones: run it again" in said(500)
+    assert "more wait" not in said(0)

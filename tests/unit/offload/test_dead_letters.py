@@ -135,6 +135,21 @@ def test_a_letter_that_is_no_request_is_not_replayed_but_dismissed():
     run_virtual(main())
 
 
+def test_a_replay_of_many_is_bounded_and_says_how_many_it_did_not_come_to(monkeypatch):
+    monkeypatch.setattr("tierlog.offload.dead_letters.REPLAYED_AT_ONCE_MAX", 2)
+
+    async def main():
+        world = World()
+        request, _ = await with_ledger(world)
+        places = [await put_aside(world, request) for _ in range(3)]
+        done = await office(world).replay_waiting()
+        assert (done.replayed, done.left) == (tuple(places[:2]), 1)
+        done = await office(world).replay_waiting()
+        assert (done.replayed, done.left) == (tuple(places[2:]), 0)
+
+    run_virtual(main())
+
+
 def test_what_waits_is_replayed_by_stream_and_reason_and_the_rest_is_told():
     async def main():
         world = World()

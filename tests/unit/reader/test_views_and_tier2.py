@@ -388,7 +388,8 @@ async def test_a_bug_of_a_driver_met_while_fetching_ahead_is_told_and_ends_nothi
 
         monkeypatch.setattr(ObjectTier, "_opened", buggy)
         with capture_logs() as logs:
-            found, where = [], at(ledgers[0], 0)
+            found: list[bytes] = []
+            where = at(ledgers[0], 0)
             while len(found) < len(ENTRIES):
                 answer = await source.read(STREAM, where, budget(size=600))
                 found, where = found + payloads(answer), answer.resume
