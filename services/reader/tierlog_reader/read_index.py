@@ -122,6 +122,7 @@ class ReadIndex:
             return False
         last.address = address
         last.length += size
+        self._manager.grew(last, size)
         if last.line is not Line.UNSTORED and last.end > self.stored_end:
             self._manager.move(last, Line.UNSTORED)
             self._unstored.append(last)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.reader.cache.audit import audit
 from tierlog_reader.cache.layout import Layout
-from tierlog_reader.cache.manager import Asks, CacheManager
+from tierlog_reader.cache.manager import Asks, CacheManager, Thresholds
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.read_index import Lease, ReadIndex
 
@@ -70,6 +70,36 @@ def test_a_tail_that_was_stored_and_grows_again_is_not_evictable(room):
     index.stored(11)
     assert manager.promise(store.bytes_max - 10 * 64, Asks.TAIL)
     assert len(index) == 0
+
+
+def test_what_grows_was_used_and_what_came_counts(room):
+    store, manager = room
+    tail, cold = ReadIndex(store, manager), ReadIndex(store, manager)
+    tail.append(0, b"a" * 64)
+    cold.fill(0, b"c" * 64, Asks.WANTED)
+    for number in range(1, 4):
+        manager.tick()
+        tail.append(64 * number, b"b" * 64)
+        entry = tail._entries[0]
+        assert entry.generation == manager.generation, "before the append is acknowledged"
+        assert entry.came_bytes == manager.came_bytes == store.stored_bytes
+    assert len(tail) == 1
+    assert manager.promise(store.bytes_max - manager.used_bytes + 64, Asks.TAIL)
+    assert (len(cold), len(tail)) == (0, 1), "the one unused for longest goes first"
+
+
+def test_the_newest_entry_is_not_idle_for_as_long_as_it_grows():
+    store = StreamingCache(10 * LAYOUT.buffer_len, LAYOUT)
+    manager = CacheManager(store, Thresholds(patience=2, idle=3))
+    tail = ReadIndex(store, manager)
+    for number in range(10):
+        tail.append(5 * number, b"12345")
+        manager.tick()
+        manager.tick()
+    assert tail.entries() == [(0, 50)]
+    manager.tick()
+    manager.tick()
+    assert len(tail) == 0
 
 
 def test_what_is_present_is_never_replaced(room):

@@ -259,6 +259,12 @@ class CacheManager:
             self.ahead_bytes += entry.length
         self._enter(entry)
 
+    def grew(self, entry: Entry, size: int) -> None:
+        """Note that an entry is longer by so much, which is a use of it."""
+        self.came_bytes += size
+        self._leave(entry)
+        self._enter(entry)
+
     def remove(self, entry: Entry) -> None:
         """Stop watching an entry; whoever pins it still does."""
         self._leave(entry)
