@@ -192,11 +192,17 @@ def watch(ranges: Ranges, memory: CachedRanges, meter: CostMeter) -> None:
     _AHEAD.set_function(lambda: manager.ahead_bytes)
     _AHEAD_READ.set_function(lambda: manager.ahead_read_bytes)
     _AHEAD_SHARE.set_function(lambda: manager.ahead_read_bytes / max(1, manager.ahead_bytes))
-    _GETS_PER_MB.set_function(lambda: 1e6 * _gets(meter) / max(1, _served[Tier.TIER2]))
+    _GETS_PER_MB.set_function(lambda: _gets_per_mb(meter))
     for why in (*_ASKERS, "idle"):
         _EVICTIONS.set_function(partial(manager.evictions.__getitem__, why), why)
     for who in _ASKERS:
         _REFUSALS.set_function(partial(manager.refusals.__getitem__, who), who)
+
+
+def _gets_per_mb(meter: CostMeter) -> float:
+    """Return the share; 0 before the first byte was served, when there is none."""
+    served = _served[Tier.TIER2]
+    return 1e6 * _gets(meter) / served if served else 0.0
 
 
 def _gets(meter: CostMeter) -> int:

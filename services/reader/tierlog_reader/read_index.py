@@ -194,7 +194,7 @@ class ReadIndex:
         for entry in self._from(offset):
             if entry.start > at or at >= end:
                 break
-            skip = at - entry.start
+            skip, lent_from = at - entry.start, at
             pieces = self._store.get(entry.address)
             self._manager.note_read(len(pieces))
             for view in pieces:
@@ -204,7 +204,7 @@ class ReadIndex:
                     piece = view[skip : skip + end - at]
                     at, skip = at + len(piece), 0
                     views.append(piece)
-            self._manager.pin(entry)
+            self._manager.pin(entry, at - lent_from)
             entries.append(entry)
         return Lease(self._manager, entries, views) if views else None
 

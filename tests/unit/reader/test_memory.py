@@ -8,23 +8,27 @@ from typing import cast
 from prometheus_client import REGISTRY
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.reader.test_cached_ranges import Torn, memory_of, torn_ranges
+from tests.unit.reader.test_cached_ranges import MIB, Torn, memory_of, put, torn_ranges
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.adapters.memory.objects import MemoryObjectsClient
 from tierlog.catalog import Catalog
+from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.model.errors import RetryableError
 from tierlog.model.ids import StreamName
 from tierlog.offload.ranges import Ranges
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import ReaderSettings
 from tierlog_reader import metrics
+from tierlog_reader.cache.manager import Asks, Thresholds
 from tierlog_reader.memory import held_of, parts_of
+from tierlog_reader.read_index import ENTRY_OBJECT_BYTES, INDEX_OBJECT_BYTES
 from tierlog_reader.shares import LOOK_S, Shares
 from tierlog_reader.views import BYTES_MAX, LISTED_BYTES, STREAMS_BYTES_MAX, VALUE_BYTES, Views
 
 LIMITS = ReaderSettings()
 MANY = 100_000
+REASONS = (*(one.value for one in Asks), "idle")
 
 
 class Lists:
@@ -40,8 +44,8 @@ class Lists:
         return None
 
 
-def shown(name, **labels):
-    return REGISTRY.get_sample_value(f"tierlog_reader_{name}", labels)
+def shown(name, *, of="reader_", **labels):
+    return REGISTRY.get_sample_value(f"tierlog_{of}{name}", labels)
 
 
 @on_virtual_time
@@ -153,3 +157,72 @@ async def test_gets_of_indexes_headers_and_pages_count_as_those_of_ranges_do():
         await objects.head("nothing")
         assert shown("gets_per_mb") == 1e6 * sent / answer.chunk.frames_len
     metrics._served.clear()
+
+
+def test_of_what_was_fetched_ahead_the_bytes_that_were_read_count_once():
+    memory = memory_of(4 * MIB)
+    metrics.watch(torn_ranges(Torn(), memory), memory, CostMeter())
+    put(memory, "a", 0, bytes(MIB), ahead=True)
+    put(memory, "b", 0, bytes(1000))
+    for key, start, end, expected in (
+        ("b", 0, 1000, 0),
+        ("a", 0, 10, 10),
+        ("a", 500, 540, 50),
+        ("a", 0, MIB, MIB),
+        ("a", 0, MIB, MIB),
+    ):
+        assert memory.get(key, start, end) is not None
+        assert shown("ahead_bytes_total") == MIB
+        assert shown("ahead_read_bytes_total") == expected
+        assert shown("ahead_efficiency") == expected / MIB
+
+
+def test_how_full_the_cache_is_and_what_goes_from_it_is_shown():
+    memory = memory_of(2 * MIB)
+    metrics.watch(torn_ranges(Torn(), memory), memory, CostMeter())
+    put(memory, "a", 0, bytes(MIB))
+    used = MIB + ENTRY_OBJECT_BYTES + INDEX_OBJECT_BYTES
+    empty = memory_of(2 * MIB).manager.used_bytes
+    assert shown("bytes", of="cache_", state="used") == empty + used
+    assert shown("occupancy", of="cache_") == (empty + used) / (2 * MIB)
+    assert shown("entries", of="cache_") == 1
+    gone = {who: shown("evictions_total", of="cache_", reason=who) for who in REASONS}
+    assert gone == dict.fromkeys(REASONS, 0)
+    # There is no room for both.
+    put(memory, "b", 0, bytes(MIB))
+    assert shown("evictions_total", of="cache_", reason="wanted") == 1
+    for _ in range(Thresholds().idle):
+        memory.manager.tick()
+    assert shown("evictions_total", of="cache_", reason="idle") == 1
+    assert shown("evictions_total", of="cache_", reason="tail") == 0
+    assert shown("entries", of="cache_") == 0
+
+
+@on_virtual_time
+async def test_what_is_served_counts_by_tier():
+    world = ReaderWorld()
+    await world.start()
+    gone, here = [await world.sealed([bytes(100)] * 50) for _ in range(2)]
+    await world.offloaded(gone)
+    await world.gone_locally(gone)
+    names = "reads_total", "read_entries_total", "read_bytes_total"
+
+    def counted(tier):
+        return [shown(name, of="", tier=tier) or 0 for name in names]
+
+    async with world.reader() as source:
+        for ledger, tier in ((gone, "tier2"), (here, "tier1")):
+            before = counted(tier)
+            answer = await source.read(STREAM, at(ledger, 0), budget(entries=2))
+            metrics.count(answer)
+            expected = [1, 2, 2 * (FRAME_HEADER_LEN + 100)]
+            assert [b - a for a, b in zip(before, counted(tier), strict=True)] == expected
+    metrics._served.clear()
+
+
+def test_gets_without_a_byte_that_was_served_are_no_share():
+    memory, meter = memory_of(), CostMeter()
+    metrics._served.clear()
+    metrics.watch(torn_ranges(Torn(), memory), memory, meter)
+    meter.count(metrics.GET)
+    assert shown("gets_per_mb") == 0

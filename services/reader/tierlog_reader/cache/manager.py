@@ -102,6 +102,8 @@ class Entry:
     pins: int = 0
     forgotten: bool = False
     """Its owner has it no more; its bytes go with the last pin."""
+    unread: int = 0
+    """So many of its bytes, at most, were fetched ahead and not read yet."""
 
     @property
     def end(self) -> int:
@@ -143,7 +145,7 @@ class CacheManager:
         self.ahead_bytes = 0
         """Bytes that were fetched before anybody wanted them."""
         self.ahead_read_bytes = 0
-        """Those of them that were read then."""
+        """Those of them that were read then; what is read twice may stand for what never is."""
 
     def __repr__(self) -> str:
         lengths = ", ".join(f"{len(line)} {name.value}" for name, line in self._lines.items())
@@ -257,6 +259,7 @@ class CacheManager:
         self.came_bytes += entry.length
         if entry.line is Line.AHEAD:
             self.ahead_bytes += entry.length
+            entry.unread = entry.length
         self._enter(entry)
 
     def grew(self, entry: Entry, size: int) -> None:
@@ -275,12 +278,14 @@ class CacheManager:
         entry.line = line
         self._enter(entry)
 
-    def pin(self, entry: Entry) -> None:
-        """Keep an entry until it is unpinned as often: somebody reads it."""
+    def pin(self, entry: Entry, lent: int) -> None:
+        """Keep an entry until it is unpinned as often: somebody reads so many bytes of it."""
         self._leave(entry)
         entry.pins += 1
+        read = min(lent, entry.unread)
+        entry.unread -= read
+        self.ahead_read_bytes += read
         if entry.line is Line.AHEAD:
-            self.ahead_read_bytes += entry.length
             entry.line = Line.READ
 
     def unpin(self, entry: Entry) -> None:
@@ -297,11 +302,6 @@ class CacheManager:
         """Count that an entry was lent which lies in so many runs."""
         self.entries_read += 1
         self.runs_read += runs
-
-    def touch(self, entry: Entry) -> None:
-        """Note that an entry was used."""
-        self.pin(entry)
-        self.unpin(entry)
 
     def _enter(self, entry: Entry) -> None:
         entry.generation, entry.came_bytes = self.generation, self.came_bytes
