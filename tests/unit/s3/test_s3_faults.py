@@ -385,12 +385,21 @@ class TestCompleting:
         await self.complete(CutRequest(0), error(404, "NoSuchUpload"), own)
         await self.complete(*[error(500, "InternalError")] * 3, own)
 
+    async def test_its_own_success_is_known_by_its_checksum_where_the_etag_is_no_md5(self):
+        plain = headed(20, '"0123456789abcdef0123456789abcdef-2"')
+        named = {**plain.headers, "x-amz-checksum-crc32c": composite_checksum(PARTS)}
+        own = replace(plain, headers=named)
+        await self.complete(CutRequest(0), error(404, "NoSuchUpload"), plain, own)
+        other = replace(plain, headers={**named, "x-amz-checksum-crc32c": "AAAAAA==-2"})
+        with pytest.raises(NoSuchUploadError):
+            await self.complete(CutRequest(0), error(404, "NoSuchUpload"), plain, other)
+
     @pytest.mark.parametrize(
-        "found", [headed(20, '"other-2"'), headed(21, f'"{composite_etag(PARTS)}"')]
+        "found", [[headed(20, '"other-2"')] * 2, [headed(21, f'"{composite_etag(PARTS)}"')]]
     )
     async def test_another_object_under_the_key_is_none(self, found):
         with pytest.raises(NoSuchUploadError):
-            await self.complete(error(404, "NoSuchUpload"), found)
+            await self.complete(error(404, "NoSuchUpload"), *found)
 
     async def test_an_upload_that_is_gone_without_an_object_is_refused(self):
         with pytest.raises(NoSuchUploadError):

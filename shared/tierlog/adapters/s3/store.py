@@ -430,7 +430,17 @@ class S3ObjectStore:
         info = await self.head(key)
         if info is None or info.size != sum(part.size for part in parts):
             return False
-        return info.etag.strip('"') == composite_etag(parts)
+        return info.etag.strip('"') == composite_etag(parts) or await self._made_of(key, parts)
+
+    async def _made_of(self, key: str, parts: Sequence[Part]) -> bool:
+        """Tell by its checksum: of what is encrypted (SSE-KMS, SSE-C) the ETag is no MD5."""
+        try:
+            answer = await self._requests.send(
+                "head_object", Bucket=self.bucket, Key=key, ChecksumMode="ENABLED"
+            )
+        except TROUBLE as error:
+            raise self._mapped(error, "head", key) from error
+        return bool(answer.get("ChecksumCRC32C") == composite_checksum(parts))
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         try:
