@@ -387,7 +387,7 @@ class TestCompleting:
 
     async def test_its_own_success_is_known_by_its_checksum_where_the_etag_is_no_md5(self):
         plain = headed(20, '"0123456789abcdef0123456789abcdef-2"')
-        named = {**plain.headers, "x-amz-checksum-crc32c": composite_checksum(PARTS)}
+        named = {**(plain.headers or {}), "x-amz-checksum-crc32c": composite_checksum(PARTS)}
         own = replace(plain, headers=named)
         await self.complete(CutRequest(0), error(404, "NoSuchUpload"), plain, own)
         other = replace(plain, headers={**named, "x-amz-checksum-crc32c": "AAAAAA==-2"})
