@@ -1,8 +1,8 @@
 """Where in a stream a time begins, without reading the stream (field notes, "seek by time").
 
 Owns the search: which ledger by its metadata, where in it by the side object's publish times in
-tier 2 and by the headers of runs in tier 1, and the last steps over the entries themselves. Does
-not own how these are read.
+tier 2 and by the headers of runs in tier 1, else by some entries, and the last steps over the
+entries themselves. Does not own how these are read.
 
 Publish times are those of writers' clocks, ledgers are opened and closed by servers' clocks: a
 ledger that was closed up to ``SKEW_MS`` before a time is looked into as well.
@@ -10,7 +10,8 @@ ledger that was closed up to ``SKEW_MS`` before a time is looked into as well.
 Invariants:
     * What is returned is an entry published at that time or later, or the stream's end; in its
       ledger nothing before it is, as far as times grow from entry to entry.
-    * A ledger of which no times are known (another program wrote it) counts from its first entry.
+    * A raw ledger of which no times are known (another program wrote it) counts from its first
+      entry. Of any other one whose copy has none (all in one object) the entries tell them.
     * A search reads a number of small pieces that grows with the logarithm of a ledger's length,
       each within its room, as a client of its own for each stream.
 """
@@ -31,7 +32,6 @@ from tierlog_reader.served import ServedReads
 SKEW_MS: Final = 60_000
 STEP_ENTRIES: Final = 10_000
 STEP_BYTES: Final = 1024 * 1024
-STEPS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class TimeSeek:
     ) -> Position | None:
         """Return the entry in a ledger; None: all of it is older, or it has none."""
         entry_id = await self._source.entry_at_time(stream, ledger, publish_ms)
-        if entry_id is None:
-            entry_id = EntryId(0)
-        where = Position(ledger.ledger_id, entry_id)
+        if entry_id is None and not raw:
+            entry_id = await self._by_headers(stream, ledger, publish_ms)
+        where = Position(ledger.ledger_id, entry_id or EntryId(0))
         if raw:
-            return where if not ledger.closed or entry_id <= ledger.last_entry_id else None
+            return where if not ledger.closed or where.entry_id <= ledger.last_entry_id else None
         budget = Budget(entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES, wait_s=0.0)
-        for _ in range(STEPS_MAX):
+        while True:
             if ledger.closed and where.entry_id > ledger.last_entry_id:
                 return None
             try:
@@ -115,7 +115,31 @@ class TimeSeek:
             if found is not None:
                 return found
             where = answer.chunk.end
-        return where
+
+    async def _by_headers(
+        self, stream: StreamName, ledger: ListedLedger, publish_ms: int
+    ) -> EntryId:
+        """Return where to begin in a ledger whose times nobody noted: all before it is older.
+
+        Its entries tell their own, one by one: of those at which a search by halves arrives.
+        """
+        low, high = 0, ledger.last_entry_id + 1
+        if not ledger.closed:
+            _, end = await self._source.bounds(stream)
+            here = isinstance(end, Position) and end.ledger_id == ledger.ledger_id
+            high = end.entry_id if isinstance(end, Position) and here else 0
+        one = Budget(entries_max=1, bytes_max=1, wait_s=0.0)
+        while low < high:
+            middle = Position(ledger.ledger_id, EntryId((low + high) // 2))
+            answer, room = await self._reads.read(("time", stream), stream, middle, one)
+            try:
+                if answer.chunk is None or answer.chunk.ledger_id != ledger.ledger_id:
+                    break  # it was trimmed, or is gone: the next look tells
+                older = _first_at(answer.chunk, publish_ms) is None
+            finally:
+                room.leave()
+            low, high = (middle.entry_id + 1, high) if older else (low, middle.entry_id)
+        return EntryId(low)
 
 
 def _first_at(chunk: Chunk, publish_ms: int) -> Position | None:

@@ -1,0 +1,66 @@
+"""Times in ledgers of whose copies nobody noted any: the entries tell them."""
+
+import pytest
+
+from tests.unit.offload.test_single import driver_of
+from tests.unit.reader.test_pages import stamped
+from tests.unit.reader.world import STREAM, ReaderWorld, at, on_virtual_time
+from tierlog_reader import seek
+from tierlog_reader.seek import TimeSeek
+from tierlog_reader.served import ServedReads
+from tierlog_reader.shares import Shares
+from tierlog_reader.trace import tracing
+
+COUNT = 1500
+ENTRIES = [stamped(number, 1_000_000 + 10 * number) for number in range(COUNT)]
+
+
+def seek_of(source) -> TimeSeek:
+    return TimeSeek(ServedReads(source, Shares(64 * 1024 * 1024, wait_s_max=5)))
+
+
+@on_virtual_time
+async def test_a_copy_in_one_object_is_searched_by_halves(monkeypatch):
+    monkeypatch.setattr(seek, "STEP_ENTRIES", 8)
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.sealed(ENTRIES)
+    await world.offloaded(ledger, driver_of(world))
+    await world.gone_locally(ledger)
+    async with world.reader() as source:
+        times = seek_of(source)
+        for entry in (0, 1, 7, 8, 9, 700, COUNT - 2, COUNT - 1):
+            with tracing() as trace:
+                assert await times.position_at(STREAM, 1_000_000 + 10 * entry) == at(ledger, entry)
+                early = await times.position_at(STREAM, 1_000_000 + 10 * entry - 9)
+            assert early == at(ledger, entry)
+            assert sum(one.what == "tier2" for one in trace.steps) <= 2 * (11 + 1)
+        _, end = await source.bounds(STREAM)
+        assert await times.position_at(STREAM, 9_000_000) == end
+
+
+@pytest.mark.parametrize("count", [0, 1, 40])
+@on_virtual_time
+async def test_an_open_ledger_without_times_is_searched_up_to_its_end(count):
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.opened(ENTRIES[:count])
+    async with world.reader() as source:
+        times = seek_of(source)
+        for entry in range(count):
+            assert await times.position_at(STREAM, 1_000_000 + 10 * entry) == at(ledger, entry)
+        _, end = await source.bounds(STREAM)
+        assert await times.position_at(STREAM, 9_000_000) == end
+
+
+@on_virtual_time
+async def test_however_many_steps_lie_before_an_entry_it_is_found(monkeypatch):
+    """What was noted says less than entries do: the search begins far before what it finds."""
+    monkeypatch.setattr(seek, "STEP_ENTRIES", 5)
+    world = ReaderWorld()
+    await world.start()
+    old = [stamped(number, 1_000_000) for number in range(1000)]
+    late = stamped(1000, 3_000_000)
+    ledger = await world.opened([*old, late], times=(1_000_000, 3_000_000))
+    async with world.reader() as source:
+        assert await seek_of(source).position_at(STREAM, 3_000_000) == at(ledger, 1000)
