@@ -443,7 +443,6 @@ def got(tail, first, wanted):
     return found, len(frames), sum(memoryview(memoryview(one).obj).nbytes for one in chunk.frames)
 
 
-@pytest.mark.covers("C07")
 @on_virtual_time
 async def test_within_a_tail_of_small_appends_an_answer_costs_what_it_gives():
     entries = numbered(0, 5000, size=1000)
