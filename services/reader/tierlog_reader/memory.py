@@ -14,8 +14,8 @@
     answers     what is left                                answers until clients have taken them
 
 Invariants:
-    * The parts together are ``memory_bytes_max``, which the container may take, and answers have
-      room for two at least.
+    * The parts together are ``memory_bytes_max``, which the container may take beside the process
+      itself, and answers have room for two at least.
     * What a part holds beyond its own (the list of a stream of 100,000 ledgers, indexes of more
       copies in use than there is room for: nobody could read without) answers have less for,
       until they go out one at a time. So all is within the budget as long as they can give.
@@ -42,6 +42,8 @@ COPIES_OF_AN_ANSWER: Final = 2
 ANSWERS_MIN: Final = 2
 # Apart from answers, whose room a read that walks holds already: it would wait for itself.
 WALKS_MAX: Final = 4
+# What the process takes before it holds anything: Python, its libraries, connections.
+PROCESS_BYTES: Final = 100 * 10**6
 # What the kernel ends a container at, by version 2 and 1 of cgroups. Without a limit there is no
 # file, or "max", or a number that no machine has.
 LIMIT_PATHS: Final = (
@@ -105,7 +107,8 @@ def held_of(
 def parts_of(limits: ReaderSettings, limit_paths: Sequence[Path] = LIMIT_PATHS) -> Parts:
     """Share the budget out, or refuse settings that leave too little for answers.
 
-    Refuses a budget above the container's limit, too, which stands in one of ``limit_paths``.
+    Refuses a budget that with the process itself is above the container's limit, too, which
+    stands in one of ``limit_paths``.
     """
     for path in limit_paths:
         _check_limit(limits.memory_bytes_max, path)
@@ -138,10 +141,12 @@ def _check_limit(memory_bytes_max: int, path: Path) -> None:
         limit = path.read_text("ascii").strip()
     except OSError:
         return
-    if limit.isdecimal() and memory_bytes_max > int(limit):
+    needed = memory_bytes_max + PROCESS_BYTES
+    if limit.isdecimal() and needed > int(limit):
         raise RefusedError(
-            f"reader.memory_bytes_max = {memory_bytes_max} is more than the {limit} bytes that "
-            f"this container may take, as {path} says: it would be killed once it is filled",
-            remedy="Lower reader.memory_bytes_max, and reader.cache_bytes_max with it, or raise "
-            "the container's memory limit: to 100 MB more than reader.memory_bytes_max",
+            f"reader.memory_bytes_max = {memory_bytes_max}, and {PROCESS_BYTES} for the process "
+            f"itself, are more than the {limit} bytes that this container may take, as {path} "
+            "says: it would be killed once it is filled",
+            remedy=f"Raise the container's memory limit to {needed} bytes or more, or lower "
+            "reader.memory_bytes_max, and reader.cache_bytes_max with it",
         )
