@@ -445,6 +445,7 @@ async def dead_letters(run, cluster, stream: str) -> None:
     assert await run("dlq", "replay", "--all", "--stream", stream) == {
         "replayed": [],
         "refused": [],
+        "left": 0,
     }
     for words, code in ((("replay",), 2), (("show", "0:99999999"), 3), (("show", "x"), 2)):
         await run("dlq", *words, code=code)

@@ -6,6 +6,7 @@ Errors: what the service tells as problem+json; UNAVAILABLE when it can't be rea
 is of another cluster; ``IndeterminateError`` when that happens to a call that changes something.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -138,7 +139,9 @@ class RestService:
     async def close(self) -> None:
         """Give the connections back."""
         if self._session is not None:
-            await self._session.close()
+            # Python 3.11.2, and others of its age, fail to abort TLS that has ended by itself.
+            with contextlib.suppress(AttributeError):
+                await self._session.close()
 
     def _unreachable(self, error: Exception) -> TierlogError:
         return RetryableError(
