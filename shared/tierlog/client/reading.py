@@ -4,20 +4,17 @@ Invariants:
     * Entries come in order and without a gap; the position behind each is where to go on.
     * Nothing is yielded whose frame or, in a stream with append headers, whose checksum is wrong.
     * A partitioned stream is read whole: partition after partition, or with ``follow`` all at once.
-    * Whoever reads on is not waited for: the next answer is asked for while one is looked at, and
-      the one behind it as soon as it is known where that begins, ``ANSWERS_AHEAD`` at most. When an
-      iteration ends, in whatever way, nothing is being asked for.
+    * Whoever reads on is not waited for: the next answer is asked for while one is looked at. When
+      an iteration ends, in whatever way, nothing is being asked for.
     * Retryable answers are asked again for as long as ``retry_s_max`` passes without progress.
 """
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, repeat
-from operator import length_hint
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -36,7 +33,7 @@ from tierlog.model.errors import (
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.partitions import count_told, partition_names
 from tierlog.model.position import Edge, Position, positions
-from tierlog.ports.reads import Announce, FramesAnswer, StreamReads
+from tierlog.ports.reads import FramesAnswer, StreamReads
 
 log = structlog.get_logger()
 
@@ -44,8 +41,6 @@ BACKOFF_S_FIRST: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
 FOLLOW_WAIT_S: Final = 10.0
 PIECE_ENTRIES: Final = 200
-ANSWERS_AHEAD: Final = 2
-_Ask = Callable[[Position | Edge, int | None, Announce], Coroutine[Any, Any, FramesAnswer]]
 
 
 class ReadEntry(NamedTuple):
@@ -98,7 +93,7 @@ class StreamReader:
     ) -> None:
         self.stream = stream
         self._resume: Position | Edge = start
-        self._given = _Given()
+        self._last: Position | None = None
         self._reads = reads
         self._start = start
         self._until = until
@@ -117,7 +112,7 @@ class StreamReader:
 
         An entry counts once its last event was yielded: whoever goes on there misses none.
         """
-        last = self._given.last
+        last = self._last
         return self._resume if last is None else _behind(last)
 
     async def answers(self) -> Answers:
@@ -167,10 +162,10 @@ class StreamReader:
         if isinstance(where, Position) and until is not None and where > until:
             # Behind the end: the reader says what is wrong with it.
             await self._next(where, left)
-        ahead, reads_on = _Ahead(self._ask, until), False
+        ahead, reads_on = _Ahead(), False
         async with contextlib.aclosing(ahead):
             while (left is None or left > 0) and not _reached(where, until):
-                answer = await ahead.taken(where) or await self._next(where, left)
+                answer = await ahead.taken() or await self._next(where, left)
                 if answer.count == 0:
                     if not self._follow and where == answer.resume:
                         return
@@ -182,8 +177,8 @@ class StreamReader:
                 if left is not None:
                     left -= cut.count
                 where = self._go_on_at(cut.resume)
-                if reads_on and not self._follow:
-                    await ahead.go_on(where, left)
+                if reads_on and not self._follow and left != 0 and not _reached(where, until):
+                    await ahead.ask(self._ask(where, left))
                 reads_on = True
                 yield cut
 
@@ -198,44 +193,33 @@ class StreamReader:
         return None
 
     def _go_on_at(self, where: Position | Edge) -> Position | Edge:
-        self._resume, self._given = where, _Given()
+        self._resume, self._last = where, None
         return where
 
     async def entries(self) -> AsyncGenerator[ReadEntry, None]:
         """Iterate over entries."""
-        async with contextlib.aclosing(self._pieces()) as pieces:
-            async for piece in pieces:
-                for entry in piece:
-                    yield entry
-
-    async def events(self) -> AsyncGenerator[ReadEvent, None]:
-        """Iterate over events; in a raw stream each entry is one."""
-        async with contextlib.aclosing(self._pieces()) as pieces:
-            async for piece in pieces:
-                for entry in piece:
-                    self._given.open = 1
-                    events = self.events_of(entry)
-                    for event in events[:-1]:
-                        yield event
-                    self._given.open = 0
-                    for event in events[-1:]:
-                        yield event
-
-    async def _pieces(self) -> AsyncGenerator[Iterator[ReadEntry], None]:
-        """Iterate over entries some at a time; whoever takes one of them is behind it."""
         async with contextlib.aclosing(self.answers()) as answers:
             async for answer in answers:
                 if answer.partition is None:  # nothing of it was yielded yet, nor may ever be
                     self._go_on_at(Position(answer.ledger_id, answer.first_entry_id))
-                for piece in _pieces_of(answer):
-                    rest = iter(piece)
-                    if answer.partition is None:
-                        self._given = _Given(piece, rest)
-                    del piece  # it is gone before the next one is made
-                    try:
-                        yield rest
-                    finally:
-                        self._go_on_at(self.resume)
+                for entry in chain.from_iterable(_pieces_of(answer)):
+                    if entry.partition is None:
+                        self._last = entry.position
+                    yield entry
+
+    async def events(self) -> AsyncGenerator[ReadEvent, None]:
+        """Iterate over events; in a raw stream each entry is one."""
+        async with contextlib.aclosing(self.entries()) as entries:
+            async for entry in entries:
+                if entry.partition is None:
+                    self._go_on_at(entry.position)
+                events = self.events_of(entry)
+                for event in events[:-1]:
+                    yield event
+                if entry.partition is None:
+                    self._last = entry.position
+                for event in events[-1:]:
+                    yield event
 
     def events_of(self, entry: ReadEntry) -> list[ReadEvent]:
         """Return an entry's events, their checksum verified."""
@@ -255,16 +239,13 @@ class StreamReader:
             await asyncio.sleep(backoff_s)
             backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
 
-    async def _ask(
-        self, where: Position | Edge, left: int | None, announce: Announce | None = None
-    ) -> FramesAnswer:
+    async def _ask(self, where: Position | Edge, left: int | None) -> FramesAnswer:
         return await self._reads.read(
             self.stream,
             where,
             bytes_max=self._bytes_max,
             entries_max=min(left, 1_000_000) if left is not None else None,
             wait_s=FOLLOW_WAIT_S if self._follow else 0.0,
-            announce=announce,
         )
 
     async def _retrying_bounds(self) -> tuple[Position | Edge, Position | Edge]:
@@ -280,80 +261,33 @@ class StreamReader:
             backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
 
 
-@dataclass(slots=True)
-class _Given:
-    """Entries that are being yielded: ``rest`` iterates over them, so that none has to be noted."""
-
-    piece: Sequence[ReadEntry] = ()
-    rest: Iterator[ReadEntry] = field(default_factory=lambda: iter(()))
-    open: int = 0
-    """1 as long as there are events to come of the entry that was yielded last."""
-
-    @property
-    def last(self) -> Position | None:
-        """The last one that was yielded whole; None: not one."""
-        count = len(self.piece) - length_hint(self.rest) - self.open
-        return self.piece[count - 1].position if count > 0 else None
-
-
 class _Ahead:
-    """The answers that are wanted next, asked for while the one before them is looked at.
+    """The answer that is wanted next, asked for while the one before it is looked at."""
 
-    An answer says where it ends before its bytes come. What is behind it is asked for then, so
-    that the reader makes that one while these are received.
-    """
+    def __init__(self) -> None:
+        self._task: asyncio.Task[FramesAnswer] | None = None
 
-    def __init__(self, ask: _Ask, until: Position | None) -> None:
-        self._ask = ask
-        self._until = until
-        self._asked: deque[tuple[Position | Edge, asyncio.Task[FramesAnswer]]] = deque()
-        self._behind: tuple[Position | Edge, int | None] | None = None
-
-    async def go_on(self, where: Position | Edge, left: int | None) -> None:
-        """Ask for what is there, unless it was asked for, and for what is behind it."""
-        if not self._asked:
-            self._behind = (where, left)
-        self._ask_behind()
+    async def ask(self, read: Coroutine[Any, Any, FramesAnswer]) -> None:
+        """Begin to read."""
+        self._task = asyncio.get_running_loop().create_task(read)
         await asyncio.sleep(0)  # it is sent first: who looks at entries may not wait for long
 
-    async def taken(self, where: Position | Edge) -> FramesAnswer | None:
-        """Return it; None: it was not asked for, or that failed, and is to be asked for anew."""
-        if not self._asked:
+    async def taken(self) -> FramesAnswer | None:
+        """Return it; None: nothing was asked for, or that failed, and is to be asked for anew."""
+        task, self._task = self._task, None
+        try:
+            return await task if task is not None else None
+        except TierlogError as error:
+            log.debug("read.ahead_failed", cause=str(error))
             return None
-        begin, task = self._asked[0]
-        if begin == where:
-            try:
-                answer = await task
-            except TierlogError as error:
-                log.debug("read.ahead_failed", cause=str(error))
-            else:
-                self._asked.popleft()
-                return answer
-        await self.aclose()
-        return None
 
     async def aclose(self) -> None:
         """Give up what nobody wants any more."""
-        self._behind = None
-        while self._asked:
-            _, task = self._asked.popleft()
+        task, self._task = self._task, None
+        if task is not None:
             task.cancel()
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await task
-
-    def _ask_behind(self) -> None:
-        if self._behind is None or len(self._asked) >= ANSWERS_AHEAD:
-            return
-        (where, left), self._behind = self._behind, None
-        if left == 0 or _reached(where, self._until):
-            return
-        ask = self._ask(where, left, partial(self._announced, left))
-        self._asked.append((where, asyncio.get_running_loop().create_task(ask)))
-
-    def _announced(self, left: int | None, resume: Position | Edge, count: int) -> None:
-        """Take notice of what is behind the last one that was asked for."""
-        self._behind = resume, None if left is None else max(0, left - count)
-        self._ask_behind()
 
 
 def frames_of(answer: FramesAnswer) -> Sequence[tuple[Position, memoryview]]:

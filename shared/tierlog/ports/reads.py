@@ -1,6 +1,6 @@
 """The reader service as its callers see it: frames from anywhere in a stream."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
@@ -27,10 +27,6 @@ class FramesAnswer:
     """Which one of a partitioned stream, where such a stream is read whole."""
 
 
-Announce = Callable[[Position | Edge, int], None]
-"""Takes where an answer ends, and how many entries it has."""
-
-
 class StreamReads(Protocol):
     """Reads of streams. Errors: the reasons of protocols.md section 6."""
 
@@ -42,13 +38,8 @@ class StreamReads(Protocol):
         bytes_max: int,
         entries_max: int | None = None,
         wait_s: float = 0.0,
-        announce: Announce | None = None,
     ) -> FramesAnswer:
-        """Return what follows ``where``; at the tail wait up to ``wait_s`` for it.
-
-        ``announce`` is called, at most once, when an answer that is not empty is known to come:
-        before its bytes have.
-        """
+        """Return what follows ``where``; at the tail wait up to ``wait_s`` for it."""
         ...
 
     async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:

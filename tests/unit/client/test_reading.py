@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.client.world import LOGS, Service, on_virtual_time
-from tierlog.client.reading import PIECE_ENTRIES, StreamReader, events_of, frames_of
+from tierlog.client.reading import StreamReader, events_of, frames_of
 from tierlog.format.entry import StructuredEvent, encode_entry
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
@@ -154,23 +154,6 @@ async def test_who_goes_on_after_an_answer_that_was_refused_misses_none_of_it():
 
 
 @on_virtual_time
-async def test_wherever_somebody_stops_is_where_to_go_on():
-    service = Service()
-    service.lay([[entry(str(number)) for number in range(3 * PIECE_ENTRIES // 2)], [entry("last")]])
-    reader, count = StreamReader(LOGS, service._reads), 0
-    async for one in reader.entries():
-        count += 1
-        assert reader.resume == at(one.position.ledger_id, one.position.entry_id + 1)
-    assert (count, reader.resume) == (3 * PIECE_ENTRIES // 2 + 1, at(1, 1))
-    entries = reader.entries()
-    for _ in range(PIECE_ENTRIES + 7):
-        await anext(entries)
-    await entries.aclose()
-    assert reader.resume == at(0, PIECE_ENTRIES + 7)
-    assert [reader._given.piece, reader._given.last] == [(), None], "nothing is held on to"
-
-
-@on_virtual_time
 async def test_who_stops_amid_the_events_of_an_entry_is_given_it_again():
     service = Service()
     service.lay([[entry("before"), encode_entry([b"a", b"b", b"c"], publish_time_ms=5)]])
@@ -178,11 +161,6 @@ async def test_who_stops_amid_the_events_of_an_entry_is_given_it_again():
     async for one in reader.events():
         after[one.payload] = reader.resume
     assert after == {b"before": at(0, 1), b"a": at(0, 1), b"b": at(0, 1), b"c": at(0, 2)}
-    events = reader.events()
-    for _ in range(3):
-        await anext(events)
-    await events.aclose()
-    assert reader.resume == at(0, 1)
 
 
 @on_virtual_time
@@ -230,25 +208,6 @@ class Watched(Stream):
         return await super().read(stream, where, **budget)
 
 
-class Slow(Watched):
-    """Announces at once what it answers, a second before it does."""
-
-    def __init__(self, announced=lambda resume: resume):
-        super().__init__()
-        self.coming = self.most_coming = 0
-        self.announced = announced
-
-    async def read(self, stream, where, *, announce=None, **budget):
-        answer = await super().read(stream, where, **budget)
-        self.coming += 1
-        self.most_coming = max(self.most_coming, self.coming)
-        if announce is not None and answer.count:
-            announce(self.announced(answer.resume), answer.count)
-        await asyncio.sleep(1)
-        self.coming -= 1
-        return answer
-
-
 @on_virtual_time
 async def test_the_next_answer_is_asked_for_while_one_is_looked_at():
     service, asked = Watched(), {}
@@ -259,49 +218,6 @@ async def test_the_next_answer_is_asked_for_while_one_is_looked_at():
     assert asked[at(0, 2)] == [Edge.EARLIEST], "whoever wants one answer gets no more"
     assert asked[at(0, 3)] == [Edge.EARLIEST, at(0, 3), at(0, 5)]
     assert asked[at(2, 3)] == service.asked, "nothing behind the end"
-
-
-@on_virtual_time
-async def test_what_is_behind_an_answer_is_asked_for_while_that_one_comes():
-    service, loop = Slow(), asyncio.get_running_loop()
-    assert await read(service) == ALL
-    assert service.asked == [Edge.EARLIEST, at(0, 3), at(0, 5), at(1, 1), at(2, 3)], "none twice"
-    assert service.most_coming == 2
-    assert loop.time() == 4, "one, one, two at once, one"
-
-
-@pytest.mark.parametrize("limit", range(4, 11))
-@on_virtual_time
-async def test_nothing_is_asked_for_behind_the_last_one_that_is_wanted(limit):
-    service = Slow()
-    assert await read(service, limit=limit) == ALL[:limit]
-    service.asked, last = [], ALL[limit - 1]
-    until = at(last.ledger_id, last.entry_id + 1)
-    assert await read(service, until=until) == ALL[:limit]
-    assert all(one is Edge.EARLIEST or one <= last for one in service.asked)
-
-
-@on_virtual_time
-async def test_what_was_announced_and_is_not_what_came_is_asked_for_again():
-    service = Slow(lambda resume: replace(resume, entry_id=resume.entry_id - 1))
-    assert await read(service) == ALL, "none twice, and none left out"
-
-
-class Torn(Slow):
-    """Of one answer nothing comes but what is announced, the first time."""
-
-    async def read(self, stream, where, **budget):
-        answer = await super().read(stream, where, **budget)
-        if where == at(0, 5) and self.asked.count(where) == 1:
-            raise CorruptError("torn", remedy="r")
-        return answer
-
-
-@on_virtual_time
-async def test_an_answer_that_fails_after_it_was_announced_takes_those_behind_it_with_it():
-    service = Torn()
-    assert await read(service) == ALL
-    assert service.asked.count(at(0, 5)) == 2
 
 
 @on_virtual_time

@@ -125,9 +125,11 @@ class Service:
 
     # StreamReads
 
-    async def read(self, stream, where, *, entries_max=None, **named):
+    async def read(self, stream, where, *, bytes_max, entries_max=None, wait_s=0.0):
         # In small pieces, so that a reader has to go on.
-        return await self._reads.read(stream, where, entries_max=min(3, entries_max or 3), **named)
+        return await self._reads.read(
+            stream, where, bytes_max=bytes_max, entries_max=min(3, entries_max or 3), wait_s=wait_s
+        )
 
     async def bounds(self, stream):
         return await self._reads.bounds(stream)

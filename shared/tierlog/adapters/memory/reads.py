@@ -12,7 +12,7 @@ from tierlog.format.frame import FRAME_HEADER_LEN, pack_entries
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.position import Edge, Position
-from tierlog.ports.reads import Announce, FramesAnswer
+from tierlog.ports.reads import FramesAnswer
 
 
 class MemoryReads:
@@ -29,7 +29,6 @@ class MemoryReads:
         bytes_max: int,
         entries_max: int | None = None,
         wait_s: float = 0.0,
-        announce: Announce | None = None,
     ) -> FramesAnswer:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
@@ -41,12 +40,9 @@ class MemoryReads:
             place = _locate(found, where)
             if place is not None:
                 ledger, entry_id = place
-                answer = _frames(
+                return _frames(
                     found, ledger, entry_id, bytes_max=bytes_max, entries_max=entries_max
                 )
-                if announce is not None:
-                    announce(answer.resume, answer.count)
-                return answer
             if loop.time() >= deadline_s:
                 return FramesAnswer(resume=where)
             try:

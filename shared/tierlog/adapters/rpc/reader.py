@@ -1,8 +1,6 @@
 """The reader service over HTTP: frames with their checksum verified, bounds and ledgers."""
 
-import contextlib
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 from uuid import UUID
@@ -10,16 +8,16 @@ from uuid import UUID
 from tierlog.adapters.pieces import Pieces
 from tierlog.adapters.rpc.rest import HttpAnswer, RestService
 from tierlog.format.checksum import crc32c
-from tierlog.model.errors import CorruptError, RefusedError, RetryableError
+from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import Edge, Position, parse_position
-from tierlog.ports.reads import Announce, FramesAnswer, ServedLedger, ServedLedgers
+from tierlog.ports.reads import FramesAnswer, ServedLedger, ServedLedgers
 from tierlog.runtime.calling import PLAIN, Calling
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """As much as who reads on asks for at once, unless told otherwise."""
-# The answer that is looked at, two that are coming, and one that somebody still holds.
-PIECES_KEPT: Final = 4
+# The answer that is looked at, the one that is coming, and one that somebody still holds.
+PIECES_KEPT: Final = 3
 _NO_CONTENT: Final = 204
 
 
@@ -41,7 +39,6 @@ class HttpReads:
         bytes_max: int,
         entries_max: int | None = None,
         wait_s: float = 0.0,
-        announce: Announce | None = None,
     ) -> FramesAnswer:
         """See ``StreamReads``."""
         params = {
@@ -53,12 +50,7 @@ class HttpReads:
             params["entries_max"] = str(entries_max)
         path = f"/v1/streams/{quote(stream, safe='')}/runs"
         answer = await self._service.call(
-            "GET",
-            path,
-            params=params,
-            wait_s=wait_s,
-            pieces=self._pieces,
-            on_headers=None if announce is None else partial(_announced, announce),
+            "GET", path, params=params, wait_s=wait_s, pieces=self._pieces
         )
         try:
             resume = parse_position(answer.headers["Tierlog-Next"])
@@ -115,14 +107,6 @@ class HttpReads:
     async def close(self) -> None:
         """See ``StreamReads``."""
         await self._service.close()
-
-
-def _announced(announce: Announce, headers: Mapping[str, str]) -> None:
-    """Announce what headers say; where they say nothing, the answer itself is refused."""
-    with contextlib.suppress(KeyError, ValueError, RefusedError):
-        count = int(headers["Tierlog-Entry-Count"])
-        if count > 0:
-            announce(parse_position(headers["Tierlog-Next"]), count)
 
 
 def _frames(answer: HttpAnswer, resume: Position | Edge) -> FramesAnswer:

@@ -7,7 +7,7 @@ is of another cluster; ``IndeterminateError`` when that happens to a call that c
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import aiohttp
@@ -71,12 +71,10 @@ class RestService:
         body: object = None,
         wait_s: float = 0.0,
         pieces: Pieces | None = None,
-        on_headers: Callable[[Mapping[str, str]], None] | None = None,
     ) -> HttpAnswer:
         """Send one request; ``wait_s`` is how long the service was asked to wait by itself.
 
         ``pieces``: where a long body is received to; fresh memory costs more than its checksum.
-        ``on_headers`` is told those of a successful answer before its body comes.
         """
         if self._session is None:
             # Connections that are dropped over TLS go with the session, not with their farewell.
@@ -105,8 +103,6 @@ class RestService:
             ) as response:
                 told = response.headers.get(CLUSTER_ID)
                 self._calling.check(told, where=f"{self._name} at {self._base}")
-                if on_headers is not None and response.status < 400:
-                    on_headers(response.headers)
                 content = await _received(response, pieces)
                 if response.status >= 400:
                     raise error_of_problem(
