@@ -167,9 +167,7 @@ def trimmed_end_of(head: ManifestHead) -> Position | None:
     """Return where the newest trimmed ledger ended, or the next id's first; None: none was."""
     if head.trimmed_through < 0:
         return None
-    if head.trimmed_last is None:
-        return Position(LedgerId(head.trimmed_through + 1), EntryId(0))
-    return Position(head.trimmed_through, EntryId(head.trimmed_last + 1))
+    return head.trimmed_end or Position(LedgerId(head.trimmed_through + 1), EntryId(0))
 
 
 def check_not_trimmed(head: ManifestHead, fixed: Range) -> None:
