@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -141,10 +142,14 @@ async def _lane(
     chosen: argparse.Namespace,
     shared: "asyncio.Future[deque[Plan]]",
     score: Score,
+    *,
+    opens: asyncio.Lock,
 ) -> None:
     folder.mkdir()
     settings = corner_of(servers, f"faults-{number}-{uuid4().hex[:8]}")
-    async with open_lane(servers, settings, folder) as lane:
+    async with AsyncExitStack() as stack:
+        async with opens:  # processes of all lanes that start at once are not ready in time
+            lane = await stack.enter_async_context(open_lane(servers, settings, folder))
         told = await first_lives(lane, scrub=_scrubs(number))
         if not shared.done():
             # The points are those of the lane that was first.
@@ -175,10 +180,11 @@ async def _run(keep: Path, chosen: argparse.Namespace) -> Score:
     shared: dict[bool, asyncio.Future[deque[Plan]]] = {
         scrub: loop.create_future() for scrub in (False, True)
     }
+    opens = asyncio.Lock()
     async with EmbeddedServers(keep / "servers") as servers, asyncio.TaskGroup() as group:
         for number in range(chosen.lanes):
             folder, plans = keep / f"lane-{number}", shared[_scrubs(number)]
-            group.create_task(_lane(servers, folder, number, chosen, plans, score))
+            group.create_task(_lane(servers, folder, number, chosen, plans, score, opens=opens))
     return score
 
 
