@@ -8,8 +8,9 @@ Invariants:
       that fails leaves the attempt as it is, and is made again by whoever wants it.
     * An export is never read back, nothing depends on it, and it goes with its attempt: every
       deletion of an attempt takes its key along (``tierlog.offload.cleaning``).
-    * It appears whole or not at all. What is being made takes at most one part of memory, one
-      run, and the events of one entry, which compressed ones may make ``EVENTS_LEN_MAX``.
+    * It appears whole or not at all. What is being made takes at most two parts of memory (lines,
+      and their body), one run, and the events of one entry, which compressed ones may make
+      ``EVENTS_LEN_MAX``; one is made at a time, so that this is all beside the upload budget.
 
 Crash (leaks): an open upload under the attempt's export key, which the attempt's deletion, or a
 scrub, aborts.
@@ -80,6 +81,7 @@ class Exporter:
         self._settings = settings
         self._part_bytes = part_bytes
         self._decompressors = decompressors
+        self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Exporter {self._settings.endpoint_name}/{self._settings.bucket}>"
@@ -90,20 +92,26 @@ class Exporter:
         location: Tier2Location,
         extra_metadata: Mapping[str, str] | None = None,
     ) -> ExportCopy:
-        """Write a ledger's export copy beside the objects of an attempt; again: anew."""
+        """Write a ledger's export copy beside the objects of an attempt, in turn; again: anew."""
         self._check_here(handle.ledger_id, location)
         extra = extra_metadata or {}
         key = keys.export_key(location)
         metadata = user_metadata(self._settings, ObjectRole.EXPORT, handle, extra)
         with spending(Cause.OFFLOAD, stream_of(handle, extra)):
-            upload_id = await self._objects.create_upload(
-                key, metadata=metadata, content_type=CONTENT_TYPE
-            )
-            try:
-                return await self._write(handle, key, upload_id)
-            except TierlogError:
-                await self._objects.abort_upload(key, upload_id)
-                raise
+            async with self._turn:
+                return await self._export(handle, key, metadata)
+
+    async def _export(
+        self, handle: ReadHandle, key: str, metadata: Mapping[str, str]
+    ) -> ExportCopy:
+        upload_id = await self._objects.create_upload(
+            key, metadata=metadata, content_type=CONTENT_TYPE
+        )
+        try:
+            return await self._write(handle, key, upload_id)
+        except TierlogError:
+            await self._objects.abort_upload(key, upload_id)
+            raise
 
     async def _write(self, handle: ReadHandle, key: str, upload_id: str) -> ExportCopy:
         parts: list[Part] = []

@@ -4,8 +4,10 @@ seeds/000: "break out batch messages into individual messages ... so that the ob
 directly by some other system".
 """
 
+import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -28,8 +30,9 @@ from tierlog.adapters.memory.faults import Faults, Outcome, no_faults
 from tierlog.format.entry import StructuredEvent, encode_entry
 from tierlog.format.export import lines_of
 from tierlog.format.keys import ObjectRole, parse_key
+from tierlog.format.run import Run
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError
-from tierlog.model.ids import LedgerId
+from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import KEY_RAW
 from tierlog.model.scrub import FindingKind
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
@@ -224,6 +227,42 @@ def test_an_export_that_fails_leaves_the_copy_whole_and_nothing_open():
             assert failing.failed == 1
             assert f"{attempt}-ledger-7-export.ndjson" not in fresh.bucket.objects
             await failing.verify(LEDGER, attempt, None, whole)
+
+    run_virtual(main())
+
+
+def test_exports_are_made_one_at_a_time():
+    """Each takes memory beside the upload budget, however many ledgers are on their way."""
+
+    class Watched(ListHandle):
+        reading, most = 0, 0
+
+        async def read_runs(
+            self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0
+        ) -> AsyncIterator[Sequence[Run]]:
+            Watched.reading += 1
+            Watched.most = max(Watched.most, Watched.reading)
+            try:
+                async for runs in super().read_runs(first, last):
+                    yield runs
+                    await asyncio.sleep(0)
+            finally:
+                Watched.reading -= 1
+
+    async def main():
+        world = World()
+        exporter = Exporter(world.bucket.connect(), TIER2, part_bytes=100)
+        driver = BlockOffloader(world.bucket.connect(), TIER2)
+        plain = handle_of(ENTRIES)
+        watched = Watched(LEDGER, plain.entries, plain.ledger_metadata)
+        await asyncio.gather(
+            *(
+                exporter.export(watched, driver.location(LEDGER, UUID(int=number)))
+                for number in range(1, 6)
+            )
+        )
+        assert len([key for key in world.bucket.objects if key.endswith("export.ndjson")]) == 5
+        assert Watched.most == 1
 
     run_virtual(main())
 
