@@ -4,12 +4,18 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 ERROR = (
     "<?xml version='1.0'?><Error><Code>{code}</Code><Message>scripted</Message>"
     "<RequestId>REQ-1</RequestId></Error>"
 )
+
+
+class Served(Protocol):
+    """A server that a client is given."""
+
+    url: str
 
 
 @dataclass

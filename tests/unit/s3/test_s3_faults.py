@@ -17,7 +17,16 @@ import pytest
 from pydantic import SecretStr
 
 from tests.contracts.bodies_suite import BodiesContract
-from tests.unit.s3.scripted import Answer, CutRequest, Early, Request, ScriptedS3, Step, error
+from tests.unit.s3.scripted import (
+    Answer,
+    CutRequest,
+    Early,
+    Request,
+    ScriptedS3,
+    Served,
+    Step,
+    error,
+)
 from tierlog.adapters.memory.ids import SeededIds
 from tierlog.adapters.s3.body import CHUNK_BYTES, SLICES_MAX, BuffersBody, chunks
 from tierlog.adapters.s3.credentials import Reload
@@ -62,14 +71,14 @@ def one_session(**settings: str) -> Any:
 _SESSION = aioboto3.Session
 
 
-def settings_for(server: ScriptedS3, **more: Any) -> S3Settings:
+def settings_for(server: Served, **more: Any) -> S3Settings:
     quick = {"retry_wait_s_first": 0.001, "retry_wait_s_max": 0.01, "attempts_max": 3}
     keys = {"access_key": "a", "secret_key": SecretStr("s")}
     return S3Settings(endpoint_url=server.url, bucket="b", **{**keys, **quick, **more})
 
 
 def opened(
-    server: ScriptedS3,
+    server: Served,
     *,
     meter: CostMeter | None = None,
     reload: Reload | None = None,
