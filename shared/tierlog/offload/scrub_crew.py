@@ -4,6 +4,7 @@ Owns what goes to them and comes back. Does not own how they are run, nor the or
 (``tierlog.offload.scrub``): list first, then metadata, then what nobody named.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
@@ -101,6 +102,9 @@ class Merger:
             if about not in self._told:
                 self._told.add(about)
                 report.add(one)
+        # What had no room in its own list is counted all the same.
+        report.counts.update(found.counts - Counter(one.kind for one in found.findings))
+        report.findings_left_off += found.findings_left_off
         for cause in found.unread:
             report.skip(cause)
         report.unread_left_off += found.unread_left_off

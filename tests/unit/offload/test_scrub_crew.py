@@ -118,6 +118,33 @@ def test_it_finds_the_same_as_one_process(deep):
     run_virtual(main())
 
 
+def test_what_had_no_room_in_a_part_of_the_report_is_counted():
+    class Brief(InProcess):
+        """Looks at all of a stream in one, and keeps two findings of it."""
+
+        async def looks(self, names: Sequence[StreamName]) -> AsyncIterator[StreamLook]:
+            streams = self._world.catalog().streams
+            for name in names:
+                ids = {one.ledger_id for one in (await streams.snapshot(name)).ledgers}
+                report = replace(new_report(self._world, self._wish), findings_max=2)
+                yield await self._scrubber.look(report, name, ids)
+
+    async def main():
+        world, made = await offloaded(5)
+        for one in made:
+            location = (await world.context(one)).location
+            assert location is not None
+            await world.bucket.connect().delete(location.side_key)
+        world.clock.advance(2 * SAFETY_S)
+        wish = ScrubWish()
+        crewed, found = new_report(world, wish), scrubber(world)
+        await found.run(crewed, crew=Brief(world, found, wish))
+        assert crewed.counts[FindingKind.MISSING_OBJECT] == len(made) == 5
+        assert (len(crewed.findings), crewed.findings_left_off) == (2, 3)
+
+    run_virtual(main())
+
+
 def test_metadata_that_are_older_than_a_manifest_are_told_once():
     async def main():
         world, made = await offloaded(3)
