@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequen
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, repeat
+from operator import length_hint
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -93,7 +94,7 @@ class StreamReader:
     ) -> None:
         self.stream = stream
         self._resume: Position | Edge = start
-        self._last: Position | None = None
+        self._given = _Given()
         self._reads = reads
         self._start = start
         self._until = until
@@ -112,7 +113,7 @@ class StreamReader:
 
         An entry counts once its last event was yielded: whoever goes on there misses none.
         """
-        last = self._last
+        last = self._given.last
         return self._resume if last is None else _behind(last)
 
     async def answers(self) -> Answers:
@@ -193,33 +194,44 @@ class StreamReader:
         return None
 
     def _go_on_at(self, where: Position | Edge) -> Position | Edge:
-        self._resume, self._last = where, None
+        self._resume, self._given = where, _Given()
         return where
 
     async def entries(self) -> AsyncGenerator[ReadEntry, None]:
         """Iterate over entries."""
-        async with contextlib.aclosing(self.answers()) as answers:
-            async for answer in answers:
-                if answer.partition is None:  # nothing of it was yielded yet, nor may ever be
-                    self._go_on_at(Position(answer.ledger_id, answer.first_entry_id))
-                for entry in chain.from_iterable(_pieces_of(answer)):
-                    if entry.partition is None:
-                        self._last = entry.position
+        async with contextlib.aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                for entry in piece:
                     yield entry
 
     async def events(self) -> AsyncGenerator[ReadEvent, None]:
         """Iterate over events; in a raw stream each entry is one."""
-        async with contextlib.aclosing(self.entries()) as entries:
-            async for entry in entries:
-                if entry.partition is None:
-                    self._go_on_at(entry.position)
-                events = self.events_of(entry)
-                for event in events[:-1]:
-                    yield event
-                if entry.partition is None:
-                    self._last = entry.position
-                for event in events[-1:]:
-                    yield event
+        async with contextlib.aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                for entry in piece:
+                    self._given.open = 1
+                    events = self.events_of(entry)
+                    for event in events[:-1]:
+                        yield event
+                    self._given.open = 0
+                    for event in events[-1:]:
+                        yield event
+
+    async def _pieces(self) -> AsyncGenerator[Iterator[ReadEntry], None]:
+        """Iterate over entries some at a time; whoever takes one of them is behind it."""
+        async with contextlib.aclosing(self.answers()) as answers:
+            async for answer in answers:
+                if answer.partition is None:  # nothing of it was yielded yet, nor may ever be
+                    self._go_on_at(Position(answer.ledger_id, answer.first_entry_id))
+                for piece in _pieces_of(answer):
+                    rest = iter(piece)
+                    if answer.partition is None:
+                        self._given = _Given(piece, rest)
+                    del piece  # it is gone before the next one is made
+                    try:
+                        yield rest
+                    finally:
+                        self._go_on_at(self.resume)
 
     def events_of(self, entry: ReadEntry) -> list[ReadEvent]:
         """Return an entry's events, their checksum verified."""
@@ -259,6 +271,22 @@ class StreamReader:
                     raise
             await asyncio.sleep(backoff_s)
             backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
+
+
+@dataclass(slots=True)
+class _Given:
+    """Entries that are being yielded: ``rest`` iterates over them, so that none has to be noted."""
+
+    piece: Sequence[ReadEntry] = ()
+    rest: Iterator[ReadEntry] = field(default_factory=lambda: iter(()))
+    open: int = 0
+    """1 as long as there are events to come of the entry that was yielded last."""
+
+    @property
+    def last(self) -> Position | None:
+        """The last one that was yielded whole; None: not one."""
+        count = len(self.piece) - length_hint(self.rest) - self.open
+        return self.piece[count - 1].position if count > 0 else None
 
 
 class _Ahead:

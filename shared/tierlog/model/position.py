@@ -54,7 +54,7 @@ def positions(ledger_id: LedgerId, first_entry_id: EntryId, count: int) -> list[
     """Return the addresses of entries one after the other; many cost little, checked together."""
     assert 0 <= ledger_id <= INT64_MAX
     assert 0 <= first_entry_id <= INT64_MAX - max(0, count - 1)
-    found: list[Position] = [_new_position(Position) for _ in range(count)]
+    found: list[Position] = list(map(_new_position, repeat(Position, count)))
     # A loop in C: a frozen value sets its fields by a call each, at four times the cost.
     deque(map(_set_ledger_id, found, repeat(ledger_id)), maxlen=0)
     deque(map(_set_entry_id, found, range(first_entry_id, first_entry_id + count)), maxlen=0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.client.world import LOGS, Service, on_virtual_time
-from tierlog.client.reading import StreamReader, events_of, frames_of
+from tierlog.client.reading import PIECE_ENTRIES, StreamReader, events_of, frames_of
 from tierlog.format.entry import StructuredEvent, encode_entry
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
@@ -154,6 +154,23 @@ async def test_who_goes_on_after_an_answer_that_was_refused_misses_none_of_it():
 
 
 @on_virtual_time
+async def test_wherever_somebody_stops_is_where_to_go_on():
+    service = Service()
+    service.lay([[entry(str(number)) for number in range(3 * PIECE_ENTRIES // 2)], [entry("last")]])
+    reader, count = StreamReader(LOGS, service._reads), 0
+    async for one in reader.entries():
+        count += 1
+        assert reader.resume == at(one.position.ledger_id, one.position.entry_id + 1)
+    assert (count, reader.resume) == (3 * PIECE_ENTRIES // 2 + 1, at(1, 1))
+    entries = reader.entries()
+    for _ in range(PIECE_ENTRIES + 7):
+        await anext(entries)
+    await entries.aclose()
+    assert reader.resume == at(0, PIECE_ENTRIES + 7)
+    assert [reader._given.piece, reader._given.last] == [(), None], "nothing is held on to"
+
+
+@on_virtual_time
 async def test_who_stops_amid_the_events_of_an_entry_is_given_it_again():
     service = Service()
     service.lay([[entry("before"), encode_entry([b"a", b"b", b"c"], publish_time_ms=5)]])
@@ -161,6 +178,11 @@ async def test_who_stops_amid_the_events_of_an_entry_is_given_it_again():
     async for one in reader.events():
         after[one.payload] = reader.resume
     assert after == {b"before": at(0, 1), b"a": at(0, 1), b"b": at(0, 1), b"c": at(0, 2)}
+    events = reader.events()
+    for _ in range(3):
+        await anext(events)
+    await events.aclose()
+    assert reader.resume == at(0, 1)
 
 
 @on_virtual_time
