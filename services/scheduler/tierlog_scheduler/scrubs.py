@@ -8,7 +8,8 @@ Invariants:
     * What was found outlives the leader: at most ``reports_max`` reports are kept in the metadata,
       each as long as there is room for. This process has its own, with all findings, besides.
     * A scrub at work is kept there too, before it is promised and every ``TELL_EACH_S``: whichever
-      scheduler is asked knows of it, and that nothing is heard of it any more.
+      scheduler is asked knows of it, and that nothing is heard of it any more: by how long it
+      sees the same report itself, since clocks of two hosts may be hours apart.
     * When the last one by schedule began is kept there too: a new leader goes on with the same
       interval, and who does not lead looks every ``LOOK_AGAIN_S`` whether it does. A scrub that
       failed or was cut short does not count, and comes again after ``FAILED_AGAIN_S``.
@@ -101,6 +102,8 @@ class ScrubRunner:
         self._asked: ScrubReport | None = None
         self._wake = asyncio.Event()
         self._reports: deque[ScrubReport] = deque(maxlen=schedule.reports_max)
+        # When what is kept of each was last heard, and since when, by the monotonic clock.
+        self._heard: dict[UUID, tuple[int, float]] = {}
         # Where the last deep one that was asked for ran out of time.
         self._asked_from: DeepPlace | None = None
         first_s = schedule.first_s
@@ -111,12 +114,22 @@ class ScrubRunner:
 
     async def reports(self) -> Sequence[ScrubReport]:
         """Return what is kept, newest first; what this process did, as it is now."""
-        now_ms = self._clock.wall_ms()
-        kept = await self._kept.reports()
-        found = {one.scrub_id: as_heard(one, now_ms=now_ms) for one in kept}
+        found = self._as_heard(await self._kept.reports())
         found |= {one.scrub_id: one for one in self._reports}
         newest = sorted(found.values(), key=lambda one: one.started_ms, reverse=True)
         return newest[: self._schedule.reports_max]
+
+    def _as_heard(self, kept: Sequence[ScrubReport]) -> dict[UUID, ScrubReport]:
+        now_s, before, self._heard = self._clock.monotonic_s(), self._heard, {}
+        found: dict[UUID, ScrubReport] = {}
+        for one in kept:
+            told_ms, since_s = before.get(one.scrub_id, (one.told_ms, now_s))
+            if told_ms != one.told_ms:
+                # News, whichever of the two is the later.
+                since_s = now_s
+            self._heard[one.scrub_id] = (one.told_ms, since_s)
+            found[one.scrub_id] = as_heard(one, silent_s=now_s - since_s)
+        return found
 
     async def report(self, scrub_id: UUID) -> ScrubReport:
         """Return a report, or raise NO_SUCH_ENTRY."""
@@ -159,6 +172,7 @@ class ScrubRunner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Scrub when asked and when it is time, until ``stop``."""
+        await unless_stopped(self._guarded(self._hear), stop)
         while not stop.is_set():
             self._wake.clear()
             report, self._asked = self._asked, None
@@ -176,6 +190,11 @@ class ScrubRunner:
                 await unless_stopped(over, stop)
             except TimeoutError:
                 continue
+
+    async def _hear(self) -> None:
+        """Let the silence about what others began count from now, not from the first question."""
+        with suppress(TierlogError):
+            await self.reports()
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do what must not end the scheduler, whatever becomes of it."""

@@ -23,7 +23,7 @@ ASKED_LEDGERS_MAX: Final = 10_000
 TELL_EACH_S: Final = 60.0
 """How often a scrub at work is kept for other processes."""
 SILENT_S_MAX: Final = 600
-assert SILENT_S_MAX > 5 * TELL_EACH_S, "clocks of two processes differ, and metadata are away"
+assert SILENT_S_MAX > 5 * TELL_EACH_S, "metadata may be away for a while"
 
 
 class FindingKind(StrEnum):
@@ -281,13 +281,15 @@ class ScrubReport:
         return self.state is ScrubState.DONE and not self.remaining and looked
 
 
-def as_heard(report: ScrubReport, *, now_ms: int) -> ScrubReport:
+def as_heard(report: ScrubReport, *, silent_s: float) -> ScrubReport:
     """Return another process's report: one at work of which nothing is heard any more, as failed.
 
-    Who was killed says nothing, and whoever waits for the end would wait for ever.
+    Who was killed says nothing, and whoever waits for the end would wait for ever. ``silent_s``:
+    how long whoever asks has seen the same ``told_ms``, by no wall clock.
     """
-    silent_s = (now_ms - report.told_ms) // 1000
     if report.state is not ScrubState.RUNNING or silent_s <= SILENT_S_MAX:
         return report
-    error = f"nothing was heard of it for {silent_s} s; its scheduler has ended, or can't say it"
+    error = (
+        f"nothing was heard of it for {silent_s:.0f} s; its scheduler has ended, or can't say it"
+    )
     return replace(report, state=ScrubState.FAILED, error=error)

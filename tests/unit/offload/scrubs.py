@@ -20,6 +20,7 @@ from tierlog.offload.driver import SOFTWARE
 from tierlog.offload.repair import Repairer
 from tierlog.offload.scrub import Scrubber
 from tierlog.offload.scrub_rules import ScrubLimits
+from tierlog.ports.clock import Clock
 from tierlog.ports.objects import ObjectStore
 from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
 
@@ -157,14 +158,15 @@ def runner(
     leading: bool | Callable[[], bool] = True,
     faults: Faults | None = None,
     slow: Mapping[str, float] | None = None,
+    clock: Clock | None = None,
 ) -> ScrubRunner:
-    """Return what runs scrubs of the world; ``slow``: limits of a scrub."""
+    """Return what runs scrubs of the world; ``slow``: limits of a scrub; ``clock``: its own."""
     limits: Any = slow or {}
     return ScrubRunner(
         scrubber(world, faults, **limits),
         world.catalog().scrubs,
         leading=leading if callable(leading) else lambda: leading,
-        clock=world.clock,
+        clock=clock or world.clock,
         ids=world.ids,
         schedule=schedule or ScrubSchedule(),
     )

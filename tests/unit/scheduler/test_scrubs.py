@@ -12,6 +12,7 @@ from tests.unit.offload.scrubs import plant, runner
 from tests.unit.offload.test_scrub import offloaded, spoil
 from tests.unit.offload.world import CLUSTER, World
 from tests.unit.scheduler.test_api import ask
+from tierlog.adapters.memory.clock import SimClock
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format import paths
 from tierlog.format.scrub_records import REPORT_LEN_MAX
@@ -197,13 +198,50 @@ def test_a_scrub_whose_scheduler_was_killed_is_soon_told_as_failed():
         killed = runner(world, slow={"bytes_per_s": copy.data_len / HOUR})
         begun = await killed.ask(ScrubWish(deep=True))
         await run_for(world, killed, 60)
-        (asked,) = await runner(world).reports()
-        assert asked.state is ScrubState.RUNNING
-        await asyncio.sleep(SILENT_S_MAX)
-        asked = await runner(world).report(begun.scrub_id)
+        second = runner(world, leading=False)
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            # From when it begins it looks, whether it is asked or not.
+            group.create_task(second.run(stop))
+            await asyncio.sleep(SILENT_S_MAX + 2)
+            asked = await second.report(begun.scrub_id)
+            stop.set()
         assert asked.state is ScrubState.FAILED
         assert "nothing was heard of it" in asked.error
         assert not asked.is_clean
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("hours", [5, -5])
+def test_whether_a_scrub_is_at_work_is_told_by_no_wall_clock(hours: float):
+    async def main():
+        world, made = await offloaded(1)
+        copy = (await world.context(made[0])).copy
+        assert copy is not None
+        first = runner(world, slow={"bytes_per_s": copy.data_len / HOUR})
+        clock = SimClock()
+        clock.jump_wall(hours * HOUR)
+        second = runner(world, clock=clock)
+        begun = await first.ask(ScrubWish(deep=True))
+
+        async def told() -> ScrubState:
+            return (await second.report(begun.scrub_id)).state
+
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(first.run(stop))
+            for _ in range(3):
+                assert await told() is ScrubState.RUNNING
+                await asyncio.sleep(SILENT_S_MAX)
+            clock.jump_wall(-2 * hours * HOUR)
+            assert await told() is ScrubState.RUNNING
+            stop.set()
+        assert await told() is ScrubState.RUNNING
+        await asyncio.sleep(SILENT_S_MAX - 1)
+        assert await told() is ScrubState.RUNNING
+        await asyncio.sleep(2)
+        assert await told() is ScrubState.FAILED
 
     run_virtual(main())
 
