@@ -12,7 +12,8 @@ Invariants:
       sees the same report itself, since clocks of two hosts may be hours apart.
     * When the last one by schedule began is kept there too: a new leader goes on with the same
       interval, and who does not lead looks every ``LOOK_AGAIN_S`` whether it does. A scrub that
-      failed or was cut short does not count, and comes again after ``FAILED_AGAIN_S``.
+      failed or was cut short does not count, and comes again after ``FAILED_AGAIN_S``. No clock
+      that is or was off makes an interval longer; one that begins too early does no harm.
     * A deep one that ran out of time is gone on with by the next of its kind, by schedule or
       asked for: who asks is never answered with what another one read.
     * A scrub that fails is told, and no other work of the scheduler waits for it; nor does a
@@ -104,6 +105,8 @@ class ScrubRunner:
         self._reports: deque[ScrubReport] = deque(maxlen=schedule.reports_max)
         # When what is kept of each was last heard, and since when, by the monotonic clock.
         self._heard: dict[UUID, tuple[int, float]] = {}
+        # When each of the times kept was, by the monotonic clock: as it looked at first sight.
+        self._begun_s: dict[int, float] = {}
         # Where the last deep one that was asked for ran out of time.
         self._asked_from: DeepPlace | None = None
         first_s = schedule.first_s
@@ -223,6 +226,7 @@ class ScrubRunner:
         except TierlogError as error:
             log.warning("scrub.times_unread", cause=str(error))
             return
+        now_s = self._see(times)
         left_s = self._left_s(times.begun_ms, schedule.interval_s)
         if left_s > 0:
             # Another leader did, not so long ago.
@@ -238,6 +242,7 @@ class ScrubRunner:
         if report.state is not ScrubState.DONE:
             self._due_within(FAILED_AGAIN_S)
             return
+        self._begun_s[report.started_ms] = now_s
         # The first one of all is what the interval of the deep ones counts from.
         deep_begun = deep or not times.begun_ms
         await self._keep_times(
@@ -253,12 +258,24 @@ class ScrubRunner:
         """Look at the schedule again after so long, or after an interval if that is shorter."""
         self._due_s = self._clock.monotonic_s() + min(seconds, self._schedule.interval_s)
 
+    def _see(self, times: ScrubTimes) -> float:
+        """Note when scrubs began, as it looks now; return now, by the same clock."""
+        now_s, now_ms, before = self._clock.monotonic_s(), self._clock.wall_ms(), self._begun_s
+        self._begun_s = {
+            one: before.get(one, now_s - max(0, now_ms - one) / 1000)
+            for one in (times.begun_ms, times.deep_begun_ms)
+        }
+        return now_s
+
     def _left_s(self, begun_ms: int, interval_s: float) -> float:
-        """Return how much of an interval is left; a clock that went back lengthens nothing."""
-        if not begun_ms:
+        """Return how much of an interval is left, by the clock that says less.
+
+        Nothing is left where the beginning lies ahead: one of two clocks was, or is, off.
+        """
+        since_s = (self._clock.wall_ms() - begun_ms) / 1000
+        if not begun_ms or since_s < 0:
             return 0.0
-        since_s = max(0.0, (self._clock.wall_ms() - begun_ms) / 1000)
-        return interval_s - since_s
+        return interval_s - max(since_s, self._clock.monotonic_s() - self._begun_s[begun_ms])
 
     async def _keep_times(self, times: ScrubTimes) -> None:
         try:

@@ -25,6 +25,7 @@ from tierlog.model.scrub import (
     FindingKind,
     ScrubReport,
     ScrubState,
+    ScrubTimes,
     ScrubWish,
 )
 from tierlog.offload.scrub_crew import Crew
@@ -242,6 +243,71 @@ def test_whether_a_scrub_is_at_work_is_told_by_no_wall_clock(hours: float):
         assert await told() is ScrubState.RUNNING
         await asyncio.sleep(2)
         assert await told() is ScrubState.FAILED
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("hours", [0.5, 5, 1000])
+def test_a_scrub_that_was_begun_by_a_clock_ahead_holds_up_none_behind_it(hours: float):
+    async def main():
+        world = World()
+        await world.stream()
+        ahead = world.clock.wall_ms() + round(hours * HOUR * 1000)
+        await world.catalog().scrubs.save_times(ScrubTimes(begun_ms=ahead, deep_begun_ms=ahead))
+        schedule = ScrubSchedule(
+            interval_s=HOUR, deep_interval_s=8 * HOUR, first_s=600, reports_max=100
+        )
+        found = runner(world, schedule)
+        await run_for(world, found, 24 * HOUR)
+        reports = await found.reports()
+        assert len(reports) == 24
+        assert [24 - at for at, one in enumerate(reports) if one.wish.deep] == [17, 9, 1]
+
+    run_virtual(main())
+
+
+def test_a_clock_that_goes_back_lengthens_the_interval_of_no_other_leader():
+    async def main():
+        world = World()
+        await world.stream()
+        begun = world.clock.wall_ms() - round(10 * HOUR * 1000)
+        await world.catalog().scrubs.save_times(ScrubTimes(begun_ms=begun))
+        clock = SimClock()
+        schedule = ScrubSchedule(interval_s=24 * HOUR, deep_interval_s=0, first_s=600)
+        found = runner(world, schedule, clock=clock)
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(found.run(stop))
+            await asyncio.sleep(HOUR)
+            clock.jump_wall(-5 * HOUR)
+            await asyncio.sleep(12.9 * HOUR)
+            assert not await found.reports()
+            await asyncio.sleep(0.2 * HOUR)
+            assert len(await found.reports()) == 1
+            stop.set()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_jump_between_two_scrubs_holds_up_neither_kind(hours: float):
+    async def main():
+        world = World()
+        await world.stream()
+        schedule = ScrubSchedule(interval_s=24 * HOUR, deep_interval_s=72 * HOUR, first_s=600)
+        clock = SimClock()
+        found = runner(world, schedule, clock=clock)
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(found.run(stop))
+            await asyncio.sleep(HOUR)
+            clock.jump_wall(hours * HOUR)
+            await asyncio.sleep(24 * HOUR)
+            assert len(await found.reports()) == 2
+            await asyncio.sleep(48 * HOUR)
+            stop.set()
+        reports = await found.reports()
+        assert [one.wish.deep for one in reversed(reports)] == [False, False, False, True]
 
     run_virtual(main())
 
