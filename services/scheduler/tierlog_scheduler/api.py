@@ -15,7 +15,7 @@ from tierlog.catalog.ledgers import context_not_found
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, StreamName, stream_name
-from tierlog.model.offload import OffloadState
+from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.position import Position
 from tierlog.model.stream import Stream
@@ -154,7 +154,8 @@ class AdminApi:
     ) -> OffloadsAnswer:
         """List what is on its way to tier 2, or there: state, attempts, last error, leftovers.
 
-        ``stream``: of it alone; of one with partitions, of them.
+        ``stream``: of it alone; of one with partitions, of them. ``state``: those in it alone;
+        without one, all but ledgers that are LOCAL and were never tried.
         """
         wanted = _state_of(state) if state is not None else None
         if stream is not None:
@@ -170,8 +171,7 @@ class AdminApi:
                 OffloadDocument.of(context, length=one.length)
                 for one, context in zip(listed, contexts, strict=True)
                 if context is not None
-                and context.state is not OffloadState.LOCAL
-                and wanted in {None, context.state}
+                and (_was_tried(context) if wanted is None else context.state is wanted)
             ]
         )
 
@@ -190,6 +190,11 @@ async def _read_all(read: Callable[[Asked], Awaitable[Read]], asked: Sequence[As
                 tasks = [group.create_task(one(of)) for of in some]
         found += [task.result() for task in tasks]
     return found
+
+
+def _was_tried(context: OffloadContext) -> bool:
+    """Tell whether an offload of a ledger was ever begun, though it may be LOCAL again."""
+    return context.state is not OffloadState.LOCAL or context.attempt_count > 0
 
 
 def _state_of(text: str) -> OffloadState:

@@ -124,6 +124,8 @@ def status(
 ) -> None:
     """Show which ledgers are on their way to tier 2, or there, with the last error of each.
 
+    LOCAL: its attempt was given up, since nothing asked for it any more.
+
     doubt: its copy in tier 2 was found damaged, and the local copy stays until that is mended.
 
     With --wait: how far a stream's offload has come, once all that was asked for is there.

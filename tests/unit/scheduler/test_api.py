@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
+from tests.unit.catalog.world import location
 from tests.unit.offload.world import STREAM, TOPICS, World, bare_ledger
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
 from tierlog.model.errors import Reason, RefusedError
@@ -129,6 +130,29 @@ async def test_offloads_are_those_of_a_stream_or_state_read_many_at_once(world):
     with pytest.raises(RefusedError) as caught:
         await found(stream="none")
     assert caught.value.reason is Reason.STREAM_NOT_FOUND
+
+
+async def test_offloads_that_are_local_are_those_that_were_tried_or_asked_for(world):
+    claimed = await world.stream()
+    tried, sealed, there = [await world.seal(claimed, ENTRIES) for _ in range(3)]
+    await world.worker().handle(world.request(claimed, there))
+    contexts = world.catalog().contexts
+    uuid = world.ids.uuid()
+    place = location(uuid, tried)
+    await contexts.begin_attempt(tried, uuid=uuid, location=place, worker="w")
+    await contexts.record_error(tried, uuid=uuid, error="the bucket is full")
+    await contexts.give_up_attempt(tried, uuid=uuid)
+    api = AdminApi(world.catalog(), scheduler(world))
+
+    async def found(state=None):
+        return [one.ledger_id for one in (await api.offloads(state=state)).offloads]
+
+    shown, complete = (await api.offloads()).offloads
+    assert (shown.ledger_id, complete.ledger_id) == (tried, there)
+    assert (shown.state, shown.attempts, shown.last_error) == ("LOCAL", 1, "the bucket is full")
+    assert len(shown.abandoned) == 1
+    assert await found("local") == [tried, sealed]
+    assert await found("complete") == [there]
 
 
 @pytest.mark.covers("A26", "A27", "A33")
