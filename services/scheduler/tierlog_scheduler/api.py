@@ -163,9 +163,9 @@ class AdminApi:
             names: Sequence[StreamName] = _partitions_of(found) or [found.name]
         else:
             names = await self._catalog.streams.names()
-        snapshots = await _read_all(self._snapshot_if_there, names)
+        snapshots = await read_all(self._snapshot_if_there, names)
         listed = [one for snapshot in snapshots if snapshot is not None for one in snapshot.ledgers]
-        contexts = await _read_all(self._catalog.contexts.peek, [one.ledger_id for one in listed])
+        contexts = await read_all(self._catalog.contexts.peek, [one.ledger_id for one in listed])
         return OffloadsAnswer(
             offloads=[
                 OffloadDocument.of(context, length=one.length)
@@ -176,7 +176,7 @@ class AdminApi:
         )
 
 
-async def _read_all(read: Callable[[Asked], Awaitable[Read]], asked: Sequence[Asked]) -> list[Read]:
+async def read_all(read: Callable[[Asked], Awaitable[Read]], asked: Sequence[Asked]) -> list[Read]:
     """Return what is read of each, ``READS_AT_ONCE`` at a time."""
 
     async def one(of: Asked) -> Read:

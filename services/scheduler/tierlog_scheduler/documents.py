@@ -120,8 +120,12 @@ class ThresholdDocument(BaseModel):
 
 
 class StepDocument(BaseModel):
-    """What happens next to a ledger. ``in_ms`` 0: it is due; null: not by time alone, or never."""
+    """What happens next to a ledger. ``in_ms`` 0: it is due; null: not by time alone, or never.
 
+    ``stream``: whose it is, the one that was asked about or one of its partitions.
+    """
+
+    stream: str
     ledger_id: int
     what: str
     in_ms: int | None
@@ -133,6 +137,9 @@ class ExplainAnswer(BaseModel):
     """What comes of a stream's thresholds.
 
     ``unexpected_error``: what stopped the leader's last pass over this stream, and nobody foresaw.
+    Of a stream with partitions ``thresholds`` are its own, and a partition may have others; the age
+    is the largest of theirs; ``paused``, if any of them is; ``deletions_stopped`` and
+    ``unexpected_error`` name the first one of which there is something to tell.
     """
 
     stream: str

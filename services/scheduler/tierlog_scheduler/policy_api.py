@@ -5,17 +5,19 @@ from its last checkpoint: their times may be that much too long.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
-from tierlog.model.errors import RefusedError
+from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import StreamName, namespace_of, stream_name
 from tierlog.model.partitions import partition_names
 from tierlog.model.policy import Policy, check_namespace
 from tierlog.model.stream import Stream
+from tierlog_scheduler.actions import Memory
+from tierlog_scheduler.api import read_all
 from tierlog_scheduler.documents import (
     DeletionAnswer,
     ExplainAnswer,
@@ -27,7 +29,7 @@ from tierlog_scheduler.documents import (
     ThresholdDocument,
 )
 from tierlog_scheduler.explain import explain
-from tierlog_scheduler.policy import offload_lag
+from tierlog_scheduler.policy import StreamView, offload_lag
 from tierlog_scheduler.scheduler import Scheduler
 
 
@@ -75,32 +77,57 @@ class PolicyApi:
         return _answer(await self._catalog.streams.snapshot(found.name))
 
     async def explain(self, name: str) -> ExplainAnswer:
-        """Say which level gives each threshold, and what happens next to each ledger, and when."""
-        snapshot, view, now = await self._scheduler.look_at(stream_name(name))
+        """Say which level gives each threshold, and what happens next to each ledger, and when.
+
+        Of a stream with partitions: to the ledgers of each of them.
+        """
+        memory, now = await self._scheduler.remembered()
+        snapshot, own = await self._scheduler.look_at(stream_name(name), memory)
         stream, answer = snapshot.stream, _answer(snapshot)
+        views = {stream.name: own, **await self._views(_partitions_of(stream), memory)}
         effective = answer.effective.model_dump()
         return ExplainAnswer(
             stream=stream.name,
             namespace=namespace_of(stream.name),
-            paused=view.paused,
-            deletions_stopped=self._scheduler.deletions_stopped(stream.name),
-            unexpected_error=self._scheduler.defect(stream.name),
-            oldest_byte_age_ms=offload_lag(view, now).age_ms,
+            paused=any(one.paused for one in views.values()),
+            deletions_stopped=_told(self._scheduler.deletions_stopped, stream.name, [*views]),
+            unexpected_error=_told(self._scheduler.defect, stream.name, [*views]),
+            oldest_byte_age_ms=max(offload_lag(one, now).age_ms for one in views.values()),
             thresholds=[
                 ThresholdDocument(name=key, value=effective[key], level=level)
                 for key, level in answer.levels.items()
             ],
             ledgers=[
                 StepDocument(
+                    stream=one,
                     ledger_id=step.ledger_id,
                     what=step.what.value,
                     in_ms=step.in_ms,
                     at_ms=None if step.in_ms is None else now.wall_ms + step.in_ms,
                     why=step.why,
                 )
+                for one, view in views.items()
                 for step in explain(view, now, self._scheduler.delays)
             ],
         )
+
+    async def _views(
+        self, partitions: Sequence[StreamName], memory: Memory
+    ) -> dict[StreamName, StreamView]:
+        """Return what decisions see of those partitions that are there."""
+
+        async def look(name: StreamName) -> StreamView | None:
+            try:
+                return (await self._scheduler.look_at(name, memory))[1]
+            except RefusedError as error:
+                if error.reason is not Reason.STREAM_NOT_FOUND:
+                    raise
+                return None
+
+        found = await read_all(look, partitions)
+        return {
+            name: view for name, view in zip(partitions, found, strict=True) if view is not None
+        }
 
     async def levels(self) -> LevelsAnswer:
         """Show what the cluster and its namespaces say."""
@@ -180,6 +207,18 @@ def _answer(snapshot: StreamSnapshot) -> PolicyAnswer:
         effective=PolicyDocument.of(snapshot.policy),
         levels=levels.sources(stream.name, stream.policy),
     )
+
+
+def _told(
+    say: Callable[[StreamName], str | None], stream: StreamName, names: Sequence[StreamName]
+) -> str | None:
+    """Return what is said of the first of some streams of which something is."""
+    found = [(name, text) for name in names if (text := say(name)) is not None]
+    if not found:
+        return None
+    name, text = found[0]
+    others = f"; and of {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{text if name == stream else f'{name}: {text}'}{others}"
 
 
 def _partitions_of(stream: Stream) -> list[StreamName]:

@@ -20,7 +20,7 @@ again from the last checkpoint, which is at most ``checkpoint_s`` old.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 import structlog
@@ -364,7 +364,20 @@ class Scheduler:
         """Return the waits that decisions are made with."""
         return self._limits.delays
 
-    async def look_at(self, name: StreamName) -> tuple[StreamSnapshot, StreamView, Now]:
+    async def remembered(self) -> tuple[Memory, Now]:
+        """Return what leaders saw, and the time: of another process as of its last checkpoint."""
+        memory, now = self._memory, self._time.now()
+        if self.leading:
+            return memory, now
+        progress = await self._catalog.progress.load()
+        memory = Memory(
+            complete_seen=dict(progress.complete_seen),
+            closed_seen_ms=dict(progress.closed_seen_ms),
+        )
+        history = History(progress.samples)
+        return memory, replace(now, progress_ms=progress.progress_ms, history=history)
+
+    async def look_at(self, name: StreamName, memory: Memory) -> tuple[StreamSnapshot, StreamView]:
         """Return a stream as of now and as decisions see it, for people."""
         snapshot = await self._catalog.streams.snapshot(name)
         contexts = self._catalog.contexts
@@ -373,18 +386,6 @@ class Scheduler:
             for one in snapshot.ledgers
         ]
         trimmed = {one: await contexts.peek(one) for one in snapshot.stream.deleting}
-        memory, now = self._memory, self._time.now()
-        if not self.leading:
-            progress = await self._catalog.progress.load()
-            memory = Memory(
-                complete_seen=dict(progress.complete_seen),
-                closed_seen_ms=dict(progress.closed_seen_ms),
-            )
-            now = Now(
-                wall_ms=now.wall_ms,
-                progress_ms=progress.progress_ms,
-                history=History(progress.samples),
-            )
         attributes = None if snapshot.stream.raw else await self._catalog.attributes.peek(name)
         named = self._manifests.attributes_through(name)
         if not self.leading and attributes is not None:
@@ -399,7 +400,7 @@ class Scheduler:
             attributes=attributes,
             attributes_named=named,
         )
-        return snapshot, view, now
+        return snapshot, view
 
     def deletions_stopped(self, name: StreamName) -> str | None:
         """Return why nothing of a stream is deleted now, as far as this process knows."""

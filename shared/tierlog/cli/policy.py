@@ -158,7 +158,9 @@ def explain(stream: Name, *, output: OutputOption = Output.TABLE) -> None:
     thresholds, steps = found.pop("thresholds"), found.pop("ledgers")
     print_one(found, output)
     print_table(thresholds, {"name": None, "value": None, "level": None})
-    print_table([{**one, "in": _until(one["in_ms"])} for one in steps], STEPS)
+    partitioned = any(one.get("stream", stream) != stream for one in steps)
+    columns = {"stream": None, **STEPS} if partitioned else STEPS
+    print_table([{**one, "in": _until(one["in_ms"])} for one in steps], columns)
 
 
 def _until(in_ms: int | None) -> str:

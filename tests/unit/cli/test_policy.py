@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.cli.test_offload import over
 from tests.unit.offload.world import World
-from tests.unit.scheduler.test_scheduler import scheduler
+from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
 from tierlog.cli import main, policy
-from tierlog.model.ids import StreamName
+from tierlog.model.ids import NodeId, StreamName
+from tierlog.model.partitions import partition_names
 from tierlog_scheduler.documents import PolicyDocument
 from tierlog_scheduler.policy_api import PolicyApi
 
@@ -76,6 +77,32 @@ def test_levels_of_what_is_kept_and_read_back_are_set_unset_and_explained(told: 
     assert explained()["read_back"] == ("full", "cluster")
     told("set", "--cluster", "--read-back", "none")
     assert explained()["read_back"] == (None, "settings")
+
+
+def test_steps_of_a_partitioned_stream_say_of_which_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    names = partition_names(PAID, 2)
+
+    async def made() -> None:
+        await world.stream(StreamName("other"))
+        streams = world.catalog().streams
+        await streams.create(PAID, partitions=2)
+        for name in names:
+            await world.seal(await streams.claim(name, NodeId("n1")), ENTRIES)
+
+    run_virtual(made())
+    monkeypatch.setattr(policy, "with_client", over(Direct(world)))  # type: ignore[arg-type]
+
+    def shown(stream: StreamName) -> str:
+        done = CliRunner().invoke(main.app, ["policy", "explain", stream])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert all(shown(PAID).count(one) for one in names)
+    assert names[1] not in shown(names[0])
+    assert shown(names[0]).count(names[0]) == 1, "it is asked for alone"
 
 
 @pytest.mark.parametrize(

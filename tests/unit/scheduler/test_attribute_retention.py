@@ -173,7 +173,8 @@ def test_a_leader_trims_behind_the_checkpoints_sweeps_and_removes_all() -> None:
         await passes(life, leader, 8)
         assert len(indexes(life)) < before, "what no checkpoint needs is swept"
         assert await listed(life) == [late], "all but the one that no checkpoint has"
-        _, view, now = await leader.look_at(STREAM)
+        memory, now = await leader.remembered()
+        _, view = await leader.look_at(STREAM, memory)
         (held,) = [one for one in explain(view, now, DELAYS) if one.what is What.TRIM]
         assert "the newest checkpoint" in held.why
         assert await all_of(index_of(life.site), life.base) == life.values

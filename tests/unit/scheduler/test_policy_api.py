@@ -10,7 +10,8 @@ from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.test_api import ask, served
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
 from tierlog.format import paths
-from tierlog.model.ids import StreamName
+from tierlog.model.ids import NodeId, StreamName
+from tierlog.model.partitions import partition_names
 from tierlog.model.policy import MINUTE_MS, Policy
 from tierlog_scheduler.metrics import AGE, LAG, SchedulerCollector
 from tierlog_scheduler.policy_api import PolicyApi
@@ -119,6 +120,50 @@ async def test_explain_says_which_level_and_what_happens_when():
         assert found["paused"]
         assert "paused" in steps[first, "delete local copy"]["why"]
         await ask(session, "GET", "/v1/streams/none/policy/explain", status=404)
+
+
+async def test_explain_of_a_partitioned_stream_says_what_comes_of_all_its_partitions():
+    world = World()
+    await world.stream()
+    catalog = world.catalog()
+    await catalog.streams.create(PAID, partitions=3, policy=Policy(offload_time_ms=10**9))
+    names = partition_names(PAID, 3)
+    made = {}
+    for name in names[:2]:
+        claimed = await catalog.streams.claim(name, NodeId("n1"))
+        made[name] = await world.seal(claimed, ENTRIES)
+        world.clock.advance(3600)
+    await catalog.streams.pause_offload(names[1], "by hand")
+    loads = 0
+    leader = scheduler(world)
+    load = leader._catalog.progress.load
+
+    async def counted():
+        nonlocal loads
+        loads += 1
+        return await load()
+
+    leader._catalog.progress.load = counted  # type: ignore[method-assign]
+    leader.deletions_stopped = {names[1]: "a gap", names[2]: "a gap"}.get  # type: ignore[assignment,method-assign]
+    api = PolicyApi(catalog, leader)
+    found = await api.explain(PAID)
+    steps = [(one.stream, one.ledger_id, one.what) for one in found.ledgers]
+    assert [one for one in steps if one[2] == "offload"] == [
+        (name, ledger_id, "offload") for name, ledger_id in made.items()
+    ]
+    assert found.stream == PAID
+    assert found.oldest_byte_age_ms == pytest.approx(7200_000, abs=60_000), "the oldest of all"
+    assert found.paused, "one of them is"
+    assert found.deletions_stopped == f"{names[1]}: a gap; and of 1 more"
+    assert found.unexpected_error is None
+    assert {one.name: one.value for one in found.thresholds}["offload_time_ms"] == 10**9
+    assert loads == 1, "what the leader remembers is long"
+    (own,) = {one.stream for one in (await api.explain(names[0])).ledgers}
+    assert own == names[0]
+    # Another admin deletes it meanwhile.
+    gone = await catalog.retention.begin_stream_deletion(names[2])
+    await catalog.retention.remove_stream(names[2], gone.incarnation)
+    assert len((await api.explain(PAID)).ledgers) == len(steps)
 
 
 async def test_a_stream_that_is_deleted_tells_how_much_is_left():
