@@ -91,6 +91,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "event.headers_unreadable": "An event has headers that can't be read; it does without them",
     "event.refused": "The queue refuses an event for good",
     "event.retry_later": "A request could not be done now, and is delivered again",
+    "export.abort_failed": "What an export copy that failed had uploaded stays until a scrub",
     "export.failed": "An export copy failed; the copy itself is there",
     "export.written": "An export copy was written",
     "file.reload_failed": "A file of keys or certificates changed to what can't be used",

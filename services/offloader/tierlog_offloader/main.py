@@ -11,10 +11,10 @@ import asyncio
 import sys
 from collections.abc import Mapping
 
-from tierlog.offload.attempting import CopyTime
 from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.manifests import BucketGuard
 from tierlog.offload.messages import Stationery, Topics
+from tierlog.offload.timed import CopyTime
 from tierlog.ports.tracing import Tracer
 from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import build_http_app, serve_http
@@ -45,7 +45,11 @@ async def serve(
     async with (
         waiting_at(listen, "Tierlog offloader", protection, stop) as awaited,
         open_offload_parts(
-            settings, drivers=drivers, queue_at_once=False, come=awaited.come
+            settings,
+            drivers=drivers,
+            queue_at_once=False,
+            come=awaited.come,
+            copy_time=_copy_time(settings),
         ) as parts,
         open_tracer(settings, "offloader", instance=name) as tracer,
     ):
@@ -99,11 +103,7 @@ def _worker(parts: OffloadParts, settings: Settings, name: str, tracer: Tracer) 
         ),
         clock=clock,
         ids=ids,
-        settings=WorkerSettings(
-            name=name,
-            deliveries_max=settings.kafka.deliveries_max,
-            copy_time=_copy_time(settings),
-        ),
+        settings=WorkerSettings(name=name, deliveries_max=settings.kafka.deliveries_max),
         tracer=tracer,
     )
 
@@ -111,7 +111,8 @@ def _worker(parts: OffloadParts, settings: Settings, name: str, tracer: Tracer) 
 def _copy_time(settings: Settings) -> CopyTime:
     """Return how long a copy may take: no slower than one request, or than its share of a throttle.
 
-    A large ledger that a throttle lets through slowly would else begin again for ever.
+    A large ledger that a throttle lets through slowly would else begin again for ever. As long may
+    its export take behind it: exports take turns, and who is in turn has the shares of who waits.
     """
     pace: float = settings.s3.bytes_per_s_min
     if settings.s3.bytes_per_s_max:

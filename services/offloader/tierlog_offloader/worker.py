@@ -23,7 +23,6 @@ from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.offload.attempting import (
     COMPLETED,
     REFUSED,
-    CopyTime,
     Done,
     LockedError,
     OffloadAttempts,
@@ -62,7 +61,6 @@ class WorkerSettings:
 
     name: str
     deliveries_max: int = 5
-    copy_time: CopyTime | None = None
 
 
 class OffloadWorker(OffloadAttempts):
@@ -89,7 +87,6 @@ class OffloadWorker(OffloadAttempts):
             guard=guard,
             ids=ids,
             name=settings.name,
-            copy_time=settings.copy_time,
         )
         self._tracer = tracer
         self._publisher = publisher

@@ -13,7 +13,7 @@ Invariants:
     * A stream whose offloads are paused gets no attempt.
     * How a copy is written is what the stream's policy says when its attempt begins, never what a
       request says: anybody may ask, and an old request would bring an old policy.
-    * A copy that takes longer than ``CopyTime`` lets it has failed, as one that the store refuses.
+    * A copy that its driver did not end in time has failed, as one that the store refuses.
     * Only the metadata say that a request comes too late: a ledger that they have no word of, in
       a stream that lives, is none that was trimmed, and somebody is to look at that.
 
@@ -79,18 +79,6 @@ class Done:
     copy: Tier2Copy | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyTime:
-    """How long an attempt may read and write: so long, and as its bytes take at this pace."""
-
-    base_s: float
-    bytes_per_s_min: float
-
-    def limit_s(self, length: int) -> float:
-        """Return the limit for a ledger with so many bytes."""
-        return self.base_s + length / self.bytes_per_s_min
-
-
 class LockedError(RetryableError):
     """Another worker is at it."""
 
@@ -115,9 +103,7 @@ class OffloadAttempts:
         guard: AttemptGuard,
         ids: Ids,
         name: str,
-        copy_time: CopyTime | None = None,
     ) -> None:
-        self._copy_time = copy_time
         self._catalog = catalog
         self._open_ledger = open_ledger
         self._offloader = offloader
@@ -374,34 +360,13 @@ class OffloadAttempts:
         """Take steps 4 to 6. A failure is recorded for people, its leftovers are taken away."""
         extra = {"ManagedLedgerName": str(request.stream), "TierlogWorker": self._name}
         try:
-            async with self._in_time(handle):
-                return await self._offloader.offload(
-                    handle, uuid, extra, data_sha256=policy.data_sha256
-                )
+            return await self._offloader.offload(
+                handle, uuid, extra, data_sha256=policy.data_sha256
+            )
         except TierlogError as error:
             # Not complete, and never will be: this worker alone could say so.
             await self._note_failure(request.ledger_id, uuid, error)
             raise
-
-    @contextlib.asynccontextmanager
-    async def _in_time(self, handle: ReadHandle) -> AsyncIterator[None]:
-        """Cut a copy off that takes too long, as a failure that people and the queue hear of."""
-        length = handle.ledger_metadata.length
-        limit_s = None if self._copy_time is None else self._copy_time.limit_s(length)
-        patience = asyncio.timeout(limit_s)
-        try:
-            async with patience:
-                yield
-        except TimeoutError as error:
-            if not patience.expired():
-                raise
-            raise RetryableError(
-                f"the copy of ledger {handle.ledger_id} ({length} bytes) took longer than "
-                f"{limit_s:.0f} s",
-                remedy="See whether tier 1, the store or a throttle (s3.bytes_per_s_max) is slow; "
-                "offloader.request_s_max gives it more time",
-                details={"ledger_id": str(handle.ledger_id), "length": str(length)},
-            ) from error
 
     async def _superseded(self, ledger_id: LedgerId, uuid: UUID) -> bool:
         """Tell whether this is not the newest attempt now; False when that can't be told."""

@@ -5,7 +5,8 @@ handle. Does not own its lines (``tierlog.format.export``).
 
 Invariants:
     * A ledger's own objects are written, verified and read as if there were no export; an export
-      that fails leaves the attempt as it is, and is made again by whoever wants it.
+      that fails leaves the attempt as it is, and is made again by whoever wants it. So does one
+      that takes longer than its own ``CopyTime``, waiting for its turn included.
     * An export is never read back, nothing depends on it, and it goes with its attempt: every
       deletion of an attempt takes its key along (``tierlog.offload.cleaning``).
     * It appears whole or not at all. What is being made takes at most two parts of memory (lines,
@@ -13,7 +14,7 @@ Invariants:
       ``EVENTS_LEN_MAX``; one is made at a time, so that this is all beside the upload budget.
 
 Crash (leaks): an open upload under the attempt's export key, which the attempt's deletion, or a
-scrub, aborts.
+scrub, aborts. Who is cancelled, or out of time, tries to abort it.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.offload.blocks import PART_NUMBER_MAX
 from tierlog.offload.driver import Tier2Settings, stream_of, user_metadata
 from tierlog.offload.interface import LedgerOffloader
-from tierlog.offload.verify import ReadBack
+from tierlog.offload.timed import CopyTime, OffloaderAround
 from tierlog.ports.objects import ObjectStore, Part
 from tierlog.ports.spending import Cause, spending
 
@@ -109,9 +110,16 @@ class Exporter:
         )
         try:
             return await self._write(handle, key, upload_id)
-        except TierlogError:
-            await self._objects.abort_upload(key, upload_id)
+        except (TierlogError, asyncio.CancelledError):
+            await self._abort(key, upload_id)
             raise
+
+    async def _abort(self, key: str, upload_id: str) -> None:
+        """Abort an upload, if that works: why it is given up is what counts."""
+        try:
+            await self._objects.abort_upload(key, upload_id)
+        except TierlogError as error:
+            log.warning("export.abort_failed", key=key, cause=str(error))
 
     async def _write(self, handle: ReadHandle, key: str, upload_id: str) -> ExportCopy:
         parts: list[Part] = []
@@ -197,20 +205,23 @@ class _Told:
     events: int = 0
 
 
-class ExportingOffloader:
-    """``LedgerOffloader`` around another one: each copy gets an export copy beside it."""
+class ExportingOffloader(OffloaderAround):
+    """``LedgerOffloader`` around another one: each copy gets an export copy beside it.
 
-    def __init__(self, offloader: LedgerOffloader, exporter: Exporter) -> None:
-        self._offloader = offloader
+    ``export_time``: how long that may take. The copy is whole before, so it is cut off alone.
+    """
+
+    def __init__(
+        self, offloader: LedgerOffloader, exporter: Exporter, export_time: CopyTime | None = None
+    ) -> None:
+        super().__init__(offloader)
         self._exporter = exporter
+        self._export_time = export_time
         self.exported = 0
         self.failed = 0
 
     def __repr__(self) -> str:
         return f"<ExportingOffloader {self._offloader!r} exported={self.exported}>"
-
-    def location(self, ledger_id: LedgerId, uuid: UUID) -> Tier2Location:
-        return self._offloader.location(ledger_id, uuid)
 
     async def offload(
         self,
@@ -222,43 +233,32 @@ class ExportingOffloader:
     ) -> Tier2Copy:
         copy = await self._offloader.offload(handle, uuid, extra_metadata, data_sha256=data_sha256)
         location = self._offloader.location(handle.ledger_id, uuid)
+        limit_s = self._limit_s(handle)
+        patience = asyncio.timeout(limit_s)
         try:
-            await self._exporter.export(handle, location, extra_metadata)
+            async with patience:
+                await self._exporter.export(handle, location, extra_metadata)
         except TierlogError as error:
-            # The copy is whole, and that alone counts.
-            self.failed += 1
-            EXPORTS.labels("failed").inc()
-            log.warning("export.failed", ledger_id=handle.ledger_id, cause=str(error))
+            self._note_failure(handle, str(error))
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            self._note_failure(handle, f"it took longer than {limit_s:.0f} s")
         else:
             self.exported += 1
             EXPORTS.labels("written").inc()
         return copy
 
-    async def read_offloaded(
-        self,
-        ledger_id: LedgerId,
-        uuid: UUID,
-        driver_metadata: Tier2Location | None = None,
-        *,
-        copy: Tier2Copy | None = None,
-    ) -> ReadHandle:
-        return await self._offloader.read_offloaded(ledger_id, uuid, driver_metadata, copy=copy)
+    def _limit_s(self, handle: ReadHandle) -> float | None:
+        if self._export_time is None:
+            return None
+        return self._export_time.limit_s(handle.ledger_metadata.length)
 
-    async def verify(
-        self,
-        ledger_id: LedgerId,
-        uuid: UUID,
-        driver_metadata: Tier2Location | None,
-        copy: Tier2Copy,
-        *,
-        read_back: ReadBack | None = None,
-    ) -> None:
-        await self._offloader.verify(ledger_id, uuid, driver_metadata, copy, read_back=read_back)
-
-    async def delete_offloaded(
-        self, ledger_id: LedgerId, uuid: UUID, driver_metadata: Tier2Location | None = None
-    ) -> None:
-        await self._offloader.delete_offloaded(ledger_id, uuid, driver_metadata)
+    def _note_failure(self, handle: ReadHandle, cause: str) -> None:
+        """Tell of it, and no more: the copy is whole, and that alone counts."""
+        self.failed += 1
+        EXPORTS.labels("failed").inc()
+        log.warning("export.failed", ledger_id=handle.ledger_id, cause=cause)
 
 
 def _is_raw(handle: ReadHandle) -> bool:

@@ -24,6 +24,7 @@ from tierlog.offload.drivers import DriverParts, Drivers, MakeDriver, driver_nam
 from tierlog.offload.export import Exporter, ExportingOffloader
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import BucketGuard
+from tierlog.offload.timed import CopyTime, TimedOffloader
 from tierlog.offload.verify import ReadBack
 from tierlog.ports.objects import ObjectStore
 from tierlog.ports.retrying import Come, Retries, RetryLimits, asked_once
@@ -74,14 +75,16 @@ async def open_offload_parts(
     drivers: Mapping[str, MakeDriver] | None = None,
     queue_at_once: bool = True,
     come: Come = asked_once,
+    copy_time: CopyTime | None = None,
 ) -> AsyncIterator[OffloadParts]:
     """Connect everything for the length of the context.
 
     ``drivers``: more of them, by the names that settings and places of copies may say. Not
     ``queue_at_once``: Kafka may be away, and is to be waited for; ``come`` waits for the others.
+    ``copy_time``: how long a copy may take, and its export behind it.
     """
     async with (
-        open_copy_parts(settings, drivers=drivers, come=come) as parts,
+        open_copy_parts(settings, drivers=drivers, come=come, copy_time=copy_time) as parts,
         open_publisher(settings, at_once=queue_at_once) as publisher,
     ):
         own = {item.name: getattr(parts, item.name) for item in fields(parts)}
@@ -94,6 +97,7 @@ async def open_copy_parts(
     *,
     drivers: Mapping[str, MakeDriver] | None = None,
     come: Come = asked_once,
+    copy_time: CopyTime | None = None,
 ) -> AsyncIterator[CopyParts]:
     """Connect everything but the queue for the length of the context."""
     meter = CostMeter()
@@ -110,7 +114,9 @@ async def open_copy_parts(
             ) as nodes,
             reporting_damage(catalog) as damage,
         ):
-            offloader = ledger_offloader(settings, cluster, objects, drivers=drivers)
+            offloader = ledger_offloader(
+                settings, cluster, objects, drivers=drivers, copy_time=copy_time
+            )
             yield CopyParts(catalog, cluster, objects, offloader, nodes, damage, meter)
 
 
@@ -147,6 +153,7 @@ def ledger_offloader(
     objects: ObjectStore,
     *,
     drivers: Mapping[str, MakeDriver] | None = None,
+    copy_time: CopyTime | None = None,
 ) -> LedgerOffloader:
     """Return the drivers, the one that the settings name for new copies."""
     tier2 = tier2_settings(settings, cluster)
@@ -160,11 +167,13 @@ def ledger_offloader(
         retries=upload_retries(settings),
     )
     writes = driver_name(settings.s3.driver, settings.s3.layout)
-    offloader = Drivers(parts, writes=writes, others=drivers)
+    offloader: LedgerOffloader = Drivers(parts, writes=writes, others=drivers)
+    if copy_time is not None:
+        offloader = TimedOffloader(offloader, copy_time)
     if not settings.s3.export_events:
         return offloader
     exporter = Exporter(objects, tier2, decompressors=decompressors())
-    return ExportingOffloader(offloader, exporter)
+    return ExportingOffloader(offloader, exporter, copy_time)
 
 
 def upload_retries(settings: Settings) -> Callable[[], Retries]:

@@ -28,12 +28,13 @@ from tierlog.model.offload import OffloadContext
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
 from tierlog.model.trimming import TrimGrounds
-from tierlog.offload.attempting import CopyTime
 from tierlog.offload.budget import UploadBudget
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
+from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import BucketGuard, ManifestStore
 from tierlog.offload.messages import OffloadRequest, Stationery, Topics, Trigger
 from tierlog.offload.ranges import RangeLimits
+from tierlog.offload.timed import CopyTime, TimedOffloader
 from tierlog.ports.events import Event
 from tierlog.ports.retrying import Retries, RetryLimits
 from tierlog.ports.spending import CostMeter
@@ -233,16 +234,19 @@ class World:
         **settings,
     ) -> OffloadWorker:
         """Return a worker whose every call suffers ``faults``."""
+        offloader: LedgerOffloader = self.offloader(faults, **settings)
+        if copy_time is not None:
+            offloader = TimedOffloader(offloader, copy_time)
         return OffloadWorker(
             catalog=self.catalog(faults),
             open_ledger=self.open_ledger,
-            offloader=self.offloader(faults, **settings),
+            offloader=offloader,
             guard=BucketGuard(self.manifests(faults)),
             publisher=self.queue.publisher(faults),
             stationery=self.stationery,
             clock=self.clock,
             ids=self.ids,
-            settings=WorkerSettings(name=name, deliveries_max=deliveries_max, copy_time=copy_time),
+            settings=WorkerSettings(name=name, deliveries_max=deliveries_max),
         )
 
     def request(self, claimed: Stream, ledger_id: LedgerId, trigger: Trigger = Trigger.TIME):

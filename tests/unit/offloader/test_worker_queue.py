@@ -16,8 +16,8 @@ from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AttemptOutcome, OffloadState
 from tierlog.model.stream import Stream
-from tierlog.offload.attempting import CopyTime
 from tierlog.offload.messages import ERROR_LEN_MAX, parse_result, trace_of
+from tierlog.offload.timed import CopyTime
 from tierlog.ports.events import Event
 from tierlog.proto.v1 import events_pb2 as pb
 from tierlog.runtime.worker import WorkerLimits, run_worker
