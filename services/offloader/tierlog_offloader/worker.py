@@ -10,7 +10,8 @@ Retries: what may succeed later, a copy that took too long with it, is raised fo
 ``deliveries_max`` times in a row; then, and at once for what is refused, the event goes to the
 dead-letter topic and the scheduler, which looks at the metadata alone, asks again in its own
 time. What can't even be put aside is raised for redelivery without an end: an event is never
-dropped unseen. The scheduler also asks again for a stream whose offloads were paused.
+dropped unseen. So is a request for a ledger that another worker is at, which nobody else may ask
+for again. The scheduler also asks again for a stream whose offloads were paused.
 """
 
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ from tierlog_offloader import metrics
 
 log = structlog.get_logger()
 
+LOCKED_EVENTS_MAX: Final = 10_000
 _FAILED: Final = pb.OffloadResult.OUTCOME_FAILED
 _PAUSED: Final = pb.OffloadResult.OUTCOME_PAUSED
 _STALE: Final = pb.OffloadResult.OUTCOME_STALE
@@ -93,6 +95,7 @@ class OffloadWorker(OffloadAttempts):
         self._stationery = stationery
         self._clock = clock
         self._settings = settings
+        self._locked = _LocksMet()
         self.dead_lettered = 0
 
     async def handle(self, event: Event) -> None:
@@ -127,10 +130,10 @@ class OffloadWorker(OffloadAttempts):
         try:
             done = await self.offload(request)
         except LockedError:
-            if event.attempt < self._settings.deliveries_max:
-                raise
-            told.info("request.dropped", cause="another worker is at it")
-            return
+            # However often: whoever is at it may die, and its own delivery of the request is void
+            # where the partition is this worker's now. Its lock ends with it.
+            self._locked.met(event)
+            raise
         except (PausedError, StaleError) as error:
             outcome = _PAUSED if isinstance(error, PausedError) else _STALE
             await self._tell(event, request, Done(outcome=outcome), began_s, error)
@@ -138,7 +141,7 @@ class OffloadWorker(OffloadAttempts):
             return
         except TierlogError as error:
             refused = isinstance(error, RefusedError)
-            if not refused and event.attempt < self._settings.deliveries_max:
+            if not refused and self._locked.tries(event) < self._settings.deliveries_max:
                 raise again(error) from error
             outcome = REFUSED if refused else _FAILED
             await self._tell(event, request, Done(outcome=outcome), began_s, error)
@@ -194,3 +197,23 @@ class OffloadWorker(OffloadAttempts):
         except RefusedError as error:
             log.error("event.refused", topic=topic, cause=str(error))  # noqa: TRY400 - not ours
             raise again(error) from error
+
+
+class _LocksMet:
+    """How many deliveries of an event met a lock: they are no tries that failed."""
+
+    def __init__(self) -> None:
+        self._counts: dict[bytes, int] = {}
+
+    def met(self, event: Event) -> None:
+        """Count a delivery; of too many events the oldest is forgotten, and has fewer tries."""
+        name = event.headers["ce_id"]
+        self._counts[name] = (0 if event.attempt == 1 else self._counts.pop(name, 0)) + 1
+        if len(self._counts) > LOCKED_EVENTS_MAX:
+            del self._counts[next(iter(self._counts))]
+
+    def tries(self, event: Event) -> int:
+        """Return for the how many-th time an event is tried; of a new delivery all else is over."""
+        if event.attempt == 1:
+            self._counts.pop(event.headers["ce_id"], None)
+        return event.attempt - self._counts.get(event.headers["ce_id"], 0)

@@ -142,11 +142,15 @@ def test_the_lock_saves_the_second_worker_the_work():
             first = group.create_task(slow.handle(request))
             await asyncio.sleep(10)
             assert not first.done()
-            with pytest.raises(RetryableError, match="another worker"):
-                await second.handle(request)
-            # At the end of its patience it drops the request: the scheduler asks again.
-            await second.handle(replace(request, attempt=5))
+            for attempt in (1, 5, 100):
+                with pytest.raises(RetryableError, match="another worker"):
+                    await second.handle(replace(request, attempt=attempt))
+        await second.handle(replace(request, attempt=101))
         assert second.attempts == 0
+        assert outcomes(world) == [
+            pb.OffloadResult.OUTCOME_COMPLETED,
+            pb.OffloadResult.OUTCOME_ALREADY_COMPLETE,
+        ]
         assert not world.queue.events(TOPICS.dead_letter)
         await check_whole(world, ledger_id)
 

@@ -16,13 +16,15 @@ from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AttemptOutcome, OffloadState
 from tierlog.model.stream import Stream
-from tierlog.offload.messages import ERROR_LEN_MAX, parse_result, trace_of
+from tierlog.offload.attempting import LockedError
+from tierlog.offload.messages import ERROR_LEN_MAX, Trigger, parse_result, trace_of
 from tierlog.offload.timed import CopyTime
 from tierlog.ports.events import Event
 from tierlog.proto.v1 import events_pb2 as pb
 from tierlog.runtime.worker import WorkerLimits, run_worker
 
 ENTRIES = [b"one", b"three"]
+HOUR = 3600.0
 
 
 async def sealed(world: World):
@@ -87,6 +89,73 @@ def test_a_copy_that_takes_too_long_is_told_and_ends_in_the_dead_letter_topic():
         patient = world.worker(part_delay_s=3600.0, copy_time=slow)
         await patient.handle(world.request(claimed, ledger_id))
         assert (await world.context(ledger_id)).complete
+
+    run_virtual(main())
+
+
+def test_a_request_that_moves_to_another_worker_outlives_the_one_that_was_at_it():
+    """Nothing else asks for that ledger: no policy wants it in tier 2, and no admin."""
+
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        asked = world.request(claimed, ledger_id, Trigger.ADMIN)
+        await world.queue.publisher().publish(
+            asked.topic, key=asked.key, value=asked.value, headers=asked.headers
+        )
+        slow = asyncio.create_task(world.worker(part_delay_s=HOUR, name="w1").handle(asked))
+        await asyncio.sleep(10)
+        stop, source = asyncio.Event(), world.queue.source([TOPICS.requested], group="g")
+        handle = world.worker(name="w2").handle
+        limits = WorkerLimits(in_flight_max=1, drain_s_max=5)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run_worker(source, handle, stop=stop, limits=limits))
+            # Far longer than the tries of a request that fails take.
+            await asyncio.sleep(HOUR / 2)
+            assert world.queue.lag(TOPICS.requested, "g") == 1
+            slow.cancel()
+            await asyncio.sleep(60)
+            stop.set()
+        assert (await world.context(ledger_id)).complete
+        assert world.queue.lag(TOPICS.requested, "g") == 0
+        results = [parse_result(one) for one in world.queue.events(TOPICS.completed)]
+        assert [(one.outcome, one.worker) for one in results] == [
+            (pb.OffloadResult.OUTCOME_COMPLETED, "w2")
+        ]
+
+    run_virtual(main())
+
+
+def test_deliveries_that_met_a_lock_are_no_tries_that_failed(monkeypatch):
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        asked = world.request(claimed, ledger_id)
+        slow = asyncio.create_task(world.worker(part_delay_s=HOUR, name="w1").handle(asked))
+        await asyncio.sleep(10)
+        worker = world.worker(deliveries_max=3, name="w2")
+        for attempt in range(1, 11):
+            with pytest.raises(LockedError):
+                await worker.handle(replace(asked, attempt=attempt))
+        slow.cancel()
+        await asyncio.wait([slow])
+
+        async def fail(*_, **__):
+            raise RetryableError("busy")
+
+        monkeypatch.setattr(worker._offloader, "offload", fail)
+        for attempt in (11, 12):
+            with pytest.raises(RetryableError, match="busy"):
+                await worker.handle(replace(asked, attempt=attempt))
+        assert not world.queue.events(TOPICS.dead_letter)
+        await worker.handle(replace(asked, attempt=13))
+        assert len(world.queue.events(TOPICS.dead_letter)) == 1
+        # Delivered from the beginning it has all its tries, and no more than that.
+        for attempt in (1, 2):
+            with pytest.raises(RetryableError, match="busy"):
+                await worker.handle(replace(asked, attempt=attempt))
+        await worker.handle(replace(asked, attempt=3))
+        assert len(world.queue.events(TOPICS.dead_letter)) == 2
 
     run_virtual(main())
 
