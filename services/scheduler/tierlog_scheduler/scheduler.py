@@ -86,7 +86,7 @@ class SchedulerLimits:
     """How often, how long, how many."""
 
     interval_s: float = 10.0
-    request_again_s: float = 60.0
+    request_again_s: float = 30.0
     sweep_again_s: float = 300.0
     sweep_attributes_s: float = 900.0
     stalled_s: float = 86_400.0
@@ -428,6 +428,9 @@ class Scheduler:
         waits = threshold(view.policy.deletion_lag_ms) is not None
         for one in view.ledgers:
             ledger_id, context = one.listed.ledger_id, one.context
+            if view.paused:
+                # Workers drop what they were asked for; once it is resumed all is asked for anew.
+                memory.asked.pop(ledger_id, None)
             if context is None:
                 continue
             if waits and context.state is OffloadState.COMPLETE and context.doubt is None:

@@ -383,7 +383,7 @@ class SchedulerSettings(_Section):
 
     listen: HttpListenSettings = HttpListenSettings()
     interval_s: float = Field(default=10.0, gt=0)
-    request_again_s: Seconds = 60.0
+    request_again_s: Seconds = 30.0
     sweep_again_s: float = Field(default=300.0, gt=0)
     """What an attempt left is deleted once more so long after the first time; or as long after it
     as a request of one of the ledger's blocks may take (``s3.request_s_max``), if that is more."""

@@ -222,7 +222,7 @@ def test_a_local_deletion_that_was_begun_is_ended_also_in_a_stream_that_goes(pau
 
 
 @pytest.mark.parametrize(
-    ("count", "wait_ms"), [(1, 60_000), (2, 120_000), (3, 240_000), (7, 3_840_000), (90, 3_840_000)]
+    ("count", "wait_ms"), [(1, 60_000), (2, 120_000), (3, 240_000), (8, 7_680_000), (90, 7_680_000)]
 )
 def test_it_asks_again_later_and_later_but_for_ever(count, wait_ms):
     view = stream(ledger(1), policy=Policy(offload_time_ms=0))

@@ -1,0 +1,134 @@
+"""A queue that lost everything: what was asked for is asked for again soon, and not too often.
+
+docs/reference/faults.md: complete within 60 s after every fault, with the settings as shipped.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.world import STREAM, TOPICS, World
+from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
+from tierlog.model.ids import LedgerId
+from tierlog.model.policy import Policy
+from tierlog.model.stream import Stream
+from tierlog.runtime.settings import SchedulerSettings
+from tierlog.runtime.worker import WorkerLimits, run_worker
+from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
+
+ASKED_S_MAX = 45
+"""A minute, less what a copy of a few blocks and a group that forms again take."""
+DAY = 86_400.0
+
+
+def shipped() -> SchedulerLimits:
+    own = SchedulerSettings()
+    return SchedulerLimits(interval_s=own.interval_s, request_again_s=own.request_again_s)
+
+
+@asynccontextmanager
+async def led(world: World) -> AsyncIterator[Scheduler]:
+    """Run a leader as it is shipped, and no worker."""
+    stop, leader = asyncio.Event(), scheduler(world, limits=shipped())
+    async with asyncio.TaskGroup() as group:
+        group.create_task(leader.run(stop))
+        try:
+            yield leader
+        finally:
+            stop.set()
+
+
+async def due(world: World) -> tuple[Stream, LedgerId]:
+    claimed = await world.stream(policy=Policy(offload_time_ms=0, deletion_lag_ms=-1))
+    return claimed, await world.seal(claimed, ENTRIES)
+
+
+def asked(world: World) -> int:
+    return len(world.queue.events(TOPICS.requested))
+
+
+@asynccontextmanager
+async def at_work(world: World) -> AsyncIterator[None]:
+    """Run a worker."""
+    stop = asyncio.Event()
+    source = world.queue.source([TOPICS.requested], group="g")
+    limits = WorkerLimits(in_flight_max=1, drain_s_max=5)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_worker(source, world.worker().handle, stop=stop, limits=limits))
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+@pytest.mark.parametrize("waited_s", [1, 15, 29])
+def test_what_a_wiped_queue_lost_is_complete_in_a_minute(waited_s: float):
+    async def main():
+        world = World()
+        _, ledger_id = await due(world)
+        async with led(world):
+            await asyncio.sleep(waited_s)
+            assert asked(world) == 1
+            world.queue.wipe()
+            async with at_work(world):
+                await asyncio.sleep(ASKED_S_MAX)
+                assert (await world.context(ledger_id)).complete
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("waited_s", [200.0, 1000.0, 3000.0])
+def test_what_waited_long_waits_about_as_long_again_once_the_queue_lost_it(waited_s: float):
+    async def main():
+        world = World()
+        _, ledger_id = await due(world)
+        async with led(world):
+            await asyncio.sleep(waited_s)
+            world.queue.wipe()
+            async with at_work(world):
+                await asyncio.sleep(waited_s + ASKED_S_MAX)
+                assert (await world.context(ledger_id)).complete
+
+    run_virtual(main())
+
+
+def test_what_waits_in_the_queue_unharmed_costs_it_little():
+    async def main():
+        world = World()
+        await due(world)
+        async with led(world):
+            await asyncio.sleep(3600)
+            assert asked(world) <= 8
+            await asyncio.sleep(DAY)
+            # As many as before for each day that it waits longer: one in 64 minutes.
+            assert asked(world) <= 8 + 24
+
+    run_virtual(main())
+
+
+def test_a_stream_that_is_resumed_is_asked_for_at_once_however_often_it_was_before():
+    async def main():
+        world = World()
+        _, ledger_id = await due(world)
+        async with led(world):
+            await asyncio.sleep(1000)
+            streams = world.catalog().streams
+            await streams.pause_offload(STREAM, "the bucket is moved")
+            # Who takes it meanwhile drops it, as of a stream that is paused.
+            world.queue.wipe()
+            await asyncio.sleep(60)
+            assert asked(world) == 0
+            await streams.resume_offload(STREAM)
+            async with at_work(world):
+                await asyncio.sleep(2 * shipped().interval_s)
+                assert (await world.context(ledger_id)).complete
+
+    run_virtual(main())
+
+
+def test_who_names_no_limits_has_those_that_are_shipped():
+    own, limits = SchedulerSettings(), SchedulerLimits()
+    assert (own.interval_s, own.request_again_s) == (limits.interval_s, limits.request_again_s)
