@@ -6,7 +6,8 @@ when it turns out not to have the ledger, wait at the tail. Does not own how a t
 Consistency: an answer is frames of one ledger from the asked entry on, never a gap and never
 past the LAC of an open ledger. An empty answer says "not yet", and only at the tail.
 Retries: a tier that fails, lacks or damages a ledger is left for the other one, after a fresh
-look at the metadata, at most once each; then its error is told.
+look at the metadata, at most once each; then its error is told. A position is refused after a
+fresh look alone.
 Cancellation: a read keeps nothing that another one waits for.
 """
 
@@ -59,6 +60,8 @@ TAIL_GRACE_S: Final = 0.025
 END_S_MAX: Final = 2.0
 END_PAUSE_S_FIRST: Final = 0.005
 GONE_REASONS: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.NO_SUCH_ENTRY})
+# What a list of ledgers says of a position that it lacks. Nobody asks again after a refusal.
+UNLISTED_REASONS: Final = GONE_REASONS | {Reason.TRIMMED}
 
 
 class Tier1(Protocol):
@@ -174,25 +177,47 @@ class StreamSource:
     async def read(self, stream: StreamName, where: Position | Edge, budget: Budget) -> Answer:
         """Return what follows ``where``, waiting at the tail; or raise why there is nothing."""
         loop = asyncio.get_running_loop()
-        state = _Try(deadline_s=loop.time() + budget.wait_s)
+        # Only a new look knows what was acknowledged before the call, which "latest" is behind.
+        state = _Try(deadline_s=loop.time() + budget.wait_s, fresh=where is Edge.LATEST)
         while True:
+            fresh, state.fresh = state.fresh, False
             with step("metadata", f"stream {stream}"):
-                snapshot = _with_entries(await self._views.stream(stream, fresh=state.fresh))
-            state.looked, state.fresh = state.looked or state.fresh, False
-            found = locate(stream, snapshot.ledgers, where, trimmed_end=snapshot.stream.trimmed_end)
-            place = await self._settled(found, state)
-            if place is None:
+                snapshot = _with_entries(await self._views.stream(stream, fresh=fresh))
+            state.looked = state.looked or fresh
+            try:
+                place, answer = await self._look(stream, where, budget, state, snapshot)
+            except RefusedError as error:
+                if fresh or error.reason not in UNLISTED_REASONS:
+                    raise
+                # Its ledger may have been opened, or the one before it trimmed, since that look.
+                state.fresh = True
                 continue
-            if isinstance(place, AtEnd):
-                budget.room.leave()
-                answer = await self._wait_at_end(place, state)
-            else:
-                answer = await self._read_spot(stream, place, budget, state, snapshot)
             if answer is not None:
                 return replace(answer, raw=snapshot.stream.raw)
-            if where is Edge.LATEST:
+            if where is Edge.LATEST and place is not None:
                 # "Latest" is decided once; what comes while the read waits is after it.
                 where = place.resume
+
+    async def _look(
+        self,
+        stream: StreamName,
+        where: Position | Edge,
+        budget: Budget,
+        state: _Try,
+        snapshot: StreamSnapshot,
+    ) -> tuple[Spot | AtEnd | None, Answer | None]:
+        """Return what ``where`` means in one look at the metadata, and what is read there.
+
+        None: the ledger went; None: nothing for now. Then it is looked again.
+        """
+        found = locate(stream, snapshot.ledgers, where, trimmed_end=snapshot.stream.trimmed_end)
+        place = await self._settled(found, state)
+        if place is None:
+            return None, None
+        if isinstance(place, AtEnd):
+            budget.room.leave()
+            return place, await self._wait_at_end(place, state)
+        return place, await self._read_spot(stream, place, budget, state, snapshot)
 
     async def snapshot(self, stream: StreamName) -> StreamSnapshot:
         """Return what is known of a stream, which has entries itself."""

@@ -210,16 +210,62 @@ async def test_bytes_of_an_open_ledger_are_told_if_its_last_run_tells_them():
 
 @on_virtual_time
 async def test_who_comes_while_a_ledger_is_trimmed_is_told_from_where_on_it_is_lost():
-    world, first, *_ = await three_ledgers()
+    world, first, second, _ = await three_ledgers()
     async with world.reader(age_s=1000) as source:
         await source.bounds(STREAM)
         await trim(world, first)
-        # The list is as it was before, the ledger's context is not.
+        # The list is as it was before, the ledger's context is not: a new list says how far.
         with pytest.raises(RefusedError) as caught:
             await source.read(STREAM, at(first, 1), budget())
     assert caught.value.reason is Reason.TRIMMED
     assert caught.value.details["lost_from"] == f"{first}:1"
-    assert caught.value.details["lost_before"] == f"{first}:{len(A)}"
+    assert caught.value.details["lost_before"] == f"{second}:0"
+
+
+@on_virtual_time
+async def test_an_older_look_refuses_nothing_and_what_a_new_one_confirms_is_refused():
+    """As where another reader, which looked later, has handed the position out."""
+    world = ReaderWorld()
+    await world.start()
+    first = await world.sealed(A)
+    async with world.reader() as source:
+        await source.read(STREAM, at(first, 0), budget())
+        second = await world.sealed(B)
+        assert payloads(await source.read(STREAM, at(second, 0), budget())) == B
+        third = await world.opened(C)
+        for wait_s in (0, 5):
+            with pytest.raises(RefusedError) as caught:
+                await source.read(STREAM, at(third + 1, 0), budget(wait_s=wait_s))
+            assert caught.value.reason is Reason.LEDGER_NOT_FOUND
+        assert payloads(await source.read(STREAM, at(third, 3), budget())) == C[3:]
+
+
+@on_virtual_time
+async def test_a_position_costs_a_second_look_only_where_it_is_refused():
+    world = ReaderWorld()
+    await world.start()
+    first = await world.sealed(A)
+    async with world.reader() as source:
+        await source.read(STREAM, at(first, 0), budget())
+        before = source._views._streams._read_count
+        for entry in range(len(A)):
+            await source.read(STREAM, at(first, entry), budget())
+        assert source._views._streams._read_count == before
+        for refused in range(1, 4):
+            with pytest.raises(RefusedError):
+                await source.read(STREAM, at(first + 1, 0), budget())
+            assert source._views._streams._read_count == before + refused
+
+
+@on_virtual_time
+async def test_earliest_is_never_refused_because_of_a_ledger_just_trimmed():
+    world = ReaderWorld()
+    await world.start()
+    first, _ = await world.sealed(A), await world.sealed(B)
+    async with world.reader(age_s=1000) as source:
+        await source.bounds(STREAM)
+        await trim(world, first)
+        assert payloads(await source.read(STREAM, Edge.EARLIEST, budget())) == B
 
 
 @on_virtual_time
@@ -247,6 +293,23 @@ async def test_latest_is_what_comes_after_the_call():
             await asyncio.sleep(2)
             await world.write(third, [b"new"], first=len(C))
         assert payloads(reading.result()) == [b"new"]
+
+
+@pytest.mark.parametrize("wait_s", [0, 1])
+def test_latest_is_behind_what_came_before_the_call_also_right_after_a_roll_over(wait_s):
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start()
+        first = await world.sealed(A)
+        async with world.reader() as source:
+            await source.read(STREAM, at(first, 0), budget())
+            await world.sealed(B)
+            third = await world.opened(C)
+            empty = await source.read(STREAM, Edge.LATEST, budget(wait_s=wait_s))
+            assert (empty.chunk, empty.resume) == (None, at(third, len(C)))
+
+    test()
 
 
 @on_virtual_time
