@@ -9,7 +9,8 @@ ledger that was closed up to ``SKEW_MS`` before a time is looked into as well.
 
 Invariants:
     * What is returned is an entry published at that time or later, or the stream's end; in its
-      ledger nothing before it is, as far as times grow from entry to entry.
+      ledger nothing before it is, as far as times grow from entry to entry. An end that is
+      returned was looked up first, and all before it was searched then.
     * A raw ledger of which no times are known (another program wrote it) counts from its first
       entry. Of any other one whose copy has none (all in one object) the entries tell them.
     * A search reads a number of small pieces that grows with the logarithm of a ledger's length,
@@ -23,7 +24,7 @@ from typing import Final
 from tierlog.format.entry import decode_entry
 from tierlog.format.frame import FRAME_HEADER_LEN, walk_frames
 from tierlog.model.errors import Reason, RefusedError, RetryableError
-from tierlog.model.ids import INT64_MAX, EntryId, StreamName
+from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, StreamName
 from tierlog.model.position import TIME_PREFIX, Edge, Position, parse_position
 from tierlog.model.stream import ListedLedger
 from tierlog_reader.chunk import Budget, Chunk
@@ -76,28 +77,49 @@ class TimeSeek:
 
     async def position_at(self, stream: StreamName, publish_ms: int) -> Position | Edge:
         """Return the first entry that was published at that time or later, or the end."""
-        snapshot = await self._source.snapshot(stream)
-        for ledger in snapshot.ledgers:
-            if ledger.closed and ledger.closed_ms + SKEW_MS < publish_ms:
-                continue
-            found = await self._in_ledger(stream, ledger, publish_ms, raw=snapshot.stream.raw)
-            if found is not None:
-                return found
-        _, end = await self._source.bounds(stream)
-        return end
+        snapshot, end = await self._source.snapshot(stream), None
+        older: dict[LedgerId, EntryId] = {}
+        while True:
+            for ledger in snapshot.ledgers:
+                if ledger.closed and ledger.closed_ms + SKEW_MS < publish_ms:
+                    continue
+                if _is_searched(ledger, older.get(ledger.ledger_id), end):
+                    continue
+                found = await self._in_ledger(
+                    stream, ledger, publish_ms, older, raw=snapshot.stream.raw
+                )
+                if found is not None:
+                    return found
+            if end is not None:
+                return end
+            # The list was an older one, and entries came since: what is before the end counts.
+            snapshot, end = await self._source.end(stream)
 
     async def _in_ledger(
-        self, stream: StreamName, ledger: ListedLedger, publish_ms: int, *, raw: bool
+        self,
+        stream: StreamName,
+        ledger: ListedLedger,
+        publish_ms: int,
+        older: dict[LedgerId, EntryId],
+        *,
+        raw: bool,
     ) -> Position | None:
-        """Return the entry in a ledger; None: all of it is older, or it has none."""
-        entry_id = await self._source.entry_at_time(stream, ledger, publish_ms)
+        """Return the entry in a ledger; None: all of it is older, or it has none.
+
+        ``older``: up to which entry of a ledger all were found to be.
+        """
+        entry_id = older.get(ledger.ledger_id)
+        if entry_id is None:
+            entry_id = await self._source.entry_at_time(stream, ledger, publish_ms)
         if entry_id is None and not raw:
             entry_id = await self._by_headers(stream, ledger, publish_ms)
         where = Position(ledger.ledger_id, entry_id or EntryId(0))
         if raw:
+            older[ledger.ledger_id] = where.entry_id
             return where if not ledger.closed or where.entry_id <= ledger.last_entry_id else None
         budget = Budget(entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES, wait_s=0.0)
         while True:
+            older[ledger.ledger_id] = where.entry_id
             if ledger.closed and where.entry_id > ledger.last_entry_id:
                 return None
             try:
@@ -140,6 +162,16 @@ class TimeSeek:
                 room.leave()
             low, high = (middle.entry_id + 1, high) if older else (low, middle.entry_id)
         return EntryId(low)
+
+
+def _is_searched(ledger: ListedLedger, older: EntryId | None, end: Position | Edge | None) -> bool:
+    """Say whether all of a ledger was found to be older; of an open one, all before the end."""
+    if older is None:
+        return False
+    if ledger.closed:
+        return older > ledger.last_entry_id
+    before = isinstance(end, Position) and Position(ledger.ledger_id, older) >= end
+    return before or end is Edge.EARLIEST
 
 
 def _first_at(chunk: Chunk, publish_ms: int) -> Position | None:

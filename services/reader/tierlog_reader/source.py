@@ -257,6 +257,11 @@ class StreamSource:
                 _reraise_unless_gone(error)
                 gone[tier] = error
 
+    async def end(self, stream: StreamName) -> tuple[StreamSnapshot, Position | Edge]:
+        """Return the list of ledgers as of now, and the end that ``bounds`` says of it."""
+        snapshot, place = await self._end(stream)
+        return snapshot, place.resume
+
     async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
         """Return the first readable position, and the one behind the last confirmed entry.
 

@@ -4,7 +4,8 @@ import pytest
 
 from tests.unit.offload.test_single import driver_of
 from tests.unit.reader.test_pages import stamped
-from tests.unit.reader.world import STREAM, ReaderWorld, at, on_virtual_time
+from tests.unit.reader.test_tail import closed
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
 from tierlog_reader import seek
 from tierlog_reader.seek import TimeSeek
 from tierlog_reader.served import ServedReads
@@ -64,3 +65,75 @@ async def test_however_many_steps_lie_before_an_entry_it_is_found(monkeypatch):
     ledger = await world.opened([*old, late], times=(1_000_000, 3_000_000))
     async with world.reader() as source:
         assert await seek_of(source).position_at(STREAM, 3_000_000) == at(ledger, 1000)
+
+
+def times_of(first_ms: int) -> list[bytes]:
+    return [stamped(number, first_ms + number) for number in range(3)]
+
+
+OLD, NEW = times_of(1_000_000), times_of(2_000_000)
+OLD_MS, NEW_MS = (1_000_000, 1_000_002), (2_000_000, 2_000_002)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_what_came_into_a_ledger_opened_since_the_last_look_is_found(raw):
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start(raw=raw)
+        first = await world.opened(OLD, times=OLD_MS)
+        await closed(world, first, OLD)
+        async with world.reader() as source:
+            times = seek_of(source)
+            await source.read(STREAM, at(first, 0), budget())
+            second = await world.opened(NEW, times=NEW_MS)
+            assert await times.position_at(STREAM, 2_000_000) == at(second, 0)
+            assert await times.position_at(STREAM, 3_000_000) == at(second, 3)
+
+    test()
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+def test_what_comes_while_the_last_ledger_is_searched_is_not_passed_over(rolls):
+    """The end that is returned is one up to which all was searched."""
+
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start()
+        ledger = await world.opened(OLD, times=OLD_MS)
+        async with world.reader() as source:
+            look = source._end
+
+            async def later(stream):
+                source._end = look
+                await world.write(ledger, NEW, first=3, times=NEW_MS)
+                if rolls:
+                    await closed(world, ledger, [*OLD, *NEW])
+                    await world.opened(NEW, times=NEW_MS)
+                return await look(stream)
+
+            source._end = later
+            assert await seek_of(source).position_at(STREAM, 2_000_000) == at(ledger, 3)
+
+    test()
+
+
+@on_virtual_time
+async def test_a_seek_looks_at_the_metadata_afresh_only_where_it_finds_nothing():
+    world = ReaderWorld()
+    await world.start()
+    first = await world.sealed(OLD)
+    second = await world.opened(NEW, times=NEW_MS)
+    async with world.reader(age_s=1000) as source:
+        times, looks = seek_of(source), source._views._streams
+        await source.read(STREAM, at(first, 0), budget())
+        before = looks._read_count
+        for wanted_ms, found in ((0, at(first, 0)), (1_000_003, at(second, 0))):
+            assert await times.position_at(STREAM, wanted_ms) == found
+        assert looks._read_count == before
+        # One at the tail, one for the end; and no ledger is searched a second time.
+        with tracing() as trace:
+            assert await times.position_at(STREAM, 3_000_000) == at(second, 3)
+        assert looks._read_count == before + 2
+        assert sum(one.where == f"ledger {second}, open" for one in trace.steps) == 2
