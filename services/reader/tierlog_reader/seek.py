@@ -11,6 +11,7 @@ Invariants:
     * What is returned is an entry published at that time or later, or the stream's end; in its
       ledger nothing before it is, as far as times grow from entry to entry. An end that is
       returned was looked up first, and all before it was searched then.
+    * A ledger that is listed is passed over when all of it is older, never when it can't be read.
     * A raw ledger of which no times are known (another program wrote it) counts from its first
       entry. Of any other one whose copy has none (all in one object) the entries tell them.
     * A search reads a number of small pieces that grows with the logarithm of a ledger's length,
@@ -29,6 +30,7 @@ from tierlog.model.position import TIME_PREFIX, Edge, Position, parse_position
 from tierlog.model.stream import ListedLedger
 from tierlog_reader.chunk import Budget, Chunk
 from tierlog_reader.served import ServedReads
+from tierlog_reader.source import UNLISTED_REASONS
 
 SKEW_MS: Final = 60_000
 STEP_ENTRIES: Final = 10_000
@@ -79,21 +81,31 @@ class TimeSeek:
         """Return the first entry that was published at that time or later, or the end."""
         snapshot, end = await self._source.snapshot(stream), None
         older: dict[LedgerId, EntryId] = {}
+        refused: set[LedgerId] = set()
         while True:
             for ledger in snapshot.ledgers:
                 if ledger.closed and ledger.closed_ms + SKEW_MS < publish_ms:
                     continue
                 if _is_searched(ledger, older.get(ledger.ledger_id), end):
                     continue
-                found = await self._in_ledger(
-                    stream, ledger, publish_ms, older, raw=snapshot.stream.raw
-                )
+                try:
+                    found = await self._in_ledger(
+                        stream, ledger, publish_ms, older, raw=snapshot.stream.raw
+                    )
+                except RefusedError as error:
+                    if error.reason not in UNLISTED_REASONS or ledger.ledger_id in refused:
+                        raise
+                    # It may have been trimmed, or closed without an entry, since the list was read.
+                    refused.add(ledger.ledger_id)
+                    snapshot = await self._source.snapshot(stream, fresh=True)
+                    break
                 if found is not None:
                     return found
-            if end is not None:
-                return end
-            # The list was an older one, and entries came since: what is before the end counts.
-            snapshot, end = await self._source.end(stream)
+            else:
+                if end is not None:
+                    return end
+                # The list was an older one, and entries came since: all before the end counts.
+                snapshot, end = await self._source.end(stream)
 
     async def _in_ledger(
         self,

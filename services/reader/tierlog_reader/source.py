@@ -219,9 +219,9 @@ class StreamSource:
             return place, await self._wait_at_end(place, state)
         return place, await self._read_spot(stream, place, budget, state, snapshot)
 
-    async def snapshot(self, stream: StreamName) -> StreamSnapshot:
+    async def snapshot(self, stream: StreamName, *, fresh: bool = False) -> StreamSnapshot:
         """Return what is known of a stream, which has entries itself."""
-        return _with_entries(await self._views.stream(stream))
+        return _with_entries(await self._views.stream(stream, fresh=fresh))
 
     async def why(self, stream: StreamName, ledger_id: LedgerId, tier: Tier) -> str:
         """Say why a ledger was read from that tier."""

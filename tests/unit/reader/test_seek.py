@@ -6,6 +6,9 @@ from tests.unit.offload.test_single import driver_of
 from tests.unit.reader.test_pages import stamped
 from tests.unit.reader.test_tail import closed
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
+from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.ids import NO_ENTRY
+from tierlog.model.position import Edge
 from tierlog_reader import seek
 from tierlog_reader.seek import TimeSeek
 from tierlog_reader.served import ServedReads
@@ -137,3 +140,65 @@ async def test_a_seek_looks_at_the_metadata_afresh_only_where_it_finds_nothing()
             assert await times.position_at(STREAM, 3_000_000) == at(second, 3)
         assert looks._read_count == before + 2
         assert sum(one.where == f"ledger {second}, open" for one in trace.steps) == 2
+
+
+async def begin_trim(world, *ledger_ids):
+    await world.catalog().retention.begin_trim(
+        STREAM, world.claimed.incarnation, ledger_ids, grounds=await world.grounds()
+    )
+
+
+@pytest.mark.parametrize("wholly", [False, True])
+def test_a_ledger_trimmed_since_the_list_was_read_ends_no_search(wholly):
+    """Nothing that was asked for is lost: it lies in a later ledger."""
+
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start()
+        first, _, third = [
+            await world.sealed(OLD),
+            await world.sealed(OLD),
+            await world.sealed(NEW),
+        ]
+        async with world.reader() as source:
+            await source.bounds(STREAM)
+            await begin_trim(world, first)
+            if wholly:
+                catalog, incarnation = world.catalog(), world.claimed.incarnation
+                await catalog.retention.drop_tier1(first)
+                await catalog.retention.finish_trim(STREAM, incarnation, first)
+                del world.node.runs[first]
+            assert await seek_of(source).position_at(STREAM, 2_000_000) == at(third, 0)
+
+    test()
+
+
+@on_virtual_time
+async def test_an_open_ledger_that_was_closed_without_an_entry_ends_no_search():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.opened()
+    async with world.reader() as source:
+        assert await seek_of(source).position_at(STREAM, 2_000_000) == Edge.EARLIEST
+        await world.catalog().ledgers.close(world.claimed, ledger, last_entry_id=NO_ENTRY, length=0)
+        second = await world.opened(NEW, times=NEW_MS)
+        assert await seek_of(source).position_at(STREAM, 2_000_000) == at(second, 0)
+
+
+@on_virtual_time
+async def test_a_listed_ledger_that_no_tier_has_is_told_and_not_passed_over():
+    world = ReaderWorld()
+    await world.start()
+    first = await world.sealed(OLD)
+    await world.sealed(NEW)
+    await world.offloaded(first)
+    await world.gone_locally(first)
+    context = await world.context(first)
+    assert context.location is not None
+    del world.bucket.objects[context.location.data_key]
+    del world.bucket.objects[context.location.index_key]
+    async with world.reader() as source:
+        with pytest.raises(RefusedError) as caught:
+            await seek_of(source).position_at(STREAM, 2_000_000)
+        assert caught.value.reason is Reason.LEDGER_NOT_FOUND
