@@ -4,7 +4,8 @@ Owns cutting whole runs down to what was asked. Does not own which node is asked
 
 Invariant: nothing behind the LAC of an open ledger is returned; where the metadata says that the
 ledger is closed, its last entry bounds the read instead. Of a ledger with a key only what is
-signed with it is returned, and without that key nothing.
+signed with it is returned, and without that key nothing. An answer ends before what can't be read,
+or was given up: only a read that begins there is told.
 """
 
 from typing import Generic, TypeVar
@@ -15,7 +16,7 @@ from tierlog.format.run import LEN_UNKNOWN, Run
 from tierlog.ledger.directory import NodeDirectory
 from tierlog.ledger.keys import NO_KEYS, LedgerKeys
 from tierlog.ledger.reader import KnownEnd, OnDamage, Tier1ReadHandle, closing_runs, log_damage
-from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.stream import ListedLedger
@@ -68,11 +69,16 @@ class StorageNodeTier(Generic[Node]):
             first_entry_id, min(last, until), bytes_max=budget.bytes_max, wait_s=wait_s
         )
         async with closing_runs(read):
-            async for runs in read:
-                for run in runs:
-                    end = min(until, run.last_entry_id)
-                    frames.append(run.frames_between(expected, end))
-                    expected = EntryId(end + 1)
+            try:
+                async for runs in read:
+                    for run in runs:
+                        end = min(until, run.last_entry_id)
+                        frames.append(run.frames_between(expected, end))
+                        expected = EntryId(end + 1)
+            except TierlogError:
+                # What came is good. The next read begins at the bad place, and is told.
+                if not frames:
+                    raise
         if not frames:
             raise _gone(handle.ledger_id)
         return Chunk(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.adapters.memory.faults import Faults
-from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
@@ -462,6 +462,37 @@ async def test_a_tier_that_is_away_or_damaged_is_left_for_the_other():
     del world.bucket.objects[context.location.index_key]
     async with world.reader() as source:
         assert payloads(await source.read(STREAM, at(ledger, 0), budget())) == A
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_what_tier_1_has_before_a_bad_place_is_read_and_then_the_place_is_told(given_up):
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start()
+        ledger = await world.opened(A)
+        runs = world.node.runs[ledger]
+        first = max(one for one in runs if one < 20)
+        last = runs.pop(first).last_entry_id
+        await world.catalog().ledgers.close(
+            world.claimed,
+            ledger,
+            last_entry_id=EntryId(len(A) - 1),
+            length=sum(map(len, A)),
+            lost=[(first, last)] if given_up else (),
+        )
+        async with world.reader() as source:
+            for begin in (0, first - 1):
+                answer = await source.read(STREAM, at(ledger, begin), budget())
+                assert payloads(answer) == A[begin:first]
+                assert answer.resume == at(ledger, first)
+            with pytest.raises(CorruptError if given_up else RetryableError) as caught:
+                await source.read(STREAM, answer.resume, budget())
+            assert (f"Read on from {ledger}:{last + 1}" in str(caught.value)) == given_up
+            rest = await source.read(STREAM, at(ledger, last + 1), budget())
+            assert payloads(rest) == A[last + 1 :]
+
+    test()
 
 
 @on_virtual_time
