@@ -5,13 +5,15 @@ Invariants:
       behind the last one.
     * At least one entry is returned where there is one before ``until``, and what comes with it
       passes neither ``entries_max`` nor ``bytes_max``.
-    * Only an empty page waits at the tail.
+    * Only an empty page waits at the tail, and only an empty one is an error: what lies before a
+      place that can't be read is returned.
 """
 
 from dataclasses import dataclass, replace
 from typing import Final
 
 from tierlog.format.frame import FRAME_HEADER_LEN
+from tierlog.model.errors import TierlogError
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.position import Edge, Position
 from tierlog_reader import metrics
@@ -77,15 +79,22 @@ async def read_page(
     entries: list[FoundEntry] = []
     left, raw = budget, False
     while not _reached(where, until):
-        answer = await source.read(stream, where, left)
-        raw = answer.raw
-        chunk = answer.chunk
-        if chunk is None:
-            return Page(entries=entries, resume=answer.resume, raw=raw, at_end=True)
-        if entries and chunk.frames_len > left.bytes_max:
+        try:
+            answer = await source.read(stream, where, left)
+            raw = answer.raw
+            chunk = answer.chunk
+            if chunk is None:
+                return Page(entries=entries, resume=answer.resume, raw=raw, at_end=True)
+            if entries and chunk.frames_len > left.bytes_max:
+                break
+            metrics.count(answer)
+            found = entries_of(chunk, raw=raw)
+        except TierlogError:
+            # What came is good. The next page begins here, and tells it.
+            if not entries:
+                raise
             break
-        metrics.count(answer)
-        for entry in entries_of(chunk, raw=raw):
+        for entry in found:
             if _reached(entry.position, until):
                 return Page(entries=entries, resume=where, raw=raw, at_end=True)
             entries.append(entry)
