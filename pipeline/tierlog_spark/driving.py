@@ -64,7 +64,7 @@ async def _plan_direct(options: ReadOptions, bounds: Bounds) -> list[Part]:
             check_range(known.head, ledgers, within, to_the_end=True)
             if not has_wanted_rows(known, bounds, options):
                 continue
-            wanted = copied_alone(wanted_of(ledgers, within, bounds), within)
+            wanted = copied_alone(ledgers, within, bounds)
             found += await store_parts_of(bucket, known, wanted, bounds, options)
         return found
 

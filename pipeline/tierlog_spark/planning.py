@@ -6,8 +6,8 @@ where it would have to be. Does not own where ledgers are known from (``bucket``
 Invariants:
     * The parts of a plan hold every wanted entry exactly once, in order.
     * A part for the object store is whole blocks of one ledger, but at the ends of what is wanted.
-    * A direct read ends where the stream's tail begins that has no copy yet; any other ledger
-      that is wanted and is not there is ``RefusedError``.
+    * A direct read ends where the stream's tail begins that has no copy yet, whatever the filter;
+      any other ledger that is wanted and is not there is ``RefusedError``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -237,24 +237,27 @@ def behind(ledgers: Sequence[ManifestLedger], within: Range) -> Range:
     return Range(start=start if within.start is None else max(start, within.start), end=within.end)
 
 
-def copied_alone(wanted: Sequence[Wanted], within: Range) -> list[Wanted]:
-    """Return what lies in the bucket, which ends where the stream's uncopied tail begins.
+def copied_alone(ledgers: Sequence[ManifestLedger], within: Range, bounds: Bounds) -> list[Wanted]:
+    """Return what is wanted and lies in the bucket, which ends where its uncopied tail begins.
 
-    Raises where a ledger without a copy lies before one that has one, or before a named end.
+    Raises where a wanted ledger without a copy lies before one that has one, or before a named
+    end. Where the tail begins is the same whatever filter there is: one that takes the ledgers
+    behind a hole away makes no tail of it.
     """
-    copied = [number for number, one in enumerate(wanted) if one.ledger.copy is not None]
-    end = copied[-1] + 1 if copied else 0
-    missing = [one.ledger.listed.ledger_id for one in wanted[:end] if one.ledger.copy is None]
-    if within.end is not None:
-        missing += [one.ledger.listed.ledger_id for one in wanted[end:]]
-    if missing:
-        raise RefusedError(
-            f"ledger {missing[0]} is wanted, and the bucket has no copy of it yet",
-            reason=Reason.LEDGER_NOT_FOUND,
-            remedy="Offload it first, or read with readMode=auto",
-            details={"ledger_id": str(missing[0])},
-        )
-    return list(wanted[:end])
+    in_range = [one.ledger for one in wanted_of(ledgers, within, ALL)]
+    copied = [one.listed.ledger_id for one in in_range if one.copy is not None]
+    last = max(copied, default=-1) if within.end is None else INT64_MAX
+    wanted = wanted_of(ledgers, within, bounds)
+    for one in wanted:
+        ledger_id = one.ledger.listed.ledger_id
+        if one.ledger.copy is None and ledger_id <= last:
+            raise RefusedError(
+                f"ledger {ledger_id} is wanted, and the bucket has no copy of it yet",
+                reason=Reason.LEDGER_NOT_FOUND,
+                remedy="Offload it first, or read with readMode=auto",
+                details={"ledger_id": str(ledger_id)},
+            )
+    return [one for one in wanted if one.ledger.copy is not None]
 
 
 def cut(

@@ -228,7 +228,7 @@ async def _plan_direct(
             ledgers = bucket.ledgers_of(known)
             check_stored(known.head, ledgers, wanted, fail_on_data_loss=options.fail_on_data_loss)
             if has_wanted_rows(known, bounds, options):
-                some = copied_alone(wanted_of(ledgers, wanted, bounds), wanted)
+                some = copied_alone(ledgers, wanted, bounds)
                 found += await store_parts_of(bucket, known, some, bounds, options)
     return found
 

@@ -1,7 +1,7 @@
 """A read is planned of what the readers and the bucket tell: whole, or refused."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -106,6 +106,29 @@ async def test_positions_that_offsets_print_can_be_read_from_and_up_to(monkeypat
         for mode in ("direct", "auto", "service"):
             with pytest.raises(RefusedError):
                 await planned(readMode=mode, start=f"{last + 2}:0")
+
+
+@on_virtual_time
+async def test_a_filter_hides_no_ledger_that_the_read_without_it_refuses_to_leave_out(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    await bucket.write(14, 16, uncopied=[15, 17])
+    for bounds in (
+        ALL,
+        replace(ALL, ledger_max=15),
+        replace(ALL, ledgers=frozenset({15})),
+        replace(ALL, ledgers=frozenset({14, 15}), entry_max=3),
+    ):
+        with pytest.raises(RefusedError, match="ledger 15 is wanted"):
+            await plan(options(), bounds)
+    for bounds, found in (
+        (replace(ALL, ledger_max=14), [(14, 0, 9)]),
+        (replace(ALL, ledger_min=16), [(16, 0, 9)]),
+        # Nothing is left out but the tail that has no copy yet.
+        (replace(ALL, ledgers=frozenset({17})), []),
+        # It has ten entries: none of these is in it.
+        (replace(ALL, entry_min=10), []),
+    ):
+        assert shown(await plan(options(), bounds)) == found
 
 
 def page(*rows, trimmed_end=None):

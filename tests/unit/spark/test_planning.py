@@ -128,27 +128,27 @@ def test_bounds_narrow_ledgers_and_entries():
 
 
 def test_a_direct_read_ends_where_the_uncopied_tail_begins():
-    found = copied_alone(wanted_of(listed(5, 6, uncopied=(7, 8)), Range(), ALL), Range())
+    found = copied_alone(listed(5, 6, uncopied=(7, 8)), Range(), ALL)
     assert [one.ledger.listed.ledger_id for one in found] == [5, 6]
-    assert copied_alone(wanted_of(listed(uncopied=(7,)), Range(), ALL), Range()) == []
+    assert copied_alone(listed(uncopied=(7,)), Range(), ALL) == []
 
 
 @pytest.mark.parametrize("within", [Range(), Range(start=at(5, 4))])
 def test_a_hole_in_the_middle_is_refused(within):
     ledgers = listed(5, 7, uncopied=(6,))
     with pytest.raises(RefusedError, match="ledger 6 is wanted"):
-        copied_alone(wanted_of(ledgers, within, ALL), within)
+        copied_alone(ledgers, within, ALL)
 
 
 def test_a_hole_that_is_not_wanted_is_none():
     ledgers, within = listed(5, 7, uncopied=(6,)), Range(start=at(7, 0))
-    assert len(copied_alone(wanted_of(ledgers, within, ALL), within)) == 1
+    assert len(copied_alone(ledgers, within, ALL)) == 1
 
 
 def test_a_named_end_in_the_uncopied_tail_is_refused():
     within = Range(end=at(6, 5))
     with pytest.raises(RefusedError, match="ledger 6 is wanted"):
-        copied_alone(wanted_of(listed(5, uncopied=(6,)), within, ALL), within)
+        copied_alone(listed(5, uncopied=(6,)), within, ALL)
 
 
 @pytest.mark.parametrize(
