@@ -129,7 +129,7 @@ class Bucket:
             raise await self._unknown(StreamName(""))
 
     async def streams(self, wanted: Sequence[StreamName]) -> list[KnownManifest]:
-        """Return streams by their names; of a partitioned one, its partitions."""
+        """Return streams by their names, each once; of a partitioned one, its partitions."""
         found: list[KnownManifest] = []
         for name, known in zip(wanted, await self._load(wanted), strict=True):
             if known is None:
@@ -141,7 +141,8 @@ class Bucket:
             names = partition_names(name, known.head.partitions)
             # One that never had a ledger copied may have no manifest yet.
             found += [one for one in await self._load(names) if one is not None]
-        return found
+        # A partition may be named beside the stream that it is of.
+        return list({known.stream: known for known in found}.values())
 
     async def _load(self, names: Sequence[StreamName]) -> list[KnownManifest | None]:
         slots = asyncio.Semaphore(INDEXES_IN_FLIGHT)
@@ -210,10 +211,11 @@ class Bucket:
         return await drive_async(scan(checkpoint.root, first, last), self._pages.of(checkpoint))
 
     async def by_keys(self, keys: Iterable[str]) -> list[tuple[StoredLedger, list[BlockRange]]]:
-        """Return ledgers by the keys of their data objects, and their blocks."""
+        """Return ledgers by the keys of their data objects, each once, and their blocks."""
         found = []
-        for key in keys:
-            parsed = require_key(self._s3.key_prefix, key)
+        names = [require_key(self._s3.key_prefix, key) for key in keys]
+        # A ledger's other objects name it too.
+        for parsed in {(one.uuid, one.ledger_id): one for one in names}.values():
             named = object_keys(self._s3.key_prefix, parsed.uuid, parsed.ledger_id)
             side = await self.objects.head(named.side)
             location = Tier2Location(

@@ -117,7 +117,7 @@ async def _plan_served(options: ReadOptions, bounds: Bounds) -> list[Part]:
     """Plan a read whose end is what the readers have now."""
     within, found = Range(start=options.start, end=options.end), list[Part]()
     async with reads_of(options.client, options.security) as reads:
-        streams = [one for name in options.streams for one in await served(reads, name)]
+        streams = await served(reads, options.streams)
         if len(options.streams) == 1:
             check_single(options.streams[0], len(streams), within)
         for stream in streams:

@@ -9,7 +9,15 @@ Invariant: what is read ends at a position that was fixed when the read was plan
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -68,24 +76,38 @@ async def reads_of(
         yield reads
 
 
-async def served(reads: ReaderService, name: StreamName) -> list[ServedStream]:
-    """Return what there is of a stream now, or of each of its partitions."""
-    return await _each(name, lambda one: _served(reads, one))
+async def served(reads: ReaderService, names: Iterable[StreamName]) -> list[ServedStream]:
+    """Return what there is of streams now, or of each of their partitions."""
+    return await _each(names, lambda one: _served(reads, one))
 
 
-async def listed(reads: ReaderService, name: StreamName, *, retry_s: float) -> list[ListedStream]:
-    """Return the ledgers of a stream now, or of each of its partitions."""
-    return await _each(name, lambda one: _patiently(lambda: _listed(reads, one), retry_s))
+async def listed(
+    reads: ReaderService, names: Iterable[StreamName], *, retry_s: float
+) -> list[ListedStream]:
+    """Return the ledgers of streams now, or of each of their partitions."""
+    return await _each(names, lambda one: _patiently(lambda: _listed(reads, one), retry_s))
 
 
-async def _each(name: StreamName, ask: Callable[[StreamName], Awaitable[_T]]) -> list[_T]:
-    try:
-        return [await ask(name)]
-    except RefusedError as error:
-        count = count_told(error)
-        if count is None:
-            raise
-    return [await ask(one) for one in partition_names(name, count)]
+async def _each(
+    names: Iterable[StreamName], ask: Callable[[StreamName], Awaitable[_T]]
+) -> list[_T]:
+    """Ask of each once: a partition may be named beside the stream that it is of."""
+    found: dict[StreamName, _T] = {}
+
+    async def add(name: StreamName) -> None:
+        if name not in found:
+            found[name] = await ask(name)
+
+    for name in names:
+        try:
+            await add(name)
+        except RefusedError as error:
+            count = count_told(error)
+            if count is None:
+                raise
+            for one in partition_names(name, count):
+                await add(one)
+    return list(found.values())
 
 
 async def _patiently(ask: Callable[[], Awaitable[_T]], retry_s: float) -> _T:

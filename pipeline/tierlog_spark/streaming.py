@@ -169,9 +169,7 @@ async def _found(options: ReadOptions) -> list[ListedStream]:
 async def _served(options: ReadOptions) -> list[ListedStream]:
     retry_s = options.client.timeout_s
     async with reads_of(options.client, options.security) as reads:
-        return [
-            one for name in options.streams for one in await listed(reads, name, retry_s=retry_s)
-        ]
+        return await listed(reads, options.streams, retry_s=retry_s)
 
 
 def readable_of(ledgers: Sequence[ManifestLedger]) -> list[ReadableLedger]:

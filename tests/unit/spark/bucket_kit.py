@@ -79,10 +79,10 @@ class ManifestBucket:
 
 
 def options(**given: str) -> ReadOptions:
-    """Return the options of a read of that bucket: of its stream, unless a table is named."""
+    """Return the options of a read of that bucket: of its stream, unless the options say it."""
     settings = Settings.model_construct(
         s3=S3Settings(bucket="b"),
         client=Settings.model_fields["client"].default,
     )
-    named = {} if "table" in given else {"stream": STREAM}
+    named = {} if {"table", "streams"} & given.keys() else {"stream": STREAM}
     return parse_options({**named, **given}, settings)

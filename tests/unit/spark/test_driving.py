@@ -1,22 +1,27 @@
 """A read is planned of what the readers and the bucket tell: whole, or refused."""
 
+import asyncio
 import contextlib
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 import pytest
+from pyspark.sql.types import StructType
 
 from tests.unit.offload.world import bare_ledger
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
 from tests.unit.spark.bucket_kit import INCARNATION, ManifestBucket, options
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.partitions import is_partitioned
 from tierlog.model.position import Edge, Position
 from tierlog.ports.reads import ServedLedger, ServedLedgers
 from tierlog_reader.source import StreamSource
 from tierlog_spark import driving
 from tierlog_spark.driving import plan
 from tierlog_spark.planning import ALL, ServicePart
-from tierlog_spark.service import place_of
+from tierlog_spark.service import listed, place_of, served
+from tierlog_spark.streaming import EventStreamReader
 
 
 @dataclass
@@ -129,6 +134,46 @@ async def test_a_filter_hides_no_ledger_that_the_read_without_it_refuses_to_leav
         (replace(ALL, entry_min=10), []),
     ):
         assert shown(await plan(options(), bounds)) == found
+
+
+def test_a_partition_named_beside_its_stream_is_read_once_from_the_bucket(monkeypatch):
+    bucket, named = ManifestBucket(monkeypatch), "s-partition-1,s,s-partition-0,s-partition-1"
+    asyncio.run(bucket.write(partitions=2))
+    for ledger_id in (11, 12):
+        partition = f"s-partition-{ledger_id - 11}"
+        asyncio.run(bucket.write(ledger_id, stream=partition, incarnation=UUID(int=ledger_id)))
+    given = {"streams": named}
+    both = [(12, 0, 9), (11, 0, 9)]
+    assert shown(asyncio.run(plan(options(**given), ALL))) == both
+    reader = EventStreamReader(options(**given), StructType())
+    begin, end = ({f"s-partition-{one}": text for one in range(2)} for text in ("0:0", "13:0"))
+    end["s-partition-0"] = "12:0"
+    assert shown(one.value for one in reader.partitions(begin, end)) == both
+
+
+class PartitionedReads:
+    """Readers of one stream with partitions, of an entry each."""
+
+    async def bounds(self, stream: StreamName) -> tuple[Position, Position]:
+        self._check(stream)
+        return at(11, 0), at(11, 1)
+
+    async def ledgers(self, stream: StreamName, first: LedgerId) -> ServedLedgers:
+        del first
+        self._check(stream)
+        return page((11, True))
+
+    def _check(self, stream: StreamName) -> None:
+        if stream == "s":
+            raise is_partitioned(stream, 2)
+
+
+def test_a_partition_named_beside_its_stream_is_read_once_through_readers():
+    names = [StreamName(name) for name in ("s-partition-1", "s", "s-partition-0")]
+    both = ["s-partition-1", "s-partition-0"]
+    reads = PartitionedReads()
+    assert [one.name for one in asyncio.run(served(reads, names))] == both
+    assert [one.name for one in asyncio.run(listed(reads, names, retry_s=1))] == both
 
 
 def page(*rows, trimmed_end=None):

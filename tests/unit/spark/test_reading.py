@@ -72,3 +72,13 @@ async def test_no_byte_of_a_part_is_fetched_twice(seed, with_side, monkeypatch):
     assert len(spans) > 3 * KEPT_FETCHES
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans)), spans
     assert max(kept) <= KEPT_FETCHES * FETCH
+
+
+async def test_an_object_whose_key_is_named_twice_is_read_once():
+    world = World()
+    copy = await written(world, [b"x"] * 3, block_size=100_000)
+    store = world.bucket.connect((await opened(world, copy)).faults)
+    location = world.offloader().location(LEDGER, UUID_1)
+    keys = [location.data_key, location.index_key, location.data_key]
+    found = await Bucket(store, S3Settings(bucket="b"), fetch_bytes=FETCH).by_keys(keys)
+    assert [ledger.ledger_id for ledger, _ in found] == [LEDGER]
