@@ -9,7 +9,17 @@ import typer
 from tierlog.cli.output import Output, OutputOption, print_rows, say, size_text
 from tierlog.cli.session import command
 from tierlog.model.errors import RefusedError
-from tierlog_spark.cli.running import CORES, MEMORY, Cores, DryRun, Memory, Metrics, Quiet, run_job
+from tierlog_spark.cli.running import (
+    CORES,
+    EXIT_INCOMPLETE,
+    MEMORY,
+    Cores,
+    DryRun,
+    Memory,
+    Metrics,
+    Quiet,
+    run_job,
+)
 
 if TYPE_CHECKING:
     from tierlog_spark.jobs.export import ExportOptions
@@ -28,6 +38,7 @@ COLUMNS: Final = {
     "commits": None,
     "removed": None,
     "trimmed_unread": None,
+    "error": None,
 }
 FILE_COLUMNS: Final = {"path": None, "commit": None, "rows": None, "bytes": size_text}
 
@@ -77,6 +88,7 @@ def export(  # noqa: PLR0913 - options of a command
     """Write what is new in streams to Parquet files by day, each event once.
 
     It goes on where the run before ended, however that ended. Read the files that exported lists.
+    Exits with 5 when one of several streams could not be exported; its row says why.
     """
     from tierlog.cli.objects import load_s3
     from tierlog.cli.policy import parse_size
@@ -104,6 +116,7 @@ def export(  # noqa: PLR0913 - options of a command
         metrics=metrics,
         output=output,
         quiet=quiet,
+        ends={"failed": EXIT_INCOMPLETE},
     )
 
 

@@ -9,6 +9,7 @@ Invariants:
       leaves files that no commit names; the next one deletes them. One that fails deletes its own,
       as far as it can.
     * One run writes at a time: another one that claims the log overtakes it.
+    * A stream that can't be exported keeps no other one from being exported.
 """
 
 import asyncio
@@ -16,6 +17,9 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from tierlog.model.errors import (
     IndeterminateError,
@@ -60,12 +64,12 @@ _COUNTS = ("entries", "source_bytes", "events", "bad", "files", "file_bytes", "c
 
 @dataclass(slots=True)
 class _Done:
-    """What was done for one stream."""
+    """What was done for one stream, up to ``error`` if there was one."""
 
     stream: str
-    start: dict[str, str]
-    to: dict[str, str]
-    trimmed_unread: bool
+    start: dict[str, str] = field(default_factory=dict)
+    to: dict[str, str] = field(default_factory=dict)
+    trimmed_unread: bool = False
     entries: int = 0
     source_bytes: int = 0
     events: int = 0
@@ -74,6 +78,13 @@ class _Done:
     file_bytes: int = 0
     commits: int = 0
     removed: int = 0
+    error: str | None = None
+
+    def take(self, step: Step) -> None:
+        """Count a batch that is exported, or would be."""
+        self.to = _text(step.to)
+        self.entries += step.entries
+        self.source_bytes += step.length
 
     def row(self) -> dict[str, Any]:
         return {
@@ -82,6 +93,7 @@ class _Done:
             "to": self.to,
             **{name: getattr(self, name) for name in _COUNTS},
             "trimmed_unread": self.trimmed_unread,
+            "error": self.error,
         }
 
 
@@ -91,19 +103,39 @@ def export(run: JobRun, options: ExportOptions) -> JobReport:
 
 
 def export_to(run: JobRun, options: ExportOptions, target: Target) -> JobReport:
-    """Export streams to an opened place."""
+    """Export streams to an opened place; raise if none of them can be exported."""
     names = options.names()
     if options.schema is not None:
         options.schema.check()
     begun_s = run.clock.monotonic_s()
     run_id = run.ids.uuid().hex
-    with plain_spark_errors():
-        rows = [
-            _Stream(run, options, target.below(name), name, run_id).export().row() for name in names
-        ]
+    streams = [_Stream(run, options, target.below(name), name, run_id) for name in names]
+    errors = [error for one in streams if (error := _error_of(one)) is not None]
+    if len(errors) == len(streams):
+        raise errors[0]
+    rows = [one.done.row() for one in streams]
     counts: dict[str, int | float] = {name: sum(int(row[name]) for row in rows) for name in _COUNTS}
+    counts["failed"] = len(errors)
     counts["seconds"] = round(run.clock.monotonic_s() - begun_s, 3)
     return JobReport(job="export", dry_run=run.dry_run, counts=counts, rows=rows)
+
+
+def _error_of(stream: "_Stream") -> Exception | None:
+    """Export a stream; return what ended it, which may concern no other one."""
+    try:
+        with plain_spark_errors():
+            stream.export()
+    except TierlogError as error:
+        if error.reason is Reason.FENCED:
+            # The other run goes on with all of them.
+            raise
+        stream.done.error = str(error)
+        return error
+    except (OSError, PySparkException, Py4JError) as error:
+        # Pages of Spark's begin with what happened.
+        stream.done.error = str(error).partition("\n")[0]
+        return error
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +167,12 @@ class _Stream:
     name: StreamName
     run_id: str
     newest: Record | None = field(default=None, init=False)
+    done: _Done = field(init=False)
 
-    def export(self) -> _Done:
+    def __post_init__(self) -> None:
+        self.done = _Done(stream=self.name)
+
+    def export(self) -> None:
         known = self._known()
         self.newest = known.newest
         sources = asyncio.run(_sources(self.options, self.name))
@@ -152,34 +188,32 @@ class _Stream:
         ]
         start = behind_trimmed(sources, before)
         wanted = list(steps(sources, start, batch_bytes=self.options.batch_bytes))
-        to = wanted[-1].to if wanted else start
-        done = _Done(
-            stream=self.name,
-            start=_text(before),
-            to=_text(to),
-            trimmed_unread=any(gaps),
-            entries=sum(step.entries for step in wanted),
-            source_bytes=sum(step.length for step in wanted),
-        )
+        done = self.done
+        done.start, done.to, done.trimmed_unread = _text(before), _text(start), any(gaps)
         claimed = self._next_number
         left = known.left_below(claimed + 1)
-        done.removed = len(left)
-        if self.run.dry_run or not (wanted or left or any(gaps)):
-            return done
+        if self.run.dry_run:
+            done.removed = len(left)
+            for step in wanted:
+                done.take(step)
+            return
+        if not (wanted or left or any(gaps)):
+            return
         incarnations = incarnations_of(sources, streams)
         self._append(self._record(Kind.CLAIM, before, start, incarnations, known.cleaned_below))
         # Whoever wrote these can't name them any more: the number for that is taken.
         self.target.delete(left)
+        done.removed = len(left)
         shorten(self.target, known.files, cleaned_below=known.cleaned_below)
         for step, files, bad in self._batches(wanted):
             record = self._record(Kind.COMMIT, step.start, step.to, incarnations, claimed)
             self._append(replace(record, files=tuple(files), bad=bad))
+            done.take(step)
             done.commits += 1
             done.events += sum(one.rows for one in files)
             done.bad += bad
             done.files += len(files)
             done.file_bytes += sum(one.bytes for one in files)
-        return done
 
     def _batches(self, wanted: Sequence[Step]) -> Iterator[tuple[Step, list[ExportedFile], int]]:
         done, total = 0, sum(step.length for step in wanted)

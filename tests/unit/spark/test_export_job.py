@@ -1,0 +1,105 @@
+"""One stream that can't be exported keeps none behind it from being exported, and is told."""
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError
+
+from tests.unit.spark.bucket_kit import ManifestBucket
+from tierlog.model.errors import CorruptError, Reason, RefusedError
+from tierlog.runtime.settings import S3Settings
+from tierlog_spark.cli import export as command
+from tierlog_spark.cli.running import EXIT_INCOMPLETE
+from tierlog_spark.jobs.export import job
+from tierlog_spark.jobs.export.job import export_to
+from tierlog_spark.jobs.export.options import ExportOptions
+from tierlog_spark.jobs.export.targets import FolderTarget
+from tierlog_spark.jobs.frame import JobRun
+
+STREAMS = ("a", "b", "c")
+SPOILT = CorruptError("ledger 12 is cut", remedy="Repair it")
+
+
+class TakenTarget(FolderTarget):
+    """Another run always has the next number."""
+
+    def put_new(self, name: str, body: bytes) -> bool:
+        del name, body
+        return False
+
+
+@pytest.fixture
+def run_of(monkeypatch, tmp_path):
+    """Give what exports streams of two ledgers each; ``raised`` comes of the second one."""
+    bucket = ManifestBucket(monkeypatch)
+    for name in STREAMS:
+        asyncio.run(bucket.write(11, 12, stream=name))
+
+    def run(
+        *streams: str,
+        raised: Mapping[str, Exception] = MappingProxyType({}),
+        target: Any = FolderTarget,
+        dry_run: bool = False,
+    ) -> Any:
+        def write_batch(_run, _options, step, _task):
+            (name,) = step.to
+            if name in raised and step.start[name].ledger_id == 12:
+                raise raised[name]
+            return []
+
+        monkeypatch.setattr(job, "write_batch", write_batch)
+        # As many bytes as the kit's ledgers have entries: a batch is one of these.
+        s3 = S3Settings(bucket="b")
+        options = ExportOptions(streams=streams, to="", s3=s3, batch_bytes=10)
+        spark: Any = None
+        return export_to(JobRun(spark=spark, dry_run=dry_run), options, target(tmp_path))
+
+    return run
+
+
+def test_streams_behind_one_that_can_not_be_exported_are_exported(run_of):
+    report = run_of(*STREAMS, raised={"a": SPOILT, "b": Py4JError("Job aborted.\n\tat x.Y")})
+    told = [(row["stream"], row["commits"], row["to"][row["stream"]]) for row in report.rows]
+    # Of those that failed, what was done before counts.
+    assert told == [("a", 1, "12:0"), ("b", 1, "12:0"), ("c", 2, "13:0")]
+    assert [row["entries"] for row in report.rows] == [10, 10, 20]
+    assert [row["error"] for row in report.rows] == [str(SPOILT), "Job aborted.", None]
+    assert (report.counts["failed"], report.counts["commits"]) == (2, 4)
+    again = run_of(*STREAMS)
+    assert [row["from"][row["stream"]] for row in again.rows] == ["12:0", "12:0", "13:0"]
+    assert (again.counts["failed"], again.counts["commits"]) == (0, 2)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_stream_that_is_not_there_is_told_too(run_of, dry_run):
+    report = run_of("x", "a", dry_run=dry_run)
+    missing, there = report.rows
+    assert "no stream x" in missing["error"]
+    assert (missing["to"], missing["entries"]) == ({}, 0)
+    assert (there["from"], there["to"], there["entries"]) == ({"a": "0:0"}, {"a": "13:0"}, 20)
+    assert (report.counts["failed"], report.counts["commits"]) == (1, 0 if dry_run else 2)
+
+
+@pytest.mark.parametrize("streams", [("a",), ("a", "b")])
+def test_a_run_that_can_export_nothing_ends_with_the_error_itself(run_of, streams):
+    raised = dict.fromkeys(streams, SPOILT) | {"b": OSError(28, "No space")}
+    with pytest.raises(CorruptError) as caught:
+        run_of(*streams, raised=raised)
+    assert caught.value is SPOILT
+
+
+def test_a_run_that_another_one_overtakes_leaves_all_the_rest_to_it(run_of):
+    with pytest.raises(RefusedError, match="another run took number 1") as caught:
+        run_of(*STREAMS, target=TakenTarget)
+    assert caught.value.reason is Reason.FENCED
+
+
+def test_the_command_exits_with_what_says_that_something_is_left(monkeypatch, tmp_path):
+    said: dict[str, Any] = {}
+    monkeypatch.setenv("TIERLOG_S3__BUCKET", "b")
+    monkeypatch.setattr(command, "run_job", lambda _work, **given: said.update(given))
+    command.export(["a", "b"], to=str(tmp_path))
+    assert said["ends"] == {"failed": EXIT_INCOMPLETE}
