@@ -51,6 +51,7 @@ from tierlog_spark.planning import (
     ALL,
     Bounds,
     Range,
+    check_range,
     check_single,
     copied_alone,
     intersection,
@@ -137,16 +138,35 @@ def _budget(options: ReadOptions, limit: ReadLimit) -> Budget:
 
 
 async def _initial(options: ReadOptions) -> dict[StreamName, Position]:
-    found = await _found(options)
     if options.start is not None:
-        check_single(options.streams[0], len(found), Range(start=options.start))
-        return {options.streams[0]: options.start}
+        return {await _starting(options, options.start): options.start}
     return {
         one.name: Position(one.ledgers[0].ledger_id, BEGINNING.entry_id)
         if one.ledgers
         else one.trimmed_end or BEGINNING
-        for one in found
+        for one in await _found(options)
     }
+
+
+async def _starting(options: ReadOptions, start: Position) -> StreamName:
+    """Return the stream that a position is one of, or refuse it."""
+    name, within = options.streams[0], Range(start=start)
+    if options.mode is not ReadMode.DIRECT:
+        found = await _served(options)
+        check_single(name, len(found), within)
+        check_start(found[0], start)
+        return found[0].name
+    async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
+        known = await bucket.streams(options.streams)
+        check_single(name, len(known), within)
+        assert known[0].head is not None
+        try:
+            check_range(known[0].head, bucket.ledgers_of(known[0]), within, to_the_end=False)
+        except RefusedError as error:
+            # A batch tells of what was trimmed, or goes on behind it.
+            if error.reason is not Reason.TRIMMED:
+                raise
+        return known[0].stream
 
 
 async def _readable(options: ReadOptions) -> Readable:
@@ -275,16 +295,46 @@ def _parts_served(
     return found
 
 
+def check_start(stream: ListedStream, start: Position) -> None:
+    """Refuse a position that the readers' stream has not; a batch tells of what was trimmed."""
+    ledgers = {one.ledger_id: one for one in stream.ledgers}
+    end = _end_of(stream)
+    first = min(ledgers, default=end.ledger_id)
+    if start.ledger_id < first or start == end:
+        return
+    there, before = ledgers.get(start.ledger_id), ledgers.get(LedgerId(start.ledger_id - 1))
+    what = f"it ends at {end}"
+    if there is not None:
+        if start.entry_id <= there.entry_count:
+            return
+        if there.closed:
+            what = f"that ledger ends at {there.ledger_id}:{there.entry_count}"
+    elif before is not None and start == normal(before, before.entry_count):
+        return
+    raise RefusedError(
+        f"option start: stream {stream.name} has no position {start}: {what}",
+        reason=Reason.NO_SUCH_ENTRY,
+        remedy="Begin at earliest, or at a position that a read or a checkpoint gave",
+        details={"stream": stream.name},
+    )
+
+
+def _end_of(stream: ListedStream) -> Position:
+    """Return where the readers' stream ends, as offsets write it."""
+    trimmed = stream.trimmed_end
+    ends = [normal(one, one.entry_count) for one in stream.ledgers[-1:]]
+    if trimmed is not None:
+        ends.append(Position(LedgerId(trimmed.ledger_id + 1), EntryId(0)))
+    return max(ends, default=BEGINNING)
+
+
 def check_served(stream: ListedStream, within: Range, *, fail_on_data_loss: bool) -> None:
     """Refuse a range of which entries went unread, or of which the readers lack the end."""
     trimmed = stream.trimmed_end
     first = stream.ledgers[0].ledger_id if stream.ledgers else None
     _check_loss(stream.name, within, trimmed, first, fail=fail_on_data_loss)
-    ends = [normal(one, one.entry_count) for one in stream.ledgers[-1:]]
-    if trimmed is not None:
-        ends.append(Position(LedgerId(trimmed.ledger_id + 1), EntryId(0)))
     remedy = "Ask the readers of the cluster that the query began with"
-    _check_end(stream.name, within, max(ends, default=BEGINNING), remedy)
+    _check_end(stream.name, within, _end_of(stream), remedy)
 
 
 def check_stored(

@@ -12,10 +12,16 @@ from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import Position
 from tierlog.ports.reads import ServedLedger
+from tierlog_spark import streaming
 from tierlog_spark.offsets import BEGINNING, Budget, advanced
 from tierlog_spark.planning import Range
 from tierlog_spark.service import ENTRY_BYTES, ListedStream, readable_of_served
-from tierlog_spark.streaming import EventStreamReader, check_served, check_stored
+from tierlog_spark.streaming import (
+    EventStreamReader,
+    check_served,
+    check_start,
+    check_stored,
+)
 
 
 def at(ledger_id, entry_id):
@@ -144,3 +150,70 @@ def test_a_batch_of_a_partition_that_the_bucket_has_not_is_refused(monkeypatch):
         planned(begin, {one: "12:0", other: "13:0"})
     # Of what the query reads no more, nothing is missed.
     assert planned({one: "0:0"}, {one: "12:0", "t-partition-0": "9:0"}) == [(11, 0, 9)]
+
+
+OPEN = served((12, 100, 1000, True), (15, 10, 100, False))
+
+
+@pytest.mark.parametrize(
+    ("stream", "start", "words"),
+    [
+        (OPEN, at(99, 0), "it ends at 15:10"),
+        (OPEN, at(15, 400), "it ends at 15:10"),
+        (OPEN, at(16, 0), "it ends at 15:10"),
+        (OPEN, at(12, 500), "that ledger ends at 12:100"),
+        (OPEN, at(13, 1), "it ends at 15:10"),
+        (OPEN, at(14, 0), "it ends at 15:10"),
+        (served(), at(5, 0), "it ends at 0:0"),
+        (served(trimmed=at(12, 5)), at(14, 0), "it ends at 13:0"),
+        *((OPEN, at(*where), None) for where in ((12, 0), (12, 100), (13, 0), (15, 10))),
+        (served((15, 4, 40, True)), at(16, 0), None),
+        (served(), BEGINNING, None),
+        (served(trimmed=at(12, 5)), at(12, 5), None),
+        (served(trimmed=at(12, 5)), at(13, 0), None),
+        # A batch tells of what was trimmed, or goes on behind it.
+        (OPEN, BEGINNING, None),
+        (OPEN, at(3, 7), None),
+    ],
+)
+def test_a_query_does_not_begin_where_its_stream_has_no_position(stream, start, words):
+    if words is None:
+        check_start(stream, start)
+        return
+    with pytest.raises(RefusedError, match=f"no position {start}: {words}") as caught:
+        check_start(stream, start)
+    assert caught.value.reason is Reason.NO_SUCH_ENTRY
+
+
+def begun(start, **given):
+    return EventStreamReader(options(start=start, **given), StructType()).initialOffset()
+
+
+@pytest.mark.parametrize("mode", ["service", "auto"])
+def test_a_query_through_readers_does_not_begin_behind_their_end(monkeypatch, mode):
+    async def served_now(_):
+        return [OPEN]
+
+    monkeypatch.setattr(streaming, "_served", served_now)
+    assert begun("15:10", readMode=mode) == {"s": "15:10"}
+    with pytest.raises(RefusedError, match="no position 99:0"):
+        begun("99:0", readMode=mode)
+
+
+def test_a_query_of_a_bucket_does_not_begin_behind_a_ledgers_end(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(12, uncopied=[15], trimmed_through=9))
+    for start in ("12:500", "13:5", "15:11"):
+        with pytest.raises(RefusedError, match=f"no position {start}") as caught:
+            begun(start)
+        assert caught.value.reason is Reason.NO_SUCH_ENTRY
+    # Ledger 17 may be there, and is no more in the bucket yet than 15 is; 9:10 is no loss.
+    for start in ("12:3", "12:10", "13:0", "15:10", "16:0", "17:3", "9:10", "3:0"):
+        assert begun(start) == {"s": start}
+
+
+def test_a_position_in_the_one_partition_that_there_is_is_of_that(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(partitions=1))
+    asyncio.run(bucket.write(12, stream="s-partition-0"))
+    assert begun("12:3") == {"s-partition-0": "12:3"}
