@@ -120,7 +120,7 @@ class _Filling:
                 raise self._ended(sent)
             tries += 1
             if table is None:
-                self._create(new[0])
+                self._create(list(together(new, files_max=self.files_max)))
                 continue
             batch = list(together(new, files_max=self.files_max))
             sent = self.tables.add(table, batch, self._then(batch))
@@ -151,10 +151,10 @@ class _Filling:
         self.run.progress(what, self.files, self.files + len(new))
         return new
 
-    def _create(self, first: Committed) -> None:
+    def _create(self, files: list[Committed]) -> None:
         place = self.target.place
-        dated = not self._name(first).startswith(f"date={NO_DATE}/")
-        self.tables.create(first, dated=dated, properties=properties_of(place))
+        dated = not self._name(files[0]).startswith(f"date={NO_DATE}/")
+        self.tables.create(files, dated=dated, properties=properties_of(place))
 
     def _then(self, batch: list[Committed]) -> Known:
         return Known(number=batch[-1].commit, file=self._name(batch[-1]))

@@ -190,26 +190,44 @@ class Tables:
             except (NoSuchTableError, NoSuchNamespaceError):
                 return None
 
-    def create(self, file: Committed, *, dated: bool, properties: Mapping[str, str]) -> None:
-        """Make the table for files like this one; another run may do so at the same time."""
-        with plain_errors(f"table {self.text}"), _refused(self.text, file.path):
-            schema = _footer(load_file_io(self.catalog.properties, uri_of(file)), file)
+    def create(
+        self, files: Sequence[Committed], *, dated: bool, properties: Mapping[str, str]
+    ) -> None:
+        """Make the table for files that are to be added; another run may do so at the same time.
+
+        All of them are looked at before: what they are refused for leaves no empty table.
+        """
+        first = files[0]
+        with plain_errors(f"table {self.text}"), _refused(self.text, first.path):
+            schemas = _schemas(load_file_io(self.catalog.properties, uri_of(first)), files)
             try:
-                self._create(schema, dated=dated, properties=properties)
+                self._create(schemas, dated=dated, properties=properties)
             except NoSuchNamespaceError:
                 self.catalog.create_namespace_if_not_exists(self.name[:-1])
-                self._create(schema, dated=dated, properties=properties)
+                self._create(schemas, dated=dated, properties=properties)
 
-    def _create(self, schema: Schema, *, dated: bool, properties: Mapping[str, str]) -> None:
+    def _create(
+        self,
+        schemas: Sequence[tuple[Schema, Committed]],
+        *,
+        dated: bool,
+        properties: Mapping[str, str],
+    ) -> None:
         transaction = self.catalog.create_table_transaction(
-            self.name, schema, properties=dict(properties)
+            self.name, schemas[0][0], properties=dict(properties)
         )
         if dated:
             with transaction.update_spec() as spec:
                 spec.add_field(TIME, DayTransform())
+        self._grow(transaction, schemas)
         # Who comes second finds it there when it looks again.
         with contextlib.suppress(TableAlreadyExistsError, CommitFailedException):
             transaction.commit_transaction()
+
+    def _grow(self, transaction: Transaction, schemas: Sequence[tuple[Schema, Committed]]) -> None:
+        for schema, file in schemas:
+            with _refused(self.text, file.path), transaction.update_schema() as change:
+                change.union_by_name(schema)
 
     def add(self, table: Table, files: Sequence[Committed], then: Known) -> "Added":
         """Add files in one commit, after which the table has all up to ``then``."""
@@ -238,16 +256,8 @@ class Tables:
         return Added(snapshot, Came.ADDED)
 
     def _staged(self, export: Table, files: Sequence[Committed], then: Known) -> Transaction:
-        executor = ExecutorFactory.get_or_create()
-        footers = executor.map(lambda one: _footer(export.io, one), files)
         transaction = export.transaction()
-        seen: list[Schema] = []
-        for schema, file in zip(footers, files, strict=True):
-            if schema in seen:
-                continue
-            seen.append(schema)
-            with _refused(self.text, file.path), transaction.update_schema() as change:
-                change.union_by_name(schema)
+        self._grow(transaction, _schemas(export.io, files))
         transaction.set_properties(then.properties())
         transaction.add_files([uri_of(one) for one in files], snapshot_properties=then.properties())
         return transaction
@@ -269,6 +279,16 @@ class Added:
 def uri_of(file: Committed) -> str:
     """Return the name by which Iceberg knows a file."""
     return file.path if "://" in file.path else f"file://{file.path}"
+
+
+def _schemas(io: FileIO, files: Sequence[Committed]) -> list[tuple[Schema, Committed]]:
+    """Return the schemas of files, each once, with the first that has it."""
+    footers = ExecutorFactory.get_or_create().map(lambda one: _footer(io, one), files)
+    found: list[tuple[Schema, Committed]] = []
+    for schema, file in zip(footers, files, strict=True):
+        if all(schema != one for one, _ in found):
+            found.append((schema, file))
+    return found
 
 
 def _footer(io: FileIO, file: Committed) -> Schema:
