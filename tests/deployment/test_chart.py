@@ -29,6 +29,7 @@ from tierlog.model.errors import RefusedError
 from tierlog.model.node import NodeInfo
 from tierlog.runtime.settings import OffloaderSettings, OwnerSettings, load_settings
 from tierlog_spark.cli.main import app as spark_app
+from tierlog_spark.cli.running import EXIT_FINDINGS, EXIT_INCOMPLETE
 from tools import chart_schema, deploy_files
 from tools.lock import project
 
@@ -435,6 +436,22 @@ def test_jobs_on_spark_are_commands_that_there_are(chart: Chart, monkeypatch: py
     settings = load_settings()
     assert settings.s3.bucket == "tierlog"
     assert settings.security.calls_with_tls
+
+
+def test_a_job_that_tells_of_damage_is_not_run_again(chart: Chart):
+    job = kinds(chart(SWITCHES["spark-jobs"]), "CronJob")[f"{NAME}-export"]["spec"]["jobTemplate"]
+    [rule] = job["spec"]["podFailurePolicy"]["rules"]
+    codes = rule["onExitCodes"]
+    pod = job["spec"]["template"]["spec"]
+    assert (rule["action"], codes["operator"], codes["values"]) == (
+        "FailJob",
+        "In",
+        [EXIT_FINDINGS],
+    )
+    assert codes["containerName"] in {one["name"] for one in pod["containers"]}
+    # What else fails may do better with the next pod.
+    assert EXIT_INCOMPLETE not in codes["values"]
+    assert (job["spec"]["backoffLimit"], pod["restartPolicy"]) == (2, "Never")
 
 
 NEEDED = {
