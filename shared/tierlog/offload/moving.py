@@ -8,6 +8,7 @@ Invariants:
       and compared: an index that is there says that its copy has arrived. Of a single object,
       which comes at once, only reading says so.
     * A manifest names only copies that have arrived, where they are now.
+    * Another layout is made only of data that were compared with what was written.
     * All that is written has the same key and the same bytes whoever writes it, how often and at
       once with whomever: what another layout makes anew has a UUID out of the one it is made of.
       A manifest's generation is written by one alone; who comes second finds what it wanted.
@@ -41,7 +42,7 @@ from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.restore import moved_here
 from tierlog.offload.single_driver import SINGLE_DRIVER
 from tierlog.offload.single_reader import load_single_index
-from tierlog.offload.verify import ReadBack, verify_copy
+from tierlog.offload.verify import ReadBack, is_read_whole, verify_copy
 from tierlog.ports.objects import (
     NoSuchUploadError,
     ObjectExistsError,
@@ -225,6 +226,7 @@ class CopyMover:
         reads, writes = self._layouts
         found, ledger_id = origin.copy, origin.listed.ledger_id
         uuid = self.wanted_uuid(found)
+        await self._check_vouched(ledger_id, found)
         handle = await reads.read_offloaded(ledger_id, found.uuid, found.location, copy=found.copy)
         try:
             copy = await writes.offload(handle, uuid, {**extra, "TierlogCopyOf": str(found.uuid)})
@@ -234,6 +236,21 @@ class CopyMover:
         await verify_copy(self._target, location, copy, read_back=self._read_back)
         made = ManifestCopy(uuid=uuid, location=location, complete_ms=found.complete_ms, copy=copy)
         return replace(origin, copy=made)
+
+    async def _check_vouched(self, ledger_id: LedgerId, found: ManifestCopy) -> None:
+        """Raise unless all data that are read of a copy are what was written.
+
+        A copy with new checksums calls everything good that it is made of. What has a side object
+        is compared as it is read.
+        """
+        if not is_read_whole(found.location, found.copy):
+            raise RefusedError(
+                f"the copy of ledger {ledger_id} has no side object: nothing says what the data "
+                "must be, of which another layout would be made",
+                remedy="Copy it as it is, without another layout, or leave its stream out",
+            )
+        if not found.copy.side_len:
+            await verify_copy(self._source, found.location, found.copy, read_back=ReadBack.FULL)
 
     async def _bring_export(self, source: Tier2Location, target: Tier2Location) -> None:
         """Bring the export copy, if there is one; nobody depends on it."""

@@ -16,12 +16,11 @@ import pytest
 from tests.contracts.attributes_suite import all_of
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.test_attribute_restore import index_of
-from tests.unit.offload.world import STREAM, entries_of
+from tests.unit.offload.world import STREAM
 from tests.unit.spark.moving_kit import (
     BACK,
     COPY,
     PREFIX,
-    Buckets,
     begun,
     lose,
     outcomes,
@@ -33,10 +32,7 @@ from tierlog.format.keys import export_key, parse_key
 from tierlog.format.manifest import is_manifest_key, keep, unkeep
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
-from tierlog.model.manifest import ManifestLedger
 from tierlog.model.stream import StreamLifecycle
-from tierlog.offload.driver import Tier2Settings
-from tierlog.offload.drivers import DriverParts, Drivers
 from tierlog.offload.manifests import KnownManifest
 from tierlog.offload.moving import check_same_stream, pieces
 from tierlog.offload.restore import Verdict
@@ -377,49 +373,6 @@ def test_of_both_buckets_all_streams_are_looked_at_or_those_that_are_named() -> 
         names[0],
         (names[0][0], UUID(int=2)),
     ]
-
-
-async def entries_at(buckets: Buckets, ledger: ManifestLedger) -> list[bytes]:
-    """Read a copy in the other bucket, by whichever driver wrote it."""
-    assert ledger.copy is not None
-    drivers = Drivers(
-        DriverParts(
-            objects=buckets.store(COPY.target),
-            settings=Tier2Settings(bucket="t", cluster_id=UUID(int=1), key_prefix=PREFIX),
-        )
-    )
-    copy = ledger.copy
-    handle = await drivers.read_offloaded(
-        ledger.listed.ledger_id, copy.uuid, copy.location, copy=copy.copy
-    )
-    return await entries_of(handle)
-
-
-def test_copies_may_have_another_layout_where_they_go() -> None:
-    async def main() -> None:
-        life, buckets, ids = await begun()
-        single = replace(COPY, layout="single-object")
-        assert outcomes(await buckets.move(single)) == [BROUGHT] * 4
-        places = buckets.manifests(buckets.store(COPY.target), COPY.target)
-        known = await places.newest(STREAM, life.claimed.incarnation)
-        for ledger_id in ids:
-            moved = unkeep(known.ledgers[ledger_id].packed)
-            assert moved.copy is not None
-            assert moved.copy.location.is_single
-            assert await entries_at(buckets, moved) == life.site.world.ledgers[ledger_id]
-        assert (await buckets.restored_from_other()).streams[0].ledgers
-        buckets.written()
-        assert outcomes(await buckets.move(single)) == [THERE] * 4
-        assert buckets.written() == 0
-        # What has the layout already stays what it is.
-        same = replace(COPY, layout="two-objects")
-        buckets.other = MemoryObjects(life.site.world.clock)
-        await buckets.move(same)
-        assert without_manifests(buckets.other, f"{PREFIX}/") == without_manifests(
-            life.site.world.bucket, ""
-        )
-
-    run_virtual(main(), until_s=1000)
 
 
 def test_export_copies_come_along() -> None:

@@ -1,0 +1,124 @@
+"""Copies that get another layout on their way say what the ones they are made of said.
+
+Must hold: a new layout, which has checksums of its own, is made only of what was compared with
+what was written; damage stays where it is found, and is named.
+"""
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.world import STREAM, entries_of
+from tests.unit.spark.moving_kit import (
+    COPY,
+    PREFIX,
+    Buckets,
+    begun,
+    outcomes,
+    without_manifests,
+)
+from tierlog.adapters.memory.objects import MemoryObjects
+from tierlog.format.manifest import unkeep
+from tierlog.model.errors import RefusedError
+from tierlog.model.manifest import ManifestLedger
+from tierlog.offload.driver import Tier2Settings
+from tierlog.offload.drivers import DriverParts, Drivers
+from tierlog.runtime.settings import S3Settings
+from tierlog_spark.jobs.moving import Move, mover_of
+from tierlog_spark.jobs.moving_plan import BROUGHT, FAILED, THERE
+
+
+async def entries_at(buckets: Buckets, ledger: ManifestLedger) -> list[bytes]:
+    """Read a copy in the other bucket, by whichever driver wrote it."""
+    assert ledger.copy is not None
+    drivers = Drivers(
+        DriverParts(
+            objects=buckets.store(COPY.target),
+            settings=Tier2Settings(bucket="t", cluster_id=UUID(int=1), key_prefix=PREFIX),
+        )
+    )
+    copy = ledger.copy
+    handle = await drivers.read_offloaded(
+        ledger.listed.ledger_id, copy.uuid, copy.location, copy=copy.copy
+    )
+    return await entries_of(handle)
+
+
+def test_copies_may_have_another_layout_where_they_go() -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun()
+        single = replace(COPY, layout="single-object")
+        assert outcomes(await buckets.move(single)) == [BROUGHT] * 4
+        places = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        known = await places.newest(STREAM, life.claimed.incarnation)
+        for ledger_id in ids:
+            moved = unkeep(known.ledgers[ledger_id].packed)
+            assert moved.copy is not None
+            assert moved.copy.location.is_single
+            assert await entries_at(buckets, moved) == life.site.world.ledgers[ledger_id]
+        assert (await buckets.restored_from_other()).streams[0].ledgers
+        buckets.written()
+        assert outcomes(await buckets.move(single)) == [THERE] * 4
+        assert buckets.written() == 0
+        # What has the layout already stays what it is.
+        same = replace(COPY, layout="two-objects")
+        buckets.other = MemoryObjects(life.site.world.clock)
+        await buckets.move(same)
+        assert without_manifests(buckets.other, f"{PREFIX}/") == without_manifests(
+            life.site.world.bucket, ""
+        )
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_a_single_object_that_is_damaged_gets_no_new_layout() -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun(uncopied=0)
+        await buckets.move(replace(COPY, layout="single-object"))
+        places = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        known = await places.newest(STREAM, life.claimed.incarnation)
+        copy = unkeep(known.ledgers[ids[1]].packed).copy
+        assert copy is not None
+        entry = life.site.world.ledgers[ids[1]][0]
+        key = copy.location.data_key
+        last_byte = buckets.other.objects[key][1].index(entry) + len(entry) - 1
+        buckets.other.damage(key, last_byte)
+        back = Move(
+            source=COPY.target,
+            target=S3Settings(bucket="b", key_prefix="new"),
+            layout="two-objects",
+        )
+        moved = await buckets.move(back)
+        assert outcomes(moved) == [BROUGHT, FAILED, BROUGHT, BROUGHT]
+        for word in (f"ledger {ids[1]} is damaged where it comes from", key):
+            assert word in moved[1].error
+        anew = buckets.manifests(buckets.store(back.target), back.target)
+        assert not await anew.streams()
+        objects = life.site.world.bucket.objects
+        assert not [one for one in objects if "new/" in one and f"-ledger-{ids[1]}" in one]
+        buckets.other.damage(key, last_byte)
+        assert BROUGHT in outcomes(await buckets.move(back))
+        assert await anew.streams()
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_of_what_nothing_vouches_for_no_other_layout_is_made() -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun()
+        origins = buckets.manifests(buckets.store(COPY.source), COPY.source)
+        known = await origins.newest(STREAM, life.claimed.incarnation)
+        ledger = unkeep(known.ledgers[ids[0]].packed)
+        assert ledger.copy is not None
+        bare = replace(ledger.copy.copy, side_len=0, side_sha256=b"", side_header_sha256=b"")
+        ledger = replace(ledger, copy=replace(ledger.copy, copy=bare))
+        stores = buckets.store(COPY.source), buckets.store(COPY.target)
+        mover = mover_of(replace(COPY, layout="single-object"), *stores, UUID(int=1))
+        with pytest.raises(RefusedError, match="nothing says what the data"):
+            await mover.bring(ledger, {})
+        assert not buckets.other.objects
+        await mover_of(COPY, *stores, UUID(int=1)).bring(ledger, {})
+
+    run_virtual(main(), until_s=1000)
