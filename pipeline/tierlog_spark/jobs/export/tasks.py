@@ -5,7 +5,9 @@ what it writes in its own process: as rows of Java, which they would be between 
 Python, small ones took nine tenths of the time. JSON is parsed by Spark, so there they are rows.
 Does not own what a task reads (``tierlog_spark.reading``), nor its files (``writing``).
 
-Invariant: both ways write the same events, and tell the same of each file.
+Invariants:
+    * Both ways write the same events, and tell the same of each file.
+    * Of copies in which a read finds no flipped byte nothing is told before they were compared.
 """
 
 import asyncio
@@ -21,7 +23,8 @@ from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.sections import LogSettings
 from tierlog.runtime.settings import S3Settings, Settings
 from tierlog_spark.columns import TYPES, Table
-from tierlog_spark.driving import Part, plan
+from tierlog_spark.driving import plan
+from tierlog_spark.jobs.export.comparing import compare
 from tierlog_spark.jobs.export.options import ExportOptions
 from tierlog_spark.jobs.export.steps import Piece, Step
 from tierlog_spark.jobs.export.writing import FileRow, WriteTask, written
@@ -52,16 +55,20 @@ def write_batch(
     run: JobRun, options: ExportOptions, step: Step, task: WriteTask
 ) -> Sequence[FileRow]:
     """Have a batch written; return what there is to know of each file."""
-    schema = options.schema
-    if schema is not None and schema.needs_rows:
-        frame = schema.prepared(_frame(run, options, step))
-        found = frame.mapInArrow(functools.partial(_write_rows, task), _RESULT_DDL).collect()
-        return [row.asDict() for row in found]
     parts = asyncio.run(_parts(options, step))
     if not parts:
         return []
-    reads = run.spark.sparkContext.parallelize(parts, len(parts))
-    rows: Sequence[FileRow] = reads.mapPartitions(_ReadAndWrite(options.s3, task)).collect()
+    schema = options.schema
+    rows: Sequence[FileRow]
+    if schema is not None and schema.needs_rows:
+        frame = schema.prepared(_frame(run, options, step))
+        found = frame.mapInArrow(functools.partial(_write_rows, task), _RESULT_DDL).collect()
+        rows = [row.asDict() for row in found]
+    else:
+        reads = run.spark.sparkContext.parallelize(parts, len(parts))
+        rows = reads.mapPartitions(_ReadAndWrite(options.s3, task)).collect()
+    # Behind the reads: what is right by then was so when it was read.
+    compare(run, options.s3, (one.ledger for one in parts))
     return rows
 
 
@@ -91,8 +98,11 @@ def _write_rows(task: WriteTask, batches: Iterable[Any]) -> Iterator[Any]:
         yield pa.RecordBatch.from_pylist([row], schema=_RESULT)
 
 
-async def _parts(options: ExportOptions, step: Step) -> list[Part]:
-    return [part for piece in step.pieces for part in await plan(_read(options, piece), ALL)]
+async def _parts(options: ExportOptions, step: Step) -> list[StorePart]:
+    parts = [part for piece in step.pieces for part in await plan(_read(options, piece), ALL)]
+    found = [part for part in parts if isinstance(part, StorePart)]
+    assert len(found) == len(parts), "nobody is asked but the bucket"
+    return found
 
 
 def _read(options: ExportOptions, piece: Piece) -> ReadOptions:
@@ -106,10 +116,9 @@ class _ReadAndWrite:
     s3: S3Settings
     task: WriteTask
 
-    def __call__(self, parts: Iterable[Part]) -> Iterator[FileRow]:
+    def __call__(self, parts: Iterable[StorePart]) -> Iterator[FileRow]:
         configure_logging(LogSettings(level="warning"), service="spark")
         for part in parts:
-            assert isinstance(part, StorePart), "nobody is asked but the bucket"
             with contextlib.closing(_events(part, self.s3)) as batches:
                 yield from written(self.task, batches, attempt=_attempt())
 
