@@ -137,6 +137,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "manifest.cluster_failed": "The cluster's manifest could not be written; it is tried again",
     "manifest.cluster_written": "The cluster's manifest was written",
     "manifest.differs": "A manifest and the metadata tell different things of a ledger",
+    "manifest.gone": "The bucket has a stream's manifest no more; it is written anew",
     "manifest.names_abandoned": "A manifest names an attempt that the metadata abandoned",
     "manifest.prune_failed": "Old manifests could not be deleted; it is tried again",
     "manifest.unread": "A manifest could not be read, so nothing is deleted",

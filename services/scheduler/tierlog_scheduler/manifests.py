@@ -12,6 +12,9 @@ Invariants:
     * The next generation is written behind the one known before the metadata was read, with
       If-None-Match: a later generation never holds older metadata.
     * A deletion is allowed only by the newest generation, looked for at that very moment.
+    * What is known of a manifest that the bucket has no more (``gone``) is forgotten only once
+      another one is there: it is written anew, as a snapshot behind the last number known. Until
+      then nothing of the stream is deleted.
     * Metadata that are older than the manifest, since they came back from a backup, stop every
       deletion of the stream, until they are as new again. No manifest is written of them.
 """
@@ -33,6 +36,7 @@ from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import (
     ClusterManifest,
     KeptLedger,
+    ManifestHead,
     ManifestLedger,
     attributes_older,
     attributes_to_name,
@@ -44,7 +48,7 @@ from tierlog.model.manifest import (
 from tierlog.model.offload import OffloadContext
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger, Stream
-from tierlog.offload.manifests import KnownManifest, ManifestStore
+from tierlog.offload.manifests import KnownManifest, ManifestStore, Standing
 from tierlog.ports.objects import ObjectExistsError
 
 log = structlog.get_logger()
@@ -150,9 +154,12 @@ class BucketManifests:
             STOPPED.labels(before[0]).dec()
 
     async def look(self, name: StreamName) -> bool:
-        if name in self._known:
+        known = self._known.get(name)
+        if known is not None and not known.gone:
             return False
         try:
+            if known is not None and await self._store.standing(known) is not Standing.SUPERSEDED:
+                return False
             incarnation = (await self._catalog.streams.get(name)).incarnation
             self._known[name] = await self._store.newest(name, incarnation)
         except TierlogError as error:
@@ -182,6 +189,7 @@ class BucketManifests:
     ) -> None:
         stream, name = snapshot.stream, snapshot.stream.name
         if stream.incarnation != known.incarnation:
+            self._known.pop(name)
             self._look_again(name, "the stream was made anew")
             return
         if known.head is not None:
@@ -206,14 +214,37 @@ class BucketManifests:
         named = self._attributes(record, closed, changed, known)
         head = head_of(stream, snapshot.ledgers, known.head, kept=known.ledgers, attributes=named)
         copied = any(one.uuid is not None for one in changed.values())
-        if copied or removed or head_calls_for_write(known.head, head):
-            self._known[name] = await self._store.write(known, head, put=changed, removed=removed)
+        called_for = copied or removed or head_calls_for_write(known.head, head)
+        if called_for or known.gone:
+            written = await self._write(known, head, changed, removed)
             self._differing -= changed.keys()
-            WRITTEN.inc()
+            if written.gone:
+                return
             before = known.head.attributes if known.head is not None else None
             if named not in (None, before) and not await self._stands(stream, record, named):
                 return
         self._go_on(name)
+
+    async def _write(
+        self,
+        known: KnownManifest,
+        head: ManifestHead,
+        changed: Mapping[LedgerId, KeptLedger],
+        removed: Sequence[LedgerId],
+    ) -> KnownManifest:
+        """Write the next manifest; behind a gap all of it anew, that a later leader can read it."""
+        written = await self._store.write(known, head, put=changed, removed=removed)
+        self._take(written)
+        if written.gone and not known.gone:
+            written = await self._store.write(written, head, put={})
+            self._take(written)
+        return written
+
+    def _take(self, written: KnownManifest) -> None:
+        WRITTEN.inc()
+        self._known[written.stream] = written
+        if written.gone:
+            self._say_gone(written)
 
     def _attributes(
         self,
@@ -255,7 +286,7 @@ class BucketManifests:
         """Stop the stream, unless it is this leader that lags behind another."""
         if self._stopped.get(name) == (RESTORED, older):
             return
-        if await self._store.newest_generation(name, known.incarnation) != known.generation:
+        if await self._store.standing(known) is Standing.SUPERSEDED:
             self._look_again(name, "another leader wrote a manifest meanwhile")
             return
         self._stop(name, RESTORED, older)
@@ -315,14 +346,25 @@ class BucketManifests:
         if known is None or known.incarnation != incarnation or name in self._stopped:
             return None
         try:
-            newest = await self._store.newest_generation(name, incarnation)
+            standing = await self._store.standing(known)
         except TierlogError as error:
             log.warning("manifest.unread", stream=name, cause=str(error))
             return None
-        if newest == known.generation:
+        if standing is Standing.NEWEST:
             return known
-        self._look_again(name, "another leader wrote a manifest meanwhile")
+        if standing is Standing.SUPERSEDED:
+            self._look_again(name, "another leader wrote a manifest meanwhile")
+        else:
+            self._say_gone(known)
         return None
+
+    def _say_gone(self, known: KnownManifest) -> None:
+        """Keep what is known, delete nothing, and write it anew at the next pass."""
+        name = known.stream
+        self._known[name] = replace(known, gone=True)
+        if name not in self._stopped:
+            log.error("manifest.gone", stream=name, generation=known.generation)
+            self._stop(name, UNREAD, "the bucket has no more what the manifest is made of")
 
     async def record_cluster(self) -> None:
         try:
@@ -366,7 +408,9 @@ class BucketManifests:
 
     def _look_again(self, name: StreamName, cause: str, error: TierlogError | None = None) -> None:
         """Look anew at the next pass; until then nothing of the stream is deleted."""
-        self._known.pop(name, None)
+        known = self._known.get(name)
+        if known is not None and not known.gone:
+            self._known.pop(name)
         self._stop(name, UNREAD, f"{cause} ({error.message})" if error is not None else cause)
 
     def _stop(self, name: StreamName, kind: str, cause: str) -> None:

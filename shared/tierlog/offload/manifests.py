@@ -8,6 +8,8 @@ Invariants:
     * What is written is the newest: a writer that slept until its number was pruned finds a newer
       generation when it looks again, and is refused too.
     * What is read is whole: each object's digest, and the digest of the one before, are checked.
+    * A change goes behind a chain that is there, as the listing after each put says. Behind one
+      that lacks an object (a lifecycle rule, a deletion by hand) a snapshot is called for.
     * The newest snapshot, and the one before it with all between, are never pruned; nor the newest
       ``CLUSTER_KEPT`` generations of the cluster's own, of which the newest alone is ever read.
 
@@ -18,7 +20,8 @@ their number. A put whose answer was lost is found by looking.
 import asyncio
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -63,9 +66,22 @@ class ManifestLimits:
         assert self.changes_min <= self.changes_max < CHAIN_MAX
 
 
+class Standing(Enum):
+    """What the bucket has of a manifest that somebody knows."""
+
+    NEWEST = auto()
+    SUPERSEDED = auto()
+    """There is a newer one."""
+    GONE = auto()
+    """There is no newer one, and objects of this one are not there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownManifest:
-    """The newest manifest of a stream; generation 0: there is none yet."""
+    """The newest manifest of a stream; generation 0: there is none yet.
+
+    ``gone``: nobody can read it, as the bucket lacks objects of it; the next one is a snapshot.
+    """
 
     stream: StreamName
     incarnation: UUID
@@ -76,6 +92,8 @@ class KnownManifest:
     snapshot_generation: int = 0
     snapshot_len: int = 0
     changes_len: int = 0
+    part_keys: tuple[str, ...] = ()
+    gone: bool = False
     head: ManifestHead | None = None
     ledgers: Mapping[LedgerId, KeptLedger] = field(default_factory=dict)
 
@@ -117,11 +135,13 @@ class ManifestStore:
     def __repr__(self) -> str:
         return f"<ManifestStore {self._prefix!r} of {self._cluster_id}>"
 
-    async def newest_generation(self, stream: StreamName, incarnation: UUID) -> int:
-        """Return the number of the newest generation, asked for now; 0: there is none."""
-        with spending(Cause.MANIFEST, stream):
-            listed = await self._listed(stream, incarnation)
-        return max((one.generation for one in listed), default=0)
+    async def standing(self, known: KnownManifest) -> Standing:
+        """Tell whether a manifest is the newest, and all there, by a listing of now."""
+        with spending(Cause.MANIFEST, known.stream):
+            listed = await self._listed(known.stream, known.incarnation)
+        if max((one.generation for one in listed), default=0) > known.generation:
+            return Standing.SUPERSEDED
+        return Standing.NEWEST if _is_whole(known, listed) else Standing.GONE
 
     async def newest(self, stream: StreamName, incarnation: UUID) -> KnownManifest:
         """Return the newest manifest of a stream, checked; CORRUPT when that can't be."""
@@ -170,6 +190,8 @@ class ManifestStore:
         """Write the generation behind ``known`` and return it.
 
         Raises ``ObjectExistsError`` when someone else did: then what was read is too old.
+        What comes back as ``gone`` lies behind a gap: it names what it should, and only the next
+        one can be read.
         """
         with spending(Cause.MANIFEST, head.stream):
             return await self._write(known, head, put, removed)
@@ -209,8 +231,6 @@ class ManifestStore:
                 f"generation {number} of the manifest of {head.stream} was pruned before",
                 remedy="Read the newest one, then the metadata, and start over",
             )
-        if snapshot and known.snapshot_generation:
-            await self._prune(listed, below=known.snapshot_generation)
         log.info(
             "manifest.written",
             stream=head.stream,
@@ -219,7 +239,7 @@ class ManifestStore:
             snapshot=snapshot,
             length=len(raw),
         )
-        return KnownManifest(
+        written = KnownManifest(
             stream=head.stream,
             incarnation=head.incarnation,
             generation=number,
@@ -228,14 +248,22 @@ class ManifestStore:
             snapshot_generation=number if snapshot else known.snapshot_generation,
             snapshot_len=_length(raw, parts) if snapshot else known.snapshot_len,
             changes_len=0 if snapshot else known.changes_len + len(raw),
+            part_keys=tuple(one.key for one in parts) if snapshot else known.part_keys,
             head=head,
             ledgers=ledgers,
         )
+        if not _is_whole(written, listed):
+            return replace(written, gone=True)
+        if snapshot and known.snapshot_generation:
+            await self._prune(listed, below=known.snapshot_generation)
+        return written
 
     def _snapshot_due(self, known: KnownManifest, put_count: int) -> bool:
         limits = self._limits
         changes = known.generation - known.snapshot_generation
-        if not known.generation or changes >= limits.changes_max or put_count > fmt.PART_LEDGERS:
+        if not known.generation or known.gone:
+            return True
+        if changes >= limits.changes_max or put_count > fmt.PART_LEDGERS:
             return True
         return changes >= limits.changes_min and known.changes_len >= known.snapshot_len
 
@@ -332,6 +360,7 @@ class ManifestStore:
             snapshot_generation=last.snapshot_generation,
             snapshot_len=_length(first_raw, first.parts),
             changes_len=sum(len(raw) for _, raw in chain[1:]),
+            part_keys=tuple(one.key for one in first.parts),
             head=last.head,
             ledgers=ledgers,
         )
@@ -445,6 +474,17 @@ class _Listed:
     def generation(self) -> int:
         """The number of a generation; a part has none, and is never the newest."""
         return 0 if self.key.is_part else self.key.generation
+
+
+def _is_whole(known: KnownManifest, listed: Iterable[_Listed]) -> bool:
+    """Tell whether every object that a reader of this manifest needs is in a listing."""
+    numbers = set[int]()
+    parts = set(known.part_keys)
+    for one in listed:
+        numbers.add(one.generation)
+        parts.discard(one.info.key)
+    needed = range(known.snapshot_generation, known.generation + 1) if known.generation else ()
+    return not parts and numbers.issuperset(needed)
 
 
 class _MissingError(RetryableError):

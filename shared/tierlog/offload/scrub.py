@@ -44,7 +44,7 @@ from tierlog.offload import scrub_rules as rules
 from tierlog.offload.attribute_scrub import AttributeScrub
 from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.cleaning import UNSEEN, delete_objects
-from tierlog.offload.manifests import KnownManifest, ManifestStore
+from tierlog.offload.manifests import KnownManifest, ManifestStore, Standing
 from tierlog.offload.repair import Repairer
 from tierlog.offload.scrub_copies import CopyLook
 from tierlog.offload.scrub_crew import Crew, Merger, NamesAlone, StreamLook
@@ -500,12 +500,12 @@ class _Run:
     async def _newest_of(self, name: StreamName, incarnation: UUID) -> KnownManifest:
         """Return the newest manifest; the last one that was read is read again if it moved."""
         kept = self._newest
-        if kept is not None and (kept.stream, kept.incarnation) == (name, incarnation):
-            generation = await self._paid(
-                self._parts.manifests.newest_generation, name, incarnation
-            )
-            if generation == kept.generation:
-                return kept
+        if (
+            kept is not None
+            and (kept.stream, kept.incarnation) == (name, incarnation)
+            and await self._paid(self._parts.manifests.standing, kept) is Standing.NEWEST
+        ):
+            return kept
         self._newest = await self._paid(self._parts.manifests.newest, name, incarnation)
         return self._newest
 
