@@ -84,9 +84,9 @@ class OpenGate:
         """Have nothing to forget."""
         del name
 
-    async def look(self, name: StreamName) -> bool:
+    async def look(self, name: StreamName, *, compare: bool = False) -> bool:
         """Have nothing to say."""
-        del name
+        del name, compare
         return False
 
     async def record(
@@ -107,8 +107,9 @@ class OpenGate:
         del name, incarnation, ledger_id
         return True
 
-    async def record_cluster(self) -> None:
+    async def record_cluster(self, *, compare: bool = False) -> None:
         """Write nothing."""
+        del compare
 
     def attributes_through(self, name: StreamName) -> Position | None:
         """Name none."""

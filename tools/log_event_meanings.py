@@ -135,6 +135,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "lock.release_unknown": "Whether a lock was given back is not known; it is tried again",
     "manifest.cluster_damaged": "The cluster's manifest can't be read; the next one is written",
     "manifest.cluster_failed": "The cluster's manifest could not be written; it is tried again",
+    "manifest.cluster_gone": "The bucket has the cluster's manifest no more; it is written anew",
     "manifest.cluster_written": "The cluster's manifest was written",
     "manifest.differs": "A manifest and the metadata tell different things of a ledger",
     "manifest.gone": "The bucket has a stream's manifest no more; it is written anew",

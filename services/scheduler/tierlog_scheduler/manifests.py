@@ -74,11 +74,12 @@ class ManifestGate(Protocol):
         """Forget a stream that is not there any more."""
         ...
 
-    async def look(self, name: StreamName) -> bool:
+    async def look(self, name: StreamName, *, compare: bool = False) -> bool:
         """Know the newest manifest of a stream, before its metadata is read.
 
         True: someone else wrote it, or it is known for the first time; what is kept of the
         stream's metadata from before this call must be read again. Cheap when nothing moved.
+        ``compare``: what is known may be of long ago, and is compared with a listing.
         """
         ...
 
@@ -107,8 +108,11 @@ class ManifestGate(Protocol):
         """
         ...
 
-    async def record_cluster(self) -> None:
-        """Write the cluster's own manifest, if its identity or its policies have changed."""
+    async def record_cluster(self, *, compare: bool = False) -> None:
+        """Write the cluster's own manifest, if its identity or its policies have changed.
+
+        ``compare``: or if the one that was written is not there any more.
+        """
         ...
 
     def attributes_through(self, name: StreamName) -> Position | None:
@@ -153,18 +157,32 @@ class BucketManifests:
         if before is not None:
             STOPPED.labels(before[0]).dec()
 
-    async def look(self, name: StreamName) -> bool:
+    async def look(self, name: StreamName, *, compare: bool = False) -> bool:
         known = self._known.get(name)
-        if known is not None and not known.gone:
+        if known is not None and not await self._is_superseded(known, compare=compare):
             return False
         try:
-            if known is not None and await self._store.standing(known) is not Standing.SUPERSEDED:
-                return False
             incarnation = (await self._catalog.streams.get(name)).incarnation
             self._known[name] = await self._store.newest(name, incarnation)
         except TierlogError as error:
             self._stop(name, UNREAD, str(error))
         return True
+
+    async def _is_superseded(self, known: KnownManifest, *, compare: bool) -> bool:
+        """Compare with the bucket, if there is reason to; note what is gone."""
+        name = known.stream
+        # Of metadata that are older no manifest is written: that one is gone can wait.
+        waits = known.gone and self._stopped.get(name, ("", ""))[0] != RESTORED
+        if not (compare or waits):
+            return False
+        try:
+            standing = await self._store.standing(known)
+        except TierlogError as error:
+            log.warning("manifest.unread", stream=name, cause=str(error))
+            return False
+        if standing is Standing.GONE:
+            self._say_gone(known)
+        return standing is Standing.SUPERSEDED
 
     async def record(
         self, snapshot: StreamSnapshot, contexts: Mapping[LedgerId, OffloadContext]
@@ -366,12 +384,26 @@ class BucketManifests:
             log.error("manifest.gone", stream=name, generation=known.generation)
             self._stop(name, UNREAD, "the bucket has no more what the manifest is made of")
 
-    async def record_cluster(self) -> None:
+    async def record_cluster(self, *, compare: bool = False) -> None:
         try:
+            if compare:
+                await self._compare_cluster()
             await self._record_cluster()
         except TierlogError as error:
             self._cluster = None
             log.warning("manifest.cluster_failed", cause=str(error))
+
+    async def _compare_cluster(self) -> None:
+        """See whether the manifest that is known is still the newest one."""
+        generation, manifest = self._cluster or (0, None)
+        if manifest is None:
+            return
+        newest = await self._store.newest_of_cluster(manifest.cluster.cluster_id)
+        if newest > generation:
+            self._cluster = None
+        elif newest < generation:
+            log.error("manifest.cluster_gone", generation=generation)
+            self._cluster = (generation, None)
 
     async def _record_cluster(self) -> None:
         known = self._cluster
@@ -396,7 +428,7 @@ class BucketManifests:
             return await self._store.cluster(cluster_id)
         except CorruptError as error:
             log.error("manifest.cluster_damaged", cause=str(error))  # noqa: TRY400 - no bug of ours
-            return (await self._store.clusters())[cluster_id], None
+            return await self._store.newest_of_cluster(cluster_id), None
 
     def attributes_through(self, name: StreamName) -> Position | None:
         known = self._known.get(name)

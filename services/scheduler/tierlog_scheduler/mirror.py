@@ -6,7 +6,7 @@ a decision reads it again first (``actions``).
 
 Invariants:
     * Reads are proportional to what changed, but for a slow round through all streams, which is
-      there in case a change was not told.
+      there in case a change was not told. It lists each stream's manifests too, once.
     * A stream that could not be read, for whatever reason, is not decided about, and is read again
       at the next pass.
     * What was read of a stream stays read when the rest of it can't be: the next pass goes on
@@ -208,7 +208,7 @@ class Mirror:
     async def _read_stream(self, name: StreamName, *, fresh: bool) -> None:
         # The manifest first: one that is newer than what is read next must not go unnoticed.
         stopped = self._gate.stopped(name) is not None
-        looked = await self._gate.look(name)
+        looked = await self._gate.look(name, compare=fresh)
         fresh = looked or fresh or stopped
         known = self.streams.get(name)
         if known is None or known.trouble or known.changed.is_set() or fresh:

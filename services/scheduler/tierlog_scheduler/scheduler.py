@@ -178,7 +178,7 @@ class Scheduler:
         self.mirror.forget()
         self._manifests.begin_term()
         self._saved: SchedulerProgress | None = None
-        self._saved_s = self._passed_s = self._clock.monotonic_s()
+        self._saved_s = self._passed_s = self._compared_s = self._clock.monotonic_s()
         self._waits = self._noted = False
         self._defects: dict[StreamName, str] = {}
         self._acted_ms = self.streams_unread = 0
@@ -261,7 +261,10 @@ class Scheduler:
         """Learn what changed, decide about every stream once, and do what is to be done."""
         begun_s = self._clock.monotonic_s()
         self._actions.begin_pass()
-        await self._manifests.record_cluster()
+        compare = begun_s - self._compared_s >= self._limits.reread_s
+        await self._manifests.record_cluster(compare=compare)
+        if compare:
+            self._compared_s = begun_s
         await self.mirror.refresh(begun_s - self._passed_s)
         self._time.note_newest(self.mirror.newest_id())
         now = self._time.now()

@@ -397,11 +397,16 @@ class ManifestStore:
     async def cluster(self, cluster_id: UUID) -> tuple[int, ClusterManifest | None]:
         """Return the newest generation of a cluster's manifest, and it; 0, None: there is none."""
         with spending(Cause.MANIFEST):
-            newest = (await self.clusters()).get(cluster_id, 0)
+            newest = await self.newest_of_cluster(cluster_id)
             if not newest:
                 return 0, None
             key = fmt.cluster_key(self._prefix, cluster_id, newest)
             return newest, fmt.decode_cluster_manifest(await self._get(key), key=key)
+
+    async def newest_of_cluster(self, cluster_id: UUID) -> int:
+        """Return the number of the newest generation of a cluster's manifest; 0: there is none."""
+        with spending(Cause.MANIFEST):
+            return (await self.clusters()).get(cluster_id, 0)
 
     async def clusters(self) -> dict[UUID, int]:
         """Return the clusters that have manifests here, and the newest generation of each."""

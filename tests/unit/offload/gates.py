@@ -24,8 +24,8 @@ class OpenGate:
     def forget(self, name: StreamName) -> None:
         del name
 
-    async def look(self, name: StreamName) -> bool:
-        del name
+    async def look(self, name: StreamName, *, compare: bool = False) -> bool:
+        del name, compare
         return False
 
     async def record(
@@ -45,8 +45,8 @@ class OpenGate:
         del name, incarnation, ledger_id
         return not self.shut
 
-    async def record_cluster(self) -> None:
-        pass
+    async def record_cluster(self, *, compare: bool = False) -> None:
+        del compare
 
     def attributes_through(self, name: StreamName) -> Position | None:
         del name

@@ -5,23 +5,35 @@ the other one. A leader's memory of a manifest is none.
 """
 
 from collections.abc import Awaitable, Callable
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.gates import leader_of
 from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.manifests_kit import (
     Leader,
+    backup,
     manifests_of,
     named,
     newest,
     offloaded,
+    restore,
+    store_of,
     trim,
 )
 from tierlog.adapters.memory.faults import Outcome, no_faults
+from tierlog.format.manifest import cluster_key
+from tierlog.model.ids import StreamName
 from tierlog.model.policy import Policy
 from tierlog.offload.manifests import KnownManifest
+from tierlog_scheduler.manifests import RESTORED
+from tierlog_scheduler.mirror import Mirror
+from tierlog_scheduler.scheduler import SchedulerLimits
+
+NAMES = [StreamName(f"shop.s{number}") for number in range(4)]
 
 
 def lose(world: World, which: Callable[[list[str]], list[str]] = lambda keys: keys) -> None:
@@ -128,5 +140,121 @@ def test_memory_of_a_manifest_that_is_gone_ends_with_the_one_of_another_leader()
         assert not await leader.gate.may_delete_local(context)
         await leader.visit()
         assert await leader.gate.may_delete_local(context)
+
+    run_virtual(main())
+
+
+def test_the_slow_round_finds_what_is_gone_of_quiet_streams_with_one_list_each() -> None:
+    async def main() -> None:
+        world = World()
+        ledgers = {}
+        for name in NAMES:
+            ledgers[name] = await offloaded(world, await world.stream(name))
+        counted = no_faults()
+        leader = Leader(world, counted)
+        mirror = Mirror(leader.catalog, leader.gate, streams_in_flight_max=2, reread_s=80.0)
+
+        async def asked(passes: int) -> list[str]:
+            counted.calls = []
+            for _ in range(passes):
+                await mirror.refresh(10.0)
+            return [name for name in counted.calls if name.startswith("objects.")]
+
+        await mirror.refresh(0)
+        assert await asked(8) == ["objects.list"] * len(NAMES)
+        gone = [key for key in manifests_of(world) if f"/{NAMES[2]}/" in key]
+        lose(world, lambda _: gone)
+        assert sorted(await asked(8)) == ["objects.list"] * (len(NAMES) + 1) + ["objects.put"]
+        assert list((await newest(world, NAMES[2])).ledgers) == [ledgers[NAMES[2]]]
+        assert await asked(8) == ["objects.list"] * len(NAMES)
+        # Another leader wrote: that is news, and nothing is gone.
+        await leader.catalog.streams.set_policy(NAMES[1], Policy(offload_time_ms=7))
+        await Leader(world).visit(NAMES[1])
+        await asked(8)
+        assert leader.gate.stopped(NAMES[1]) is None
+        assert len([key for key in manifests_of(world) if f"/{NAMES[1]}/" in key]) == 2
+
+    run_virtual(main())
+
+
+def test_a_bucket_that_can_t_be_listed_lacks_nothing() -> None:
+    async def main() -> None:
+        world, _, ledger_id, _ = await named()
+        given = no_faults()
+        leader = Leader(world, given)
+        await leader.visit()
+        given.outages = {"objects.list"}
+        assert not await leader.gate.look(STREAM, compare=True)
+        await leader.gate.record(*await leader.read())
+        given.outages = set()
+        assert await leader.gate.may_delete_local(await world.context(ledger_id))
+        assert len(manifests_of(world)) == 1
+
+    run_virtual(main())
+
+
+def test_what_only_old_metadata_could_write_anew_is_not_written() -> None:
+    async def main() -> None:
+        world, claimed, _, leader = await named()
+        before = backup(world.metadata)
+        await offloaded(world, claimed)
+        await leader.visit()
+        restore(world.metadata, before)
+        leader = Leader(world)
+        await leader.visit()
+        assert (leader.gate.stopped(STREAM) or "").startswith(RESTORED)
+        lose(world)
+        for compare in (True, False, True):
+            assert not await leader.gate.look(STREAM, compare=compare)
+            await leader.gate.record(*await leader.read())
+            assert (leader.gate.stopped(STREAM) or "").startswith(RESTORED)
+        assert manifests_of(world) == []
+
+    run_virtual(main())
+
+
+def test_the_cluster_s_own_manifest_is_written_anew_too() -> None:
+    async def main() -> None:
+        world = World()
+        await world.stream()
+        cluster = await world.catalog().nodes.ensure_cluster()
+        counted = no_faults()
+        leader, store = Leader(world, counted), store_of(world)
+        await leader.gate.record_cluster()
+        await world.catalog().policies.set_level("ns", Policy(offload_time_ms=3))
+        await leader.gate.record_cluster()
+        _, written = await store.cluster(cluster.cluster_id)
+        # Of the newest alone: the one before it has policies of long ago.
+        del world.bucket.objects[cluster_key("", cluster.cluster_id, 2)]
+        await leader.gate.record_cluster()
+        assert await store.newest_of_cluster(cluster.cluster_id) == 1
+        await leader.gate.record_cluster(compare=True)
+        assert await store.cluster(cluster.cluster_id) == (3, written)
+        counted.calls = []
+        await leader.gate.record_cluster(compare=True)
+        assert [one for one in counted.calls if one.startswith("objects.")] == ["objects.list"]
+        # One that another leader wrote is taken.
+        await world.catalog().policies.set_level("ns", Policy(offload_time_ms=4))
+        await Leader(world).gate.record_cluster()
+        await leader.gate.record_cluster(compare=True)
+        assert await store.newest_of_cluster(cluster.cluster_id) == 4
+
+    run_virtual(main())
+
+
+def test_a_leader_compares_the_cluster_s_manifest_as_often_as_it_reads_streams_anew() -> None:
+    async def main() -> None:
+        world = World()
+        leader = leader_of(world, SchedulerLimits(reread_s=100.0))
+        asked: list[bool] = []
+
+        async def record_cluster(*, compare: bool = False) -> None:
+            asked.append(compare)
+
+        with patch.object(leader._manifests, "record_cluster", record_cluster):
+            for _ in range(8):
+                await leader.run_pass()
+                world.clock.advance(50.0)
+        assert asked == [False, False, True, False, True, False, True, False]
 
     run_virtual(main())
