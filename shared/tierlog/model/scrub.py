@@ -118,7 +118,8 @@ KINDS: Final[Mapping[FindingKind, Rule]] = {
     ),
     _K.MANIFEST_UNREADABLE: Rule(
         Repair.NONE,
-        "a manifest can't be read, and what it names is not known; nothing at all is deleted",
+        "a manifest can't be read, or is missing: what it names is not known; nothing at all is "
+        "deleted",
         "See the how-to restore-from-a-bucket",
     ),
     _K.NOT_CHECKED: Rule(

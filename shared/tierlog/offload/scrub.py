@@ -44,10 +44,11 @@ from tierlog.offload import scrub_rules as rules
 from tierlog.offload.attribute_scrub import AttributeScrub
 from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.cleaning import UNSEEN, delete_objects
-from tierlog.offload.manifests import KnownManifest, ManifestStore, Standing
+from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.repair import Repairer
 from tierlog.offload.scrub_copies import CopyLook
 from tierlog.offload.scrub_crew import Crew, Merger, NamesAlone, StreamLook
+from tierlog.offload.scrub_manifests import ManifestLook
 from tierlog.ports.clock import Clock
 from tierlog.ports.objects import ObjectInfo, ObjectStore, OpenUpload
 from tierlog.ports.spending import Cause, spending
@@ -160,6 +161,15 @@ class _Run:
             safety_ms=parts.limits.safety_ms,
             pay=self._pay,
         )
+        self._manifests = ManifestLook(
+            manifests=parts.manifests,
+            catalog=parts.catalog,
+            cluster_id=parts.cluster_id,
+            key_prefix=parts.key_prefix,
+            clock=parts.clock,
+            safety_ms=parts.limits.safety_ms,
+            pay=self._pay,
+        )
         self._indexes = AttributeScrub(parts.sweeper, parts.key_prefix)
         self._uploads: Sequence[OpenUpload] = ()
         self._incarnations: dict[StreamName, list[UUID]] = {}
@@ -167,7 +177,6 @@ class _Run:
         self._unread: set[StreamName] = set()
         self._paused: set[str] = set()
         self._walked: dict[StreamName, tuple[UUID, int]] = {}
-        self._newest: KnownManifest | None = None
         self._merger = Merger(report, self._survey)
 
     async def look(self, name: StreamName, only: Container[LedgerId]) -> StreamLook:
@@ -187,9 +196,10 @@ class _Run:
         report = self._report
         report.phase = "list"
         await self._list()
-        await self._cluster()
+        await self._missing(self._manifests.cluster())
         report.phase = "metadata"
         await self._walk()
+        await self._missing(self._manifests.no_cluster(self._walked, self._incarnations))
         report.phase = "unnamed"
         for seen in self._survey.unnamed():
             await self._unnamed(seen)
@@ -297,12 +307,17 @@ class _Run:
         self._survey.see_manifest(known)
         return known
 
-    async def _cluster(self) -> None:
-        """Read the cluster's own manifest, which a restore begins with."""
+    async def _missing(self, look: Awaitable[Finding | None], stream: str = "") -> None:
+        """Take what a look for a missing manifest comes to."""
         try:
-            await self._paid(self._parts.manifests.cluster, self._parts.cluster_id)
+            finding = await look
         except TierlogError as error:
-            self._unread_manifest(error, "the manifest of the cluster")
+            what = f"the manifest of {f'stream {stream}' if stream else 'the cluster'}"
+            self._unread_manifest(error, what, stream)
+            return
+        if finding is not None:
+            self._report.add(finding)
+            self._stop(f"manifests below {finding.key} are missing")
 
     def _unread_manifest(self, error: TierlogError, what: str, stream: str = "") -> None:
         if isinstance(error, CorruptError | RefusedError):
@@ -341,16 +356,7 @@ class _Run:
         for start in range(0, len(wanted), CONTEXTS_AT_ONCE):
             some = wanted[start : start + CONTEXTS_AT_ONCE]
             contexts = await self._copies.contexts_of(some)
-            older = None
-            if known is not None and known.head is not None:
-                # Of these ledgers alone: all contexts of a stream at once may be too many.
-                older = older_than_manifest(
-                    known.head,
-                    {one: known.ledgers[one] for one in contexts if one in known.ledgers},
-                    snapshot.stream,
-                    [listed[one] for one in contexts if one in listed],
-                    contexts,
-                )
+            older = rules.older_attempts(known, snapshot.stream, listed, contexts)
             if older is not None:
                 self._older(snapshot.stream.name, older)
                 known = None
@@ -358,9 +364,14 @@ class _Run:
                 self._report.ledgers += 1
                 context = contexts.get(ledger_id)
                 if context is not None:
+                    if known is not None and ledger_id in listed:
+                        self._manifests.see(known, context)
                     await self._context(context, may_repair=known is not None)
                 elif ledger_id in listed:
                     self._add(await self._copies.unknown(snapshot.stream.name, ledger_id))
+        stream = snapshot.stream
+        look = self._manifests.unnamed(stream.name, stream.incarnation)
+        await self._missing(look, stream.name)
 
     def _add(self, finding: Finding | None) -> None:
         if finding is not None:
@@ -492,22 +503,10 @@ class _Run:
             asked.setdefault(StreamName(stream), []).append(incarnation)
         for name, incarnations in asked.items():
             for incarnation in dict.fromkeys(incarnations):
-                known = await self._newest_of(name, incarnation)
+                known = await self._manifests.newest(name, incarnation)
                 if known.names(ledger_id, uuid):
                     return True
         return False
-
-    async def _newest_of(self, name: StreamName, incarnation: UUID) -> KnownManifest:
-        """Return the newest manifest; the last one that was read is read again if it moved."""
-        kept = self._newest
-        if (
-            kept is not None
-            and (kept.stream, kept.incarnation) == (name, incarnation)
-            and await self._paid(self._parts.manifests.standing, kept) is Standing.NEWEST
-        ):
-            return kept
-        self._newest = await self._paid(self._parts.manifests.newest, name, incarnation)
-        return self._newest
 
     async def _delete(self, named: ObjectKeys, seen: rules.SeenAttempt, finding: Finding) -> None:
         if not self._wish.repair or await self._kept(finding):

@@ -24,9 +24,10 @@ from tierlog.format import keys
 from tierlog.format.keys import ObjectRole, ParsedKey, parse_key
 from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import LedgerId
-from tierlog.model.manifest import copy_of
+from tierlog.model.manifest import copy_of, older_than_manifest
 from tierlog.model.offload import OffloadContext, OffloadState, Tier2Copy
 from tierlog.model.scrub import Finding, FindingKind
+from tierlog.model.stream import ListedLedger, Stream
 from tierlog.offload.manifests import KnownManifest
 from tierlog.ports.objects import ObjectInfo, OpenUpload
 
@@ -198,6 +199,27 @@ def judge_unnamed(
     if any(now_ms - one.modified_ms < safety_ms for one in some):
         return FindingKind.TOO_YOUNG
     return FindingKind.ORPHAN_OBJECTS
+
+
+def older_attempts(
+    known: KnownManifest | None,
+    stream: Stream,
+    listed: Mapping[LedgerId, ListedLedger],
+    contexts: Mapping[LedgerId, OffloadContext],
+) -> str | None:
+    """Say in what these contexts are older than a manifest; None: in nothing that is known.
+
+    Of their ledgers alone: all contexts of a stream at once may be too many.
+    """
+    if known is None or known.head is None:
+        return None
+    return older_than_manifest(
+        known.head,
+        {one: known.ledgers[one] for one in contexts if one in known.ledgers},
+        stream,
+        [listed[one] for one in contexts if one in listed],
+        contexts,
+    )
 
 
 def upload_is_wanted(context: OffloadContext | None, uuid: UUID) -> bool:

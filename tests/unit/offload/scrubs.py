@@ -14,6 +14,8 @@ from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.ledger import LedgerMetadata
+from tierlog.model.manifest import ClusterManifest
+from tierlog.model.node import Cluster
 from tierlog.model.offload import OffloadContext
 from tierlog.model.scrub import DeepPlace, ScrubReport, ScrubWish
 from tierlog.offload.driver import SOFTWARE
@@ -50,6 +52,12 @@ async def plant(
     for key in (found.data, found.index):
         await store.put(key, b"bytes", metadata=metadata(cluster_id, stream))
     return found.data
+
+
+async def write_cluster(world: World) -> None:
+    """Write the manifest of the cluster that the world's copies are of."""
+    cluster = ClusterManifest(cluster=Cluster(cluster_id=CLUSTER, created_ms=1))
+    await world.manifests().write_cluster(1, cluster)
 
 
 async def plant_upload(world: World, key: str) -> str:

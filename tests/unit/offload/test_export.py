@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import BOTH, REPAIR, SAFETY_S, kinds, scrub
 from tests.unit.offload.test_drivers import DrivenWorld
+from tests.unit.offload.test_scrub import write_manifest
 from tests.unit.offload.world import (
     CLUSTER,
     SMALL_RANGES,
@@ -312,6 +313,7 @@ async def exported_stream(*, single: bool = False) -> tuple[World, LedgerId]:
     ledger_id = await world.seal(claimed, ENTRIES)
     await world.worker().handle(world.request(claimed, ledger_id))
     assert (await world.context(ledger_id)).complete
+    await write_manifest(world)
     return world, ledger_id
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.scrubs import REPAIR, kinds, repairer, scrub, scrubber
+from tests.unit.offload.scrubs import REPAIR, kinds, repairer, scrub, scrubber, write_cluster
 from tests.unit.offload.test_repair import APPENDS, offloaded, read_back
 from tests.unit.offload.test_scrub import spoil
 from tests.unit.offload.world import TOPICS, World
@@ -197,6 +197,7 @@ def test_damage_beside_offloads_deletions_and_scrubs_that_are_cut_off_is_repaire
         policy = Policy(offload_time_ms=1000, deletion_lag_ms=120_000)
         claimed = await world.stream(policy=policy)
         await world.seal(claimed, APPENDS)
+        await write_cluster(world)
         calm, stop = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for _ in range(2):

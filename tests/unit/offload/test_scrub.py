@@ -20,16 +20,15 @@ from tests.unit.offload.scrubs import (
     plant_upload,
     repairer,
     scrub,
+    write_cluster,
 )
 from tests.unit.offload.world import CLUSTER, STREAM, World, metadata_of
 from tierlog.format import paths, records
 from tierlog.format.keys import object_keys
 from tierlog.format.manifest import cluster_key, keep
 from tierlog.model.ids import LedgerId
-from tierlog.model.manifest import ClusterManifest, ManifestLedger, copy_of, head_of
-from tierlog.model.node import Cluster
+from tierlog.model.manifest import ManifestLedger, copy_of, head_of
 from tierlog.model.offload import OffloadContext, OffloadState
-from tierlog.model.policy import NO_LEVELS
 from tierlog.model.scrub import FindingKind, ScrubWish
 from tierlog.ports.objects import ObjectInfo, ObjectStore
 from tierlog.ports.throttle import TokenBucket
@@ -52,8 +51,10 @@ async def offloaded(count: int = 1) -> tuple[World, list[LedgerId]]:
 
 
 async def write_manifest(world: World) -> None:
-    """Write the next manifest of the stream from its metadata."""
+    """Write the next manifest of the stream from its metadata, and the cluster's, if it lacks."""
     catalog, store = world.catalog(), world.manifests()
+    if not await store.newest_of_cluster(CLUSTER):
+        await write_cluster(world)
     snapshot = await catalog.streams.snapshot(STREAM)
     known = await store.newest(STREAM, snapshot.stream.incarnation)
     put = {
@@ -311,7 +312,7 @@ def test_a_damaged_manifest_stops_every_deletion():
         world, _ = await offloaded()
         await plant(world, 5)
         world.clock.advance(2 * SAFETY_S)
-        manifest = next(key for key in world.bucket.objects if key.endswith(".manifest"))
+        manifest = next(key for key in world.bucket.objects if key.startswith("streams/"))
         world.bucket.damage(manifest, 20)
         before = set(world.bucket.objects)
         report = await scrub(world, REPAIR)
@@ -329,8 +330,6 @@ def test_a_damaged_manifest_of_the_cluster_is_told_and_stops_deletions():
     async def main():
         world, _ = await offloaded()
         orphan = await plant(world, 5)
-        cluster = Cluster(cluster_id=CLUSTER, created_ms=1)
-        await world.manifests().write_cluster(1, ClusterManifest(cluster=cluster, levels=NO_LEVELS))
         world.clock.advance(2 * SAFETY_S)
         assert kinds(await scrub(world)) == ["orphan-objects"]
         key = cluster_key("", CLUSTER, 1)

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.scrubs import BOTH, scrubber
+from tests.unit.offload.scrubs import BOTH, scrubber, write_cluster
 from tests.unit.offload.world import TOPICS, World
 from tests.unit.scheduler.test_scheduler import ENTRIES, check_readable, scheduler
 from tierlog.adapters.memory.faults import FaultRates, Faults
@@ -82,6 +82,7 @@ def test_scrubs_beside_offloads_find_nothing_that_is_not_so(seed: int):
             rates=FaultRates(refused=0.01, request_lost=0.01, reply_lost=0.02, delay_s_max=0.5),
         )
         claimed = await world.stream(policy=Policy(offload_time_ms=1000, deletion_lag_ms=600_000))
+        await write_cluster(world)
         stop, stop_scrubs = asyncio.Event(), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for _ in range(2):

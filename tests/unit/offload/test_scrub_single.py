@@ -9,6 +9,7 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import BOTH, DEEP, REPAIR, SAFETY_S, kinds, metadata, scrub
 from tests.unit.offload.test_drivers import DrivenWorld, Shelf
 from tests.unit.offload.test_restore import Site
+from tests.unit.offload.test_scrub import write_manifest
 from tests.unit.offload.world import CLUSTER, SMALL_RANGES, World, entries_of
 from tierlog.format.keys import object_keys
 from tierlog.model.ids import LedgerId
@@ -41,6 +42,7 @@ async def offloaded() -> tuple[DrivenWorld, str]:
         assert context.location is not None
         assert context.location.driver == name
         key = context.location.data_key
+    await write_manifest(world)
     return world, key
 
 

@@ -1,0 +1,110 @@
+"""A scrub tells manifests that are not there, and none that are only about to be."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.scrubs import BOTH, SAFETY_S, kinds, plant, scrub, write_cluster
+from tests.unit.offload.test_scrub import ENTRIES, offloaded, write_manifest
+from tests.unit.offload.test_scrub_crew import both
+from tests.unit.offload.world import CLUSTER, STREAM, World
+from tests.unit.scheduler.manifests_kit import manifests_of, trim
+from tierlog.format.manifest import cluster_key
+from tierlog.model.ids import StreamName
+from tierlog.model.scrub import Finding, ScrubReport, ScrubWish
+from tierlog.offload.scrub_manifests import ManifestLook
+
+
+async def scrub_with(world: World, meanwhile: Callable[[], Awaitable[None]]) -> ScrubReport:
+    """Scrub, with something that happens between the first look at a stream and the second."""
+    look = ManifestLook.unnamed
+
+    async def later(self: ManifestLook, name: StreamName, incarnation: UUID) -> Finding | None:
+        await meanwhile()
+        return await look(self, name, incarnation)
+
+    with patch.object(ManifestLook, "unnamed", later):
+        return await scrub(world)
+
+
+async def one_more(world: World) -> None:
+    """Offload one more ledger; no manifest names it yet."""
+    stream = await world.catalog().streams.get(STREAM)
+    ledger_id = await world.seal(stream, ENTRIES)
+    await world.worker().handle(world.request(stream, ledger_id))
+
+
+@pytest.mark.parametrize("which", ["all", "newest"])
+def test_copies_that_no_manifest_names_are_told_and_nothing_is_deleted(which: str) -> None:
+    async def main() -> None:
+        world, _ = await offloaded(2)
+        await one_more(world)
+        await write_manifest(world)
+        orphan = await plant(world, 5)
+        for key in manifests_of(world)[-1 if which == "newest" else 0 :]:
+            del world.bucket.objects[key]
+        world.clock.advance(SAFETY_S + 1)
+        report = await scrub(world, BOTH)
+        assert kinds(report) == ["manifest-unreadable", "orphan-objects"]
+        (finding,) = (one for one in report.findings if one.kind == "manifest-unreadable")
+        assert (finding.stream, finding.key.split("/")[:2]) == (STREAM, ["streams", STREAM])
+        assert ("none is there" if which == "all" else "1 is the newest") in finding.cause
+        assert "missing" in report.deletions_stopped
+        assert orphan in world.bucket.objects
+        # Whoever looks with others tells the same, once.
+        assert kinds((await both(world, ScrubWish()))[1]) == kinds(report)
+        await write_manifest(world)
+        assert kinds(await scrub(world, BOTH)) == ["orphan-objects"]
+        assert orphan not in world.bucket.objects
+
+    run_virtual(main())
+
+
+def test_a_copy_that_a_leader_is_about_to_name_is_not_missed() -> None:
+    async def main() -> None:
+        world, _ = await offloaded()
+        world.clock.advance(2 * SAFETY_S)
+        await one_more(world)
+        report = await scrub(world)
+        assert (kinds(report), report.deletions_stopped) == ([], "")
+        # Named between the two looks, however old it is.
+        world.clock.advance(2 * SAFETY_S)
+        report = await scrub_with(world, lambda: write_manifest(world))
+        assert (kinds(report), report.deletions_stopped) == ([], "")
+        # Trimmed between them.
+        await one_more(world)
+        world.clock.advance(2 * SAFETY_S)
+        assert kinds(await scrub(world)) == ["manifest-unreadable"]
+        report = await scrub_with(world, lambda: trim(world, max(world.ledgers)))
+        assert (kinds(report), report.deletions_stopped) == ([], "")
+
+    run_virtual(main())
+
+
+def test_a_manifest_of_the_cluster_that_is_not_there_is_told() -> None:
+    async def main() -> None:
+        world, _ = await offloaded()
+        orphan = await plant(world, 5)
+        del world.bucket.objects[cluster_key("", CLUSTER, 1)]
+        # Of a cluster that is young, the leader may be about to write it.
+        assert kinds(await scrub(world, BOTH)) == []
+        world.clock.advance(SAFETY_S + 1)
+        report = await scrub(world, BOTH)
+        assert kinds(report) == ["manifest-unreadable", "orphan-objects"]
+        (finding,) = (one for one in report.findings if one.kind == "manifest-unreadable")
+        assert (finding.stream, finding.key) == ("", f"cluster/{CLUSTER}/")
+        assert orphan in world.bucket.objects
+        look = ManifestLook.no_cluster
+
+        async def later(self: ManifestLook, *args: Any) -> Finding | None:
+            await write_cluster(world)
+            return await look(self, *args)
+
+        with patch.object(ManifestLook, "no_cluster", later):
+            assert kinds(await scrub(world)) == ["orphan-objects"]
+
+    run_virtual(main())
