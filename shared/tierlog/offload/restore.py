@@ -6,6 +6,8 @@ to an empty metadata store. Does not own the records (``tierlog.catalog.restore`
 Invariants:
     * Nothing in the bucket is changed.
     * What can't be read now ends the plan with an error: unknown is not lost.
+    * Objects of this cluster that no manifest names are told, unless their ledger comes back
+      otherwise or was to go. A stream of which there are such objects and no manifest is damage.
     * Lost and damaged ledgers are named, and a plan with damage, with losses in the middle of a
       stream, or with writers of whom is not known what they appended, is applied only when
       somebody said so.
@@ -17,7 +19,7 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -28,7 +30,14 @@ import structlog
 from tierlog.catalog import Catalog
 from tierlog.catalog.restore import RestoredStream
 from tierlog.format.attribute_objects import attributes_folder
-from tierlog.format.keys import key_prefix, object_keys, parse_key
+from tierlog.format.keys import (
+    MANAGED_LEDGER_NAME,
+    ObjectRole,
+    cluster_of,
+    key_prefix,
+    object_keys,
+    parse_key,
+)
 from tierlog.format.manifest import unkeep
 from tierlog.model.attribute_record import AttributesRecord, losses_of
 from tierlog.model.errors import CorruptError, Reason, RefusedError
@@ -63,6 +72,8 @@ class Verdict(StrEnum):
     """Its objects are missing, or not what the manifest says."""
     SKIPPED = "skipped"
     """A stream that was being deleted, or an older incarnation."""
+    UNNAMED = "unnamed"
+    """Its objects are there, and no manifest names them: they stay where they are."""
     STATE_UNKNOWN = "state-unknown"
     """What its writers appended before is not known: a writer that retries may append twice."""
 
@@ -180,7 +191,9 @@ class Restorer:
                 tasks = [group.create_task(self._plan_stream(one)) for one in chosen]
         plans = [task.result() for task in tasks]
         findings = [*findings, *skipped, *(one for _, some in plans for one in some)]
-        highest = max(await self._highest_id(), *(_highest_of(one) for one in own), NO_LEDGER)
+        seen, unnamed = await self._listed(found)
+        findings += await self._unnamed(unnamed, own, findings, cluster.cluster_id)
+        highest = max(seen, *(_highest_of(one) for one in own), NO_LEDGER)
         base = max(cluster.ledger_id_base, highest + 1 + self._margin)
         if base > LEDGER_ID_MAX:
             raise RefusedError(
@@ -246,19 +259,59 @@ class Restorer:
         log.warning("restore.no_cluster_manifest", cluster_id=str(cluster_id))
         return Cluster(cluster_id=cluster_id, created_ms=created_ms), NO_LEVELS
 
-    async def _highest_id(self) -> int:
-        """Return the largest ledger id that any key shows, of open uploads too."""
-        highest = int(NO_LEDGER)
+    async def _listed(self, found: Sequence[KnownManifest]) -> tuple[int, dict[str, LedgerId]]:
+        """Return the largest ledger id that any key shows, of open uploads too.
+
+        And of each attempt that no manifest names the object that was written last, by its key.
+        """
+        named = {kept.uuid for one in found for kept in one.ledgers.values()}
+        highest, unnamed = int(NO_LEDGER), dict[str, LedgerId]()
         folder = key_prefix(self._prefix)
         async for info in self._objects.list(folder):
             key = parse_key(self._prefix, info.key)
-            if key is not None:
-                highest = max(highest, key.ledger_id)
+            if key is None:
+                continue
+            highest = max(highest, key.ledger_id)
+            if key.role in (ObjectRole.INDEX, ObjectRole.SINGLE) and key.uuid not in named:
+                unnamed[info.key] = key.ledger_id
         for upload in await self._objects.list_uploads(folder):
             key = parse_key(self._prefix, upload.key)
             if key is not None:
                 highest = max(highest, key.ledger_id)
-        return highest
+        return highest, unnamed
+
+    async def _unnamed(
+        self,
+        unnamed: Mapping[str, LedgerId],
+        own: Sequence[KnownManifest],
+        findings: Sequence[Finding],
+        cluster_id: UUID,
+    ) -> list[Finding]:
+        """Tell of this cluster's objects that no manifest names, once for each stream."""
+
+        async def stream_of(key: str) -> StreamName | None:
+            async with self._checks:
+                info = await self._objects.head(key)
+            if info is None or cluster_of(info.metadata) != cluster_id:
+                return None
+            return StreamName(info.metadata.get(MANAGED_LEDGER_NAME, ""))
+
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                tasks = {key: group.create_task(stream_of(key)) for key in unnamed}
+        # Of a stream whose manifest can't be read that is said already.
+        told = {one.stream for one in findings if one.verdict is Verdict.DAMAGED}
+        known: dict[StreamName, list[KnownManifest]] = {}
+        for one in own:
+            known.setdefault(one.stream, []).append(one)
+        left: dict[StreamName, set[LedgerId]] = {}
+        for key, ledger_id in unnamed.items():
+            name = tasks[key].result()
+            if name is None or (name in told and name not in known):
+                continue
+            if not any(_accounts_for(one, ledger_id) for one in known.get(name, ())):
+                left.setdefault(name, set()).add(ledger_id)
+        return [_left_out(name, some, known=name in known) for name, some in sorted(left.items())]
 
     async def _plan_stream(self, known: KnownManifest) -> tuple[StreamPlan, list[Finding]]:
         head = known.head
@@ -432,6 +485,24 @@ def _choose(found: Sequence[KnownManifest]) -> tuple[list[KnownManifest], list[F
 def _skipped(known: KnownManifest, cause: str) -> Finding:
     entries = sum(one.last_entry_id + 1 for one in known.ledgers.values())
     return Finding(verdict=Verdict.SKIPPED, stream=known.stream, entries=entries, cause=cause)
+
+
+def _accounts_for(known: KnownManifest, ledger_id: LedgerId) -> bool:
+    """Tell whether a manifest says why objects of a ledger lie there that it does not name."""
+    head, kept = known.head, known.ledgers.get(ledger_id)
+    if head is not None and head.lifecycle is StreamLifecycle.DELETING:
+        return True
+    trimmed = head is not None and ledger_id <= head.trimmed_through
+    return trimmed or (kept is not None and kept.uuid is not None)
+
+
+def _left_out(name: StreamName, ledgers: Collection[LedgerId], *, known: bool) -> Finding:
+    what = f"objects of {len(ledgers)} ledgers lie there, the first {min(ledgers)}, and no manifest"
+    return Finding(
+        verdict=Verdict.UNNAMED if known else Verdict.DAMAGED,
+        stream=name,
+        cause=f"{what} names them" if known else f"{what} of the stream is there",
+    )
 
 
 def _highest_of(known: KnownManifest) -> int:
