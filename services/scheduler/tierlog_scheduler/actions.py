@@ -26,7 +26,7 @@ from tierlog.catalog import Catalog
 from tierlog.format import paths
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
-from tierlog.model.offload import CopySeen, OffloadContext, OffloadState
+from tierlog.model.offload import CopySeen, OffloadContext, OffloadState, SchedulerProgress
 from tierlog.model.stream import Stream
 from tierlog.model.trimming import TrimGrounds
 from tierlog.offload.attribute_sweep import AttributeSweeper, UnneededSeen
@@ -76,6 +76,10 @@ class Memory:
     unneeded: UnneededSeen = field(default_factory=UnneededSeen)
     put_off: dict[StreamName, LedgerId] = field(default_factory=dict)
     """Where a stream's local deletions go on that took longer than a pass has time for."""
+    inherited: set[LedgerId] = field(default_factory=set)
+    """Ledgers that the leader before left, and that no stream decided about has shown yet."""
+    undecided: set[LedgerId] = field(default_factory=set)
+    """Those, and the ledgers of streams that nothing may be decided about, as of the last pass."""
     _passes: int = 0
 
     def forget(self) -> None:
@@ -89,8 +93,16 @@ class Memory:
             self.attributes_swept_ms,
             self.unneeded,
             self.put_off,
+            self.inherited,
+            self.undecided,
         ):
             kept.clear()
+
+    def inherit(self, progress: SchedulerProgress) -> None:
+        """Take over what the leaders before saw; of which streams it was they did not say."""
+        self.complete_seen.update(progress.complete_seen)
+        self.closed_seen_ms.update(progress.closed_seen_ms)
+        self.inherited.update(progress.complete_seen, progress.closed_seen_ms)
 
     def see_complete(self, context: OffloadContext, now: Now) -> None:
         """Note a complete copy; the lag of another one than before begins now."""
@@ -99,29 +111,35 @@ class Memory:
             self.complete_seen[context.ledger_id] = CopySeen(context.uuid, now.progress_ms)
 
     def tidy(self, mirror: Mirror, complete: set[LedgerId]) -> None:
-        """Forget ledgers that are gone; ``complete`` are those whose lag still goes on."""
-        if not mirror.is_whole:
-            # What was seen before stays seen: a stream that could not be read is not empty.
-            return
-        for ledger_id in self.complete_seen.keys() - complete:
+        """Forget ledgers that are gone; ``complete`` are those whose lag still goes on.
+
+        What was seen before of a stream that nothing can be decided about now stays seen: it is
+        not empty. No other one's memory waits for it.
+        """
+        if mirror.is_whole:
+            self.inherited.clear()
+        self.undecided = mirror.undecided() | self.inherited
+        for ledger_id in self.complete_seen.keys() - complete - self.undecided:
             del self.complete_seen[ledger_id]
         self._passes += 1
-        if self._passes % TIDY_PASSES == 0:
-            listed = mirror.listed()
-            for ledger_id in self.asked.keys() - listed:
-                del self.asked[ledger_id]
-            for ledger_id in self.closed_seen_ms.keys() - listed:
-                del self.closed_seen_ms[ledger_id]
-            abandoned = mirror.abandoned()
-            for uuid in self.swept_seen_ms.keys() - abandoned:
-                del self.swept_seen_ms[uuid]
-            for uuid in self.unseen_ms.keys() - abandoned:
-                del self.unseen_ms[uuid]
-            for name in self.attributes_swept_ms.keys() - mirror.streams.keys():
-                del self.attributes_swept_ms[name]
-            self.unneeded.clear(but=mirror.streams)
-            for name in self.put_off.keys() - mirror.streams.keys():
-                del self.put_off[name]
+        if self._passes % TIDY_PASSES:
+            return
+        # Streams in trouble are in the mirror as they were read last.
+        listed = mirror.listed()
+        for ledger_id in self.asked.keys() - listed:
+            del self.asked[ledger_id]
+        for ledger_id in self.closed_seen_ms.keys() - listed - self.inherited:
+            del self.closed_seen_ms[ledger_id]
+        abandoned = mirror.abandoned()
+        for uuid in self.swept_seen_ms.keys() - abandoned:
+            del self.swept_seen_ms[uuid]
+        for uuid in self.unseen_ms.keys() - abandoned:
+            del self.unseen_ms[uuid]
+        for name in self.attributes_swept_ms.keys() - mirror.streams.keys():
+            del self.attributes_swept_ms[name]
+        self.unneeded.clear(but=mirror.streams)
+        for name in self.put_off.keys() - mirror.streams.keys():
+            del self.put_off[name]
 
 
 class Actions:

@@ -119,6 +119,11 @@ class Mirror:
         """Return the streams that nothing may be decided about: see ``items``."""
         return set(self._names).difference(name for name, _ in self.items())
 
+    def undecided(self) -> set[LedgerId]:
+        """Return the ledgers that ``unread`` streams list, as far as they were ever read."""
+        known = (self.streams[name] for name in self.unread() if name in self.streams)
+        return {ledger.ledger_id for one in known for ledger in one.snapshot.ledgers}
+
     def listed(self) -> set[LedgerId]:
         """Return all ledgers that stand in a stream's list."""
         return {one.ledger_id for known in self.streams.values() for one in known.snapshot.ledgers}

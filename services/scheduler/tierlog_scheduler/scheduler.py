@@ -19,7 +19,7 @@ again from the last checkpoint, which is at most ``checkpoint_s`` old.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -254,8 +254,7 @@ class Scheduler:
             log.error("progress.corrupt", cause=str(error))  # noqa: TRY400 - no bug of ours
             progress = SchedulerProgress()
         self._time.begin(progress)
-        self._memory.complete_seen.update(progress.complete_seen)
-        self._memory.closed_seen_ms.update(progress.closed_seen_ms)
+        self._memory.inherit(progress)
 
     async def run_pass(self) -> None:
         """Learn what changed, decide about every stream once, and do what is to be done."""
@@ -431,6 +430,7 @@ class Scheduler:
         waits = threshold(view.policy.deletion_lag_ms) is not None
         for one in view.ledgers:
             ledger_id, context = one.listed.ledger_id, one.context
+            memory.inherited.discard(ledger_id)
             if view.paused:
                 # Workers drop what they were asked for; once it is resumed all is asked for anew.
                 memory.asked.pop(ledger_id, None)
@@ -444,7 +444,8 @@ class Scheduler:
                 memory.asked.pop(ledger_id, None)
             if context.abandoned:
                 self._note_swept(context, now)
-        for trimmed in view.trimmed.values():
+        for ledger_id, trimmed in view.trimmed.items():
+            memory.inherited.discard(ledger_id)
             if trimmed is not None:
                 self._note_swept(trimmed, now)
         self._waits = self._waits or threshold(view.policy.retention_time_ms) is not None
@@ -470,7 +471,8 @@ class Scheduler:
 
     async def _checkpoint(self, now: Now, *, at_once: bool = False) -> None:
         """Keep the progress, when a wait depends on it."""
-        kept = _oldest(self._memory.complete_seen)
+        last = self._memory.undecided
+        kept = _oldest(self._memory.complete_seen, last)
         first = self._saved is None
         if not kept and not self._waits and (first or not self._waited):
             return
@@ -480,7 +482,7 @@ class Scheduler:
         progress = SchedulerProgress(
             progress_ms=now.progress_ms,
             complete_seen=kept,
-            closed_seen_ms=_oldest(self._memory.closed_seen_ms) if self._waits else {},
+            closed_seen_ms=_oldest(self._memory.closed_seen_ms, last) if self._waits else {},
             samples=now.history.samples,
         )
         await self._catalog.progress.save(progress)
@@ -548,8 +550,10 @@ def _end_of(one: ListedLedger) -> EntryId | None:
     return one.last_entry_id if one.closed else None
 
 
-def _oldest(seen: Mapping[LedgerId, Seen]) -> dict[LedgerId, Seen]:
-    return dict(sorted(seen.items(), key=lambda one: one[0])[:CHECKPOINT_LEDGERS_MAX])
+def _oldest(seen: Mapping[LedgerId, Seen], last: Container[LedgerId]) -> dict[LedgerId, Seen]:
+    """Return what a checkpoint has room for: what may be gone has none that others need."""
+    by_age = sorted(seen.items(), key=lambda one: (one[0] in last, one[0]))
+    return dict(by_age[:CHECKPOINT_LEDGERS_MAX])
 
 
 def view_of(
