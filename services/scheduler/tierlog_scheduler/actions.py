@@ -74,8 +74,6 @@ class Memory:
     """Sweeps after which nobody knew whether an upload is open."""
     attributes_swept_ms: dict[StreamName, int] = field(default_factory=dict)
     unneeded: UnneededSeen = field(default_factory=UnneededSeen)
-    put_off: dict[StreamName, LedgerId] = field(default_factory=dict)
-    """Where a stream's local deletions go on that took longer than a pass has time for."""
     inherited: set[LedgerId] = field(default_factory=set)
     """Ledgers that the leader before left, and that no stream decided about has shown yet."""
     undecided: set[LedgerId] = field(default_factory=set)
@@ -92,7 +90,6 @@ class Memory:
             self.unseen_ms,
             self.attributes_swept_ms,
             self.unneeded,
-            self.put_off,
             self.inherited,
             self.undecided,
         ):
@@ -138,8 +135,6 @@ class Memory:
         for name in self.attributes_swept_ms.keys() - mirror.streams.keys():
             del self.attributes_swept_ms[name]
         self.unneeded.clear(but=mirror.streams)
-        for name in self.put_off.keys() - mirror.streams.keys():
-            del self.put_off[name]
 
 
 class Actions:

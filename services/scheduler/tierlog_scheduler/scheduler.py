@@ -8,9 +8,9 @@ Invariants:
     * A pass decides about every stream, from what is known of it; a stream that could not be
       read waits for the next pass, and no other one waits for it. A defect that one stream
       provokes stops that one alone, until the next pass, and is told (``defects``).
-    * Local deletions of one stream hold up a pass for ``DELETIONS_S_MAX`` and one ledger at most,
-      however many copies are to be read back: requests and the checkpoint wait for the pass. The
-      next one goes on behind them, also where each of them fails.
+    * Requests of all streams come first, and what metrics say of the lag. All else (deletions,
+      sweeps, trimming) holds up a pass for a bounded time, however much is due and however slow
+      the store is; the next one goes on behind it (``turns``).
     * Being deposed is no danger: see ``actions``.
 
 Crash: what was remembered is lost and decided anew: ledgers are asked for once more, waits begin
@@ -19,7 +19,7 @@ again from the last checkpoint, which is at most ``checkpoint_s`` old.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -57,7 +57,6 @@ from tierlog_scheduler.mirror import KnownStream, Mirror
 from tierlog_scheduler.policy import (
     Action,
     Delays,
-    DeleteTier1,
     LedgerView,
     OffloadLag,
     RequestOffload,
@@ -66,6 +65,7 @@ from tierlog_scheduler.policy import (
     offload_lag,
     sealed_before,
 )
+from tierlog_scheduler.turns import Turns
 
 log = structlog.get_logger()
 
@@ -76,7 +76,6 @@ OFFICE: Final = "scheduler"
 CHECKPOINT_LEDGERS_MAX: Final = 20_000
 ASK_S_MAX: Final = 5.0
 """So long an admin waits for the queue; a client waits longer for the answer."""
-DELETIONS_S_MAX: Final = 30.0
 STREAMS_A_TURN: Final = 100
 """So many streams are decided about before others have their turn in the loop."""
 
@@ -141,6 +140,7 @@ class Scheduler:
         self._slots = asyncio.Semaphore(limits.streams_in_flight_max)
         self._time = Timekeeper(clock)
         self._memory = Memory()
+        self._turns = Turns(clock)
         self._actions = Actions(
             catalog=catalog,
             offloader=offloader,
@@ -175,6 +175,7 @@ class Scheduler:
 
     def _forget(self) -> None:
         self._memory.forget()
+        self._turns.forget()
         self.mirror.forget()
         self._manifests.begin_term()
         self._saved: SchedulerProgress | None = None
@@ -280,7 +281,7 @@ class Scheduler:
         seen: set[LedgerId] = set()
         lags: dict[StreamName, OffloadLag] = {}
         states: Counter[str] = Counter()
-        unread = self.mirror.unread()
+        unread, slow = self.mirror.unread(), set[StreamName]()
         self._waits, self._defects = False, {}
         async with asyncio.TaskGroup() as group:
             for count, (name, known) in enumerate(list(self.mirror.items())):
@@ -297,12 +298,28 @@ class Scheduler:
                     seen |= self._note_undecided(known, error)
                     unread.add(name)
                     continue
-                if actions:
+                requests = [one for one in actions if isinstance(one, RequestOffload)]
+                if len(requests) < len(actions):
+                    slow.add(name)
+                if requests:
                     await self._slots.acquire()
-                    group.create_task(self._do(known.snapshot.stream, actions, now))
+                    group.create_task(self._do(known.snapshot.stream, requests, now))
         self.lags = {**self._lags_kept(unread, now), **lags}
         self.streams_unread, self.ledger_states = len(unread), states
         self._memory.tidy(self.mirror, seen)
+        await self._act_in_turn(slow, now)
+
+    async def _act_in_turn(self, slow: set[StreamName], now: Now) -> None:
+        """Do all but requests, for as long as a pass has time for it."""
+        streams = self.mirror.streams
+        async with asyncio.TaskGroup() as group:
+            for name in self._turns.begin(slow, known=streams):
+                await self._slots.acquire()
+                if not self._turns.has_turn(name):
+                    self._slots.release()
+                    break
+                actions = self._in_turn(streams[name], now)
+                group.create_task(self._do(streams[name].snapshot.stream, actions, now))
 
     def _lags_kept(self, unread: set[StreamName], now: Now) -> dict[StreamName, OffloadLag]:
         """Return of streams that can't be read what was known before, older by the time since."""
@@ -321,32 +338,22 @@ class Scheduler:
         return [*decide(view, now, delays), *retention.decide(view, now, delays)]
 
     async def _do(
-        self, stream: Stream, actions: list[Action | retention.Trimming], now: Now
+        self, stream: Stream, actions: Iterable[Action | retention.Trimming], now: Now
     ) -> None:
         try:
-            for action in self._in_turn(stream.name, actions):
+            for action in actions:
                 await self._actions.do(stream, action, now)
         except Exception as error:  # noqa: BLE001 - told: metric, log, status
             self._defects[stream.name] = note_defect("act", error, stream=stream.name)
         finally:
             self._slots.release()
 
-    def _in_turn(
-        self, name: StreamName, actions: list[Action | retention.Trimming]
-    ) -> Iterator[Action | retention.Trimming]:
-        """Iterate over what is to be done; local deletions last, and as long as there is time."""
-        yield from (one for one in actions if not isinstance(one, DeleteTier1))
-        due = [one for one in actions if isinstance(one, DeleteTier1)]
-        first = self._memory.put_off.pop(name, LedgerId(0))
-        # From where the last pass ended, and around.
-        due.sort(key=lambda one: (one.context.ledger_id < first, one.context.ledger_id))
-        until_s = self._clock.monotonic_s() + DELETIONS_S_MAX
-        for count, one in enumerate(due):
-            if count and self._clock.monotonic_s() >= until_s:
-                self._memory.put_off[name] = one.context.ledger_id
-                log.info("tier1.kept", stream=name, cause="others took long; the next pass goes on")
-                return
-            yield one
+    def _in_turn(self, known: KnownStream, now: Now) -> Iterator[Action | retention.Trimming]:
+        """Iterate over all but requests of a stream, as long as there is time."""
+        # Decided anew: what is due in all streams would be much to keep.
+        actions = self._decide(self._view(known), now)
+        slow = [one for one in actions if not isinstance(one, RequestOffload)]
+        yield from self._turns.of(known.snapshot.stream.name, slow)
 
     def _view(self, known: KnownStream) -> StreamView:
         assert known.policy is not None

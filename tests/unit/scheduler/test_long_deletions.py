@@ -6,6 +6,8 @@ also behind some whose copies can't be read.
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
@@ -14,14 +16,19 @@ from tests.unit.offload.world import TOPICS, World
 from tests.unit.scheduler.test_scheduler import ENTRIES, LIMITS, scheduler
 from tierlog.model.errors import RetryableError
 from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.offload import AbandonedAttempt
 from tierlog.model.policy import Policy
+from tierlog.model.trimming import TrimGrounds
 from tierlog.offload.driver import BlockOffloader
 from tierlog.offload.messages import parse_request
-from tierlog_scheduler.scheduler import DELETIONS_S_MAX
+from tierlog_scheduler.policy import Action, SweepAbandoned
+from tierlog_scheduler.retention import BeginTrim, DropTrimmed, RemoveStream, Trimming
+from tierlog_scheduler.turns import TURNS_S_MAX, Turns
 
 LARGE, SMALL = StreamName("large"), StreamName("small")
 LEDGERS = 10
 READ_S = 20.0
+SWEEP_S = 1.5
 
 
 class SlowWorld(World):
@@ -39,15 +46,24 @@ class SlowWorld(World):
                 raise RetryableError("the store takes its time")
             await verify(ledger_id, *rest, **how)
 
+        sweep = made.delete_offloaded
+
+        async def slow_sweep(*of):
+            await asyncio.sleep(SWEEP_S)
+            await sweep(*of)
+
         setattr(made, "verify", slowly)  # noqa: B010
+        setattr(made, "delete_offloaded", slow_sweep)  # noqa: B010
         return made
 
 
-async def due(world: World) -> list[LedgerId]:
+async def due(
+    world: World, name: StreamName = LARGE, count: int = LEDGERS, *, lag_ms: int = 0
+) -> list[LedgerId]:
     """Make a stream whose local copies are all to go at once."""
-    lasting = Policy(offload_time_ms=0, deletion_lag_ms=0, read_back="full")
-    claimed = await world.stream(LARGE, lasting)
-    found = [await world.seal(claimed, ENTRIES) for _ in range(LEDGERS)]
+    lasting = Policy(offload_time_ms=0, deletion_lag_ms=lag_ms, read_back="full")
+    claimed = await world.stream(name, lasting)
+    found = [await world.seal(claimed, ENTRIES[:2]) for _ in range(count)]
     for ledger_id in found:
         await world.worker().handle(world.request(claimed, ledger_id))
     return found
@@ -67,7 +83,7 @@ def test_other_streams_are_asked_for_meanwhile():
             group.create_task(scheduler(world).run(stop))
             await asyncio.sleep(READ_S / 2)
             await world.seal(claimed, ENTRIES)
-            await asyncio.sleep(DELETIONS_S_MAX + 2 * READ_S + LIMITS.interval_s)
+            await asyncio.sleep(TURNS_S_MAX + 2 * READ_S + LIMITS.interval_s)
             assert SMALL in asked_for(world)
             stop.set()
 
@@ -84,9 +100,99 @@ def test_all_local_copies_go_in_the_end(unreadable):
         await leader.begin()
         for _ in range(2 * LEDGERS):
             await leader.run_pass()
-            assert leader.pass_s <= DELETIONS_S_MAX + READ_S + 1
+            assert leader.pass_s <= TURNS_S_MAX + READ_S + 1
         catalog = world.catalog()
         left = [one for one in ledgers if await catalog.ledgers.get(one) is not None]
         assert left == world.unreadable
 
     run_virtual(main(), until_s=10_000)
+
+
+def test_a_long_stream_that_is_deleted_holds_up_no_requests_and_no_metrics():
+    async def main():
+        world = SlowWorld()
+        await due(world, count=80, lag_ms=-1)
+        claimed = await world.stream(SMALL, Policy(offload_time_ms=0))
+        await world.catalog().retention.begin_stream_deletion(LARGE)
+        leader, stop = scheduler(world), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(leader.run(stop))
+            await asyncio.sleep(LIMITS.interval_s + TURNS_S_MAX / 2)
+            await world.seal(claimed, ENTRIES)
+            await asyncio.sleep(TURNS_S_MAX + SWEEP_S + LIMITS.interval_s)
+            assert asked_for(world) == [SMALL]
+            assert leader.lags[SMALL].ledgers == 1
+            longest_s = 0.0
+            for _ in range(100):
+                await asyncio.sleep(LIMITS.interval_s)
+                longest_s = max(longest_s, leader.pass_s)
+            assert TURNS_S_MAX <= longest_s <= TURNS_S_MAX + SWEEP_S + 1
+            stop.set()
+        assert await world.catalog().streams.names() == [SMALL]
+        assert not world.bucket.objects
+
+    run_virtual(main(), until_s=10_000)
+
+
+def test_many_streams_take_a_pass_no_longer_than_one():
+    async def main():
+        world = SlowWorld()
+        names = [StreamName(f"s{number}") for number in range(7)]
+        ledgers = [one for name in names for one in await due(world, name, 3)]
+        world.unreadable = ledgers[:2]
+        leader = scheduler(world, limits=replace(LIMITS, streams_in_flight_max=2))
+        await leader.begin()
+        catalog = world.catalog()
+        for _ in range(12):
+            await leader.run_pass()
+            assert leader.pass_s <= TURNS_S_MAX + READ_S + 1
+        left = [one for one in ledgers if await catalog.ledgers.get(one) is not None]
+        assert left == world.unreadable
+
+    run_virtual(main(), until_s=10_000)
+
+
+def test_each_action_has_its_turn_whatever_fails_before_it():
+    world = World()
+    clock = world.clock
+    turns = Turns(clock)
+    place = world.offloader().location(LedgerId(1), UUID(int=1))
+    attempt = AbandonedAttempt(uuid=UUID(int=1), location=place, abandoned_ms=1)
+    actions: list[Action | Trimming] = [
+        RemoveStream(),
+        DropTrimmed(ledger_id=LedgerId(1)),
+        SweepAbandoned(ledger_id=LedgerId(1), attempt=attempt, strike_off=False),
+        SweepAbandoned(
+            ledger_id=LedgerId(1), attempt=replace(attempt, uuid=UUID(int=2)), strike_off=False
+        ),
+        BeginTrim(ledger_ids=(LedgerId(2),), grounds=TrimGrounds(policy=None, paused=False)),
+    ]
+
+    def pass_of(seconds: float) -> list[Action | Trimming]:
+        (name,) = turns.begin([LARGE], known=[LARGE])
+        done: list[Action | Trimming] = []
+        for one in turns.of(name, actions[::-1]):
+            done.append(one)
+            clock.advance(seconds)
+        return done
+
+    slow = [pass_of(TURNS_S_MAX) for _ in range(6)]
+    assert slow == [[one] for one in [*actions, actions[0]]]
+    assert pass_of(0) == [*actions[1:], actions[0]]
+    assert pass_of(0) == actions
+
+
+def test_streams_that_had_no_turn_are_first_in_the_next_pass():
+    world = World()
+    turns = Turns(world.clock)
+    names = [StreamName(one) for one in "abc"]
+    assert turns.begin(names[::-1], known=names) == names
+    assert turns.has_turn(names[0])
+    world.clock.advance(TURNS_S_MAX)
+    assert not turns.has_turn(names[1])
+    assert turns.begin(names, known=names) == [*names[1:], names[0]]
+    assert turns.begin(names, known=names) == names
+    world.clock.advance(TURNS_S_MAX)
+    assert not turns.has_turn(names[2])
+    turns.forget()
+    assert turns.begin(names, known=names) == names
