@@ -5,6 +5,7 @@ what it returned is thrown away.
 """
 
 import asyncio
+from dataclasses import dataclass
 from typing import Final
 
 from pydantic import BaseModel
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 from tierlog.model.ids import StreamName
 from tierlog.model.position import Edge, Position
 from tierlog_reader.chunk import Answer, Budget
+from tierlog_reader.places import Tier
 from tierlog_reader.seek import Time, TimeSeek
 from tierlog_reader.served import ServedReads
 from tierlog_reader.shares import Client
@@ -53,6 +55,17 @@ class Explained(BaseModel):
     steps_dropped: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is told of an answer, without its frames."""
+
+    resume: Position | Edge
+    first: Position | None = None
+    count: int = 0
+    frames_len: int = 0
+    tier: Tier | None = None
+
+
 async def explain(
     reads: ServedReads,
     seek: TimeSeek,
@@ -68,34 +81,38 @@ async def explain(
         start = await seek.start(stream, where)
         answer, room = await reads.read(client, stream, start, budget)
         took_us = round((loop.time() - begun_s) * 1e6)
+        found = _found(answer)
+        del answer  # whoever waits for metadata holds nothing
         room.leave()
     asked = f"time:{where.publish_ms}" if isinstance(where, Time) else str(where)
-    return await _told(reads, stream, asked, answer, trace, took_us)
+    reason = "nothing is there yet"
+    if found.first is not None and found.tier is not None:
+        reason = await reads.source.why(stream, found.first.ledger_id, found.tier)
+    return _told(stream, asked, found, reason, trace, took_us)
 
 
-async def _told(
-    reads: ServedReads,
-    stream: StreamName,
-    asked: str,
-    answer: Answer,
-    trace: Trace,
-    took_us: int,
+def _found(answer: Answer) -> _Found:
+    chunk = answer.chunk
+    if chunk is None:
+        return _Found(resume=answer.resume)
+    first = Position(chunk.ledger_id, chunk.first_entry_id)
+    return _Found(answer.resume, first, chunk.count, chunk.frames_len, chunk.tier)
+
+
+def _told(
+    stream: StreamName, asked: str, found: _Found, reason: str, trace: Trace, took_us: int
 ) -> Explained:
-    chunk, steps = answer.chunk, trace.steps
+    steps = trace.steps
     requests = [one for one in steps if one.what in REQUESTS]
     cached = [one for one in steps if one.what == "cache" and one.outcome != "miss"]
-    first = Position(chunk.ledger_id, chunk.first_entry_id) if chunk is not None else None
-    reason = "nothing is there yet"
-    if chunk is not None:
-        reason = await reads.source.why(stream, chunk.ledger_id, chunk.tier)
     return Explained(
         stream=stream,
         asked=asked,
-        first=str(first) if first is not None else None,
-        entries=chunk.count if chunk is not None else 0,
-        bytes=chunk.frames_len if chunk is not None else 0,
-        next=str(answer.resume),
-        tier=chunk.tier.value if chunk is not None else None,
+        first=str(found.first) if found.first is not None else None,
+        entries=found.count,
+        bytes=found.frames_len,
+        next=str(found.resume),
+        tier=found.tier.value if found.tier is not None else None,
         tier_reason=reason,
         objects=sorted({one.where for one in [*requests, *cached]}),
         requests=len(requests),

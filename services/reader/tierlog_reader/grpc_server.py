@@ -88,13 +88,16 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
                     sending_len = piece.ByteSize()
                     yield piece
                     sending_len = 0
+                    del piece
             finally:
                 if sending_len:
                     room.shrink(COPIES_OF_AN_ANSWER * sending_len)
                     _leave_at_end(context, room)
                 else:
                     room.leave()
-            if answer.chunk is None and request.stop_at_end:
+            nothing_more = answer.chunk is None and request.stop_at_end
+            del answer  # whoever waits for the next one holds nothing
+            if nothing_more:
                 return
 
     async def GetBounds(  # noqa: N802 - the name in the .proto file

@@ -159,6 +159,7 @@ class EntryPages:
                     yield b": nothing yet\n\n"
                 for message in _messages(page, self.unpacking):
                     yield message
+                    del message
             except TierlogError as error:
                 yield _problem(error)
                 return
@@ -166,6 +167,7 @@ class EntryPages:
                 room.leave()
             left -= len(page.entries)
             wish = replace(wish, where=page.resume)
+            del page  # whoever waits for the next one holds nothing
 
 
 def add_entry_routes(app: FastAPI, pages: EntryPages) -> None:

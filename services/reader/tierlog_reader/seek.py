@@ -149,6 +149,7 @@ class TimeSeek:
             if found is not None:
                 return found
             where = answer.chunk.end
+            del answer  # whoever waits for room holds nothing
 
     async def _by_headers(
         self, stream: StreamName, ledger: ListedLedger, publish_ms: int
@@ -172,6 +173,7 @@ class TimeSeek:
                 older = _first_at(answer.chunk, publish_ms) is None
             finally:
                 room.leave()
+            del answer
             low, high = (middle.entry_id + 1, high) if older else (low, middle.entry_id)
         return EntryId(low)
 

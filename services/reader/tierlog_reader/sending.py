@@ -83,6 +83,7 @@ class HeldStream(StreamingResponse):
                     async with asyncio.timeout(self._send_s_max):
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
                     sent += len(piece)
+                    del piece  # the next one may be long in coming
         except TimeoutError:
             log.info("client.left", cause="it takes nothing", sent_bytes=sent)
             return

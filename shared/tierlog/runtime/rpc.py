@@ -123,6 +123,7 @@ class ClusterInterceptor(grpc.aio.ServerInterceptor):
             async with contextlib.aclosing(inner(request, context)) as answers:
                 async for answer in answers:
                     yield answer
+                    del answer  # the next one may be long in coming
 
         return told
 
@@ -180,6 +181,7 @@ def _guarded_stream(
             async with contextlib.aclosing(inner(request, context)) as responses:
                 async for response in responses:
                     await _send(response, context, send_s_max)
+                    del response  # the next one may be long in coming
         except grpc.aio.BaseError:
             raise  # the call is over, or its client went away
         except Exception as error:  # noqa: BLE001 - as above

@@ -148,6 +148,7 @@ class _Call:
                 async for answer in answers:
                     await _or_abort(context, lambda: self._gate.check_still(subject))
                     yield answer
+                    del answer  # the next one may be long in coming
 
         return guarded
 
