@@ -124,7 +124,8 @@ async def test_entries_that_each_fit_a_message_are_given_however_many_were_read_
             resume = answer.resume
             assert f"{answer.next.ledger_id}:{answer.next.entry_id}" == resume
         assert found == entries
-        assert shares.used_bytes == 0
+        while shares.used_bytes:  # a call is over a moment after its answer is there
+            await asyncio.sleep(0.01)
 
 
 async def test_what_is_before_an_entry_that_fits_no_message_is_given_and_then_it_is_refused():
