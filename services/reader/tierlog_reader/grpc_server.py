@@ -5,12 +5,16 @@ Invariants:
       transport has taken it, which waits for the client: one answer at a time, piece by piece.
     * A client that takes nothing is left (``tierlog.runtime.rpc``). Then one piece, which the
       transport keeps until the call is over, holds room, and nothing else of the answer does.
+    * What is made of an answer is within its room: one message object an entry, beside its bytes.
+      The loop is given up between some of them.
     * ``resume`` of an answer is the token that every call, and HTTP's ``from``, goes on with.
 """
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import grpc
@@ -26,6 +30,7 @@ from tierlog_reader import metrics
 from tierlog_reader.chunk import Answer, Chunk
 from tierlog_reader.limits import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits
 from tierlog_reader.memory import COPIES_OF_AN_ANSWER
+from tierlog_reader.pages import OBJECT_BYTES
 from tierlog_reader.seek import Time, TimeSeek, parse_start
 from tierlog_reader.sending import PIECE_BYTES
 from tierlog_reader.served import HeldRoom, ServedReads
@@ -34,6 +39,8 @@ BYTES_DEFAULT: Final = 1024 * 1024
 # An answer must fit a message, with room for its own fields.
 BYTES_MAX: Final = MESSAGE_BYTES_MAX * 3 // 4
 FOLLOW_WAIT_MS: Final = 10_000
+# Entries that are made without giving up the loop: a few milliseconds.
+ENTRIES_AT_ONCE: Final = 1000
 REQUEST_BYTES_MAX: Final = 64 * 1024
 """A request names a stream and places, and no more."""
 
@@ -59,9 +66,12 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         stream = stream_name(request.stream)
         where = await self._seek.start(stream, _start(request))
         client = _client_of(context, stream)
-        answer, room = await self._reads.read(client, stream, where, budget)
+        answer, room = await self._reads.read(
+            client, stream, where, budget, entry_bytes=OBJECT_BYTES
+        )
         _leave_at_end(context, room)
-        return _response(answer)
+        answer = _fitting(_joined(answer))
+        return await _response(answer)
 
     async def Follow(  # noqa: N802 - the name in the .proto file
         self, request: pb.FollowRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -80,9 +90,12 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
                 bytes_max=min(bytes_max, BYTES_MAX),
                 wait_ms=FOLLOW_WAIT_MS,
             )
-            answer, room = await self._reads.read(client, stream, where, budget)
+            answer, room = await self._reads.read(
+                client, stream, where, budget, entry_bytes=OBJECT_BYTES
+            )
             where, sending_len = answer.resume, 0
             try:
+                answer = _joined(answer)
                 for piece in _pieces(answer, until):
                     left -= len(piece.entries)
                     sending_len = piece.ByteSize()
@@ -125,12 +138,20 @@ def _check_fits(where: Position, length: int) -> None:
         )
 
 
+def _joined(answer: Answer) -> Answer:
+    """Return an answer whose frames are one buffer; those that they were can go."""
+    chunk = answer.chunk
+    if chunk is None or len(chunk.frames) == 1:
+        return answer
+    return replace(answer, chunk=replace(chunk, frames=(b"".join(chunk.frames),)))
+
+
 def _fitting(answer: Answer) -> Answer:
     """Return what of an answer fits one message: runs come whole, so it may be longer."""
     chunk = answer.chunk
     if chunk is None or chunk.frames_len <= BYTES_MAX:
         return answer
-    frames = memoryview(b"".join(chunk.frames))
+    (frames,) = map(memoryview, chunk.frames)
     ends = [*walk_frames(frames, chunk.first_entry_id)[1:].tolist(), len(frames)]
     _check_fits(Position(chunk.ledger_id, chunk.first_entry_id), ends[0])
     count = bisect_right(ends, BYTES_MAX)
@@ -138,14 +159,15 @@ def _fitting(answer: Answer) -> Answer:
     return replace(answer, chunk=kept, resume=kept.end)
 
 
-def _response(answer: Answer) -> pb.ReadResponse:
-    answer = _fitting(answer)
+async def _response(answer: Answer) -> pb.ReadResponse:
     metrics.count(answer)
     response = pb.ReadResponse(next=_record(answer.resume), resume=str(answer.resume))
     if answer.chunk is not None:
         response.tier = answer.chunk.tier.value
-        for here, data in _entries_of(answer.chunk, None):
+        for number, (here, data) in enumerate(_entries_of(answer.chunk, None), 1):
             response.entries.add(position=_record(here), data=data)
+            if number % ENTRIES_AT_ONCE == 0:
+                await asyncio.sleep(0)
     return response
 
 
@@ -162,7 +184,7 @@ def _pieces(answer: Answer, until: Position | None) -> Iterator[pb.ReadResponse]
             piece, length = pb.ReadResponse(tier=chunk.tier.value), 0
         _check_fits(here, FRAME_HEADER_LEN + len(data))
         piece.entries.add(position=_record(here), data=data)
-        length += FRAME_HEADER_LEN + len(data)
+        length += OBJECT_BYTES + len(data)
     if piece.entries:
         resume = answer.resume
         if until is not None and isinstance(resume, Position):
@@ -214,11 +236,11 @@ def _record(where: Position | Edge) -> pb.PositionRecord | None:
 
 
 def _entries_of(chunk: Chunk, until: Position | None) -> Iterator[tuple[Position, bytes]]:
-    frames = b"".join(chunk.frames)
-    starts = walk_frames(frames, chunk.first_entry_id).tolist()
-    ends = [*starts[1:], len(frames)]
-    for step, (start, end) in enumerate(zip(starts, ends, strict=True)):
+    (frames,) = map(memoryview, chunk.frames)
+    bounds = walk_frames(frames, chunk.first_entry_id).tolist()
+    bounds.append(len(frames))
+    for step, (start, end) in enumerate(pairwise(bounds)):
         here = Position(chunk.ledger_id, EntryId(chunk.first_entry_id + step))
         if until is not None and here >= until:
             return
-        yield here, frames[start + FRAME_HEADER_LEN : end]
+        yield here, bytes(frames[start + FRAME_HEADER_LEN : end])

@@ -15,7 +15,7 @@
 
 Invariants:
     * The parts together are ``memory_bytes_max``, which the container may take beside the process
-      itself, and answers have room for two at least.
+      itself, and answers have room for two of frames at least.
     * What a part holds beyond its own (the list of a stream of 100,000 ledgers, indexes of more
       copies in use than there is room for: nobody could read without) answers have less for,
       until they go out one at a time. So all is within the budget as long as they can give.

@@ -72,11 +72,26 @@ class ServedReads:
         return f"<ServedReads {self._shares!r}>"
 
     async def read(
-        self, client: Client, stream: StreamName, where: Position | Edge, budget: Budget
+        self,
+        client: Client,
+        stream: StreamName,
+        where: Position | Edge,
+        budget: Budget,
+        *,
+        entry_bytes: int = 0,
     ) -> tuple[Answer, HeldRoom]:
-        """Return what follows ``where``, and its room, which the caller gives back."""
+        """Return what follows ``where``, and its room, which the caller gives back.
+
+        ``entry_bytes``: what the caller makes of each entry takes so much beside its bytes. Of all
+        entries that is no more than ``bytes_max``, too.
+        """
         while True:
-            room = self.room(client, max(ROOM_BYTES_MIN, budget.bytes_max))
+            bytes_max = max(ROOM_BYTES_MIN, budget.bytes_max)
+            if entry_bytes:
+                fitting = max(1, bytes_max // entry_bytes)
+                budget = replace(budget, entries_max=min(budget.entries_max, fitting))
+            objects_len = entry_bytes * budget.entries_max
+            room = HeldRoom(self._shares, client, COPIES_OF_AN_ANSWER * bytes_max + objects_len)
             try:
                 answer = await self.source.read(stream, where, replace(budget, room=room))
             except BaseException:
@@ -86,8 +101,9 @@ class ServedReads:
             if chunk is None:
                 room.leave()
                 return answer, room
-            if room.holds(COPIES_OF_AN_ANSWER * chunk.frames_len):
-                room.shrink(COPIES_OF_AN_ANSWER * chunk.frames_len)
+            needed = COPIES_OF_AN_ANSWER * chunk.frames_len + entry_bytes * chunk.count
+            if room.holds(needed):
+                room.shrink(needed)
                 return answer, room
             room.leave()
             where = Position(chunk.ledger_id, chunk.first_entry_id)
