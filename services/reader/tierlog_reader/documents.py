@@ -14,7 +14,7 @@ Invariant: nothing is told of an entry whose checksum is wrong.
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -40,6 +40,7 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 EVENTS: Final = "text/event-stream"
 BODY_TYPES: Final = (NDJSON, OCTETS, ARROW)
 EVENT_LEN_LEN: Final = 4
+_NONE: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,24 +96,26 @@ def entries_of(chunk: Chunk, *, raw: bool) -> list[FoundEntry]:
 
 
 def events_of(entry: FoundEntry, unpacking: Unpacking) -> Iterator[FoundEvent]:
-    """Give the events of an entry; in a raw stream it is one itself."""
-    header: AppendHeader | None = None
+    """Give the events of an entry; in a raw stream it is one itself.
+
+    One at a time: their properties, as objects, take several times what they have in bytes.
+    """
+    where, tier = entry.position, entry.tier
     if entry.raw:
-        events = [StructuredEvent(payload=entry.data)]
-    else:
-        try:
-            decoded = decode_entry(entry.data)
-            header = decoded.header
-            events = decoded.structured_events(
-                unpacking.decompressors, events_len_max=unpacking.events_len_max
+        event = StructuredEvent(payload=entry.data)
+        yield FoundEvent(position=where, index=0, tier=tier, event=event, header=None)
+        return
+    try:
+        decoded = decode_entry(entry.data)
+        found = decoded.events(unpacking.decompressors, events_len_max=unpacking.events_len_max)
+        for index, one in enumerate(found):
+            event = decoded.structured_event(one)
+            yield FoundEvent(
+                position=where, index=index, tier=tier, event=event, header=decoded.header
             )
-        except (CorruptError, RefusedError) as error:
-            error.details.update(position=str(entry.position), tier=entry.tier)
-            raise
-    for index, event in enumerate(events):
-        yield FoundEvent(
-            position=entry.position, index=index, tier=entry.tier, event=event, header=header
-        )
+    except (CorruptError, RefusedError) as error:
+        error.details.update(position=str(where), tier=tier)
+        raise
 
 
 def document_of(found: FoundEvent) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def body_of(kind: str, entries: Sequence[FoundEntry], unpacking: Unpacking) -> B
     """
     events = (event for entry in entries for event in events_of(entry, unpacking))
     if kind == ARROW:
-        return _arrow(list(events))
+        return _arrow([_without_properties(event) for event in events])
     body = bytearray()
     for event in events:
         if kind == NDJSON:
@@ -187,6 +190,13 @@ def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data).decode("ascii")}
+
+
+def _without_properties(found: FoundEvent) -> FoundEvent:
+    """Return an event as Arrow has it: all are kept until the last one was made."""
+    if not found.event.properties:
+        return found
+    return replace(found, event=replace(found.event, properties=_NONE))
 
 
 def _arrow(events: Sequence[FoundEvent]) -> bytes:

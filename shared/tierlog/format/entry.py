@@ -211,6 +211,12 @@ class Entry:
             return [StructuredEvent.decode(event) for event in found]
         return [StructuredEvent(payload=bytes(event)) for event in found]
 
+    def structured_event(self, event: Buffer) -> StructuredEvent:
+        """Return one of ``events`` as ``structured_events`` does: for few of them at a time."""
+        if self.header.structured:
+            return StructuredEvent.decode(event)
+        return StructuredEvent(payload=bytes(event))
+
 
 def encode_entry(
     events: Sequence[Buffer | StructuredEvent],

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.reader.test_pages import URL, served
 from tests.unit.reader.world import ReaderWorld, on_virtual_time
 from tierlog.format.entry import encode_entry
-from tierlog_reader.documents import NDJSON, OCTETS
+from tierlog_reader.documents import ARROW, EVENTS, NDJSON, OCTETS
 from tierlog_reader.http_entries import COPIES
 from tierlog_reader.pages import OBJECT_BYTES
 
@@ -43,6 +43,47 @@ def test_a_body_of_small_events_takes_no_more_than_its_room(kind):
         [sys.executable, "-c", RESIDENT, kind], check=True, capture_output=True, text=True
     )
     assert int(grown.stdout) < COPIES[kind] * 40 * 500 * OBJECT_BYTES
+
+
+# Properties are many objects each; the entries beside are counted, and measured, apart.
+PROPERTIES = """
+import pathlib, re, sys
+import pyarrow
+from tierlog.format.entry import StructuredEvent, encode_entry
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.position import Position
+from tierlog_reader.documents import EVENTS, FoundEntry, Unpacking, body_of
+from tierlog_reader.http_entries import COPIES, _messages
+from tierlog_reader.pages import Page
+
+unpacking = Unpacking(decompressors={}, events_len_max=2**20)
+
+def most():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\\s*([0-9]+)", status)[1])
+
+def made(count):
+    event = StructuredEvent(payload=b"p", properties={f"k{n:04}": f"v{n}" for n in range(100)})
+    data = encode_entry([event] * count, publish_time_ms=1)
+    where = Position(LedgerId(1), EntryId(1))
+    entries = [FoundEntry(position=where, data=data, tier="tier2", raw=False)]
+    page = Page(entries=entries, resume=where, raw=False, at_end=True)
+    before, kind = most(), sys.argv[1]
+    body = _messages(page, unpacking) if kind == EVENTS else body_of(kind, entries, unpacking)
+    return len(data) + most() - before, COPIES[kind] * (page.frames_len + page.objects_len)
+
+made(1)
+taken, room = made(4000)
+print(taken / room)
+"""
+
+
+@pytest.mark.parametrize("kind", [NDJSON, OCTETS, ARROW, EVENTS])
+def test_a_body_of_events_with_many_properties_takes_no_more_than_its_room(kind):
+    grown = subprocess.run(
+        [sys.executable, "-c", PROPERTIES, kind], check=True, capture_output=True, text=True
+    )
+    assert float(grown.stdout) < 1
 
 
 @pytest.mark.parametrize("kind", [NDJSON, OCTETS])
