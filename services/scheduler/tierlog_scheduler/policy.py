@@ -26,7 +26,7 @@ from typing import Final
 from uuid import UUID
 
 from tierlog.model.attribute_record import AttributesRecord
-from tierlog.model.ids import LedgerId
+from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.offload import AbandonedAttempt, CopySeen, OffloadContext, OffloadState
 from tierlog.model.policy import BLOCK_SIZE_DEFAULT, Policy, threshold
 from tierlog.model.position import Position
@@ -373,3 +373,15 @@ def sealed_before(ledgers: Sequence[ListedLedger], before: Position | None) -> l
         for one in ledgers
         if one.closed and (before is None or Position(one.ledger_id, one.last_entry_id) < before)
     ]
+
+
+def first_behind(
+    ledgers: tuple[ListedLedger, ...], selected: list[ListedLedger]
+) -> Position | None:
+    """Return the first position behind what was selected; None in a stream without ledgers."""
+    rest = ledgers[len(selected) :]
+    if rest:
+        return Position(rest[0].ledger_id, EntryId(0))
+    if selected:
+        return Position(selected[-1].ledger_id, EntryId(selected[-1].last_entry_id + 1))
+    return None

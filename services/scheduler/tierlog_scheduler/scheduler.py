@@ -62,6 +62,7 @@ from tierlog_scheduler.policy import (
     RequestOffload,
     StreamView,
     decide,
+    first_behind,
     offload_lag,
     sealed_before,
 )
@@ -521,7 +522,7 @@ class Scheduler:
             log.warning("offload.asked_later", streams=list(names), cause=str(error) or "timeout")
         return [
             PrefixOffload(
-                position=_first_behind(snapshot.ledgers, selected),
+                position=first_behind(snapshot.ledgers, selected),
                 selected=tuple(one.ledger_id for one in selected),
                 requested=tuple(one.ledger_id for one in selected if one.ledger_id in requested),
             )
@@ -590,15 +591,3 @@ def view_of(
         attributes_named=attributes_named,
         attributes_swept_ms=memory.attributes_swept_ms.get(stream.name),
     )
-
-
-def _first_behind(
-    ledgers: tuple[ListedLedger, ...], selected: list[ListedLedger]
-) -> Position | None:
-    """Return the first position behind what was selected; None in a stream without ledgers."""
-    rest = ledgers[len(selected) :]
-    if rest:
-        return Position(rest[0].ledger_id, EntryId(0))
-    if selected:
-        return Position(selected[-1].ledger_id, EntryId(selected[-1].last_entry_id + 1))
-    return None
