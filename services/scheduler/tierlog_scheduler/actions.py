@@ -60,6 +60,8 @@ from tierlog_scheduler.retention import (
 log = structlog.get_logger()
 
 TIDY_PASSES: Final = 64
+INDEX_OBJECTS_MAX: Final = 500
+"""So many objects of a deleted stream's attribute index go in one pass, one after the other."""
 
 
 @dataclass(slots=True)
@@ -215,7 +217,12 @@ class Actions:
             return
         if self._sweeper is not None:
             with spending(Cause.SWEEP):
-                await self._sweeper.remove(stream.name, stream.incarnation)
+                count = await self._sweeper.remove(
+                    stream.name, stream.incarnation, at_most=INDEX_OBJECTS_MAX
+                )
+            if count == INDEX_OBJECTS_MAX:
+                log.info("stream.kept", stream=stream.name, cause="its index goes bit by bit")
+                return
         await self._catalog.retention.remove_stream(stream.name, stream.incarnation)
         log.info("stream.deleted", stream=stream.name, incarnation=str(stream.incarnation))
 

@@ -178,11 +178,16 @@ class AttributeSweeper:
         """Tell whether a checkpoint of a stream's attributes was ever made."""
         return await self._attributes.peek(name) is not None
 
-    async def remove(self, name: StreamName, incarnation: UUID) -> int:
-        """Delete all of the index of a stream that is being deleted; return how many objects."""
+    async def remove(self, name: StreamName, incarnation: UUID, *, at_most: int) -> int:
+        """Delete the index of a stream that is being deleted; return how many objects went.
+
+        Nothing is left of it if those are fewer than ``at_most``.
+        """
         count = 0
         folder = fmt.attributes_folder(self._prefix, name, incarnation)
         async for info in self._objects.list(folder):
+            if count == at_most:
+                break
             if fmt.parse_attribute_key(self._prefix, info.key) is not None:
                 await self._objects.delete(info.key)
                 count += 1

@@ -194,3 +194,29 @@ def test_a_leader_trims_behind_the_checkpoints_sweeps_and_removes_all() -> None:
         assert Cause.OTHER not in {one.cause for one in spent}
 
     run_virtual(main(), until_s=100_000)
+
+
+def test_the_index_of_a_deleted_stream_goes_bit_by_bit_and_the_stream_behind_it(monkeypatch):
+    monkeypatch.setattr("tierlog_scheduler.actions.INDEX_OBJECTS_MAX", 2)
+
+    async def main() -> None:
+        life = Life()
+        await life.start()
+        for number in range(3):
+            await life.ledger(number)
+        catalog = life.site.world.catalog()
+        leader = leader_of(life)
+        await leader.begin()
+        await passes(life, leader, 1)
+        await catalog.retention.begin_stream_deletion(STREAM)
+        left = [len(indexes(life))]
+        assert left[0] > 4
+        while left[-1]:
+            await passes(life, leader, 1)
+            left.append(len(indexes(life)))
+            assert left[-2] - left[-1] <= 2
+            assert STREAM in await catalog.streams.names() or not left[-1]
+        await passes(life, leader, 1)
+        assert STREAM not in await catalog.streams.names()
+
+    run_virtual(main(), until_s=100_000)
