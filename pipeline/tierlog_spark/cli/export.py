@@ -70,9 +70,7 @@ def export(  # noqa: PLR0913 - options of a command
     ] = False,
     skip_trimmed: Annotated[
         bool,
-        typer.Option(
-            "--skip-trimmed", help="Go on behind what was trimmed, or deleted, unexported."
-        ),
+        typer.Option("--skip-trimmed", help="Go on behind what was trimmed or deleted unexported."),
     ] = False,
     batch: Annotated[str, typer.Option(help="Bytes of entries in one commit, about.")] = "1G",
     file_size: Annotated[

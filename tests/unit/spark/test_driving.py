@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -161,7 +162,8 @@ class PartitionedReads:
     async def ledgers(self, stream: StreamName, first: LedgerId) -> ServedLedgers:
         del first
         self._check(stream)
-        return page((11, True))
+        told: ServedLedgers = page((11, True))
+        return told
 
     def _check(self, stream: StreamName) -> None:
         if stream == "s":
@@ -171,7 +173,7 @@ class PartitionedReads:
 def test_a_partition_named_beside_its_stream_is_read_once_through_readers():
     names = [StreamName(name) for name in ("s-partition-1", "s", "s-partition-0")]
     both = ["s-partition-1", "s-partition-0"]
-    reads = PartitionedReads()
+    reads: Any = PartitionedReads()
     assert [one.name for one in asyncio.run(served(reads, names))] == both
     assert [one.name for one in asyncio.run(listed(reads, names, retry_s=1))] == both
 
