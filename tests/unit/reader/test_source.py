@@ -487,7 +487,7 @@ def test_what_tier_1_has_before_a_bad_place_is_read_and_then_the_place_is_told(g
                 assert payloads(answer) == A[begin:first]
                 assert answer.resume == at(ledger, first)
             with pytest.raises(CorruptError if given_up else RetryableError) as caught:
-                await source.read(STREAM, answer.resume, budget())
+                await source.read(STREAM, at(ledger, first), budget())
             assert (f"Read on from {ledger}:{last + 1}" in str(caught.value)) == given_up
             rest = await source.read(STREAM, at(ledger, last + 1), budget())
             assert payloads(rest) == A[last + 1 :]
