@@ -2,15 +2,18 @@
 
 Owns taking entries apart, in bulk where their kind allows it: in a raw stream an entry is one
 event; plain events of one entry that all have one length, which most have, are found without a
-step for each. Does not own what Spark is given of it (``batches``).
+step for each. Compressed ones are decompressed together and taken apart the same way. Does not own
+what Spark is given of it (``batches``).
 
 Invariants:
     * Rows are in the order of entries, and of the events of each.
     * An entry that is not what its stream's kind says is ``CorruptError`` with its id.
+    * Of events that are not structured no object is made of each, however small they are.
     * ``verify``: nothing vouches for the bytes, so each entry's own checksum is looked at.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is a class
@@ -27,9 +30,9 @@ from tierlog.format.entry import (
     EVENTS_LEN_MAX,
     Codec,
     Decompress,
+    Entry,
     StructuredEvent,
     decode_entry,
-    unpacked_len,
 )
 from tierlog.format.frame import FRAME_HEADER_LEN, Offsets
 from tierlog.model.errors import CorruptError, RefusedError
@@ -40,11 +43,16 @@ _NO_WRITER: Final = -1
 # Fewer entries than that are walked through faster one by one.
 TOGETHER_MIN: Final = 64
 UNPACKED_BYTES_MAX: Final = 32 * 1024 * 1024
-"""So much compressed events of several entries make at once in memory.
+"""So much compressed and structured events take at once in memory, with what is made of each.
 
-An entry whose own are more is taken apart alone, up to ``EVENTS_LEN_MAX``, as clients do: refused,
-nobody would get past it.
+An entry that is more is decompressed alone, up to ``EVENTS_LEN_MAX``, as clients do: refused,
+nobody would get past it. Its events are taken apart in steps.
 """
+EVENT_BYTES: Final = 128
+"""What the columns of an event take beside its bytes, and finding it, about."""
+STRUCTURED_EVENT_BYTES: Final = 640
+"""The same of one that is objects for a while: itself, its key and its properties."""
+_NOT_FILLED: Final = "events that do not fill their entry"
 
 
 class Details(NamedTuple):
@@ -67,6 +75,13 @@ class EntryColumns(NamedTuple):
     writers: Sequence[bytes]
     writer_rows: Int64s
     first_numbers: Int64s
+
+
+class _Entry(NamedTuple):
+    """An entry that is not plain, its events still packed."""
+
+    entry_id: int
+    entry: Entry
 
 
 class EventColumns(NamedTuple):
@@ -161,10 +176,9 @@ def events_in(
                 first,
             )
         else:
-            for part in _parts(frames, starts[some], lens[some]):
-                yield _one_by_one(
-                    frames, starts[some][part], lens[some][part], first + part.start, decompressors
-                )
+            entries = _entries(frames, starts[some], lens[some], first)
+            for group in _groups(entries):
+                yield from _unpacked(group, decompressors)
 
 
 def _data_in(frames: memoryview, offsets: Offsets) -> tuple[Int64s, Int64s]:
@@ -191,11 +205,10 @@ def _plain(
 ) -> EventColumns:
     counts = headers.event_counts
     of_entry, indexes = _numbered(counts)
-    event_starts, event_lens = _places(frames, headers, starts + lens, of_entry, indexes)
-    bad = np.flatnonzero(event_lens < 0)
-    if bad.size:
-        entry = int(of_entry[bad[0]])
-        _corrupt(first_entry_id + entry, "events that do not fill their entry")
+    event_starts, event_lens = _places(
+        frames, counts, headers.events_starts, starts + lens, of_entry, indexes
+    )
+    _check_filled(event_lens, of_entry, first_entry_id)
     writers, writer_rows = _writers(headers)
     return EventColumns(
         buffer=frames,
@@ -216,13 +229,13 @@ def _plain(
 
 def _places(
     frames: memoryview,
-    headers: PlainHeaders,
+    counts: Int64s,
+    begins: Int64s,
     ends: Int64s,
     of_entry: Int64s,
     indexes: Int64s,
 ) -> tuple[Int64s, Int64s]:
     """Return where events begin and how long they are; -1: they do not fill their entry."""
-    counts, begins = headers.event_counts, headers.events_starts
     has_events = counts > 0
     first_lens = np.zeros(len(counts), np.int64)
     first_lens[has_events] = _u32_at(frames, begins[has_events])
@@ -308,66 +321,154 @@ def _writers(headers: PlainHeaders) -> tuple[list[bytes], Int64s]:
     return list(known), rows
 
 
-def _parts(frames: memoryview, starts: Int64s, lens: Int64s) -> Iterator[slice]:
-    """Take entries apart so that the events of each part fit ``UNPACKED_BYTES_MAX``, or are one."""
-    begin, size = 0, 0
-    for number, (at, length) in enumerate(zip(starts.tolist(), lens.tolist(), strict=True)):
-        more = unpacked_len(frames[at : at + length])
-        if number > begin and size + more > UNPACKED_BYTES_MAX:
-            yield slice(begin, number)
-            begin, size = number, 0
-        size += more
-    yield slice(begin, len(starts))
-
-
-def _one_by_one(
-    frames: memoryview,
-    starts: Int64s,
-    lens: Int64s,
-    first_entry_id: int,
-    decompressors: Mapping[Codec, Decompress] | None,
-) -> EventColumns:
+def _entries(
+    frames: memoryview, starts: Int64s, lens: Int64s, first_entry_id: int
+) -> Iterator[_Entry]:
     """Read entries that are compressed, structured, or carry attribute updates."""
-    events: list[StructuredEvent] = []
-    rows: list[tuple[int, int, int, int]] = []
-    writers: dict[bytes, int] = {}
     for number, (at, length) in enumerate(zip(starts.tolist(), lens.tolist(), strict=True)):
-        entry_id = first_entry_id + number
-        try:
+        with _naming(first_entry_id + number):
             entry = decode_entry(frames[at : at + length])
-            found = entry.structured_events(decompressors, events_len_max=EVENTS_LEN_MAX)
-        except (CorruptError, RefusedError) as error:
-            error.details.setdefault("entry_id", str(entry_id))
-            raise
-        header = entry.header
-        row = _NO_WRITER
+        yield _Entry(first_entry_id + number, entry)
+
+
+def _groups(entries: Iterable[_Entry]) -> Iterator[list[_Entry]]:
+    """Take entries of one kind together that fit ``UNPACKED_BYTES_MAX``, or one that does not."""
+    group, weight = list[_Entry](), 0
+    for one in entries:
+        header, more = one.entry.header, _weight_of(one)
+        same = not group or group[0].entry.header.structured == header.structured
+        if group and not (same and weight + more <= UNPACKED_BYTES_MAX):
+            yield group
+            group, weight = [], 0
+        group.append(one)
+        weight += more
+    if group:
+        yield group
+
+
+def _weight_of(one: _Entry) -> int:
+    header = one.entry.header
+    each = STRUCTURED_EVENT_BYTES if header.structured else EVENT_BYTES
+    return header.events_len + each * header.event_count
+
+
+def _unpacked(
+    group: Sequence[_Entry], decompressors: Mapping[Codec, Decompress] | None
+) -> Iterator[EventColumns]:
+    parts = _together(group, decompressors) if len(group) > 1 else _alone(group[0], decompressors)
+    structured = group[0].entry.header.structured
+    for columns in parts:
+        yield _with_details(columns) if structured else columns
+
+
+def _together(
+    group: Sequence[_Entry], decompressors: Mapping[Codec, Decompress] | None
+) -> Iterator[EventColumns]:
+    """Give the events of some entries as if they lay unpacked in the ledger."""
+    lens = np.array([one.entry.header.events_len for one in group], np.int64)
+    counts = np.array([one.entry.header.event_count for one in group], np.int64)
+    ends = np.cumsum(lens)
+    begins = ends - lens
+    buffer = memoryview(bytearray(int(ends[-1])))
+    for one, begin, end in zip(group, begins.tolist(), ends.tolist(), strict=True):
+        with _naming(one.entry_id):
+            buffer[begin:end] = one.entry.unpacked(decompressors, events_len_max=EVENTS_LEN_MAX)
+    first_entry_id = group[0].entry_id
+    of_entry, indexes = _numbered(counts)
+    starts, event_lens = _places(buffer, counts, begins, ends, of_entry, indexes)
+    _check_filled(event_lens, of_entry, first_entry_id)
+    yield EventColumns(buffer, starts, event_lens, indexes, of_entry, _columns_of(group))
+
+
+def _alone(one: _Entry, decompressors: Mapping[Codec, Decompress] | None) -> Iterator[EventColumns]:
+    """Give the events of one entry, in as many steps as its weight asks for."""
+    with _naming(one.entry_id):
+        buffer = one.entry.unpacked(decompressors, events_len_max=EVENTS_LEN_MAX)
+    count, entries = one.entry.header.event_count, _columns_of([one])
+    step = max(1, count // -(-max(1, _weight_of(one)) // UNPACKED_BYTES_MAX))
+    at = 0
+    for first in range(0, count, step):
+        some = min(step, count - first)
+        bounds = _even_bounds(buffer, at, some)
+        if bounds is None:
+            bounds = _bounds(buffer, at, some)
+        at = len(buffer) + 1 if bounds is None else int(bounds[-1])
+        if bounds is None or at > len(buffer) or (first + some == count and at != len(buffer)):
+            _corrupt(one.entry_id, _NOT_FILLED)
+        starts = bounds[:-1] + EVENT_LEN_LEN
+        indexes, rows = np.arange(first, first + some), np.zeros(some, np.int64)
+        yield EventColumns(buffer, starts, bounds[1:] - starts, indexes, rows, entries)
+
+
+def _even_bounds(buffer: memoryview, at: int, count: int) -> Int64s | None:
+    """Return what ``_bounds`` does if all these events are as long as the first one."""
+    if at + EVENT_LEN_LEN > len(buffer):
+        return None
+    (length,) = _U32.unpack_from(buffer, at)
+    if at + (EVENT_LEN_LEN + length) * count > len(buffer):
+        return None
+    bounds: Int64s = at + (EVENT_LEN_LEN + length) * np.arange(count + 1)
+    return bounds if bool((_u32_at(buffer, bounds[:-1]) == length).all()) else None
+
+
+def _columns_of(group: Sequence[_Entry]) -> EntryColumns:
+    writers: dict[bytes, int] = {}
+    rows: list[tuple[int, int, int]] = []
+    for one in group:
+        header, row = one.entry.header, _NO_WRITER
         if header.writer_id is not None:
             row = writers.setdefault(header.writer_id.bytes, len(writers))
         first_number = header.event_number - header.event_count + 1
-        rows.append((len(found), header.publish_time_ms, row, first_number))
-        events += found
-    table = np.array(rows, np.int64).reshape(len(rows), 4).T
-    payload_lens = np.fromiter((len(one.payload) for one in events), np.int64, len(events))
-    entry_rows, indexes = _numbered(table[0])
-    return EventColumns(
+        rows.append((header.publish_time_ms, row, first_number))
+    publish_ms, writer_rows, first_numbers = np.array(rows, np.int64).T
+    first_entry_id = group[0].entry_id
+    return EntryColumns(
+        entry_ids=np.arange(first_entry_id, first_entry_id + len(group)),
+        publish_ms=publish_ms,
+        writers=list(writers),
+        writer_rows=writer_rows,
+        first_numbers=first_numbers,
+    )
+
+
+def _with_details(columns: EventColumns) -> EventColumns:
+    """Take structured events apart."""
+    events: list[StructuredEvent] = []
+    places = zip(columns.starts.tolist(), columns.lens.tolist(), strict=True)
+    for number, (at, length) in enumerate(places):
+        try:
+            events.append(StructuredEvent.decode(columns.buffer[at : at + length]))
+        except CorruptError as error:
+            entry_id = columns.entries.entry_ids[columns.entry_rows[number]]
+            error.details.setdefault("entry_id", str(entry_id))
+            raise
+    lens = np.fromiter((len(one.payload) for one in events), np.int64, len(events))
+    return columns._replace(
         buffer=memoryview(b"".join(one.payload for one in events)),
-        starts=np.cumsum(payload_lens) - payload_lens,
-        lens=payload_lens,
-        event_indexes=indexes,
-        entry_rows=entry_rows,
-        entries=EntryColumns(
-            entry_ids=np.arange(first_entry_id, first_entry_id + len(rows)),
-            publish_ms=table[1],
-            writers=list(writers),
-            writer_rows=table[2],
-            first_numbers=table[3],
-        ),
+        starts=np.cumsum(lens) - lens,
+        lens=lens,
         details=Details(
             [one.key for one in events],
             [one.event_time_ms for one in events],
             [one.properties for one in events],
         ),
     )
+
+
+@contextlib.contextmanager
+def _naming(entry_id: int) -> Iterator[None]:
+    """Say of an error which entry it is about."""
+    try:
+        yield
+    except (CorruptError, RefusedError) as error:
+        error.details.setdefault("entry_id", str(entry_id))
+        raise
+
+
+def _check_filled(event_lens: Int64s, of_entry: Int64s, first_entry_id: int) -> None:
+    bad = np.flatnonzero(event_lens < 0)
+    if bad.size:
+        _corrupt(first_entry_id + int(of_entry[bad[0]]), _NOT_FILLED)
 
 
 def _numbered(counts: Int64s) -> tuple[Int64s, Int64s]:

@@ -179,13 +179,16 @@ class Entry:
     header: AppendHeader
     packed: memoryview
 
-    def events(
+    def unpacked(
         self,
         decompressors: Mapping[Codec, Decompress] | None = None,
         *,
         events_len_max: int = EVENTS_LEN_MAX,
-    ) -> list[memoryview]:
-        """Return the bytes of each event, or raise ``CorruptError`` or ``RefusedError``."""
+    ) -> memoryview:
+        """Return all events, each behind its length, as they were before they were compressed.
+
+        Raises ``CorruptError`` or ``RefusedError``; whether events fill it nobody looked at yet.
+        """
         one, packed = self.header, self.packed
         if one.codec is not Codec.NONE:
             if one.events_len > events_len_max:
@@ -197,7 +200,17 @@ class Entry:
             packed = memoryview(_decompressed(one, packed, decompressors or {}))
         if len(packed) != one.events_len:
             _corrupt(f"events of {len(packed)} bytes where {one.events_len} belong")
-        return _split(packed, one.event_count)
+        return packed
+
+    def events(
+        self,
+        decompressors: Mapping[Codec, Decompress] | None = None,
+        *,
+        events_len_max: int = EVENTS_LEN_MAX,
+    ) -> list[memoryview]:
+        """Return the bytes of each event, or raise ``CorruptError`` or ``RefusedError``."""
+        packed = self.unpacked(decompressors, events_len_max=events_len_max)
+        return _split(packed, self.header.event_count)
 
     def structured_events(
         self,

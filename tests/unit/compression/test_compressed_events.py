@@ -275,6 +275,7 @@ def test_spark_reads_them(codec):
 @codecs
 def test_spark_decompresses_so_much_at_once_and_an_entry_above_it_alone(codec, monkeypatch):
     monkeypatch.setattr(decoding, "UNPACKED_BYTES_MAX", 1000)
+    monkeypatch.setattr(decoding, "EVENT_BYTES", 0)
 
     def parts(sizes):
         frames, offsets = pack_entries([packed(codec, [bytes(size)]) for size in sizes], 5)

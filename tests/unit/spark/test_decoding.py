@@ -3,6 +3,8 @@
 import random
 import subprocess
 import sys
+import tracemalloc
+import zlib
 from uuid import UUID
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from tierlog.format.entry import (
     AttributeUpdate,
+    Codec,
     StructuredEvent,
     Verb,
     decode_entry,
@@ -42,13 +45,22 @@ SCHEMA = pa.schema(
 WRITERS = [UUID(int=number) for number in (1, 2**127)]
 
 
+def unzip(data, length_max):
+    found = zlib.decompress(data)
+    assert len(found) <= length_max
+    return found
+
+
+UNZIP = {Codec.ZSTD: unzip}
+
+
 def rows_of(entries, *, raw=False, verify=True, first=0, schema=SCHEMA):
     frames, offsets = pack_entries(entries, first)
     view = memoryview(frames)
     found = (
         [raw_events(view, offsets, first)]
         if raw
-        else events_in(view, offsets, first, verify=verify)
+        else events_in(view, offsets, first, verify=verify, decompressors=UNZIP)
     )
     return [
         row
@@ -64,7 +76,7 @@ def expected(entries, first=0):
     for entry_id, data in enumerate(entries, first):
         entry = decode_entry(data)
         header = entry.header
-        for index, event in enumerate(entry.structured_events()):
+        for index, event in enumerate(entry.structured_events(UNZIP)):
             known = header.writer_id is not None
             rows.append(
                 {
@@ -95,7 +107,7 @@ def plain(row):
     return {**row, **times, "properties": dict(row["properties"] or ()) or None}
 
 
-def some_entry(rng: random.Random, number: int) -> bytes:
+def some_entry(rng: random.Random, number: int, *, zipped: bool = False) -> bytes:
     count = rng.choice([0, 1, 1, 1, 2, 3, 40, 300])
     size = rng.choice([0, 1, 13, 200])
     even = rng.random() < 0.5
@@ -119,6 +131,8 @@ def some_entry(rng: random.Random, number: int) -> bytes:
         writer_id=rng.choice([None, *WRITERS]),
         event_number=rng.choice([0, 5, 127, 128, 2**40, 2**62]) + number,
         attribute_updates=updates if rng.random() < 0.1 else (),
+        codec=Codec.ZSTD if zipped else Codec.NONE,
+        compress=zlib.compress if zipped else None,
     )
 
 
@@ -131,6 +145,71 @@ def test_in_bulk_is_as_one_by_one(seed, verify, monkeypatch):
     first = rng.choice([0, 9, 2**33])
     found = [plain(row) for row in rows_of(entries, verify=verify, first=first)]
     assert found == expected(entries, first)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_compressed_in_bulk_is_as_one_by_one(seed, monkeypatch):
+    rng = random.Random(seed)
+    monkeypatch.setattr(decoding, "TOGETHER_MIN", rng.choice([1, 5, 64]))
+    monkeypatch.setattr(decoding, "UNPACKED_BYTES_MAX", rng.choice([1, 700, 9000, 2**25]))
+    share = rng.choice([0.5, 1])
+    entries = [
+        some_entry(rng, number, zipped=rng.random() < share)
+        for number in range(rng.choice([1, 5, 60]))
+    ]
+    first = rng.choice([0, 9, 2**33])
+    found = [plain(row) for row in rows_of(entries, verify=True, first=first)]
+    assert found == expected(entries, first)
+
+
+@pytest.mark.parametrize("structured", [False, True])
+@pytest.mark.parametrize("entry_count", [1, 64])
+@pytest.mark.parametrize("even", [False, True])
+def test_small_events_take_no_more_memory_than_large_ones(
+    structured, entry_count, even, monkeypatch
+):
+    limit = 128 * 1024
+    monkeypatch.setattr(decoding, "UNPACKED_BYTES_MAX", limit)
+    payloads = [b"x" * (20 if even else 19 + number % 3) for number in range(8 * limit // 24)]
+    size = len(payloads) // entry_count
+    entries = [
+        encode_entry(
+            [StructuredEvent(payload=one) if structured else one for one in payloads[at:][:size]],
+            publish_time_ms=1,
+            codec=Codec.ZSTD,
+            compress=zlib.compress,
+        )
+        for at in range(0, len(payloads) - size + 1, size)
+    ]
+    frames, offsets = pack_entries(entries, 0)
+    count, view = size * len(entries), memoryview(frames)
+    del payloads, entries
+    tracemalloc.start()
+    try:
+        for one in events_in(view, offsets, 0, verify=True, decompressors=UNZIP):
+            count -= len(one.starts)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 0
+    # One large entry is decompressed as a whole, by this library in a buffer that grows; what is
+    # made of its events comes in steps.
+    assert peak < (24 if entry_count == 1 else 5) * limit
+
+
+@pytest.mark.parametrize("neighbours", [0, 3])
+@pytest.mark.parametrize("wrong", [0, 8, 10, 2**32 - 1])
+def test_compressed_events_that_do_not_fill_their_entry_are_told(wrong, neighbours):
+    def lengthen(raw):
+        return zlib.compress(raw[:-13] + wrong.to_bytes(4, "big") + raw[-9:])
+
+    good, bad = (
+        encode_entry([b"a" * 9] * 5, publish_time_ms=1, codec=Codec.ZSTD, compress=compress)
+        for compress in (zlib.compress, lengthen)
+    )
+    with pytest.raises(CorruptError, match="fill") as caught:
+        rows_of([good] * neighbours + [bad])
+    assert caught.value.details["entry_id"] == str(neighbours)
 
 
 def test_most_entries_are_read_without_a_look_at_each(monkeypatch):
