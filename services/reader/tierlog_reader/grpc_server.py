@@ -151,7 +151,8 @@ def _fitting(answer: Answer) -> Answer:
     chunk = answer.chunk
     if chunk is None or chunk.frames_len <= BYTES_MAX:
         return answer
-    (frames,) = map(memoryview, chunk.frames)
+    assert len(chunk.frames) == 1
+    frames = memoryview(chunk.frames[0])
     ends = [*walk_frames(frames, chunk.first_entry_id)[1:].tolist(), len(frames)]
     _check_fits(Position(chunk.ledger_id, chunk.first_entry_id), ends[0])
     count = bisect_right(ends, BYTES_MAX)
@@ -236,7 +237,8 @@ def _record(where: Position | Edge) -> pb.PositionRecord | None:
 
 
 def _entries_of(chunk: Chunk, until: Position | None) -> Iterator[tuple[Position, bytes]]:
-    (frames,) = map(memoryview, chunk.frames)
+    assert len(chunk.frames) == 1
+    frames = memoryview(chunk.frames[0])
     bounds = walk_frames(frames, chunk.first_entry_id).tolist()
     bounds.append(len(frames))
     for step, (start, end) in enumerate(pairwise(bounds)):

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
 from tierlog.format.frame import pack_entries
 from tierlog.model.ids import EntryId, LedgerId
@@ -61,7 +62,8 @@ class Source:
 
 def servicer_of():
     shares = Shares(64 * MIB, wait_s_max=5)
-    reads = ServedReads(Source(), shares)
+    source: Any = Source()
+    reads = ServedReads(source, shares)
     limits = ReadLimits(response_bytes_max=8 * MIB, wait_ms_max=0)
     return ReaderServicer(reads, TimeSeek(reads), limits), shares
 
@@ -81,7 +83,7 @@ async def test_an_answer_has_room_for_its_objects_and_gives_up_the_loop_between_
     while found < COUNT:
         turns = 0
         asked = pb.ReadRequest(stream="small", bytes_max=MIB, resume=resume)
-        call = Call()
+        call: Any = Call()
         answer = await servicer.Read(asked, call)
         count = len(answer.entries)
         assert count == min(COUNT - found, MIB // OBJECT_BYTES)
@@ -94,14 +96,16 @@ async def test_an_answer_has_room_for_its_objects_and_gives_up_the_loop_between_
         found, resume = found + count, answer.resume
         assert resume == f"7:{found}"
     task.cancel()
-    one = await servicer.Read(pb.ReadRequest(stream="small", entries_max=1), Call())
+    last: Any = Call()
+    one = await servicer.Read(pb.ReadRequest(stream="small", entries_max=1), last)
     assert len(one.entries) == 1
 
 
 async def test_what_follows_comes_in_pieces_of_so_many_objects():
     servicer, shares = servicer_of()
     asked = pb.FollowRequest(stream="small", bytes_max=MIB, stop_at_end=True)
-    pieces = [one async for one in servicer.Follow(asked, Call())]
+    call: Any = Call()
+    pieces = [one async for one in servicer.Follow(asked, call)]
     counts = [len(one.entries) for one in pieces]
     assert sum(counts) == COUNT
     assert max(counts) <= PIECE_BYTES // OBJECT_BYTES

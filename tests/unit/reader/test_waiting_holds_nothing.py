@@ -8,6 +8,7 @@ import sys
 import tracemalloc
 import weakref
 from dataclasses import replace
+from typing import Any
 
 from tests.unit.reader.test_pages import UNPACKING, stamped
 from tests.unit.reader.test_source import numbered
@@ -67,7 +68,7 @@ class WatchedSource:
 @contextlib.asynccontextmanager
 async def watched(world):
     async with world.reader(tails=tails_of()) as source:
-        watching = WatchedSource(source)
+        watching: Any = WatchedSource(source)
         reads = ServedReads(watching, Shares(64 * 1024 * 1024, wait_s_max=5))
         yield watching, reads, TimeSeek(reads)
 
@@ -88,7 +89,8 @@ async def test_who_follows_over_grpc_holds_nothing_while_it_waits():
     await world.start(raw=True)
     await world.opened(numbered(0, 3, size=300))
     async with watched(world) as (source, reads, times):
-        pieces = []
+        pieces: list[pb.ReadResponse] = []
+        context: Any = Context()
         alone = sys.getrefcount([pb.ReadResponse()][0]) + 1  # the list has it, still
 
         def check_pieces():
@@ -96,7 +98,7 @@ async def test_who_follows_over_grpc_holds_nothing_while_it_waits():
 
         source.before_read = check_pieces
         request = pb.FollowRequest(stream=STREAM, bytes_max=1, stop_at_end=True)
-        call = ReaderServicer(reads, times, LIMITS).Follow(request, Context())
+        call = ReaderServicer(reads, times, LIMITS).Follow(request, context)
         with contextlib.suppress(StopAsyncIteration):
             while True:
                 pieces.append(await anext(call))

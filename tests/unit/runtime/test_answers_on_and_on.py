@@ -5,6 +5,7 @@ The next one may be long in coming, and the room of the one before was given bac
 
 import weakref
 from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import grpc
@@ -63,7 +64,7 @@ async def test_no_interceptor_keeps_an_answer_while_the_next_one_is_waited_for()
     async def innermost(_details):
         return grpc.unary_stream_rpc_method_handler(answers)
 
-    gate = SimpleNamespace(
+    gate: Any = SimpleNamespace(
         identify=lambda **_: "somebody", admit=lambda *_, **__: None, check_still=lambda _: None
     )
     cluster = ClusterInterceptor(UUID(int=1), public=False)
