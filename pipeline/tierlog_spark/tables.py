@@ -1,16 +1,19 @@
 """Tables about streams, out of the bucket alone: streams, ledgers, attempts, attributes.
 
 Owns their rows. Does not own their columns' types (``columns``).
+
+Invariant: what is held at once of a bucket's list, and of rows, is ``ROWS_A_BATCH`` at most, or one
+attempt's. Of ledgers what manifests say is held, which is packed.
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
 
-from tierlog.format.keys import ParsedKey, key_prefix, parse_key
+from tierlog.format.keys import key_prefix, parse_key
 from tierlog.model.attributes import KEY_LEN, AttributeKey
 from tierlog.model.core_attributes import CORE_NAMES, derived
 from tierlog.model.ids import LedgerId, StreamName
@@ -23,7 +26,8 @@ from tierlog_spark.columns import Table
 from tierlog_spark.options import ReadOptions
 
 Row = dict[str, object]
-Listed = tuple[ParsedKey, ObjectInfo]
+Attempt = tuple[LedgerId, UUID]
+ROWS_A_BATCH: Final = 65_536
 _US_A_MS: Final = 1000
 _FIRST_KEY: Final = AttributeKey(bytes(KEY_LEN))
 _LAST_KEY: Final = AttributeKey(b"\xff" * KEY_LEN)
@@ -33,28 +37,49 @@ async def table_batches(
     options: ReadOptions,
     schema: Any,  # noqa: ANN401 - pyarrow ships no types
 ) -> AsyncGenerator[Any, None]:
-    """Iterate over a table: one batch, of attributes many."""
-    async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
-        known = await (
-            bucket.streams(options.streams) if options.streams else bucket.every_stream()
-        )
+    """Iterate over a table; an empty one is one batch without rows."""
+    given = 0
+    async with (
+        opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket,
+        contextlib.aclosing(_runs_of(bucket, options)) as runs,
+    ):
+        rows: list[Row] = []
+        async for some in runs:
+            for one in some:
+                rows.append(one)
+                if len(rows) == ROWS_A_BATCH:
+                    given += 1
+                    yield _batch(rows, schema)
+                    rows = []
+        if rows or not given:
+            yield _batch(rows, schema)
+
+
+async def _runs_of(bucket: Bucket, options: ReadOptions) -> AsyncGenerator[Iterable[Row], None]:
+    """Iterate over a table's rows, some at a time; ``check_ours`` where there is none."""
+    known = await (bucket.streams(options.streams) if options.streams else bucket.every_stream())
+    if options.table is Table.ATTEMPTS:
+        found = False
         # Objects whose manifests are lost, or of Pulsar, are attempts all the same.
-        listed = await _objects(bucket, options) if options.table is Table.ATTEMPTS else []
-        if not known and not listed:
+        async with contextlib.aclosing(_attempt_rows(bucket, known, options)) as attempts:
+            async for row in attempts:
+                found = True
+                yield [row]
+        if not known and not found:
             await bucket.check_ours()
-        if options.table is Table.ATTRIBUTES:
-            levels = await _levels(bucket, known)
-            for one in known:
-                async with contextlib.aclosing(_attribute_rows(bucket, one, levels)) as runs:
-                    async for rows in runs:
-                        yield _batch(rows, schema)
-            return
-        if options.table is Table.ATTEMPTS:
-            rows = _attempt_rows(bucket, known, listed, options)
-        else:
-            make = _ROWS[options.table]
-            rows = [row for one in known for row in make(one, bucket.ledgers_of(one))]
-        yield _batch(rows, schema)
+        return
+    if not known:
+        await bucket.check_ours()
+    if options.table is Table.ATTRIBUTES:
+        levels = await _levels(bucket, known)
+        for one in known:
+            async with contextlib.aclosing(_attribute_rows(bucket, one, levels)) as runs:
+                async for rows in runs:
+                    yield rows
+        return
+    make = _ROWS[options.table]
+    for one in known:
+        yield make(one, bucket.ledgers_of(one))
 
 
 def _batch(rows: Sequence[Row], schema: Any) -> Any:  # noqa: ANN401
@@ -106,43 +131,51 @@ def _ledger_row(stream: StreamName, ledger: ManifestLedger) -> Row:
     }
 
 
-async def _objects(bucket: Bucket, options: ReadOptions) -> list[Listed]:
-    prefix = options.s3.key_prefix
-    found = []
-    async for info in bucket.objects.list(key_prefix(prefix)):
-        parsed = parse_key(prefix, info.key)
-        if parsed is not None:
-            found.append((parsed, info))
-    return found
-
-
-def _attempt_rows(
-    bucket: Bucket, known: Sequence[KnownManifest], listed: Sequence[Listed], options: ReadOptions
-) -> list[Row]:
-    """Return a row for each attempt of which there is an object; manifests say which are copies."""
-    named: dict[tuple[LedgerId, UUID | None], str] = {}
+async def _attempt_rows(
+    bucket: Bucket, known: Sequence[KnownManifest], options: ReadOptions
+) -> AsyncGenerator[Row, None]:
+    """Iterate over attempts of which there is an object; manifests say which are copies."""
+    named: set[Attempt] = set()
     streams: dict[LedgerId, str] = {}
     for one in known:
         for ledger in bucket.ledgers_of(one):
             streams[ledger.listed.ledger_id] = one.stream
             if ledger.copy is not None:
-                named[ledger.listed.ledger_id, ledger.copy.uuid] = one.stream
-    attempts: dict[tuple[LedgerId, UUID], list[ObjectInfo]] = {}
-    for parsed, info in listed:
-        if not options.streams or parsed.ledger_id in streams:
-            attempts.setdefault((parsed.ledger_id, parsed.uuid), []).append(info)
-    return [
-        {
-            "attempt": str(uuid),
-            "ledger_id": ledger_id,
-            "stream": streams.get(ledger_id),
-            "is_copy": (ledger_id, uuid) in named,
-            "objects": sorted(info.key for info in infos),
-            "bytes": sum(info.size for info in infos),
-            "modified": _time(max(info.modified_ms for info in infos)),
-        }
-        for (ledger_id, uuid), infos in sorted(attempts.items())
-    ]
+                named.add((ledger.listed.ledger_id, ledger.copy.uuid))
+    async with contextlib.aclosing(_attempts(bucket, options)) as attempts:
+        async for (ledger_id, uuid), infos in attempts:
+            if options.streams and ledger_id not in streams:
+                continue
+            yield {
+                "attempt": str(uuid),
+                "ledger_id": ledger_id,
+                "stream": streams.get(ledger_id),
+                "is_copy": (ledger_id, uuid) in named,
+                "objects": sorted(info.key for info in infos),
+                "bytes": sum(info.size for info in infos),
+                "modified": _time(max(info.modified_ms for info in infos)),
+            }
+
+
+async def _attempts(
+    bucket: Bucket, options: ReadOptions
+) -> AsyncGenerator[tuple[Attempt, list[ObjectInfo]], None]:
+    """Iterate over attempts and their objects, which a list in the order of keys has together."""
+    prefix = options.s3.key_prefix
+    last: Attempt | None = None
+    infos: list[ObjectInfo] = []
+    async for info in bucket.objects.list(key_prefix(prefix)):
+        parsed = parse_key(prefix, info.key)
+        if parsed is None:
+            continue
+        here = (parsed.ledger_id, parsed.uuid)
+        if last is not None and here != last:
+            yield last, infos
+            infos = []
+        last = here
+        infos.append(info)
+    if last is not None:
+        yield last, infos
 
 
 async def _levels(

@@ -1,5 +1,7 @@
 """Tables say what a bucket has; of one that is not ours they say so, instead of nothing."""
 
+from uuid import UUID
+
 import pytest
 
 from tests.unit.spark.bucket_kit import CLUSTER, ManifestBucket, options
@@ -49,3 +51,25 @@ async def test_streams_are_told_with_their_ledgers(monkeypatch):
     await bucket.write(11, uncopied=[12])
     [row] = await rows_of(Table.STREAMS)
     assert (row["stream"], row["ledgers"], row["ledgers_copied"]) == ("s", 2, 1)
+
+
+async def test_a_long_table_comes_in_bounded_batches(monkeypatch):
+    monkeypatch.setattr("tierlog_spark.tables.ROWS_A_BATCH", 7)
+    bucket = ManifestBucket(monkeypatch)
+    store = bucket.objects.connect(no_faults())
+    for number in range(20):
+        # A ledger whose number begins as another's does lies beside it.
+        for name in (f"ledger-{number}", f"ledger-{number}-index", f"ledger-{number}0"):
+            await store.put(f"{UUID(int=number)}-{name}", b"x", metadata={})
+    found = options(table=Table.ATTEMPTS)
+    schema = arrow_schema(schema_of(found.table, found.columns))
+    batches = [some.to_pylist() async for some in table_batches(found, schema)]
+    assert max(map(len, batches)) == 7
+    rows = [
+        (row["ledger_id"], row["attempt"], len(row["objects"])) for some in batches for row in some
+    ]
+    expected = [(n, str(UUID(int=n)), 2) for n in range(1, 20)]
+    expected += [(n * 10, str(UUID(int=n)), 1) for n in range(1, 20)]
+    # Of the ledger 0 both names are one.
+    assert len(rows) == len(set(rows))
+    assert {one for one in rows if one[0]} == set(expected)
