@@ -5,6 +5,7 @@ reliability.md B23 (a handler slower than max.poll.interval) and C2 (Kafka lost 
 """
 
 import asyncio
+import contextlib
 import uuid
 
 import pytest
@@ -259,3 +260,34 @@ async def test_a_broker_killed_and_started_again_loses_nothing(queue, servers):
     while b"4" not in taken:
         async with asyncio.timeout(30):
             taken.append((await successor.take()).value)
+
+
+async def test_an_event_that_waits_for_long_holds_up_its_partition_alone(queue):
+    """As a request for a ledger that another worker is at for hours."""
+    count, window, patience_s = 300, 5, 3.0
+    topic = await queue.topic()
+    publisher, source = queue.publisher(), queue.source(topic, group="g", window_max=window)
+    async with asyncio.TaskGroup() as group:
+        for number in range(count):
+            # Two keys of two partitions, as the first of each tells.
+            key = b"a" if number % 2 else b"b"
+            group.create_task(publisher.publish(topic, key=key, value=b"%d" % number, headers={}))
+    first = await source.take()
+    waits = first.receipt.place
+    found = {waits: 1}
+    with contextlib.suppress(TimeoutError):
+        while True:
+            event = await asyncio.wait_for(source.take(), patience_s)
+            place = event.receipt.place
+            found[place] = found.get(place, 0) + 1
+            await source.ack(event)
+    assert len(found) == 2, "the keys are of one partition: take others"
+    of_others = sum(number for place, number in found.items() if place != waits)
+    assert of_others == count // 2
+    # So many more were taken from the client's own buffer before it was told to stop.
+    assert window <= found[waits] < count // 2
+    await source.ack(first)
+    while sum(found.values()) < count:
+        event = await asyncio.wait_for(source.take(), 10)
+        found[event.receipt.place] += 1
+        await source.ack(event)

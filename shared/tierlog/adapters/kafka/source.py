@@ -145,7 +145,9 @@ class KafkaEventSource:
         self._stopping = threading.Event()
         self._room = threading.Event()
         self._failure: Exception | None = None
-        self._paused = False
+        self._waits = False
+        """Whether so much is ready that nothing is taken from any partition."""
+        self._paused: frozenset[_Place] = frozenset()
         self._has_new = False
         """Whether partitions came that are not paused with the others."""
         self._commit_at_s = self._lag_at_s = 0.0
@@ -156,7 +158,7 @@ class KafkaEventSource:
         return (
             f"KafkaEventSource({self._bootstrap!r}, group={self._group!r}, "
             f"partitions={len(self._holdings)}, ready={len(self._ready)}, "
-            f"retrying={len(self._timers)}, paused={self._paused})"
+            f"retrying={len(self._timers)}, paused={len(self._paused)})"
         )
 
     # On the loop.
@@ -305,19 +307,28 @@ class KafkaEventSource:
 
     def _pause_or_resume(self, consumer: Consumer) -> None:
         self._room.clear()
-        if self._is_full() and not self._paused:
+        if self._is_full() and not self._waits:
             self._room.wait(ROOM_WAIT_S)
-        full = self._is_full()
-        if full and (not self._paused or self._has_new):
-            consumer.pause(consumer.assignment())
-        elif self._paused and not full:
-            consumer.resume(consumer.assignment())
-        self._paused, self._has_new = full, False
+        self._waits = self._is_full()
+        with self._lock:
+            # An event that waits for long, as for another worker, holds up its partition alone.
+            full = frozenset(
+                place
+                for place, holding in self._holdings.items()
+                if self._waits or holding.progress.window >= self._window_max
+            )
+        changed, self._has_new = full != self._paused or self._has_new, False
+        if not changed or not (full or self._paused):
+            return
+        held = {_Place(one.topic, one.partition): one for one in consumer.assignment()}
+        if stops := [one for place, one in held.items() if place in full]:
+            consumer.pause(stops)
+        if goes_on := [held[place] for place in self._paused - full if place in held]:
+            consumer.resume(goes_on)
+        self._paused = full
 
     def _is_full(self) -> bool:
-        with self._lock:
-            window = max((h.progress.window for h in self._holdings.values()), default=0)
-        return len(self._ready) >= self._ready_max or window >= self._window_max
+        return len(self._ready) >= self._ready_max
 
     def _commit(self, consumer: Consumer) -> None:
         now_s = time.monotonic()
