@@ -208,12 +208,13 @@ class StreamReader:
         """Iterate over events; in a raw stream each entry is one."""
         async with contextlib.aclosing(self._pieces()) as pieces:
             async for piece in pieces:
+                given = self._given
                 for entry in piece:
-                    self._given.open = 1
+                    given.open = 1
                     events = self.events_of(entry)
                     for event in events[:-1]:
                         yield event
-                    self._given.open = 0
+                    given.open = 0
                     for event in events[-1:]:
                         yield event
 
@@ -231,7 +232,8 @@ class StreamReader:
                     try:
                         yield rest
                     finally:
-                        self._go_on_at(self.resume)
+                        if self._given.rest is rest:  # nobody has begun to read anew since
+                            self._go_on_at(self.resume)
 
     def events_of(self, entry: ReadEntry) -> list[ReadEvent]:
         """Return an entry's events, their checksum verified."""

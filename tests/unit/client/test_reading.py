@@ -171,6 +171,24 @@ async def test_wherever_somebody_stops_is_where_to_go_on():
 
 
 @on_virtual_time
+async def test_an_iteration_that_is_closed_late_leaves_the_newer_one_alone():
+    service = Service()
+    service.lay([[entry(str(number)) for number in range(30)]])
+    reader = StreamReader(LOGS, service._reads)
+    older, newer = reader.entries(), reader.entries()
+    for _ in range(7):
+        await anext(older)
+    for _ in range(2):
+        await anext(newer)
+    await older.aclose()
+    for _ in range(3):
+        await anext(newer)
+    assert reader.resume == at(0, 5)
+    await newer.aclose()
+    assert reader.resume == at(0, 5)
+
+
+@on_virtual_time
 async def test_who_stops_amid_the_events_of_an_entry_is_given_it_again():
     service = Service()
     service.lay([[entry("before"), encode_entry([b"a", b"b", b"c"], publish_time_ms=5)]])
