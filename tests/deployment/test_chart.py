@@ -438,8 +438,24 @@ def test_jobs_on_spark_are_commands_that_there_are(chart: Chart, monkeypatch: py
     assert settings.security.calls_with_tls
 
 
+NEEDED = {
+    "export": ["orders", "--to", "s3://exports/tierlog"],
+    "exported": ["orders", "--from", "s3://exports/tierlog"],
+    "iceberg": ["orders", "--from", "s3://exports/tierlog", "--table", "logs.orders"],
+    "copy": ["--to", "s3://other"],
+    "restore": ["--from", "s3://other"],
+}
+
+
 def test_a_job_that_tells_of_damage_is_not_run_again(chart: Chart):
-    job = kinds(chart(SWITCHES["spark-jobs"]), "CronJob")[f"{NAME}-export"]["spec"]["jobTemplate"]
+    jobs = {
+        name: {"schedule": "0 2 * * *", "args": args}
+        for name, args in {"deep": ["scrub", "--deep"], "export": ["export"]}.items()
+    }
+    made = kinds(chart({"spark": {"jobs": jobs}}), "CronJob")
+    # An export that met damage may succeed by another plan.
+    assert "podFailurePolicy" not in made[f"{NAME}-export"]["spec"]["jobTemplate"]["spec"]
+    job = made[f"{NAME}-deep"]["spec"]["jobTemplate"]
     [rule] = job["spec"]["podFailurePolicy"]["rules"]
     codes = rule["onExitCodes"]
     pod = job["spec"]["template"]["spec"]
@@ -454,13 +470,6 @@ def test_a_job_that_tells_of_damage_is_not_run_again(chart: Chart):
     assert (job["spec"]["backoffLimit"], pod["restartPolicy"]) == (2, "Never")
 
 
-NEEDED = {
-    "export": ["orders", "--to", "s3://exports/tierlog"],
-    "exported": ["orders", "--from", "s3://exports/tierlog"],
-    "iceberg": ["orders", "--from", "s3://exports/tierlog", "--table", "logs.orders"],
-    "copy": ["--to", "s3://other"],
-    "restore": ["--from", "s3://other"],
-}
 """What a job can't be called without."""
 
 

@@ -289,12 +289,6 @@ def decode_entry(data: Buffer) -> Entry:
     return Entry(header=header, packed=view[events_offset:])
 
 
-def unpacked_len(data: Buffer) -> int:
-    """Return how much room entry data takes once its events are decompressed, in bytes."""
-    length, _ = unpacked_size(data)
-    return length
-
-
 def unpacked_size(data: Buffer) -> tuple[int, int]:
     """Return how long entry data is once its events are decompressed, and how many these are.
 

@@ -98,7 +98,11 @@ class _Done:
 
 
 def export(run: JobRun, options: ExportOptions) -> JobReport:
-    """Export streams; not to be called on a running loop."""
+    """Export streams; not to be called on a running loop.
+
+    Raises the error of a stream only if all of them failed: of others ``counts["failed"]`` and the
+    ``error`` of their rows tell.
+    """
     return export_to(run, options, target_of(options.to, options.s3))
 
 
