@@ -182,6 +182,9 @@ class BucketManifests:
             return False
         if standing is Standing.GONE:
             self._say_gone(known)
+        elif standing is Standing.NEWEST and known.gone:
+            # A list that lags behind what was put did not have it yet.
+            self._known[name] = replace(known, gone=False)
         return standing is Standing.SUPERSEDED
 
     async def record(

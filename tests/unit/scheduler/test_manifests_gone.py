@@ -5,6 +5,7 @@ the other one. A leader's memory of a manifest is none.
 """
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
@@ -26,9 +27,9 @@ from tests.unit.scheduler.manifests_kit import (
 )
 from tierlog.adapters.memory.faults import Outcome, no_faults
 from tierlog.format.manifest import cluster_key
-from tierlog.model.ids import StreamName
+from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.policy import Policy
-from tierlog.offload.manifests import KnownManifest
+from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog_scheduler.manifests import RESTORED
 from tierlog_scheduler.mirror import Mirror
 from tierlog_scheduler.scheduler import SchedulerLimits
@@ -256,5 +257,26 @@ def test_a_leader_compares_the_cluster_s_manifest_as_often_as_it_reads_streams_a
                 await leader.run_pass()
                 world.clock.advance(50.0)
         assert asked == [False, False, True, False, True, False, True, False]
+
+    run_virtual(main())
+
+
+def test_a_list_that_lags_behind_what_was_put_calls_for_nothing_more(monkeypatch) -> None:
+    async def main() -> None:
+        world, claimed, _, leader = await named()
+        listed = ManifestStore._listed
+
+        async def lagging(store: ManifestStore, *asked: Any) -> Any:
+            seen_ms = world.clock.wall_ms() - 1000
+            return [one for one in await listed(store, *asked) if one.info.modified_ms <= seen_ms]
+
+        monkeypatch.setattr(ManifestStore, "_listed", lagging)
+        await offloaded(world, claimed)
+        for _ in range(10):
+            world.clock.advance(5)
+            await leader.visit()
+        # Behind the change comes one snapshot, written for nothing, and that is all.
+        assert [len(manifests_of(world)), (await newest(world)).gone] == [3, False]
+        assert await leader.gate.may_delete_local(await world.context(LedgerId(0)))
 
     run_virtual(main())
