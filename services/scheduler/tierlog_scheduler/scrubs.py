@@ -14,6 +14,9 @@ Invariants:
       interval, and who does not lead looks every ``LOOK_AGAIN_S`` whether it does. A scrub that
       failed or was cut short does not count, and comes again after ``FAILED_AGAIN_S``. No clock
       that is or was off makes an interval longer; one that begins too early does no harm.
+    * Of a cluster that was restored from its bucket a scrub by schedule repairs nothing until one
+      that somebody asked to repair has ended: what metadata do not name may be what did not come
+      back.
     * A deep one that ran out of time is gone on with by the next of its kind, by schedule or
       asked for: who asks is never answered with what another one read.
     * A scrub that fails is told, and no other work of the scheduler waits for it; nor does a
@@ -212,8 +215,15 @@ class ScrubRunner:
             await self._scrub(report, None)
             return
         await self._scrub(report, self._asked_from)
-        if report.state is ScrubState.DONE and report.wish.deep:
+        if report.state is not ScrubState.DONE:
+            return
+        if report.wish.deep:
             self._asked_from = report.deep_next
+        if report.wish.repair:
+            try:
+                await self._kept.note_repaired()
+            except TierlogError as error:
+                log.warning("scrub.times_not_kept", cause=str(error))
 
     async def _by_schedule(self) -> None:
         """Scrub, if this process leads and nobody did for the interval."""
@@ -223,6 +233,7 @@ class ScrubRunner:
             return
         try:
             times = await self._kept.times()
+            repair = schedule.repair and not await self._kept.is_restored()
         except TierlogError as error:
             log.warning("scrub.times_unread", cause=str(error))
             return
@@ -235,7 +246,7 @@ class ScrubRunner:
         deep = bool(schedule.deep_interval_s and times.begun_ms)
         deep = deep and self._left_s(times.deep_begun_ms, schedule.deep_interval_s) <= 0
         # One that ran out of time goes on with the next one.
-        wish = ScrubWish(repair=schedule.repair, deep=deep or times.deep_next is not None)
+        wish = ScrubWish(repair=repair, deep=deep or times.deep_next is not None)
         self._due_within(schedule.interval_s)
         report = self._begin(wish)
         await self._scrub(report, times.deep_next)

@@ -7,6 +7,8 @@ Invariants:
     * Nothing that is there is ever changed: a record is made, or found to be the very same.
     * While a restore is under way, or was interrupted, no service starts: the mark is made first
       and goes, in one transaction, as the cluster's identity comes.
+    * Another mark comes with the identity: as long as it is there no scrub by schedule deletes
+      what the metadata do not name, since that may be what did not come back.
     * A ledger's context is there before a stream lists it, and its attributes before an owner can
       rebuild them from less.
 
@@ -148,7 +150,11 @@ class RestoreCatalog:
             if mark is None:
                 raise _not_empty("the mark of this restore has gone")
             await self._store.transact(
-                [Create(paths.CLUSTER, data), Delete(paths.RESTORING, mark.version)]
+                [
+                    Create(paths.CLUSTER, data),
+                    Create(paths.RESTORED, b""),
+                    Delete(paths.RESTORING, mark.version),
+                ]
             )
             return cluster
 

@@ -7,7 +7,11 @@ Invariants:
     * At most as many reports as are asked for, each at most ``REPORT_LEN_MAX`` bytes.
     * What of it is damaged, or of another version, is passed over and goes first: nothing is
       decided by a report, and without the times a scrub comes early.
+    * That the cluster was restored is a mark of its own (``tierlog.catalog.restore``), and goes
+      once somebody has asked for a scrub that repairs.
 """
+
+from contextlib import suppress
 
 import structlog
 
@@ -90,6 +94,16 @@ class ScrubCatalog:
         except (CorruptError, RefusedError) as error:
             log.warning("scrub.times_unread", cause=str(error))
             return ScrubTimes()
+
+    async def is_restored(self) -> bool:
+        """Tell whether the cluster came back from its bucket, and nobody let a scrub repair yet."""
+        await self._store.sync(paths.ROOT)
+        return await self._store.get(paths.RESTORED) is not None
+
+    async def note_repaired(self) -> None:
+        """Take that mark away."""
+        with suppress(NoNodeError):
+            await self._store.delete(paths.RESTORED, version=-1)
 
     async def save_times(self, times: ScrubTimes) -> None:
         """Say when scrubs last began."""

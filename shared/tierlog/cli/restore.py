@@ -100,6 +100,11 @@ def restore(
             f"{document['requests_sent']} requests, "
             f"{size_text(document['bytes_received'])} received"
         )
+        if not dry_run:
+            say(
+                "scrubs by schedule repair nothing until you ask for one that does: "
+                "tierlog scrub --repair"
+            )
     else:
         print_json(document, indent=output is Output.JSON)
     if dry_run:

@@ -8,6 +8,7 @@
     /ledgers/cookies/<node>              a storage node's identity
     /tierlog/cluster                     the cluster's identity
     /tierlog/restoring                   it is being made anew from its bucket: nobody starts
+    /tierlog/restored                    it was, and no scrub by schedule repairs until one is asked
     /tierlog/policies                    thresholds of the cluster and of namespaces
     /tierlog/streams/<name>              a stream: epoch, policy, tail of its list of ledgers
     /tierlog/streams/<name>/pages/{10}   older ledgers of the list
@@ -53,6 +54,7 @@ IDGEN_PREFIX: Final = f"{IDGEN}/ID-"
 
 CLUSTER: Final = f"{ROOT}/cluster"
 RESTORING: Final = f"{ROOT}/restoring"
+RESTORED: Final = f"{ROOT}/restored"
 POLICIES: Final = f"{ROOT}/policies"
 STREAMS: Final = f"{ROOT}/streams"
 CONTEXTS: Final = f"{ROOT}/contexts"

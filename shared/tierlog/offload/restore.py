@@ -59,6 +59,7 @@ log = structlog.get_logger()
 
 LEDGER_ID_MARGIN: Final = 1_000_000
 CHECKS_IN_FLIGHT_MAX: Final = 32
+HEADS_AT_ONCE: Final = 1000
 STREAMS_IN_FLIGHT_MAX: Final = 8
 NO_STREAM: Final = StreamName("")
 
@@ -73,7 +74,8 @@ class Verdict(StrEnum):
     SKIPPED = "skipped"
     """A stream that was being deleted, or an older incarnation."""
     UNNAMED = "unnamed"
-    """Its objects are there, and no manifest names them: they stay where they are."""
+    """Its objects are there, and no manifest names them: they stay until somebody has a scrub
+    repair."""
     STATE_UNKNOWN = "state-unknown"
     """What its writers appended before is not known: a writer that retries may append twice."""
 
@@ -134,7 +136,8 @@ class RestorePlan:
             raise CorruptError(
                 f"{len(damaged)} ledgers or manifests in the bucket are damaged, the first: "
                 f"{_name(damaged[0])}: {damaged[0].cause}",
-                remedy="Bring the objects back, or restore without them: --accept-damage",
+                remedy="Bring the objects back, or those manifests; or restore without them: "
+                "--accept-damage",
             )
         holes = [one for one in self.findings if one.in_the_middle]
         if holes and not accept_loss:
@@ -280,6 +283,31 @@ class Restorer:
                 highest = max(highest, key.ledger_id)
         return highest, unnamed
 
+    async def _streams_of(self, found: Sequence[str], cluster_id: UUID) -> dict[str, StreamName]:
+        """Ask of which stream objects are; those of other clusters are left out."""
+
+        async def stream_of(key: str) -> StreamName | None:
+            async with self._checks:
+                try:
+                    info = await self._objects.head(key)
+                except RefusedError:
+                    # Another's object in a bucket that is shared: ours we may look at.
+                    return None
+            if info is None or cluster_of(info.metadata) != cluster_id:
+                return None
+            return StreamName(info.metadata.get(MANAGED_LEDGER_NAME, ""))
+
+        streams: dict[str, StreamName] = {}
+        for start in range(0, len(found), HEADS_AT_ONCE):
+            some = found[start : start + HEADS_AT_ONCE]
+            with plain_errors():
+                async with asyncio.TaskGroup() as group:
+                    tasks = {key: group.create_task(stream_of(key)) for key in some}
+            for key, task in tasks.items():
+                if (name := task.result()) is not None:
+                    streams[key] = name
+        return streams
+
     async def _unnamed(
         self,
         unnamed: Mapping[str, LedgerId],
@@ -288,30 +316,23 @@ class Restorer:
         cluster_id: UUID,
     ) -> list[Finding]:
         """Tell of this cluster's objects that no manifest names, once for each stream."""
-
-        async def stream_of(key: str) -> StreamName | None:
-            async with self._checks:
-                info = await self._objects.head(key)
-            if info is None or cluster_of(info.metadata) != cluster_id:
-                return None
-            return StreamName(info.metadata.get(MANAGED_LEDGER_NAME, ""))
-
-        with plain_errors():
-            async with asyncio.TaskGroup() as group:
-                tasks = {key: group.create_task(stream_of(key)) for key in unnamed}
+        streams = await self._streams_of(list(unnamed), cluster_id)
         # Of a stream whose manifest can't be read that is said already.
         told = {one.stream for one in findings if one.verdict is Verdict.DAMAGED}
         known: dict[StreamName, list[KnownManifest]] = {}
         for one in own:
             known.setdefault(one.stream, []).append(one)
         left: dict[StreamName, set[LedgerId]] = {}
-        for key, ledger_id in unnamed.items():
-            name = tasks[key].result()
-            if name is None or (name in told and name not in known):
+        for key, name in streams.items():
+            ledger_id = unnamed[key]
+            if name in told and name not in known:
                 continue
             if not any(_accounts_for(one, ledger_id) for one in known.get(name, ())):
                 left.setdefault(name, set()).add(ledger_id)
-        return [_left_out(name, some, known=name in known) for name, some in sorted(left.items())]
+        return [
+            _left_out(name, some, known=any(map(_lives, known.get(name, ()))))
+            for name, some in sorted(left.items())
+        ]
 
     async def _plan_stream(self, known: KnownManifest) -> tuple[StreamPlan, list[Finding]]:
         head = known.head
@@ -491,9 +512,14 @@ def _accounts_for(known: KnownManifest, ledger_id: LedgerId) -> bool:
     """Tell whether a manifest says why objects of a ledger lie there that it does not name."""
     head, kept = known.head, known.ledgers.get(ledger_id)
     if head is not None and head.lifecycle is StreamLifecycle.DELETING:
-        return True
+        # Ids behind those that it knew may be of a stream of the same name, made anew.
+        return ledger_id <= _highest_of(known)
     trimmed = head is not None and ledger_id <= head.trimmed_through
     return trimmed or (kept is not None and kept.uuid is not None)
+
+
+def _lives(known: KnownManifest) -> bool:
+    return known.head is not None and known.head.lifecycle is not StreamLifecycle.DELETING
 
 
 def _left_out(name: StreamName, ledgers: Collection[LedgerId], *, known: bool) -> Finding:

@@ -239,6 +239,7 @@ def test_wherever_a_restore_is_interrupted_it_ends_the_same_when_run_again() -> 
         await site.restore()
         wanted = {path: one.data for path, one in site.world.metadata.dump().items()}
         assert paths.RESTORING not in wanted
+        assert paths.RESTORED in wanted
         steps = 1
         while await crash(site, steps):
             catalog = site.world.catalog()

@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.test_restore import OTHER, Site, entries
 from tests.unit.offload.world import STREAM
-from tierlog.format import keys
+from tierlog.format import keys, paths
 from tierlog.format.keys import parse_key
 from tierlog.format.manifest import parse_manifest_key
 from tierlog.model.errors import CorruptError
@@ -53,6 +53,30 @@ def test_a_stream_whose_manifests_are_gone_is_damage() -> None:
         with pytest.raises(CorruptError, match="no manifest of the stream"):
             plan.check(accept_loss=True, accept_damage=False)
         plan.check(accept_loss=False, accept_damage=True)
+
+    run_virtual(main())
+
+
+def test_a_stream_made_anew_is_not_accounted_for_by_the_one_before() -> None:
+    async def main() -> None:
+        site = await two_streams()
+        objects, catalog = site.world.bucket.objects, site.world.catalog()
+        await catalog.retention.begin_stream_deletion(OTHER)
+        await site.write_manifests()
+        await catalog.store.delete(paths.stream_path(OTHER), version=-1)
+        site.world.clock.advance(5)
+        await catalog.streams.create(OTHER)
+        late = await site.copied(await catalog.streams.claim(OTHER, NodeId("n")), entries(5))
+        before = set(objects)
+        await site.write_manifests()
+        for key in [one for one in set(objects) - before if f"streams/{OTHER}/" in one]:
+            del objects[key]
+        adopt(site)
+        site.lose_metadata()
+        found = {one.verdict: one for one in (await site.restorer().plan()).findings}
+        assert set(found) == {Verdict.SKIPPED, Verdict.DAMAGED}
+        assert found[Verdict.DAMAGED].stream == OTHER
+        assert f"1 ledgers lie there, the first {late}," in found[Verdict.DAMAGED].cause
 
     run_virtual(main())
 

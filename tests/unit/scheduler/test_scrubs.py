@@ -17,6 +17,7 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format import paths
 from tierlog.format.scrub_records import REPORT_LEN_MAX
 from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.model.ids import LedgerId
 from tierlog.model.scrub import (
     KINDS,
     SILENT_S_MAX,
@@ -44,6 +45,40 @@ async def run_for(world: World, found: ScrubRunner, seconds: float) -> None:
         group.create_task(found.run(stop))
         await asyncio.sleep(seconds)
         stop.set()
+
+
+def test_of_a_restored_cluster_no_scrub_by_schedule_repairs_until_one_is_asked_to():
+    """What no metadata name there may be what did not come back."""
+
+    async def main():
+        world, _ = await offloaded(1)
+        catalog = world.catalog()
+        await catalog.store.create(paths.RESTORED, b"")
+        kept = await plant(world, 5)
+        world.clock.advance(100 * HOUR)
+        found = runner(world, ScrubSchedule(interval_s=HOUR))
+        await run_for(world, found, 3 * HOUR)
+        reports = await found.reports()
+        assert len(reports) == 3
+        for one in reports:
+            assert one.state is ScrubState.DONE
+            assert not one.wish.repair
+            assert one.counts[FindingKind.ORPHAN_OBJECTS] == 1
+        for wish in (ScrubWish(), ScrubWish(repair=True, ledgers=frozenset({LedgerId(0)}))):
+            await found.ask(wish)
+            await run_for(world, found, 60)
+        assert kept in world.bucket.objects
+        assert await catalog.scrubs.is_restored()
+        await found.ask(ScrubWish(repair=True))
+        await run_for(world, found, 60)
+        assert kept not in world.bucket.objects
+        assert not await catalog.scrubs.is_restored()
+        again = await plant(world, 6)
+        world.clock.advance(100 * HOUR)
+        await run_for(world, found, 2 * HOUR)
+        assert again not in world.bucket.objects
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(("leading", "counts"), [(True, (25, 3)), (False, (0, 0))])
