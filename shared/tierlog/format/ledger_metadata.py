@@ -25,6 +25,7 @@ from tierlog.format.versions import Format, check_version, current
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import NO_ENTRY, EntryId, NodeId
 from tierlog.model.ledger import (
+    DIGITS_MAX,
     KEY_KEY_ID,
     KEY_LOST,
     DigestType,
@@ -165,7 +166,7 @@ def _check(metadata: LedgerMetadata) -> None:
     if KEY_KEY_ID in metadata.custom and metadata.digest_type is not DigestType.HMAC:
         _corrupt("ledger metadata that names a key of another digest type than HMAC")
     stripe = metadata.custom.get("tierlog/stripe-entries", b"1")
-    if not (stripe.isdigit() and int(stripe[:20]) >= 1):
+    if not (stripe.isdigit() and len(stripe) <= DIGITS_MAX and int(stripe) >= 1):
         _corrupt(f"ledger metadata with stripes of {stripe[:20]!r} entries")
     lost = metadata.custom.get(KEY_LOST)
     if lost is not None and _LOST.fullmatch(lost) is None:

@@ -59,6 +59,8 @@ KEY_INCARNATION: Final = "tierlog/incarnation"
 KEY_OWNER_EPOCH: Final = "tierlog/owner-epoch"
 KEY_STRIPE_ENTRIES: Final = "tierlog/stripe-entries"
 KEY_BLOCK_SIZE: Final = "tierlog/block-size"
+DIGITS_MAX: Final = 18
+"""The most that a number among them has."""
 KEY_RAW: Final = "tierlog/raw"
 KEY_KEY_ID: Final = "tierlog/key-id"
 """Which key signs the runs of a ledger of digest type HMAC; never the key itself."""

@@ -29,7 +29,7 @@ from tierlog.format.run import OFFSET_LEN, Run
 from tierlog.ledger.reader import ReadHandle, closing_runs
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog.model.ledger import KEY_BLOCK_SIZE, LedgerMetadata, LedgerState
+from tierlog.model.ledger import DIGITS_MAX, KEY_BLOCK_SIZE, LedgerMetadata, LedgerState
 from tierlog.model.policy import BLOCK_SIZE_DEFAULT, BLOCK_SIZE_MAX
 
 # Runs are received into pieces of 1 MiB; a block holds on to those that its first and its last
@@ -166,7 +166,8 @@ def block_size_of(ledger_id: LedgerId, metadata: LedgerMetadata) -> int:
     if text is None:
         return BLOCK_SIZE_DEFAULT
     # How small is too small is the store's to say: S3 takes no parts below 5 MiB but the last.
-    if not text.isdigit() or not 0 < entry_len_max(int(text[:12])) < BLOCK_SIZE_MAX:
+    known = text.isdigit() and len(text) <= DIGITS_MAX
+    if not (known and 0 < entry_len_max(int(text)) < BLOCK_SIZE_MAX):
         raise CorruptError(
             f"ledger {ledger_id} has blocks of {text[:40]!r} bytes",
             remedy="Repair the ledger's metadata",

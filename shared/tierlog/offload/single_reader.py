@@ -5,8 +5,10 @@ bytes: block by binary search, then from the nearest remembered offset a walk ov
 ids stand nowhere and are counted. Does not own fetching (``ranges``).
 
 Invariants:
-    * A block is believed only after its header was compared with the index; its entries are
-      exactly as many as both say. Anything else is ``CorruptError`` with the object and the byte.
+    * A block is believed only after its header was compared with the index. Whoever reads up to
+      its end finds exactly as many entries as both say. Anything else is ``CorruptError`` with the
+      object and the byte. Before that a flipped length may give another entry under an id: ids
+      stand nowhere in this layout.
     * A walk holds no more than a range at once, and has room for it.
     * Payloads have no checksum in this layout: only a full verification finds a flipped one.
     * No state is tied to one reader: any number may use a handle at once.
@@ -15,11 +17,12 @@ Retries: what turned out damaged is forgotten, so that the next try reads the bu
 """
 
 import hashlib
+from bisect import bisect_right
 
 import structlog
 
 from tierlog.format import keys
-from tierlog.format.frame import pack_entries
+from tierlog.format.frame import FRAME_HEADER_LEN, pack_entries
 from tierlog.format.index import BlockRange
 from tierlog.format.keys import ObjectRole
 from tierlog.format.single import (
@@ -120,6 +123,8 @@ class SingleHandle(ObjectHandle[SingleIndex]):
         self, block: BlockRange, at: int, stop: int, count_max: int
     ) -> tuple[list[int], int]:
         """Return where entries from ``at`` on begin, at least one, and where the last one ends."""
+        if at >= stop:
+            self._corrupt("an entry is missing at its block's end", at)
         buffer = await self._ranges.read(self._source, at, stop)
         starts, end = walk_entries(buffer, count_max)
         if not starts:
@@ -151,6 +156,7 @@ class SingleHandle(ObjectHandle[SingleIndex]):
             length = await self._entry_len(block, at)
             buffer = await self._ranges.read(self._source, at, at + length)
             starts, end = [0], length
+        starts, end = _fitting(starts, end, bytes_max)
         last = EntryId(first_entry_id + len(starts) - 1)
         if last == block.last_entry_id:
             await self._check_end(block, at + end)
@@ -171,6 +177,15 @@ class SingleHandle(ObjectHandle[SingleIndex]):
             stop = min(end, at + PADDING_CHECKED)
             if bad_padding_at(await self._ranges.read(self._source, at, stop)) is not None:
                 self._corrupt("no padding behind the last entry of a block", at)
+
+
+def _fitting(starts: list[int], end: int, bytes_max: int) -> tuple[list[int], int]:
+    """Return what of some entries fits as frames, which are longer: at least one, and its end."""
+    ends = [*starts[1:], end]
+    longer = FRAME_HEADER_LEN - ENTRY_LEN_LEN
+    order = range(len(ends))
+    count = max(1, bisect_right(order, bytes_max, key=lambda one: ends[one] + longer * (one + 1)))
+    return starts[:count], ends[count - 1]
 
 
 async def load_single_index(

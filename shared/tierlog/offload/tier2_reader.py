@@ -325,6 +325,8 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
         self, block: BlockRange, at: int, stop: int, entry_id: EntryId
     ) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", int]:
         """Walk from ``at`` to ``stop``; return where frames begin, and where the last ends."""
+        if at >= stop:
+            self._corrupt("an entry is missing at its block's end", at)
         buffer = await self._ranges.read(self._source, at, stop)
         offsets = self._walk(buffer, entry_id, at)
         self._note_some(buffer, offsets, entry_id, at)

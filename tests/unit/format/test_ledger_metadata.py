@@ -113,6 +113,10 @@ def test_a_ledger_that_was_just_opened() -> None:
         (SIX.replace(b"\x08\x01", b"\x08\x02"), "quorums"),
         (SIX.replace(b"\x18\x03", b"\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"), "last entry"),
         (SIX + b"\x5a\x1b\x0a\x16tierlog/stripe-entries\x12\x010", "stripes of b'0'"),
+        (
+            SIX + b"\x5a\x33\x0a\x16tierlog/stripe-entries\x12\x19" + b"1" * 25,
+            "stripes of b'1111",
+        ),
         (SIX.replace(b"\x61", b"\x80"), "not UTF-8"),
         (SIX + b"\x5a\x06\x0a\x01\xff\x12\x010", "not UTF-8"),
         (b"\xff", "is not a LedgerMetadataFormat"),

@@ -1,6 +1,7 @@
 """The single-object layout in a bucket: what is written, what is read of it, what damage does."""
 
 import hashlib
+from contextlib import suppress
 from uuid import UUID
 
 import pytest
@@ -131,6 +132,7 @@ def test_reading_the_copy_is_identical(entries: list[bytes], data: st.DataObject
         assert read.first_entry_id == first
         assert len(read.offsets) == read.last_entry_id - first + 1 >= 1
         assert some is None or len(read.offsets) <= some
+        assert len(read.frames) <= max(size, 12 + len(entries[first]))
         await tier2.prefetch(EntryId(first), size)
         with pytest.raises(RefusedError) as refused:
             await tier2.read_frames(EntryId(len(entries)), 100)
@@ -273,6 +275,35 @@ def test_entries_that_end_before_their_block_does_are_never_taken_for_all(raw: b
             with pytest.raises(CorruptError) as found:
                 await tier2.read_frames(EntryId(first), size)
             assert found.value.details == {"object": KEY, "offset": str(INDEX + 27)}
+
+    run_virtual(main())
+
+
+def test_a_walk_that_ends_with_its_block_and_lacks_entries_is_corrupt():
+    async def main():
+        world = World()
+        entries = [bytes([65 + number]) * 12 for number in range(8)]
+        copy = await copied(world, entries)
+        tier2 = await driver_of(world).read_offloaded(LEDGER, UUID_1, copy=copy)
+        block = tier2.index.block_of(EntryId(7))
+        # One bit of a length: the entry is as long as those up to the block's end together.
+        at = block.offset + 20 + 3
+        info, whole = world.bucket.objects[KEY]
+        lengths = {one for one in (12 ^ 1 << bit for bit in range(8)) if (one + 4) % 16 == 0}
+        found = set()
+        for length in lengths:
+            spoilt(world, at, bytes([length]))
+            for entry_id in range(block.first_entry_id + 1, block.last_entry_id + 1):
+                with suppress(TierlogError):
+                    await tier2.read_frames(EntryId(entry_id), 40)
+                try:
+                    await tier2.read_frames(EntryId(entry_id), 40)
+                except CorruptError as error:
+                    found.add(error.message.partition(": ")[2] or error.message)
+            world.bucket.objects[KEY] = (info, whole)
+        assert any("missing at its block's end" in one for one in found), found
+        # What was damaged on its way is read again.
+        assert await entries_of(tier2) == entries
 
     run_virtual(main())
 
