@@ -234,7 +234,7 @@ class Repairer:
         evidence = Evidence(self._objects, context, pace)
         metadata = await evidence.metadata()
         if metadata is None:
-            metadata = await self._metadata(context, local)
+            metadata = await self._metadata(context, local, evidence)
         layout = await evidence.layout(metadata)
         source = GrainSource(self._objects, evidence.data_keys, layout, pace)
         handle = SalvageHandle(context.ledger_id, metadata, Salvage(source, layout), local)
@@ -251,13 +251,17 @@ class Repairer:
             count,
         )
 
-    async def _metadata(self, context: OffloadContext, local: ReadHandle | None) -> LedgerMetadata:
+    async def _metadata(
+        self, context: OffloadContext, local: ReadHandle | None, evidence: Evidence
+    ) -> LedgerMetadata:
+        """Return what is known of the ledger where its copy's own index does not say it."""
         if local is not None:
             return local.ledger_metadata
         snapshot = await self._catalog.streams.snapshot(context.stream)
         for one in snapshot.ledgers:
             if one.ledger_id == context.ledger_id and one.closed:
-                return metadata_from_list(context, one)
+                known = metadata_from_list(context, one)
+                return await evidence.metadata_like(known) or known
         raise RefusedError(
             f"ledger {context.ledger_id} left the list of stream {context.stream}",
             remedy="Nothing to do: it is being trimmed",

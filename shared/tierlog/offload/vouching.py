@@ -11,8 +11,17 @@ What vouches for data, first the best:
     4. the checksum that every entry carries in its append header, but not in a raw stream.
 Where nothing does, nothing is made of the data: a copy with new checksums would call them good.
 
+Who tells the ledger's metadata, first the best:
+    1. the copy's own index object, with its digest in the context;
+    2. tier 1, while the ledger is there;
+    3. the index object of another attempt. It has no checksum, and names no ledger: it is believed
+       only where it says what the stream's list and the context say, and then, unchecked, also of
+       what these don't know: nodes, time of creation, other custom metadata;
+    4. the stream's list and the context alone.
+
 Invariant: what is returned was checked against its digest in the context, or by its own checksums
-together with the ledger and the length that it names.
+together with the ledger and the length that it names; or, of the metadata, says of whatever is
+known elsewhere the same as is said there.
 """
 
 import hashlib
@@ -34,6 +43,7 @@ from tierlog.model.ids import INT64_MAX, EntryId, NodeId
 from tierlog.model.ledger import (
     KEY_BLOCK_SIZE,
     KEY_INCARNATION,
+    KEY_LOST,
     KEY_STREAM,
     LedgerMetadata,
     LedgerState,
@@ -106,10 +116,14 @@ class Evidence:
         return [self._location.data_key, *(one.location.data_key for one in self._others)]
 
     async def metadata(self) -> LedgerMetadata | None:
-        """Return the ledger's metadata out of an index object, if any is left."""
+        """Return the ledger's metadata out of the copy's own index object, if that is whole."""
         raw = await self._get(self._location.index_key)
         if raw is not None and hashlib.sha256(raw).digest() == self._copy.index_sha256:
             return ObjectIndex.decode(raw).metadata
+        return None
+
+    async def metadata_like(self, known: LedgerMetadata) -> LedgerMetadata | None:
+        """Return them out of another attempt's index object that agrees with ``known``, if any."""
         for one in self._others:
             raw = await self._get(one.location.index_key)
             try:
@@ -117,7 +131,9 @@ class Evidence:
             except (CorruptError, RefusedError):
                 continue
             same = (self._copy.data_len, self._copy.entry_count)
-            if index is not None and (index.data_len, index.last_entry_id + 1) == same:
+            if index is None or (index.data_len, index.last_entry_id + 1) != same:
+                continue
+            if _agrees(index.metadata, known):
                 return index.metadata
         return None
 
@@ -286,6 +302,18 @@ class Through:
             follower, place = int(ids[grain]), grain * size + int(offsets[grain])
         low[high == 0] = 0
         return self._layout
+
+
+def _agrees(found: LedgerMetadata, known: LedgerMetadata) -> bool:
+    """Tell whether ``found`` says what is known from the list of a ledger's stream."""
+    return (
+        (found.state, found.length, found.last_entry_id)
+        == (known.state, known.length, known.last_entry_id)
+        # Whoever copied it read all of it; good entries would be passed over.
+        and KEY_LOST not in found.custom
+        # Byte for byte: a number that is written in another way was written by nobody here.
+        and all(found.custom.get(name) == value for name, value in known.custom.items())
+    )
 
 
 def _place(location: Tier2Location) -> tuple[str, str, str]:

@@ -22,8 +22,17 @@ from tests.unit.offload.world import BLOCK, STREAM, ListHandle, World, entries_o
 from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.adapters.memory.faults import Faults
 from tierlog.format.entry import encode_entry
+from tierlog.format.index import ObjectIndex
+from tierlog.format.ledger_metadata import encode_bare
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import LedgerId
+from tierlog.model.ledger import (
+    KEY_BLOCK_SIZE,
+    KEY_INCARNATION,
+    KEY_LOST,
+    KEY_STREAM,
+    KEY_STRIPE_ENTRIES,
+)
 from tierlog.model.offload import AbandonedAttempt, OffloadContext, OffloadState
 from tierlog.model.policy import Policy
 from tierlog.model.scrub import FindingKind, ScrubReport, ScrubWish
@@ -222,26 +231,97 @@ def test_what_is_good_in_either_tier_is_put_together(what: str):
     run_virtual(main())
 
 
+async def with_older_attempt(world: World, was: OffloadContext) -> OffloadContext:
+    """Return the context with an abandoned attempt, all of whose objects still lie there."""
+    location = world.offloader().location(was.ledger_id, UUID(int=99))
+    handle = ListHandle(was.ledger_id, world.ledgers[was.ledger_id])
+    handle.ledger_metadata = (await index_of(world, was)).metadata
+    await world.offloader().offload(handle, UUID(int=99), {})
+    left = AbandonedAttempt(uuid=UUID(int=99), location=location, abandoned_ms=1)
+    return await world.catalog().contexts.change(
+        was.ledger_id,
+        lambda context: replace(context, abandoned=(left,)),
+        applied=lambda context: context.abandoned == (left,),
+    )
+
+
+async def index_of(world: World, context: OffloadContext) -> ObjectIndex:
+    assert context.location is not None
+    return ObjectIndex.decode(world.bucket.objects[context.location.index_key][1])
+
+
 def test_an_older_attempt_that_still_lies_there_helps():
     async def main():
         world, was = await offloaded()
-        catalog, offloader, entries = world.catalog(), world.offloader(), world.ledgers
-        location = offloader.location(was.ledger_id, UUID(int=99))
-        handle = ListHandle(was.ledger_id, entries[was.ledger_id])
-        await offloader.offload(handle, UUID(int=99), {})
-        left = AbandonedAttempt(uuid=UUID(int=99), location=location, abandoned_ms=1)
-        found = await catalog.contexts.change(
-            was.ledger_id,
-            lambda context: replace(context, abandoned=(left,)),
-            applied=lambda context: context.abandoned == (left,),
-        )
+        found, wanted = await with_older_attempt(world, was), await index_of(world, was)
         assert was.location is not None
         # Each lacks something: one a grain and what stands beside it, the other another grain.
         flip(world, was.location.data_key, 300)
         del world.bucket.objects[was.location.side_key]
         del world.bucket.objects[was.location.index_key]
-        flip(world, location.data_key, 700)
+        flip(world, found.abandoned[0].location.data_key, 700)
         await repaired(world, found, await scrub(world, BOTH), "what is good in tier 2")
+        # With what the stream's list does not know: where it lay, and all that was said of it.
+        assert await index_of(world, await world.context(was.ledger_id)) == wanted
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.parametrize(
+    ("text", "damaged"),
+    [
+        (b"logs", b"logw"),
+        (b"tierlog/stream", b"tierlog/strean"),
+        (b"tierlog/incarnation", b"tierlog/incarnatioo"),
+        (b"512", b"513"),
+        (b"1000000000", b"1000000001"),
+    ],
+)
+def test_an_older_attempts_index_is_not_believed_against_what_is_known(text, damaged, gone: bool):
+    async def main():
+        world, was = await offloaded(gone=gone)
+        found, wanted = await with_older_attempt(world, was), (await index_of(world, was)).metadata
+        assert was.location is not None
+        del world.bucket.objects[was.location.index_key]
+        key = found.abandoned[0].location.index_key
+        info, body = world.bucket.objects[key]
+        assert text in body
+        # Nothing but the entries says what an index must be: it has no checksum of its own.
+        world.bucket.objects[key] = (info, body.replace(text, damaged))
+        report = await scrub(world, BOTH, damaged_locally=not gone)
+        source = "what is good in tier 2" if gone else "what is good in both tiers"
+        await repaired(world, found, report, source)
+        made = (await index_of(world, await world.context(was.ledger_id))).metadata
+        if text == b"1000000000" and gone:
+            # Nobody else knows how it was striped, and in tier 2 it matters to nobody.
+            made = replace(made, custom={**made.custom, KEY_STRIPE_ENTRIES: text})
+        if not gone or text == b"1000000000":
+            assert made == wanted
+            return
+        assert (made.length, made.last_entry_id) == (wanted.length, wanted.last_entry_id)
+        for name in (KEY_STREAM, KEY_INCARNATION, KEY_BLOCK_SIZE):
+            assert made.custom[name] == wanted.custom[name]
+
+    run_virtual(main())
+
+
+def test_an_older_attempts_index_hides_no_entries():
+    async def main():
+        world, was = await offloaded()
+        found = await with_older_attempt(world, was)
+        assert was.location is not None
+        del world.bucket.objects[was.location.index_key]
+        key = found.abandoned[0].location.index_key
+        info, body = world.bucket.objects[key]
+        index = ObjectIndex.decode(body)
+        custom = {**index.metadata.custom, KEY_LOST: b"1-2"}
+        lossy = replace(index.metadata, custom=custom)
+        index = replace(index, metadata=lossy, metadata_raw=encode_bare(lossy))
+        world.bucket.objects[key] = (info, index.encode())
+        await repaired(world, found, await scrub(world, BOTH), "what is good in tier 2")
+        made = await index_of(world, await world.context(was.ledger_id))
+        assert made.metadata.lost == ()
 
     run_virtual(main())
 

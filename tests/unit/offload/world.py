@@ -18,6 +18,7 @@ from tierlog.format.run import Run, cut_runs
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import (
     KEY_BLOCK_SIZE,
+    KEY_INCARNATION,
     KEY_STREAM,
     KEY_STRIPE_ENTRIES,
     LedgerMetadata,
@@ -176,8 +177,10 @@ class World:
         """Make a ledger of these entries, and close it."""
         catalog = self.catalog()
         ledger_id = await catalog.ledgers.new_id()
+        closed = metadata_of(entries, block_size=self.block_size)
         opened = replace(
-            metadata_of(entries, block_size=self.block_size),
+            closed,
+            custom={**closed.custom, KEY_INCARNATION: str(claimed.incarnation).encode()},
             state=LedgerState.OPEN,
             last_entry_id=EntryId(-1),
             length=0,
