@@ -7,12 +7,13 @@ is read, each request tried up to three times.
 import asyncio
 import gc
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.unit.s3.scripted import Answer, CutRequest, Request, ScriptedS3, error
-from tierlog.model.errors import RefusedError, RetryableError, TierlogError
+from tierlog.model.errors import CorruptError, RefusedError, RetryableError, TierlogError
 from tierlog.ports.objects import ObjectReads
 
 BODY = bytes(range(1, 251)) * 2000  # no byte of it is zero
@@ -113,6 +114,20 @@ class BodiesContract:
         assert await self.read(longer, answer()) == (len(BODY), BODY)
         with pytest.raises(RetryableError):
             await self.read(*[longer] * 3)
+
+    async def test_of_a_whole_object_that_is_too_long_no_byte_is_waited_for(self):
+        whole = Answer(200, STAMP, BODY)
+        async with ScriptedS3(replace(whole, stops_at=0), whole) as server:
+            async with self.opened(server) as reads:
+                with pytest.raises(CorruptError):
+                    async with asyncio.timeout(5):
+                        await reads.get("k", bytes_max=len(BODY) - 1)
+                server.goes_on.set()
+                found = await reads.get("k", bytes_max=len(BODY))
+            assert found is not None
+            assert found[1] == BODY
+            assert len(server.requests) == 2
+        gc.collect()  # which complains of a connection that was left open
 
     async def test_another_range_than_was_asked_for(self):
         with pytest.raises(TierlogError) as raised:

@@ -38,6 +38,20 @@ class ObjectsContract:
         assert await store.head(key) is None
         await store.delete(key)
 
+    async def test_an_object_that_is_longer_than_wanted_is_refused(
+        self, store: ObjectStore, prefix: str
+    ):
+        key = f"{prefix}a"
+        assert await store.get(key, bytes_max=3) is None
+        await store.put(key, b"body", metadata={})
+        with pytest.raises(CorruptError, match="4 bytes") as raised:
+            await store.get(key, bytes_max=3)
+        assert raised.value.details["object"] == key
+        for enough in (4, 5):
+            found = await store.get(key, bytes_max=enough)
+            assert found is not None
+            assert found[1] == b"body"
+
     async def test_an_empty_object(self, store: ObjectStore, prefix: str):
         await store.put(f"{prefix}empty", b"", metadata={})
         found = await store.get(f"{prefix}empty")

@@ -100,10 +100,12 @@ class TracedReads:
             noted.outcome = "not there" if found is None else f"of {found.size} bytes"
             return found
 
-    async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
+    async def get(
+        self, key: str, *, bytes_max: int | None = None
+    ) -> tuple[ObjectInfo, bytes] | None:
         """See ``ObjectReads``."""
         with step("GET", key) as noted:
-            answer = await self._objects.get(key)
+            answer = await self._objects.get(key, bytes_max=bytes_max)
             noted.received = 0 if answer is None else len(answer[1])
             noted.outcome = "not there" if answer is None else f"{noted.received} bytes"
             return answer

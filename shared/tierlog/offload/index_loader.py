@@ -11,7 +11,7 @@ import hashlib
 import structlog
 
 from tierlog.format import keys
-from tierlog.format.index import ObjectIndex
+from tierlog.format.index import INDEX_LEN_MAX, ObjectIndex
 from tierlog.format.keys import ObjectRole
 from tierlog.model.errors import CorruptError
 from tierlog.model.offload import Tier2Copy, Tier2Location
@@ -41,7 +41,9 @@ async def load_index(
         if found is not None:
             return found
     key = location.index_key
-    answer = await objects.get(key)
+    # Who can write into the bucket could fill the memory of each that opens the ledger.
+    known_len = copy.index_len if copy is not None and digest else 0
+    answer = await objects.get(key, bytes_max=known_len or INDEX_LEN_MAX)
     if answer is None:
         raise object_gone(key)
     info, raw = answer

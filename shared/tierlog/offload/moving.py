@@ -49,6 +49,7 @@ from tierlog.ports.objects import (
     ObjectInfo,
     ObjectReads,
     ObjectStore,
+    check_length,
 )
 
 PIECE_BYTES: Final = 16 * 1024 * 1024
@@ -207,11 +208,11 @@ class CopyMover:
             await self._send(source.data_key, target.data_key, [(0, single.index_len), *blocks])
             await verify_copy(self._target, target, copy, read_back=self._read_back)
         else:
-            index = await self._whole(source.index_key, copy.index_sha256)
+            index = await self._whole(source.index_key, copy.index_sha256, copy.index_len)
             spans = [(one.offset, one.length) for one in ObjectIndex.decode(index[1]).blocks()]
             await self._send(source.data_key, target.data_key, spans)
             if copy.side_len:
-                side = await self._whole(source.side_key, copy.side_sha256)
+                side = await self._whole(source.side_key, copy.side_sha256, copy.side_len)
                 await self._put(target.side_key, side)
             arriving = _Arriving(self._target, target.index_key, index)
             await verify_copy(arriving, target, copy, read_back=self._read_back)
@@ -262,8 +263,8 @@ class CopyMover:
         if there is None or there.size != info.size:
             await self._send(key, keys.export_key(target), pieces(info.size))
 
-    async def _whole(self, key: str, sha256: bytes) -> tuple[ObjectInfo, bytes]:
-        found = await self._source.get(key)
+    async def _whole(self, key: str, sha256: bytes, length: int) -> tuple[ObjectInfo, bytes]:
+        found = await self._source.get(key, bytes_max=length)
         if found is None or hashlib.sha256(found[1]).digest() != sha256:
             what = "is not there" if found is None else "has another digest than its manifest says"
             raise CorruptError(f"object {key} {what}", details={"object": key, "offset": "0"})
@@ -365,8 +366,13 @@ class _Arriving(ObjectReads):
     async def head(self, key: str) -> ObjectInfo | None:
         return self._found[0] if key == self._key else await self._objects.head(key)
 
-    async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
-        return self._found if key == self._key else await self._objects.get(key)
+    async def get(
+        self, key: str, *, bytes_max: int | None = None
+    ) -> tuple[ObjectInfo, bytes] | None:
+        if key != self._key:
+            return await self._objects.get(key, bytes_max=bytes_max)
+        check_length(key, len(self._found[1]), bytes_max)
+        return self._found
 
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
         return await self._objects.get_range(key, start, length)

@@ -76,8 +76,10 @@ class PatientStore:
     async def head(self, key: str) -> ObjectInfo | None:
         return await self._patiently(partial(self._store.head, key))
 
-    async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
-        return await self._patiently(partial(self._store.get, key))
+    async def get(
+        self, key: str, *, bytes_max: int | None = None
+    ) -> tuple[ObjectInfo, bytes] | None:
+        return await self._patiently(partial(self._store.get, key, bytes_max=bytes_max))
 
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
         return await self._patiently(partial(self._store.get_range, key, start, length))

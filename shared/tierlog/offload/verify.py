@@ -108,7 +108,7 @@ async def _digested(
     objects: ObjectReads, key: str, role: ObjectRole, sha256: bytes, length: int
 ) -> bytes:
     """Return a whole object that has the digest and the length which the context names."""
-    found = await objects.get(key)
+    found = await objects.get(key, bytes_max=length)
     if found is None:
         _differs(key, "is not there")
     info, raw = found

@@ -36,8 +36,8 @@ from tierlog.format.checksum import crc32c
 from tierlog.format.entry import decode_entry
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.format.grains import GRAIN_LEN, GrainColumns
-from tierlog.format.index import ObjectIndex
-from tierlog.format.side import SideObject, grain_len_for
+from tierlog.format.index import INDEX_LEN_MAX, ObjectIndex
+from tierlog.format.side import SIDE_LEN_MAX, SideObject, grain_len_for
 from tierlog.model.errors import CorruptError, RefusedError
 from tierlog.model.ids import INT64_MAX, EntryId, NodeId
 from tierlog.model.ledger import (
@@ -117,7 +117,7 @@ class Evidence:
 
     async def metadata(self) -> LedgerMetadata | None:
         """Return the ledger's metadata out of the copy's own index object, if that is whole."""
-        raw = await self._get(self._location.index_key)
+        raw = await self._get(self._location.index_key, self._copy.index_len)
         if raw is not None and hashlib.sha256(raw).digest() == self._copy.index_sha256:
             return ObjectIndex.decode(raw).metadata
         return None
@@ -125,7 +125,7 @@ class Evidence:
     async def metadata_like(self, known: LedgerMetadata) -> LedgerMetadata | None:
         """Return them out of another attempt's index object that agrees with ``known``, if any."""
         for one in self._others:
-            raw = await self._get(one.location.index_key)
+            raw = await self._get(one.location.index_key, INDEX_LEN_MAX)
             try:
                 index = None if raw is None else ObjectIndex.decode(raw)
             except (CorruptError, RefusedError):
@@ -152,7 +152,7 @@ class Evidence:
 
     async def _side(self) -> SideObject | None:
         if self._copy.side_len:
-            raw = await self._get(self._location.side_key)
+            raw = await self._get(self._location.side_key, self._copy.side_len)
             if raw is not None and hashlib.sha256(raw).digest() == self._copy.side_sha256:
                 return SideObject.decode(raw)
         for one in self._others:
@@ -162,7 +162,7 @@ class Evidence:
         return None
 
     async def _side_of(self, attempt: AbandonedAttempt | RepairAttempt) -> SideObject | None:
-        raw = await self._get(attempt.location.side_key)
+        raw = await self._get(attempt.location.side_key, SIDE_LEN_MAX)
         try:
             side = None if raw is None else SideObject.decode(raw)
         except (CorruptError, RefusedError):
@@ -174,9 +174,9 @@ class Evidence:
         wanted = (attempt.uuid, self._ledger_id, copy.data_len, copy.entry_count)
         return side if found == wanted else None
 
-    async def _get(self, key: str) -> bytes | None:
+    async def _get(self, key: str, bytes_max: int) -> bytes | None:
         try:
-            found = await self._objects.get(key)
+            found = await self._objects.get(key, bytes_max=bytes_max)
         except CorruptError:
             return None
         return None if found is None else found[1]

@@ -2,7 +2,8 @@
 
 Errors: ``RetryableError`` UNAVAILABLE (throttled, unreachable, 5xx after the adapter's own
 bounded retries), ``RefusedError`` PERMISSION_DENIED and the like, ``CorruptError`` when the
-store says that what arrived is not what was sent, ``ObjectExistsError`` for If-None-Match.
+store says that what arrived is not what was sent, or when an object is longer than ``bytes_max``,
+``ObjectExistsError`` for If-None-Match.
 A missing object is ``None`` or ``False``, never an error of another kind.
 """
 
@@ -10,7 +11,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tierlog.model.errors import RefusedError
+from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.scrub import REPAIR_COPY
 from tierlog.ports.files import Buffer
 
 
@@ -52,6 +54,16 @@ class OpenUpload:
     initiated_ms: int
 
 
+def check_length(key: str, size: int, bytes_max: int | None) -> None:
+    """Raise ``CorruptError`` for an object that is longer than whoever gets it can use."""
+    if bytes_max is not None and size > bytes_max:
+        raise CorruptError(
+            f"object {key} has {size} bytes, more than the {bytes_max} that it can have",
+            remedy=REPAIR_COPY,
+            details={"object": key, "offset": str(bytes_max)},
+        )
+
+
 class ObjectReads(Protocol):
     """Reads of one bucket's objects: all that the reader wants of a store."""
 
@@ -59,8 +71,13 @@ class ObjectReads(Protocol):
         """Return what is known of an object, or None."""
         ...
 
-    async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
-        """Return a whole object (for small ones), or None."""
+    async def get(
+        self, key: str, *, bytes_max: int | None = None
+    ) -> tuple[ObjectInfo, bytes] | None:
+        """Return a whole object (for small ones), or None.
+
+        One longer than ``bytes_max`` is ``CorruptError``, and none of its bytes is waited for.
+        """
         ...
 
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:

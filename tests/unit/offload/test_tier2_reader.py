@@ -15,16 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.test_repair import offloaded
 from tests.unit.offload.world import BLOCK, CLUSTER, ListHandle, World, entries_of
 from tierlog.adapters.memory.cache import MemoryCache
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.frame import FRAME_HEADER_LEN
+from tierlog.format.index import INDEX_LEN_MAX
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
+from tierlog.offload.index_loader import load_index
 from tierlog.offload.offsets import NOTE_BYTES, OBJECT_BYTES, OffsetsCache
 from tierlog.offload.range_memory import LastRanges
 from tierlog.offload.ranges import RangeLimits, Ranges, Source
+from tierlog.offload.verify import verify_copy
 
 LEDGER = LedgerId(7)
 UUID_1 = UUID(int=1)
@@ -318,6 +322,26 @@ def test_a_missing_object_is_told_as_such():
         with pytest.raises(RefusedError) as gone:
             await handle.read_frames(EntryId(0), 100)
         assert gone.value.reason is Reason.LEDGER_NOT_FOUND
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("with_digest", [True, False])
+def test_an_index_that_is_too_long_is_refused_before_its_bytes_are_taken(with_digest: bool):
+    async def main():
+        world, was = await offloaded()
+        assert was.location is not None
+        assert was.copy is not None
+        key, copy = was.location.index_key, was.copy if with_digest else None
+        most = was.copy.index_len if with_digest else INDEX_LEN_MAX
+        info, body = world.bucket.objects[key]
+        store = world.bucket.connect()
+        await load_index(store, was.location, copy=copy)
+        world.bucket.objects[key] = (info, body + bytes(most + 1 - len(body)))
+        with pytest.raises(CorruptError, match="more than the"):
+            await load_index(store, was.location, copy=copy)
+        with pytest.raises(CorruptError, match="more than the"):
+            await verify_copy(store, was.location, was.copy)
 
     run_virtual(main())
 

@@ -28,6 +28,7 @@ from tierlog.ports.objects import (
     ObjectInfo,
     OpenUpload,
     Part,
+    check_length,
 )
 from tierlog.ports.spending import CostMeter
 
@@ -206,8 +207,13 @@ class MemoryObjectsClient:
         found = await self._read("head", lambda: self._bucket.objects.get(key))
         return None if found is None else found[0]
 
-    async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
-        return await self._read("get", lambda: self._bucket.objects.get(key))
+    async def get(
+        self, key: str, *, bytes_max: int | None = None
+    ) -> tuple[ObjectInfo, bytes] | None:
+        found = await self._read("get", lambda: self._bucket.objects.get(key))
+        if found is not None:
+            check_length(key, len(found[1]), bytes_max)
+        return found
 
     async def get_range(self, key: str, start: int, length: int) -> bytes | None:
         assert start >= 0, start

@@ -35,7 +35,7 @@ from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogEr
 from tierlog.ports.clock import Clock
 from tierlog.ports.filling import Filling, length_of
 from tierlog.ports.ids import Ids
-from tierlog.ports.objects import ObjectInfo
+from tierlog.ports.objects import ObjectInfo, check_length
 from tierlog.ports.retrying import Retries, RetryLimits
 from tierlog.ports.spending import CostMeter
 from tierlog.ports.throttle import TokenBucket, requests_pace
@@ -139,13 +139,16 @@ class ObstoreReads:
             await self.get_range(key, 0, 1)
         return found
 
-    async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
+    async def get(
+        self, key: str, *, bytes_max: int | None = None
+    ) -> tuple[ObjectInfo, bytes] | None:
         """See ``ObjectReads``."""
 
         async def once() -> tuple[ObjectInfo, bytes]:
             with self._timed(OPERATION):
                 answer = await self._sent(self._store.get_async(key), 0)
                 length = int(answer.meta["size"])
+                check_length(key, length, bytes_max)
                 body = bytes(await self._sent(answer.bytes_async(), length, requests=0))
             self._meter.count(OPERATION, requests=0, received=len(body))
             return _info(key, answer), body

@@ -44,7 +44,7 @@ from tierlog.ports.clock import Clock
 from tierlog.ports.files import Buffer
 from tierlog.ports.filling import Filling, length_of
 from tierlog.ports.ids import Ids
-from tierlog.ports.objects import NoSuchUploadError, ObjectInfo, OpenUpload, Part
+from tierlog.ports.objects import NoSuchUploadError, ObjectInfo, OpenUpload, Part, check_length
 from tierlog.ports.spending import CostMeter
 from tierlog.ports.throttle import TokenBucket
 from tierlog.runtime.settings import S3Settings
@@ -212,12 +212,15 @@ class S3ObjectStore:
         except TROUBLE as error:
             raise self._mapped(error, "head", "") from error
 
-    async def get(self, key: str) -> tuple[ObjectInfo, bytes] | None:
+    async def get(
+        self, key: str, *, bytes_max: int | None = None
+    ) -> tuple[ObjectInfo, bytes] | None:
         async def take(answer: Any) -> tuple[ObjectInfo, bytes]:  # noqa: ANN401
             pieces: list[bytes] = []
             try:
                 length = self._length_of(answer, "get", key)
-            except CutBodyError:
+                check_length(key, length, bytes_max)
+            except (CutBodyError, CorruptError):
                 answer["Body"].close()
                 raise
             await self._receive(key, answer, length, pieces.append)
