@@ -7,8 +7,11 @@ against the runs that were sent.
 import asyncio
 import contextlib
 import gc
+import mmap
 import os
 import random
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -312,3 +315,57 @@ def test_a_small_body_holds_no_piece():
     gc.collect()
     assert pieces.kept_bytes == PIECE_BYTES
     assert len(runs) == 2
+
+
+def resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * mmap.PAGESIZE
+
+
+def pour(inflow, body):
+    body = memoryview(body)
+    while body:
+        space = inflow.space()
+        count = min(len(space), len(body))
+        space[:count] = body[:count]
+        inflow.received(count)
+        body = body[count:]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident sizes are Linux's")
+def test_a_length_alone_takes_no_memory():
+    (run,) = runs_of(3_000_000)
+    liar = bytearray(run.encoded[: 2 * PIECE_BYTES])
+    liar[12:16] = (256 << 20).to_bytes(4, "big")  # under no checksum until all of it came
+    inflow = RunInflow(receiving_pieces())
+    began = resident_bytes()
+    pour(inflow, liar)
+    assert len(inflow.space()) > 250 << 20
+    assert resident_bytes() - began < 8 << 20
+    inflow.finish()
+    assert resident_bytes() - began < 8 << 20
+    assert inflow.error is not None
+    assert inflow.error.reason is Reason.UNKNOWN
+    assert not inflow.lists
+
+
+def test_a_cut_run_is_not_copied_to_find_that_it_is_cut():
+    (run,) = runs_of(8_000_000)
+    inflow = RunInflow(receiving_pieces())
+    pour(inflow, run.encoded[:-1])
+    tracemalloc.start()
+    inflow.finish()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < PIECE_BYTES
+    assert inflow.error is not None
+    assert inflow.error.reason is Reason.UNKNOWN
+
+
+def test_a_run_longer_than_a_piece_comes_whole_between_others():
+    runs = runs_of(10, 3_000_000, 20)
+    inflow = RunInflow(receiving_pieces())
+    pour(inflow, body_of(runs))
+    inflow.finish()
+    assert inflow.error is None
+    assert [run for some in inflow.lists for run in some] == runs

@@ -7,10 +7,14 @@ Invariants:
       the cut run at a piece's end, into the next piece, and a body that is far smaller than one.
     * Every run's structure and checksum is verified before it is handed on; what came whole
       before a damaged run, or before a cut, is handed on too.
+    * Memory is taken as bytes come: a length that is announced costs none, as no checksum was
+      looked at by then.
 """
 
 from collections import deque
 from typing import Final
+
+import numpy as np
 
 from tierlog.adapters.pieces import Pieces
 from tierlog.format.run import RUN_PREFIX_LEN, Run, take_runs
@@ -53,6 +57,10 @@ class RunInflow:
         self._fill += length
         if self._fill == len(self._piece) and self.error is None:
             self._split()
+            if self.error is None:
+                rest = self._piece
+                self._piece = self._next_piece(rest)
+                self._piece[: len(rest)] = rest
 
     def finish(self) -> None:
         """Make runs of what came last, and check the end mark, unless an error was met before.
@@ -65,14 +73,15 @@ class RunInflow:
                 self._piece = memoryview(bytearray(self._piece[: self._fill]))
             self._split()
         if self.error is None:
-            mark = bytes(self._piece[: self._fill])
+            # One byte more than a mark has shows that it is none; a cut run may be long.
+            mark = bytes(self._piece[: END_MARK_LEN + 1])
             try:
                 check_end_mark(mark, self._count)
             except TierlogError as error:
                 self.error = error
 
     def _split(self) -> None:
-        """Make runs of the piece; go on in another with what follows them."""
+        """Make runs of the piece, and leave of it what follows them."""
         came = self._piece[: self._fill]
         taken = take_runs(came.toreadonly(), len_max=RUN_BYTES_MAX)
         if taken.runs:
@@ -82,15 +91,15 @@ class RunInflow:
         if taken.error is not None and not _is_mark(rest):
             self.error = taken.error
             return
-        self._piece = self._next_piece(rest)
-        self._piece[: len(rest)] = rest
-        self._fill = len(rest)
+        self._piece, self._fill = rest, len(rest)
 
     def _next_piece(self, rest: memoryview) -> memoryview:
         if len(rest) >= RUN_PREFIX_LEN and not _is_mark(rest):
             wanted = Run.encoded_len(rest, len_max=RUN_BYTES_MAX)
             if wanted > PIECE_BYTES:
-                return memoryview(bytearray(wanted))
+                # Not zeroed, so that no page is touched before bytes come; nor a mapping of its
+                # own, as the allocator has pages again that an earlier long run has touched.
+                return memoryview(np.empty(wanted, np.uint8))  # type: ignore[arg-type]
         return self._pieces.lend()
 
 
