@@ -48,7 +48,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "cache.drop_refused": "Redis refused to drop a value",
     "cache.found": "Redis answers again",
     "cache.get_refused": "Redis refused to give a value",
-    "cache.lost": "Redis does not answer; readers do without it for a while",
+    "cache.lost": "Redis does not answer, or not as Redis does; readers do without it for a while",
     "cache.put_refused": "Redis refused to keep a value",
     "check.copy_lacks_entries": "A node lacks entries of a ledger that it should have",
     "check.finished": "All copies of all ledgers were compared with what they should be",

@@ -5,7 +5,8 @@
 
 Invariants:
     * Nothing raises but a programmer's error. An unreachable, slow, full or confused Redis is
-      an empty cache, and while it is, only one call in a growing interval tries it.
+      an empty cache, and while it is, only one call in a growing interval tries it. Confused:
+      the library raises whatever its parser meets (ValueError, TypeError, RecursionError).
     * What is returned is what was put under that very key: the digest says so. With a secret
       it says so even when somebody else writes to this Redis.
     * Never more than the limit is read, whatever lies under a key.
@@ -21,9 +22,7 @@ import structlog
 from redis.asyncio import Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import ResponseError
 
 from tierlog.adapters.offsets import Backoff
 from tierlog.ports.clock import Clock
@@ -34,10 +33,8 @@ log = structlog.get_logger()
 
 DIGEST_LEN = 16
 CONNECTIONS_MAX = 8
+CAUSE_CHARS_MAX = 300  # an error of the library's parser may repeat all that came
 DEFAULT_BACKOFF = Backoff(first_s=1.0, max_s=30.0)
-
-_ABSENT = (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError)
-
 
 How = Mapping[str, Any]
 """What the library is told of TLS and of who this is."""
@@ -126,15 +123,15 @@ class RedisCache:
     async def get(self, key: str) -> bytes | None:
         if not self._may_try():
             return None
-        limit = DIGEST_LEN + self._value_bytes_max
+        name, limit = self._key_prefix + key, DIGEST_LEN + self._value_bytes_max
         try:
             async with asyncio.timeout(2 * self._timeout_s), self._slots:
-                found = await self._redis.getrange(self._key_prefix + key, 0, limit)
-        except _ABSENT as error:
-            self._note_absent(error)
-            return None
-        except RedisError as error:
+                found = await self._redis.getrange(name, 0, limit)
+        except ResponseError as error:
             log.info("cache.get_refused", cause=str(error))
+            return None
+        except Exception as error:  # noqa: BLE001 - see the invariants
+            self._note_absent(error)
             return None
         self._note_present()
         if not isinstance(found, bytes) or not DIGEST_LEN <= len(found) <= limit:
@@ -145,27 +142,28 @@ class RedisCache:
     async def put(self, key: str, value: bytes, *, ttl_s: int) -> None:
         if len(value) > self._value_bytes_max or not self._may_try():
             return
-        kept = self._digest(key, value) + value
+        name, kept = self._key_prefix + key, self._digest(key, value) + value
         try:
             async with asyncio.timeout(2 * self._timeout_s), self._slots:
-                await self._redis.set(self._key_prefix + key, kept, ex=ttl_s)
-        except _ABSENT as error:
-            self._note_absent(error)
-        except RedisError as error:
+                await self._redis.set(name, kept, ex=ttl_s)
+        except ResponseError as error:
             log.info("cache.put_refused", cause=str(error))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_absent(error)
         else:
             self._note_present()
 
     async def drop(self, key: str) -> None:
         if not self._may_try():
             return
+        name = self._key_prefix + key
         try:
             async with asyncio.timeout(2 * self._timeout_s), self._slots:
-                await self._redis.delete(self._key_prefix + key)
-        except _ABSENT as error:
-            self._note_absent(error)
-        except RedisError as error:
+                await self._redis.delete(name)
+        except ResponseError as error:
             log.info("cache.drop_refused", cause=str(error))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_absent(error)
         else:
             self._note_present()
 
@@ -190,7 +188,7 @@ class RedisCache:
 
     def _note_absent(self, error: Exception) -> None:
         if self._failures == 0:
-            log.warning("cache.lost", cause=repr(error))
+            log.warning("cache.lost", cause=repr(error)[:CAUSE_CHARS_MAX])
         self._failures += 1
         self._try_at_s = self._clock.monotonic_s() + self._backoff.after(self._failures)
 
