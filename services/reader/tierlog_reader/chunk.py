@@ -54,6 +54,9 @@ class Budget:
     bytes_max: int
     wait_s: float
     room: ReadRoom = NO_ROOM
+    alone_max: int | None = None
+    """A longer frame is ``EntryTooLongError`` where its length can be told before it is fetched or
+    copied: in a tier-2 copy and in memory, but not in tier 1, where runs come whole."""
 
     def __post_init__(self) -> None:
         assert self.entries_max >= 1

@@ -34,6 +34,7 @@ from tierlog.format.checksum import Buffer
 from tierlog.model.errors import Reason, RefusedError, TierlogError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, StreamName, stream_name
 from tierlog.model.position import Edge, Position
+from tierlog.offload.tier2_reader import EntryTooLongError
 from tierlog.runtime.errors import problem_of
 from tierlog.runtime.http_access import still_admitted
 from tierlog_reader.chunk import Budget
@@ -105,9 +106,15 @@ class EntryPages:
                     self._reads.source,
                     wish.stream,
                     where,
-                    replace(budget, room=room, entries_max=entries_max),
+                    replace(budget, room=room, entries_max=entries_max, alone_max=room_bytes),
                     until=wish.until,
                 )
+            except EntryTooLongError as error:
+                room.leave()
+                where = Position(error.ledger_id, error.entry_id)
+                room_bytes = error.frame_len + 2 * OBJECT_BYTES
+                budget = replace(budget, bytes_max=error.frame_len)
+                continue
             except BaseException:
                 room.leave()
                 raise

@@ -16,6 +16,7 @@ from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.model.errors import TierlogError
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.position import Edge, Position
+from tierlog.offload.tier2_reader import EntryTooLongError
 from tierlog_reader import metrics
 from tierlog_reader.chunk import NO_ROOM, Budget
 from tierlog_reader.documents import FoundEntry, entries_of
@@ -89,7 +90,7 @@ async def read_page(
                 break
             metrics.count(answer)
             found = entries_of(chunk, raw=raw)
-        except TierlogError:
+        except (TierlogError, EntryTooLongError):
             # What came is good. The next page begins here, and tells it.
             if not entries:
                 raise
@@ -105,7 +106,12 @@ async def read_page(
             break
         # The room is this page's until it was sent: no later read may leave it.
         left = replace(
-            left, entries_max=entries_left, bytes_max=bytes_left, wait_s=0.0, room=NO_ROOM
+            left,
+            entries_max=entries_left,
+            bytes_max=bytes_left,
+            wait_s=0.0,
+            room=NO_ROOM,
+            alone_max=bytes_left,
         )
     return Page(entries=entries, resume=where, raw=raw, at_end=_reached(where, until))
 

@@ -5,7 +5,8 @@ reading (``source``).
 
 Invariants:
     * Nothing is read for a client before it has room for it, and the room lasts until ``leave``.
-    * An entry alone may be longer than was asked for. It is kept only once there is room for that.
+    * An entry alone may be longer than was asked for. It is kept only once there is room for that,
+      and it is not even read before, where its length can be told (``Budget.alone_max``).
     * Who waits at the tail holds none: it is taken once there is something to read.
 """
 
@@ -15,6 +16,7 @@ from typing import Final
 from tierlog.format.run import RUN_BYTES_MAX
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.position import Edge, Position
+from tierlog.offload.tier2_reader import EntryTooLongError
 from tierlog.ports.reads import ServedLedgers
 from tierlog_reader.chunk import Answer, Budget
 from tierlog_reader.memory import COPIES_OF_AN_ANSWER
@@ -91,9 +93,19 @@ class ServedReads:
                 fitting = max(1, bytes_max // entry_bytes)
                 budget = replace(budget, entries_max=min(budget.entries_max, fitting))
             objects_len = entry_bytes * budget.entries_max
-            room = HeldRoom(self._shares, client, COPIES_OF_AN_ANSWER * bytes_max + objects_len)
+            size = COPIES_OF_AN_ANSWER * bytes_max + objects_len
+            room = HeldRoom(self._shares, client, size)
+            alone_max = None  # one answer can't have more room
+            if size < self._shares.bytes_max:
+                alone_max = (size - entry_bytes) // COPIES_OF_AN_ANSWER
+            within = replace(budget, room=room, alone_max=alone_max)
             try:
-                answer = await self.source.read(stream, where, replace(budget, room=room))
+                answer = await self.source.read(stream, where, within)
+            except EntryTooLongError as error:
+                room.leave()
+                where = Position(error.ledger_id, error.entry_id)
+                budget = replace(budget, bytes_max=error.frame_len)
+                continue
             except BaseException:
                 room.leave()
                 raise

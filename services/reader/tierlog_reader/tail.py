@@ -42,6 +42,7 @@ from tierlog.format.frame import FRAME_HEADER_LEN, entry_len_at, frames_end, wal
 from tierlog.model.errors import Reason, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.stream import ListedLedger
+from tierlog.offload.tier2_reader import EntryTooLongError
 from tierlog_reader.cache.manager import CacheManager
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.chunk import Budget, Chunk, without_rest
@@ -166,7 +167,7 @@ class TailMemory:
         if held is None or not held.first <= first_entry_id < held.next_id:
             return None
         self._used(ledger_id, held)
-        found = self._frames(held, first_entry_id, budget)
+        found = self._frames(ledger_id, held, first_entry_id, budget)
         if found is None:
             return None
         frames, count = found
@@ -181,7 +182,7 @@ class TailMemory:
         )
 
     def _frames(
-        self, held: _Held, first_entry_id: EntryId, budget: Budget
+        self, ledger_id: LedgerId, held: _Held, first_entry_id: EntryId, budget: Budget
     ) -> tuple[Buffer, int] | None:
         """Return frames from an entry on and how many; None where its bytes went."""
         offset = self._place_of(held, first_entry_id)
@@ -191,7 +192,10 @@ class TailMemory:
         starts = walk_frames(body, first_entry_id)
         if not len(starts):
             # Longer than was asked for: one entry at least is returned, if all of it is here.
-            alone = self._alone(held, offset)
+            frame_len = self._frame_len(held, offset)
+            if budget.alone_max is not None and frame_len > budget.alone_max:
+                raise EntryTooLongError(ledger_id, first_entry_id, frame_len)
+            alone = self._alone(held, offset, frame_len)
             return None if alone is None else (alone, 1)
         ends = [*starts[1:].tolist(), frames_end(body, starts)]
         count = min(len(ends), budget.entries_max)
@@ -218,13 +222,16 @@ class TailMemory:
                 return None
         return offset
 
-    def _alone(self, held: _Held, offset: int) -> memoryview | None:
-        """Return the one frame that begins at ``offset``, if all of it is here."""
+    def _frame_len(self, held: _Held, offset: int) -> int:
+        """Return the length of the frame that begins at ``offset``; 0: its header went."""
         header = self._copied(held, offset, FRAME_HEADER_LEN)
         if header is None or len(header) < FRAME_HEADER_LEN:
-            return None
-        frame_len = FRAME_HEADER_LEN + entry_len_at(header, 0)
-        body = self._copied(held, offset, frame_len)
+            return 0
+        return FRAME_HEADER_LEN + entry_len_at(header, 0)
+
+    def _alone(self, held: _Held, offset: int, frame_len: int) -> memoryview | None:
+        """Return the one frame that begins at ``offset``, if all of it is here."""
+        body = self._copied(held, offset, frame_len) if frame_len else None
         return body if body is not None and len(body) == frame_len else None
 
     def _copied(self, held: _Held, offset: int, length_max: int) -> memoryview | None:

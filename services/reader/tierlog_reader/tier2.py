@@ -168,7 +168,10 @@ class ObjectTier:
         async with self._using(opened) as handle:
             try:
                 read = await handle.read_frames(
-                    first_entry_id, budget.bytes_max, entries_max=budget.entries_max
+                    first_entry_id,
+                    budget.bytes_max,
+                    entries_max=budget.entries_max,
+                    alone_max=budget.alone_max,
                 )
             except (CorruptError, RefusedError):
                 await self._disown(context)

@@ -24,7 +24,12 @@ class FrameHandle(Protocol):
     @property
     def ledger_metadata(self) -> LedgerMetadata: ...
     async def read_frames(
-        self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
+        self,
+        first_entry_id: EntryId,
+        bytes_max: int,
+        *,
+        entries_max: int | None = None,
+        alone_max: int | None = None,
     ) -> FramesRead: ...
     async def prefetch(
         self, first_entry_id: EntryId, bytes_max: int, *, growth: int = 1
@@ -58,9 +63,17 @@ class FramesOfRuns:
         await self._handle.close()
 
     async def read_frames(
-        self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
+        self,
+        first_entry_id: EntryId,
+        bytes_max: int,
+        *,
+        entries_max: int | None = None,
+        alone_max: int | None = None,
     ) -> FramesRead:
-        """Return frames from an entry on: at least one, else about ``bytes_max``."""
+        """Return frames from an entry on: at least one, else about ``bytes_max``.
+
+        An entry longer than ``alone_max`` comes, too: how long it is nobody knows before.
+        """
         last = self.ledger_metadata.last_entry_id
         if not 0 <= first_entry_id <= last:
             raise RefusedError(

@@ -71,10 +71,16 @@ class SingleHandle(ObjectHandle[SingleIndex]):
         return min(bytes_max, self._source.size - note.offset)
 
     async def read_frames(
-        self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
+        self,
+        first_entry_id: EntryId,
+        bytes_max: int,
+        *,
+        entries_max: int | None = None,
+        alone_max: int | None = None,
     ) -> FramesRead:
         """Return frames from an entry on: at least one, else up to ``bytes_max``, of one block.
 
+        ``alone_max``: an entry whose frame is longer is not fetched, but ``EntryTooLongError``.
         Raises NO_SUCH_ENTRY behind the last entry, LEDGER_NOT_FOUND when the object is gone.
         """
         block = self.index.block_of(first_entry_id)
@@ -84,7 +90,7 @@ class SingleHandle(ObjectHandle[SingleIndex]):
         try:
             await self._check_header(block)
             at = await self._find(block, first_entry_id)
-            return await self._take(block, first_entry_id, at, bytes_max, wanted)
+            return await self._take(block, first_entry_id, at, bytes_max, wanted, alone_max)
         except CorruptError:
             self._forget()
             raise
@@ -145,7 +151,13 @@ class SingleHandle(ObjectHandle[SingleIndex]):
         return ENTRY_LEN_LEN + entry_len
 
     async def _take(
-        self, block: BlockRange, first_entry_id: EntryId, at: int, bytes_max: int, wanted: int
+        self,
+        block: BlockRange,
+        first_entry_id: EntryId,
+        at: int,
+        bytes_max: int,
+        wanted: int,
+        alone_max: int | None,
     ) -> FramesRead:
         stop = min(block.offset + block.length, at + max(bytes_max, ENTRY_LEN_LEN))
         if stop - at < ENTRY_LEN_LEN:
@@ -154,6 +166,8 @@ class SingleHandle(ObjectHandle[SingleIndex]):
         starts, end = walk_entries(buffer, wanted)
         if not starts:
             length = await self._entry_len(block, at)
+            frame_len = length + FRAME_HEADER_LEN - ENTRY_LEN_LEN
+            self._check_room(first_entry_id, frame_len, alone_max)
             buffer = await self._ranges.read(self._source, at, at + length)
             starts, end = [0], length
         starts, end = _fitting(starts, end, bytes_max)

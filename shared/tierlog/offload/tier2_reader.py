@@ -15,6 +15,7 @@ Invariants:
     * A walk holds no more than a range (with a side object: a grain) at once, and where no side
       object tells places it has room for that. What it will walk over next is fetched as far as
       the memory keeps it.
+    * An entry that is longer than there is room for is not fetched, once its header told.
     * No state is tied to one reader: any number may use a handle at once.
 
 Retries: what turned out damaged is forgotten, so that the next try reads the bucket again. A read
@@ -68,6 +69,16 @@ class FramesRead(NamedTuple):
     last_entry_id: EntryId
     offsets: Offsets
     place: int
+
+
+class EntryTooLongError(Exception):
+    """An entry alone is longer than whoever reads it has room for. Nothing of it was kept."""
+
+    def __init__(self, ledger_id: LedgerId, entry_id: EntryId, frame_len: int) -> None:
+        super().__init__(f"entry {ledger_id}:{entry_id} alone needs room for {frame_len} bytes")
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
+        self.frame_len = frame_len
 
 
 class Steps:
@@ -191,11 +202,17 @@ class ObjectHandle(ABC, Generic[Table]):
 
     @abstractmethod
     async def read_frames(
-        self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
+        self,
+        first_entry_id: EntryId,
+        bytes_max: int,
+        *,
+        entries_max: int | None = None,
+        alone_max: int | None = None,
     ) -> FramesRead:
         """Return frames from an entry on: at least one, else up to ``bytes_max``, of one block.
 
         ``entries_max``: how many will be used at most; others may come along.
+        ``alone_max``: an entry whose frame is longer is not fetched, but ``EntryTooLongError``.
         Raises NO_SUCH_ENTRY behind the last entry, LEDGER_NOT_FOUND when the object is gone.
         """
 
@@ -205,6 +222,10 @@ class ObjectHandle(ABC, Generic[Table]):
         if note is not None and note.entry_id >= block.first_entry_id:
             return note
         return Note(block.first_entry_id, block.offset + self._block_header_len)
+
+    def _check_room(self, entry_id: EntryId, frame_len: int, alone_max: int | None) -> None:
+        if alone_max is not None and frame_len > alone_max:
+            raise EntryTooLongError(self._ledger_id, entry_id, frame_len)
 
     def _forget(self) -> None:
         """Forget what turned out damaged, so that the next try reads the bucket again."""
@@ -229,27 +250,41 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
         return self.index.data_header_len
 
     async def read_frames(
-        self, first_entry_id: EntryId, bytes_max: int, *, entries_max: int | None = None
+        self,
+        first_entry_id: EntryId,
+        bytes_max: int,
+        *,
+        entries_max: int | None = None,
+        alone_max: int | None = None,
     ) -> FramesRead:
         """Return frames from an entry on: at least one, else up to ``bytes_max``, of one block.
 
         ``entries_max``: how many will be used at most; others may come along.
+        ``alone_max``: an entry whose frame is longer is not fetched, but ``EntryTooLongError``.
         Raises NO_SUCH_ENTRY behind the last entry, LEDGER_NOT_FOUND when the object is gone.
         """
         block = self.index.block_of(first_entry_id)
         try:
-            return await self._read_frames(block, first_entry_id, bytes_max, entries_max)
+            return await self._read_frames(block, first_entry_id, bytes_max, entries_max, alone_max)
         except CorruptError:
             if self._side is None:
                 raise
         # The damage may lie behind this entry: what is good is read up to its grain's end.
-        return await self._read_frames(block, first_entry_id, max(bytes_max, ALONE_BYTES), 1)
+        bytes_max = max(bytes_max, ALONE_BYTES)
+        return await self._read_frames(block, first_entry_id, bytes_max, 1, alone_max)
 
     async def _read_frames(
-        self, block: BlockRange, first_entry_id: EntryId, bytes_max: int, entries_max: int | None
+        self,
+        block: BlockRange,
+        first_entry_id: EntryId,
+        bytes_max: int,
+        entries_max: int | None,
+        alone_max: int | None,
     ) -> FramesRead:
         try:
             known = await self._nearest(block, first_entry_id)
+            if alone_max is not None and alone_max < bytes_max:
+                await self._look_at(block, first_entry_id, known, alone_max)
             few_end = await self._few_end(block, first_entry_id, entries_max)
             if few_end is not None and known.offset < few_end <= known.offset + bytes_max:
                 # At once: what is walked over and what is wanted.
@@ -257,7 +292,7 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
             else:
                 few_end = None
             start = await self._find(block, first_entry_id, known)
-            return await self._take(block, first_entry_id, start, bytes_max, few_end)
+            return await self._take(block, first_entry_id, start, bytes_max, few_end, alone_max)
         except CorruptError:
             self._forget()
             raise
@@ -310,6 +345,18 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
         async with self._ranges.walking(self._source):
             return await self._walk_to(block, entry_id, note)
 
+    async def _look_at(
+        self, block: BlockRange, entry_id: EntryId, note: Note, alone_max: int
+    ) -> None:
+        """Look at an entry's header alone, where more would be fetched than there is room for."""
+        at = await self._find(block, entry_id, note)
+        if block.offset + block.length - at >= FRAME_HEADER_LEN:
+            stop = at + FRAME_HEADER_LEN
+            header = await self._ranges.read(self._source, at, stop, exact=True)
+            frame_len = self._frame_len(block, header, at)
+            assert frame_len is not None, "a header was read"
+            self._check_room(entry_id, frame_len, alone_max)
+
     async def _walk_to(self, block: BlockRange, entry_id: EntryId, note: Note) -> int:
         known, at = note
         steps = Steps(self._ranges, self._source, block.offset + block.length)
@@ -351,6 +398,7 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
         at: int,
         bytes_max: int,
         few_end: int | None,
+        alone_max: int | None,
     ) -> FramesRead:
         end, exact = block.offset + block.length, few_end is not None
         wanted = at + bytes_max if few_end is None else few_end
@@ -362,6 +410,7 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
         if len(offsets) == 0:
             frame_len = self._frame_len(block, buffer, at)
             assert frame_len is not None, "a header was read"
+            self._check_room(first_entry_id, frame_len, alone_max)
             buffer = await self._ranges.read(self._source, at, at + frame_len, exact=exact)
             offsets = self._walk(buffer, first_entry_id, at)
             assert len(offsets) == 1, "one frame, as long as it said"
