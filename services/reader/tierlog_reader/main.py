@@ -65,11 +65,7 @@ async def serve(
         walks = _walks(limits, budget.walks)
         ranges = _ranges(parts, settings, memory, walks)
         tier2 = _tier2(parts, settings, partial(open_with, known), ranges)
-        views = Views(
-            parts.catalog,
-            age_s_max=limits.metadata_age_ms_max / 1000,
-            entries_max=limits.handles_max,
-        )
+        views = _views(parts, limits)
         tier1 = StorageNodeTier(
             views, parts.nodes, keys=ledger_keys(settings), on_damage=parts.damage
         )
@@ -96,7 +92,11 @@ async def serve(
             async with (
                 serve_costs(app, "reader", parts.meter),
                 serve_http(
-                    app, host=listen.host, port=listen.http_port, tls=protection.tls
+                    app,
+                    host=listen.host,
+                    port=listen.http_port,
+                    tls=protection.tls,
+                    taken_s_max=2 * reads.send_s_max,  # who made the answer leaves first
                 ) as http_port,
                 serve_grpc(
                     lambda server: reader_pb2_grpc.add_ReaderServicer_to_server(servicer, server),
@@ -135,6 +135,14 @@ def _answers(limits: ReaderSettings, held: Held) -> Shares:
         held.parts.answers,
         wait_s_max=limits.room_wait_ms_max / 1000,
         beyond=lambda: held.beyond,
+    )
+
+
+def _views(parts: ReaderParts, limits: ReaderSettings) -> Views:
+    return Views(
+        parts.catalog,
+        age_s_max=limits.metadata_age_ms_max / 1000,
+        entries_max=limits.handles_max,
     )
 
 

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Final
 from uuid import UUID
 
+import structlog
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -34,7 +35,10 @@ from tierlog.runtime.clusters import OwnCluster
 from tierlog.runtime.errors import PROBLEM_TYPE, problem_of
 from tierlog.runtime.openapi import describe_api
 from tierlog.runtime.requests import App, Message, Receive, RequestContext, RequestIds, Send
+from tierlog.runtime.rpc import SEND_BYTES
 from tierlog.runtime.tls import ServerTls, peer_names
+
+log = structlog.get_logger()
 
 Checks = Mapping[str, Callable[[], Awaitable[bool]]]
 """By name what a service needs. A check that raises a ``TierlogError`` says what to do about it."""
@@ -48,6 +52,9 @@ HEAD_S_MAX: Final = 10.0
 """So long a client may take for a request's head, of the first and of all others."""
 BODY_S_MAX: Final = 60.0
 BODY_BYTES_MAX: Final = 8 * 1024 * 1024
+TAKEN_S_MAX: Final = 300.0
+"""A client that takes less than ``SEND_BYTES`` of what waits for it in so long is cut off. Those
+who read runs pause for as long as the store does that they write to."""
 _TOO_LARGE: Final = 413
 CONNECTIONS_MAX: Final = 2048
 CERTIFICATE_NAMES: Final = "certificate_names"
@@ -209,9 +216,17 @@ async def _bug(_request: Request, _error: Exception) -> Response:
 
 @contextlib.asynccontextmanager
 async def serve_http(
-    app: FastAPI, *, host: str, port: int, tls: ServerTls | None = None
+    app: FastAPI,
+    *,
+    host: str,
+    port: int,
+    tls: ServerTls | None = None,
+    taken_s_max: float = TAKEN_S_MAX,
 ) -> AsyncIterator[int]:
-    """Serve ``app`` inside the running loop and give its port; drains at the end."""
+    """Serve ``app`` inside the running loop and give its port; drains at the end.
+
+    Who takes hardly anything of an answer for ``taken_s_max`` is cut off, the answer whole or not.
+    """
     config = _Config(
         app,
         log_config=None,
@@ -228,6 +243,7 @@ async def serve_http(
         # Probes have no certificate; what is not public asks for one, or for a token.
         ssl_context_factory=None if tls is None else lambda *_: tls.context(required=False),
     )
+    config.taken_s_max = taken_s_max
     server = _EmbeddedServer(config)
     listening = listen(host, port)
     bound_port: int = listening.getsockname()[1]
@@ -266,16 +282,24 @@ class _Config(uvicorn.Config):
 
     ends = False
     """Set once the server takes nothing new."""
+    taken_s_max = TAKEN_S_MAX
 
 
 class _Connection(H11Protocol):
-    """One connection: knows who TLS says the client is, and doesn't wait for ever for a request."""
+    """One connection: knows who TLS says the client is, and waits for no client for ever.
+
+    Neither for a request, nor for what was sent to be taken: a transport that is closed stays, and
+    counts, until its last byte was.
+    """
 
     config: _Config
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._timer: asyncio.TimerHandle | None = None
+        self._taking: asyncio.TimerHandle | None = None
         super().connection_made(transport)
+        # Whatever waits for the client is seen, and not only much of it.
+        transport.set_write_buffer_limits(high=1)
         if self.config.ends:
             # Over TLS it comes this late: another server answers at this port by now.
             transport.abort()
@@ -305,15 +329,46 @@ class _Connection(H11Protocol):
 
     def _check(self, before: tuple[object, str]) -> None:
         self._timer = None
+        if self.transport.is_closing():
+            return  # over TLS a second time would take from it what an abort needs
         if self._phase() == before:
             self.transport.close()
         elif self.timeout_keep_alive_task is None:
             # Something came since then, and perhaps not all of it.
             self._expect()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_taking()
+
+    def resume_writing(self) -> None:
+        self._cancel_taking()
+        super().resume_writing()
+
+    def _expect_taking(self) -> None:
+        """Give the client its time to take what waits for it, or a good part of it."""
+        untaken = self.transport.get_write_buffer_size()
+        self._taking = self.loop.call_later(self.config.taken_s_max, self._check_taking, untaken)
+
+    def _check_taking(self, before: int) -> None:
+        untaken = self.transport.get_write_buffer_size()
+        if before - untaken >= SEND_BYTES:
+            self._expect_taking()
+            return
+        if not self.transport.is_closing():
+            # Else whoever made the answer has said so, or it is whole.
+            log.info("client.left", cause="it takes nothing", untaken_bytes=untaken)
+        self.transport.abort()
+
+    def _cancel_taking(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._cancel_taking()
         super().connection_lost(exc)
 
 
