@@ -3,7 +3,8 @@
 Invariants:
     * A body goes out piece by piece: of what a slow client has not taken, one piece at most
       lies in the connection's own buffer, and all of it counts until the last piece is there.
-    * A client that takes nothing for ``send_s_max`` is left; its room is free again.
+    * A client that takes nothing for ``send_s_max`` is left, also before an answer's first byte:
+      its room is free again.
 """
 
 import asyncio
@@ -50,7 +51,8 @@ class HeldResponse(Response):
         }
         at = 0
         try:
-            await send(start)
+            async with asyncio.timeout(self._send_s_max):
+                await send(start)
             for at in range(0, max(1, len(body)), PIECE_BYTES):
                 piece = bytes(body[at : at + PIECE_BYTES])
                 more = at + PIECE_BYTES < len(body)
@@ -75,16 +77,17 @@ class HeldStream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         """Send it."""
         start = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **start})
         sent = 0
         try:
             async with contextlib.aclosing(self._pieces):
+                async with asyncio.timeout(self._send_s_max):
+                    await send({"type": "http.response.start", **start})
                 async for piece in self._pieces:
                     async with asyncio.timeout(self._send_s_max):
                         await send({"type": "http.response.body", "body": piece, "more_body": True})
                     sent += len(piece)
                     del piece  # the next one may be long in coming
+            async with asyncio.timeout(self._send_s_max):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             log.info("client.left", cause="it takes nothing", sent_bytes=sent)
-            return
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
