@@ -10,7 +10,7 @@ from kazoo.client import KazooClient
 from tests.contracts.metadata_suite import MetadataContract
 from tests.contracts.proxy import Proxy
 from tierlog.adapters.zookeeper.metadata import ZooKeeperMetadata
-from tierlog.model.errors import IndeterminateError, Reason, RetryableError
+from tierlog.model.errors import IndeterminateError, Reason, RefusedError, RetryableError
 from tierlog.ports.metadata import Versioned
 
 pytestmark = pytest.mark.integration
@@ -74,6 +74,13 @@ async def test_unreachable_is_unavailable_in_time_and_names_the_hosts(free_port)
     assert loop.time() - began < 5
     assert caught.value.reason is Reason.UNAVAILABLE
     assert f"127.0.0.1:{free_port}" in str(caught.value)
+    assert "TIERLOG_ZOOKEEPER__HOSTS" in caught.value.remedy
+
+
+@pytest.mark.parametrize("hosts", ["", "/root", "a:b", ":1", "host:99999", "a,,b"])
+async def test_what_names_no_hosts_is_refused(hosts):
+    with pytest.raises(RefusedError, match="can't be read") as caught:
+        await ZooKeeperMetadata.connect(hosts)
     assert "TIERLOG_ZOOKEEPER__HOSTS" in caught.value.remedy
 
 

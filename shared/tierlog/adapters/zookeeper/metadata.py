@@ -28,6 +28,7 @@ from typing import Any, Final, Self
 import structlog
 from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient, KazooState
+from kazoo.hosts import collect_hosts
 from kazoo.security import CREATOR_ALL_ACL
 
 from tierlog.model.errors import (
@@ -168,7 +169,18 @@ class ZooKeeperMetadata:
         connect_timeout_s: float = 10.0,
         how: How = OPEN,
     ) -> Self:
-        """Connect to ``host:port,…[/chroot]``, or raise ``RetryableError`` UNAVAILABLE in time."""
+        """Connect to ``host:port,…[/chroot]``, or raise ``RetryableError`` UNAVAILABLE in time.
+
+        ``RefusedError`` for what names no hosts.
+        """
+        try:
+            collect_hosts(hosts)
+        except ValueError as error:
+            raise RefusedError(
+                f"zookeeper.hosts {hosts[:200]!r} can't be read: {error}",
+                remedy="Set zookeeper.hosts (TIERLOG_ZOOKEEPER__HOSTS) to HOST:PORT, several with "
+                "commas, with a root behind them if need be: zk-1:2181,zk-2:2181/tierlog",
+            ) from error
         client = KazooClient(
             hosts=hosts,
             timeout=session_timeout_s,
