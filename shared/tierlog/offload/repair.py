@@ -260,7 +260,7 @@ class Repairer:
         snapshot = await self._catalog.streams.snapshot(context.stream)
         for one in snapshot.ledgers:
             if one.ledger_id == context.ledger_id and one.closed:
-                known = metadata_from_list(context, one)
+                known = metadata_from_list(context, one, raw=snapshot.stream.raw)
                 return await evidence.metadata_like(known) or known
         raise RefusedError(
             f"ledger {context.ledger_id} left the list of stream {context.stream}",

@@ -44,6 +44,7 @@ from tierlog.model.ledger import (
     KEY_BLOCK_SIZE,
     KEY_INCARNATION,
     KEY_LOST,
+    KEY_RAW,
     KEY_STREAM,
     LedgerMetadata,
     LedgerState,
@@ -66,7 +67,9 @@ READ_BYTES: Final = 4 * 1024 * 1024
 UNKNOWN_NODE: Final = NodeId("unknown")
 
 
-def metadata_from_list(context: OffloadContext, listed: ListedLedger) -> LedgerMetadata:
+def metadata_from_list(
+    context: OffloadContext, listed: ListedLedger, *, raw: bool
+) -> LedgerMetadata:
     """Return what is known of a ledger whose own metadata are nowhere.
 
     Which nodes it lay on is forgotten with them, and matters to nobody any more.
@@ -85,6 +88,7 @@ def metadata_from_list(context: OffloadContext, listed: ListedLedger) -> LedgerM
             KEY_BLOCK_SIZE: str(listed.block_size).encode(),
             KEY_STREAM: context.stream.encode(),
             KEY_INCARNATION: str(context.incarnation).encode(),
+            KEY_RAW: str(int(raw)).encode(),
         },
     )
 
@@ -306,13 +310,14 @@ class Through:
 
 def _agrees(found: LedgerMetadata, known: LedgerMetadata) -> bool:
     """Tell whether ``found`` says what is known from the list of a ledger's stream."""
+    custom = {KEY_RAW: b"0", **found.custom}
     return (
         (found.state, found.length, found.last_entry_id)
         == (known.state, known.length, known.last_entry_id)
         # Whoever copied it read all of it; good entries would be passed over.
         and KEY_LOST not in found.custom
         # Byte for byte: a number that is written in another way was written by nobody here.
-        and all(found.custom.get(name) == value for name, value in known.custom.items())
+        and all(custom.get(name) == value for name, value in known.custom.items())
     )
 
 

@@ -30,6 +30,7 @@ from tierlog.model.ledger import (
     KEY_BLOCK_SIZE,
     KEY_INCARNATION,
     KEY_LOST,
+    KEY_RAW,
     KEY_STREAM,
     KEY_STRIPE_ENTRIES,
 )
@@ -49,11 +50,11 @@ APPENDS = [
 
 
 async def offloaded(
-    entries=ENTRIES, *, gone: bool = True, block_size: int = BLOCK, **settings
+    entries=ENTRIES, *, gone: bool = True, block_size: int = BLOCK, raw: bool = False, **settings
 ) -> tuple[World, OffloadContext]:
     """Return a world with a ledger in tier 2, and its context; ``gone``: there alone."""
     world = World(block_size=block_size)
-    claimed = await world.stream()
+    claimed = await world.stream(raw=raw)
     ledger_id = await world.seal(claimed, entries)
     await world.worker(**settings).handle(world.request(claimed, ledger_id))
     await write_manifest(world)
@@ -123,6 +124,23 @@ def test_index_and_side_object_are_rebuilt_from_the_data_object_alone(role: str)
         assert now.copy.data_len == was.copy.data_len
         if "side" in role:
             assert now.copy.index_sha256 == was.copy.index_sha256
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_an_index_that_is_made_of_the_list_alone_says_whether_its_stream_is_raw(raw: bool):
+    """An export breaks up what is not: it would find no events in entries of a raw stream."""
+
+    async def main():
+        world, was = await offloaded(raw=raw, data_sha256=True)
+        assert was.location is not None
+        del world.bucket.objects[was.location.index_key]
+        await repaired(world, was, await scrub(world, BOTH), "what is good in tier 2")
+        now = await world.context(was.ledger_id)
+        assert now.location is not None
+        made = ObjectIndex.decode(world.bucket.objects[now.location.index_key][1])
+        assert made.metadata.custom[KEY_RAW] == str(int(raw)).encode()
 
     run_virtual(main())
 
