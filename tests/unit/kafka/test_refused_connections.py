@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socketserver
 import ssl
+import threading
 import time
 
 import pytest
@@ -34,36 +36,43 @@ def strange(tmp_path):
     return Authority(tmp_path / "strange")
 
 
-@contextlib.asynccontextmanager
-async def listening(authority, issued, *, mutual=False):
-    """Take connections over TLS and answer nothing; give the address."""
+class _Listening(socketserver.ThreadingTCPServer):
+    """Takes connections over TLS and answers nothing.
+
+    Its threads are joined at the end. The loop's own server would leave connections behind that
+    are amid their handshake when a client goes.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+
+    def finish_request(self, request, client_address):
+        request.settimeout(5.0)
+        # A handshake that is refused, a client that goes: both are what the tests are about.
+        with (
+            contextlib.suppress(OSError),
+            self._context.wrap_socket(request, server_side=True) as connection,
+        ):
+            connection.recv(65536)
+
+
+@contextlib.contextmanager
+def listening(authority, issued, *, mutual=False):
+    """Give the address of a server that holds what was `issued`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(issued.certificate, issued.key)
     if mutual:
         context.load_verify_locations(authority.file)
         context.verify_mode = ssl.CERT_REQUIRED
-
-    writers = []
-
-    async def serve(reader, writer):
-        writers.append(writer)
-        with contextlib.suppress(OSError):
-            await reader.read(65536)
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        await server.wait_closed()
-        for writer in writers:
-            # A farewell over TLS takes turns of a loop that is about to end.
-            writer.transport.abort()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-        # Who came last, and is amid its handshake, is among none of these: its client has gone.
-        await asyncio.sleep(0.1)
+    with _Listening(context) as server:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        serving.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 def how_of(authority, issued=None):
@@ -86,7 +95,7 @@ async def test_a_broker_of_another_authority_or_name_is_refused_and_the_setting_
 ):
     elsewhere = authority.issue("elsewhere", dns=("elsewhere",), addresses=())
     for issued in (strange.issue("kafka"), elsewhere):
-        async with listening(authority, issued) as address:
+        with listening(authority, issued) as address:
             error = await refusal(address, how_of(authority))
             assert "TLS failed" in error.message
             assert "verify failed" in error.message
@@ -94,7 +103,7 @@ async def test_a_broker_of_another_authority_or_name_is_refused_and_the_setting_
 
 
 async def test_who_publishes_is_told_so_too(authority, strange):
-    async with listening(strange, strange.issue("kafka")) as address:
+    with listening(strange, strange.issue("kafka")) as address:
         publisher = KafkaPublisher(address, publish_timeout_s=2.0, how=how_of(authority))
         try:
             with pytest.raises(RetryableError, match="TLS failed"):
@@ -107,7 +116,7 @@ async def test_a_broker_that_wants_another_certificate_is_told_with_the_settings
     authority, strange
 ):
     """It closes the connection, and the library does not hear why."""
-    async with listening(authority, authority.issue("kafka"), mutual=True) as address:
+    with listening(authority, authority.issue("kafka"), mutual=True) as address:
         for issued in (None, strange.issue("stranger")):
             error = await refusal(address, how_of(authority, issued))
             assert "kafka.tls" in error.remedy
