@@ -21,8 +21,8 @@ Invariants:
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 import structlog
@@ -48,6 +48,8 @@ from tierlog.runtime.settings import Settings, load_settings
 from tierlog.wiring.client import open_attach_desk
 
 log = structlog.get_logger()
+
+Answer = TypeVar("Answer")
 
 BACKOFF_S_FIRST: Final = 0.1
 BACKOFF_S_MAX: Final = 2.0
@@ -109,7 +111,15 @@ class StagingDesk:
     ) -> LedgerAppender:
         """Make a staging ledger and return its writer; ``key_id`` names the key that signs it."""
         staging = await self.staging(name, writer_id=writer_id, number=number)
-        return await self._ledgers.stage(staging, key_id=key_id)
+        return await self._made(staging, key_id)
+
+    async def _made(self, staging: Staging, key_id: str | None) -> LedgerAppender:
+        """Make a ledger, though too few nodes are there for a moment: one of them starts anew."""
+
+        def make() -> Awaitable[LedgerAppender]:
+            return self._ledgers.stage(staging, key_id=key_id)
+
+        return await self._until_answered("stage", staging.stream, make, self._retry_s_max)
 
     async def attach(
         self,
@@ -147,18 +157,31 @@ class StagingDesk:
         )
 
     async def _attach(self, stream: StreamName, wanted: Attachment, call_s: float) -> AttachOutcome:
-        """Ask until there is an answer."""
-        deadline_s = self._clock.monotonic_s() + max(self._retry_s_max, call_s)
+        def ask() -> Awaitable[AttachOutcome]:
+            return self._desk.attach(stream, wanted, deadline_s=call_s)
+
+        within_s = max(self._retry_s_max, call_s)
+        return await self._until_answered("attach", stream, ask, within_s)
+
+    async def _until_answered(
+        self,
+        step: str,
+        stream: StreamName,
+        ask: Callable[[], Awaitable[Answer]],
+        within_s: float,
+    ) -> Answer:
+        """Ask until there is an answer: while nodes, or the owner, start anew there is none."""
+        deadline_s = self._clock.monotonic_s() + within_s
         backoff_s = BACKOFF_S_FIRST
         doubt: IndeterminateError | None = None
         while True:
             try:
-                return await self._desk.attach(stream, wanted, deadline_s=call_s)
+                return await ask()
             except (RetryableError, IndeterminateError) as error:
                 doubt = error if isinstance(error, IndeterminateError) else doubt
                 if self._clock.monotonic_s() + backoff_s >= deadline_s:
                     raise (doubt or error) from None
-                log.info("attach.again", stream=stream, cause=str(error))
+                log.info("staging.again", step=step, stream=stream, cause=str(error))
             await asyncio.sleep(backoff_s)
             backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
 
@@ -170,7 +193,7 @@ class StagingDesk:
             staging = Staging.of(reader.metadata)
             assert staging is not None, "it was staged, and is not attached"
             key_id = reader.metadata.custom.get(KEY_KEY_ID)
-            copy = await self._ledgers.stage(staging, key_id=key_id.decode() if key_id else None)
+            copy = await self._made(staging, key_id.decode() if key_id else None)
             async with copy:
                 async for entry in reader.entries():
                     published = decode_entry(entry.data).header.publish_time_ms

@@ -18,6 +18,7 @@ from tests.unit.streams.attribute_world import W1, AttributeCluster, entry, key_
 from tests.unit.streams.test_owners import ONE, read_stream, running, spans
 from tierlog.adapters.memory.faults import Faults, Outcome, no_faults
 from tierlog.client.staging import COPIES_MAX, StagingDesk, number_update
+from tierlog.format import paths
 from tierlog.format.entry import encode_entry
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.attributes import EVENT_COUNT
@@ -267,6 +268,45 @@ def test_ledgers_that_the_stream_went_past_are_copied_behind_it():
             assert await staging.sweep(JOB, through=2) == 1
         assert (await payloads(cluster))[1:4] == [b"a.1", b"b.1", b"c.1"]
         assert b"x.1" not in await payloads(cluster)
+
+    run_virtual(main())
+
+
+def test_a_storage_node_that_starts_anew_is_waited_for():
+    """Its registration is that of the process before it, until that one's session ends."""
+
+    async def main():
+        async with attaching() as (cluster, owners, _, staging):
+            catalog, node = cluster.catalog(), cluster.info(cluster.names[0])
+            path = paths.available_path(node.node_id)
+            loop = asyncio.get_running_loop()
+
+            async def gone_for(after_s, before_s):
+                await asyncio.sleep(after_s)
+                store = cluster.metadata.connect()
+                await store.delete(path, version=-1)
+                assert await catalog.nodes.live() == {}
+                await asyncio.sleep(before_s)
+                await catalog.nodes.announce(node)
+
+            away = asyncio.create_task(gone_for(0.0, 3.0))
+            await asyncio.sleep(0.01)
+            began_s, overtaken = loop.time(), await stage(staging, b"a")
+            assert loop.time() - began_s > 2.9
+            await away
+            # The same while a ledger that the stream went past is copied.
+            await send(owners, STREAM, W1, 1)
+            away = asyncio.create_task(gone_for(0.0, 3.0))
+            await asyncio.sleep(0.01)
+            await attached(staging, overtaken)
+            await away
+            # For ever is too long.
+            await cluster.metadata.connect().delete(path, version=-1)
+            with pytest.raises(RetryableError, match="needs 1 more storage node") as caught:
+                await stage(staging, b"b", number=2)
+            assert caught.value.reason is Reason.UNAVAILABLE
+            await catalog.nodes.announce(node)
+        assert (await payloads(cluster))[1:] == [b"a.1"]
 
     run_virtual(main())
 
