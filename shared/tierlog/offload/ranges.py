@@ -12,7 +12,8 @@ to the end.
 Invariants:
     * A unit is fetched once at a time, however many want it, and all who waited for it get it, or
       the error: also when there was no room to keep it.
-    * At most ``in_flight_max`` fetches run, over all objects.
+    * At most ``in_flight_max`` fetches run, over all objects. What somebody waits for has its turn
+      before what nobody does, however long that waits.
     * What nobody waits for is only fetched where the memory has room for it. What is longer than a
       range is never held elsewhere: who waits for such a request without room asks anew, by ranges.
     * What comes is written where it is kept, and nowhere else.
@@ -154,6 +155,39 @@ class _Flight:
                 one.landed.set_result(None)
 
 
+class _Turns:
+    """So many requests at once; who waits comes in order, those that a reader waits for first."""
+
+    def __init__(self, at_once: int) -> None:
+        self._free = at_once
+        self._waiting: dict[asyncio.Future[None], _Flight] = {}
+
+    async def take(self, flight: _Flight) -> None:
+        """Wait for a turn; nothing is awaited between having it and this one's end."""
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = flight
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if self._waiting.pop(turn, None) is None:
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        """Let the next one begin; a reader may have come to wait for it meanwhile."""
+        # Who was cancelled is here until its task takes a step.
+        turns = [one for one in self._waiting if not one.done()]
+        if not turns:
+            self._free += 1
+            return
+        turn = next((one for one in turns if not self._waiting[one].ahead), turns[0])
+        del self._waiting[turn]
+        turn.set_result(None)
+
+
 class Ranges:
     """Reads of byte ranges over one object store."""
 
@@ -168,9 +202,9 @@ class Ranges:
         self._walks = walks
         self.limits = limits
         self._memory = memory if memory is not None else LastRanges(limits.kept_bytes_max)
-        self._slots = asyncio.Semaphore(limits.in_flight_max)
+        self._turns = _Turns(limits.in_flight_max)
         self._flying: dict[_UnitId, _Flight] = {}
-        # Slots bound it sooner: a task is at its end for a moment after it gave back its own.
+        # Turns bound it sooner: a task is at its end for a moment after it gave back its own.
         self._outlasting = Outlasting(tasks_max=2 * limits.in_flight_max)
         self.in_flight = 0
         """Requests that are being answered."""
@@ -356,23 +390,35 @@ class Ranges:
         flight.stop = span.units[-1].start // self._unit_of(source) + 1
         self._flying.update(dict.fromkeys(span.units, flight))
         try:
-            await self._slots.acquire()
+            await self._turns.take(flight)
         except BaseException as error:
             self._end(span, flight, error)
             raise
-        # Nothing is awaited between having the slot and who gives it back.
-        if flight.ahead:
-            return await self._bring(source, span, flight)
-        await self._outlasting.begin(self._bring_for_all(source, span, flight))
-        return True
+        # Nothing is awaited between having the turn and who gives it back.
+        ahead, kept = flight.ahead, asyncio.get_running_loop().create_future()
+        await self._outlasting.begin(self._bring_for_all(source, span, flight, kept))
+        return await kept if ahead else True
 
-    async def _bring_for_all(self, source: Source, span: _Span, flight: _Flight) -> None:
-        # Those who wait have been told.
-        with contextlib.suppress(Exception):
-            await self._bring(source, span, flight)
+    async def _bring_for_all(
+        self, source: Source, span: _Span, flight: _Flight, kept: "asyncio.Future[bool]"
+    ) -> None:
+        """Tell whoever began it how it ended, too, unless that one went; the others are told."""
+        outcome: bool | Exception = False
+        try:
+            outcome = await self._bring(source, span, flight)
+        except Exception as error:  # noqa: BLE001 - told to who began it, whatever it is
+            outcome = error
+        finally:
+            if kept.done():
+                pass
+            elif isinstance(outcome, Exception):
+                kept.set_exception(outcome)
+                kept.exception()  # nobody may ask
+            else:
+                kept.set_result(outcome)
 
     async def _bring(self, source: Source, span: _Span, flight: _Flight) -> bool:
-        """Fetch a span, whose slot is taken; see ``_fetch``."""
+        """Fetch a span, whose turn it is; see ``_fetch``."""
         size = span.end - span.start
         error: BaseException = asyncio.CancelledError()
         blank: Blank | None = None
@@ -394,7 +440,7 @@ class Ranges:
             blank.keep(ahead=flight.ahead)
             return True
         finally:
-            self._slots.release()
+            self._turns.give_back()
             self._end(span, flight, error)
 
     def _end(self, span: _Span, flight: _Flight, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.checksum import Buffer, crc32c
 from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.offload.range_memory import LastRanges
-from tierlog.offload.ranges import RangeLimits, Ranges, Source
+from tierlog.offload.ranges import RangeLimits, Ranges, Source, _Flight, _Turns
 from tierlog.ports.filling import Filling
 
 SIZE = 5000
@@ -204,6 +204,63 @@ def test_what_has_begun_is_kept_though_whoever_asked_for_it_went():
             assert await ranges.read(Source("k", SIZE), 100, 200) == BODY[100:200]
             assert objects.asked == [0]
             assert not ranges._flying
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_what_is_fetched_ahead_goes_on_for_others_when_who_began_it_goes():
+    async def main():
+        objects, ranges = slow_ranges()
+        async with ranges.run():
+            walker = asyncio.create_task(ranges.warm(Source("k", SIZE), 0, 10))
+            await asyncio.sleep(1)
+            read = asyncio.create_task(ranges.read(Source("k", SIZE), 0, 10))
+            await asyncio.sleep(1)
+            walker.cancel()
+            await asyncio.sleep(1)
+            objects.answers.set()
+            assert await read == BODY[:10]
+            assert objects.asked == [0]
+            assert walker.cancelled()
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("kind", ["another", "one of those ahead"])
+def test_what_a_reader_waits_for_comes_before_what_nobody_waits_for(kind):
+    async def main():
+        source, wanted = Source("k", SIZE), 4000 if kind == "one of those ahead" else 4500
+        objects, ranges = slow_ranges(range_bytes=100, in_flight_max=1)
+        async with ranges.run(), asyncio.TaskGroup() as group:
+            for at in range(0, 4100, 100):
+                group.create_task(ranges.warm(source, at, at + 1))
+            await asyncio.sleep(1)
+            gone = group.create_task(ranges.read(source, 4700, 4800))
+            reads = [group.create_task(ranges.read(source, at, at + 9)) for at in (wanted, 4600)]
+            await asyncio.sleep(1)
+            gone.cancel()
+            objects.answers.set()
+            assert [bytes(await one) for one in reads] == [BODY[wanted:][:9], BODY[4600:4609]]
+            assert objects.asked[:3] == [0, wanted, 4600]
+        # The others come, too, in their order.
+        assert objects.asked[3:] == [at for at in range(100, 4100, 100) if at != wanted]
+        assert ranges._turns._free == 1
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_a_turn_that_comes_to_who_is_just_going_is_the_next_ones():
+    async def main():
+        turns, flight = _Turns(1), _Flight()
+        await turns.take(flight)
+        going, staying = [asyncio.create_task(turns.take(flight)) for _ in range(2)]
+        await asyncio.sleep(0)
+        turns.give_back()
+        going.cancel()
+        await staying
+        assert going.cancelled()
+        turns.give_back()
+        assert turns._free == 1
 
     run_virtual(main(), until_s=1000)
 
