@@ -84,6 +84,11 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
             "nothing is deleted of some streams: the bucket knows more than the metadata",
         ),
         _alert(
+            "DeletionsBehind", WARNING, "10m",
+            "max by (namespace) (tierlog_scheduler_deletions_behind_seconds) > 6 * 3600",
+            "more becomes due for deletion than is deleted: local disks and the bucket fill",
+        ),
+        _alert(
             "ScrubFindings", CRITICAL, "5m",
             "max by (namespace) (tierlog_scheduler_scrub_findings) > 0",
             "the last scrub found faults in the bucket and did not repair them",

@@ -195,6 +195,11 @@ OFFLOAD: Final[Rows] = (
                 top("tierlog_scheduler_deletions_stopped_streams"),
                 red_from=1,
             ),
+            lines(
+                "Deletions are behind for",
+                "s",
+                (top("tierlog_scheduler_deletions_behind_seconds"), "no pass did all"),
+            ),
         ),
     ),
 )

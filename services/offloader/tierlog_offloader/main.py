@@ -77,16 +77,15 @@ async def serve(
                 announce_ready(
                     service="offloader", http=f"{listen.advertise_host or listen.host}:{http_port}"
                 )
-                await run_worker(
-                    source,
-                    worker.handle,
-                    stop=stop,
-                    limits=WorkerLimits(
-                        in_flight_max=own.ledgers_in_flight_max,
-                        drain_s_max=own.drain_s_max,
-                        give_up_s_max=own.give_up_s_max,
-                    ),
+                limits = WorkerLimits(
+                    in_flight_max=own.ledgers_in_flight_max,
+                    drain_s_max=own.drain_s_max,
+                    give_up_s_max=own.give_up_s_max,
                 )
+                async with asyncio.TaskGroup() as group:
+                    releasing = group.create_task(worker.keep_releasing())
+                    await run_worker(source, worker.handle, stop=stop, limits=limits)
+                    releasing.cancel()
 
 
 def _worker(parts: OffloadParts, settings: Settings, name: str, tracer: Tracer) -> OffloadWorker:

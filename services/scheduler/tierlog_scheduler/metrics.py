@@ -4,6 +4,7 @@
     how much of it           tierlog_offload_lag_bytes, tierlog_offload_lag_ledgers
     streams left out of it   tierlog_scheduler_streams_unread
     a leader that is stuck   tierlog_scheduler_passes_total does not grow
+    deletions that pile up   tierlog_scheduler_deletions_behind_seconds
     too many streams         tierlog_scheduler_pass_duration_seconds nears scheduler.interval_s
 
 Invariant: they come from the metadata, by the leader alone: others say nothing of them, so that a
@@ -49,6 +50,11 @@ class SchedulerCollector(Collector):
             "scheduler_streams_unread",
             "Streams that can't be read, or decided about: nothing is done for them",
             found.streams_unread,
+        )
+        yield _gauge(
+            "scheduler_deletions_behind_seconds",
+            "For how long no pass had time for all deletions, trims and sweeps that were due",
+            found.behind_s,
         )
         lags = found.lags.values()
         yield _gauge(

@@ -322,6 +322,11 @@ class Scheduler:
                 actions = self._in_turn(streams[name], now)
                 group.create_task(self._do(streams[name].snapshot.stream, actions, now))
 
+    @property
+    def behind_s(self) -> float:
+        """For how long no pass has come to the end of what takes long."""
+        return self._turns.behind_s
+
     def _lags_kept(self, unread: set[StreamName], now: Now) -> dict[StreamName, OffloadLag]:
         """Return of streams that can't be read what was known before, older by the time since."""
         passed_ms, self._acted_ms = now.progress_ms - self._acted_ms, now.progress_ms

@@ -63,9 +63,20 @@ class Turns:
         self._stream: StreamName | None = None
         self._places: dict[StreamName, Place] = {}
         self._until_s = 0.0
+        self._behind_since_s: float | None = None
+        self._cut = False
+
+    @property
+    def behind_s(self) -> float:
+        """For how long no pass has come to the end of what was due; the one after tells of it."""
+        since_s = self._behind_since_s
+        return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
     def begin(self, due: Iterable[StreamName], *, known: Container[StreamName]) -> list[StreamName]:
         """Let the time of a pass begin; return the streams in their order."""
+        if not self._cut:
+            self._behind_since_s = None
+        self._cut = False
         self._places = {name: at for name, at in self._places.items() if name in known}
         self._until_s = self._clock.monotonic_s() + TURNS_S_MAX
         first, self._stream = self._stream, None
@@ -76,6 +87,7 @@ class Turns:
         if self._clock.monotonic_s() < self._until_s:
             return True
         self._stream = name
+        self._fall_behind()
         log.info("streams.put_off", stream=name)
         return False
 
@@ -88,6 +100,12 @@ class Turns:
         for count, one in enumerate(due):
             if count and self._clock.monotonic_s() >= self._until_s:
                 self._places[name] = place_of(one)
+                self._fall_behind()
                 log.info("deletions.put_off", stream=name, left=len(due) - count)
                 return
             yield one
+
+    def _fall_behind(self) -> None:
+        self._cut = True
+        if self._behind_since_s is None:
+            self._behind_since_s = self._clock.monotonic_s()

@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 from uuid import UUID
 
 import structlog
@@ -61,6 +61,8 @@ OpenLedger = Callable[[LedgerId, LedgerMetadata], ReadHandle]
 _TRIMMED: Final = "it was trimmed by retention, or deleted with its stream"
 CLEAN_TRIES_MAX: Final = 5
 RELEASE_TRIES_MAX: Final = 10
+LOCKS_LEFT_S: Final = 30.0
+"""So often locks are given back that could not be before, also when no request comes."""
 
 MAY_BEGIN: Final = frozenset({OffloadState.LOCAL, OffloadState.OFFLOADING})
 COMPLETED: Final = pb.OffloadResult.OUTCOME_COMPLETED
@@ -203,6 +205,13 @@ class OffloadAttempts:
                 self._locks_left.pop(ledger_id, None)
                 return
             await asyncio.sleep(self._ids.uniform(0.5, 1.0) * min(2.0**attempt, 5.0))
+
+    async def keep_releasing(self) -> NoReturn:
+        """Give back, now and then, what locks were left, until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOCKS_LEFT_S)
+            with contextlib.suppress(TierlogError):  # next time, or when the session ends
+                await self._release_left()
 
     async def _release_left(self) -> None:
         """Give back what was left: else a lock of this session keeps others away for good."""

@@ -15,6 +15,7 @@ from tierlog.catalog.election import CourtesyLock
 from tierlog.format import paths
 from tierlog.model.errors import RetryableError
 from tierlog.model.policy import Policy
+from tierlog.offload.attempting import LOCKS_LEFT_S
 from tierlog.offload.messages import Trigger
 
 ENTRIES = [b"one", b"three"]
@@ -55,6 +56,24 @@ def test_a_worker_that_is_cancelled_anywhere_leaves_no_lock_behind(again):
         while run_virtual(cancelled_at(tick, again)):
             tick += 1
     assert tick > 50
+
+
+def test_a_lock_that_was_left_is_given_back_though_no_request_comes():
+    async def main():
+        world = World()
+        claimed = await world.stream()
+        ledger_id = await world.seal(claimed, ENTRIES)
+        worker, path = world.worker(), paths.ledger_lock_path(ledger_id)
+        left = CourtesyLock(world.catalog().store, path, worker._holder)
+        assert await left.take()
+        worker._locks_left[ledger_id] = left
+        releasing = asyncio.create_task(worker.keep_releasing())
+        await asyncio.sleep(LOCKS_LEFT_S + 1)
+        assert world.metadata.get(path) is None
+        assert not worker._locks_left
+        releasing.cancel()
+
+    run_virtual(main())
 
 
 def test_a_lock_that_was_left_is_not_given_back_under_the_hands_of_who_takes_it():

@@ -196,3 +196,35 @@ def test_streams_that_had_no_turn_are_first_in_the_next_pass():
     assert not turns.has_turn(names[2])
     turns.forget()
     assert turns.begin(names, known=names) == names
+
+
+def test_it_is_known_for_how_long_no_pass_came_to_the_end():
+    world = World()
+    clock, turns = world.clock, Turns(world.clock)
+    trims: list[Action | Trimming] = [DropTrimmed(ledger_id=LedgerId(one)) for one in (1, 2)]
+
+    def pass_of(due: list[StreamName], seconds: float) -> float:
+        for name in turns.begin(due, known=[LARGE, SMALL]):
+            if not turns.has_turn(name):
+                break
+            for _ in turns.of(name, trims):
+                clock.advance(seconds)
+        return turns.behind_s
+
+    assert pass_of([LARGE, SMALL], 1.0) == 0
+    # Streams that have no turn, and then actions of one: it is behind from the first of these on.
+    assert pass_of([LARGE, SMALL], TURNS_S_MAX) == 0
+    assert pass_of([SMALL], TURNS_S_MAX) == TURNS_S_MAX
+    clock.advance(100)
+    assert pass_of([SMALL], 1.0) == TURNS_S_MAX + 102
+    assert pass_of([SMALL], 1.0) == 0
+    # What was put off may not be due any more.
+    assert pass_of([LARGE], TURNS_S_MAX) == 0
+    clock.advance(100)
+    assert pass_of([], 0.0) == 100
+    assert pass_of([], 0.0) == 0
+    # Another leader begins with nothing.
+    assert pass_of([LARGE], TURNS_S_MAX) == 0
+    turns.forget()
+    clock.advance(100)
+    assert turns.behind_s == 0
