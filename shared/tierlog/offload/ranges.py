@@ -13,7 +13,7 @@ Invariants:
     * A unit is fetched once at a time, however many want it, and all who waited for it get it, or
       the error: also when there was no room to keep it.
     * At most ``in_flight_max`` fetches run, over all objects. What somebody waits for has its turn
-      before what nobody does, however long that waits.
+      before what nobody does, however long that waits: a read, or a walk that begins behind it.
     * What nobody waits for is only fetched where the memory has room for it. What is longer than a
       range is never held elsewhere: who waits for such a request without room asks anew, by ranges.
     * What comes is written where it is kept, and nowhere else.
@@ -124,6 +124,8 @@ class _Flight:
 
     for_nobody: bool = False
     """It was begun ahead of all who read."""
+    waited_for: bool = False
+    """Whoever began it goes on behind it, though it was ahead."""
     stop: int = 0
     """The number of the unit behind its last one."""
     waiters: list[_Waiter] = field(default_factory=list)
@@ -132,6 +134,11 @@ class _Flight:
     def ahead(self) -> bool:
         """Nobody waits for it yet."""
         return not self.waiters
+
+    @property
+    def urgent(self) -> bool:
+        """Somebody waits for it, or for whoever began it."""
+        return bool(self.waiters) or self.waited_for
 
     def land(self, blank: Blank, end: int) -> None:
         """Give each its part of what is there up to ``end``."""
@@ -183,7 +190,7 @@ class _Turns:
         if not turns:
             self._free += 1
             return
-        turn = next((one for one in turns if not self._waiting[one].ahead), turns[0])
+        turn = next((one for one in turns if self._waiting[one].urgent), turns[0])
         del self._waiting[turn]
         turn.set_result(None)
 
@@ -240,10 +247,12 @@ class Ranges:
             self.hits += 1
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
-    async def warm(self, source: Source, start: int, end: int, *, growth: int = 1) -> None:
+    async def warm(
+        self, source: Source, start: int, end: int, *, growth: int = 1, waited_for: bool = False
+    ) -> None:
         """Fetch the ranges that hold these bytes, as far as they will be kept.
 
-        ``growth``: so many at once, within the limits.
+        ``growth``: so many at once, within the limits. ``waited_for``: a reader goes on behind it.
         """
         size, kept = self.limits.range_bytes, self.limits.kept_bytes_max
         growth = max(1, min(growth, self.limits.growth_max, kept // (GROWN_KEPT_MIN * size)))
@@ -255,7 +264,7 @@ class Ranges:
         with plain_errors():
             async with asyncio.TaskGroup() as group:
                 for span in self._spans(source, start, end, exact=False, growth=growth):
-                    group.create_task(self._warm(source, *span))
+                    group.create_task(self._warm(source, *span, waited_for=waited_for))
 
     def walking(self, source: Source) -> AbstractAsyncContextManager[object]:
         """Have room for a walk over an object, a range at a time, for the length of the context."""
@@ -358,7 +367,7 @@ class Ranges:
                 await self._fetch(source, span, _Flight(waiters=[waiter]))
         return await waiter.landed
 
-    async def _warm(self, source: Source, number: int, stop: int) -> None:
+    async def _warm(self, source: Source, number: int, stop: int, *, waited_for: bool) -> None:
         """Fetch what is missing of some units, until there is no room for it."""
         unit = self._unit_of(source)
         while number < stop:
@@ -373,7 +382,8 @@ class Ranges:
                 continue
             upto = self._unknown_stop(source, number, stop)
             span = self._span(source, number, upto)
-            if not await self._fetch(source, span, _Flight(for_nobody=True)):
+            flight = _Flight(for_nobody=True, waited_for=waited_for)
+            if not await self._fetch(source, span, flight):
                 return
             number = upto
 

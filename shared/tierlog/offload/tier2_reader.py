@@ -102,7 +102,8 @@ class Steps:
         if stop > self._fetched:
             self._fetched = (number + self._window) * self._unit
             if self._window > 1:
-                await self._ranges.warm(self._source, at, min(self._end, self._fetched))
+                upto = min(self._end, self._fetched)
+                await self._ranges.warm(self._source, at, upto, waited_for=True)
             self._window = min(2 * self._window, self._ranges.limits.in_flight_max)
         return min(self._end, stop)
 

@@ -16,7 +16,8 @@ from tierlog.format.checksum import Buffer, crc32c
 from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.offload.range_memory import LastRanges
 from tierlog.offload.ranges import RangeLimits, Ranges, Source, _Flight, _Turns
-from tierlog.ports.filling import Filling
+from tierlog.offload.tier2_reader import Steps
+from tierlog.ports.filling import Filling, length_of
 
 SIZE = 5000
 BODY = random.Random(1).randbytes(SIZE)
@@ -425,3 +426,33 @@ def test_damage_that_stays_is_told_and_takes_no_room():
         assert not ranges._flying
 
     run_virtual(main())
+
+
+def test_a_walk_ends_though_readers_keep_all_turns_busy():
+    class Steady(Slow):
+        async def get_range_into(self, key, start, targets):
+            await asyncio.sleep(0.01)
+            return length_of(targets)
+
+    async def main():
+        limits = RangeLimits(range_bytes=100, in_flight_max=2, kept_bytes_max=2000)
+        ranges = Ranges(Steady(), limits)  # type: ignore[arg-type]
+
+        async def reads_on(key):
+            for start in itertools.count(0, 100):
+                await ranges.read(Source(key, 10**9), start, start + 1, exact=True)
+
+        async with ranges.run():
+            busy = [asyncio.create_task(reads_on(f"k{number}")) for number in range(4)]
+            await asyncio.sleep(1)
+            source, at, began_s = Source("walked", 6400), 0, asyncio.get_running_loop().time()
+            steps = Steps(ranges, source, source.size)
+            while at < source.size:
+                end = await steps.end(at)
+                await ranges.read(source, at, end)
+                at = end
+            assert asyncio.get_running_loop().time() - began_s < 3.0
+            for one in busy:
+                one.cancel()
+
+    run_virtual(main(), until_s=100)
