@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from tierlog.adapters.pieces import Pieces
 from tierlog.adapters.rpc.rest import PIECED_MIN, RestService
@@ -41,9 +42,11 @@ async def body(request: web.Request) -> web.StreamResponse:
 
 
 @contextlib.asynccontextmanager
-async def served() -> AsyncIterator[RestService]:
+async def served(held: Handler | None = None) -> AsyncIterator[RestService]:
     app = web.Application()
     app.router.add_get("/body", body)
+    if held is not None:
+        app.router.add_get("/held", held)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, LOOPBACK, 0)
@@ -95,3 +98,20 @@ async def test_a_body_that_is_cut_or_an_error_of_any_length_is_told() -> None:
             await service.call("GET", "/body", params=asked(PIECE_BYTES, "cut"), pieces=pieces)
         with pytest.raises(RefusedError, match=f"x{{{PIECED_MIN}}}"):
             await service.call("GET", "/body", params=asked(PIECED_MIN, "refused"), pieces=pieces)
+
+
+async def test_each_call_has_a_connection_though_others_wait_for_long() -> None:
+    """Who follows many partitions waits at one of its own for each of them."""
+    count, waiting, all_wait = 250, 0, asyncio.Event()
+
+    async def held(request: web.Request) -> web.Response:
+        nonlocal waiting
+        waiting += 1
+        if waiting == count:
+            all_wait.set()
+        await all_wait.wait()
+        return web.Response(body=b"came")
+
+    async with served(held) as service, asyncio.timeout(20), asyncio.TaskGroup() as group:
+        calls = [group.create_task(service.call("GET", "/held")) for _ in range(count)]
+    assert {bytes(one.result().body) for one in calls} == {b"came"}

@@ -78,7 +78,8 @@ class RestService:
         """
         if self._session is None:
             # Connections that are dropped over TLS go with the session, not with their farewell.
-            connector = aiohttp.TCPConnector(enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
+            # As many as there are calls: each partition that is followed waits at one of its own.
+            connector = aiohttp.TCPConnector(limit=0, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
             self._session = aiohttp.ClientSession(read_bufsize=1024 * 1024, connector=connector)
         timeout = aiohttp.ClientTimeout(
             total=self._timeout_s + wait_s, connect=min(CONNECT_S_MAX, self._timeout_s)
