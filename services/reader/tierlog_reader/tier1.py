@@ -64,7 +64,7 @@ class StorageNodeTier(Generic[Node]):
         until = EntryId(min(INT64_MAX, first_entry_id + budget.entries_max - 1))
         last, wait_s = await self._end(handle, first_entry_id, budget.wait_s)
         frames: list[Buffer] = []
-        expected = first_entry_id
+        expected, taken = first_entry_id, 0
         read = handle.read_runs(
             first_entry_id, min(last, until), bytes_max=budget.bytes_max, wait_s=wait_s
         )
@@ -73,7 +73,12 @@ class StorageNodeTier(Generic[Node]):
                 async for runs in read:
                     for run in runs:
                         end = min(until, run.last_entry_id)
-                        frames.append(run.frames_between(expected, end))
+                        piece = run.frames_between(expected, end)
+                        taken += len(piece)
+                        if frames and taken > budget.bytes_max:
+                            # Its client has no room for it: all of it would be read once more.
+                            break
+                        frames.append(piece)
                         expected = EntryId(end + 1)
             except TierlogError:
                 # What came is good. The next read begins at the bad place, and is told.

@@ -11,6 +11,8 @@ from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog_reader.places import Tier
+from tierlog_reader.served import ServedReads
+from tierlog_reader.shares import Shares
 
 
 def numbered(first, count, size=40):
@@ -528,3 +530,36 @@ def test_a_copy_that_lies_elsewhere_is_said_to_and_never_looked_for_here(place):
                 await source.read(STREAM, at(first, 0), budget())
 
     test()
+
+
+@on_virtual_time
+async def test_an_answer_out_of_tier_1_is_as_long_as_was_asked_and_read_once():
+    world = ReaderWorld()
+    await world.start()
+    entries = [bytes([number]) * 10_000 for number in range(100)]
+    frame = 10_000 + 12
+    ledger = await world.sealed(entries, run_bytes_max=6 * frame)
+    shares = Shares(10**7, wait_s_max=5)
+    async with world.reader() as source:
+        served, reads = ServedReads(source, shares), []
+        read = source.read
+
+        async def noting(stream, where, within):
+            reads.append(where)
+            return await read(stream, where, within)
+
+        source.read = noting
+        where: Position | Edge = at(ledger, 0)
+        found, answers = [], 0
+        while True:
+            answer, room = await served.read(
+                "c", STREAM, where, budget(entries=1000, size=20 * frame + 5)
+            )
+            room.leave()
+            if answer.chunk is None:
+                break
+            assert answer.chunk.count == 18 or answer.resume == at(ledger, 100)
+            found += payloads(answer)
+            where, answers = answer.resume, answers + 1
+    assert found == entries
+    assert len(reads) == answers + 1

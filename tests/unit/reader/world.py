@@ -66,7 +66,7 @@ class ReaderWorld(World):
         self.claimed = await self.stream(policy=policy, raw=raw)
 
     async def write(
-        self, ledger_id: LedgerId, entries, *, first: int = 0, lac=None, times=(0, 0)
+        self, ledger_id: LedgerId, entries, *, first=0, lac=None, times=(0, 0), run_bytes_max=200
     ) -> None:
         """Store entries as an owner does, and confirm them up to ``lac`` (all of them)."""
         frames, offsets = pack_entries(entries)
@@ -77,7 +77,7 @@ class ReaderWorld(World):
             first_entry_id=first,
             last_add_confirmed=first - 1,
             owner_epoch=1,
-            run_bytes_max=200,
+            run_bytes_max=run_bytes_max,
             publish_ms_min=times[0],
             publish_ms_max=times[1],
             stripe_entries=2**40,
@@ -87,10 +87,10 @@ class ReaderWorld(World):
             await self.node.add(run)
         self.node.confirm(ledger_id, EntryId(first + len(entries) - 1 if lac is None else lac))
 
-    async def sealed(self, entries) -> LedgerId:
+    async def sealed(self, entries, **named) -> LedgerId:
         """Write a ledger and close it."""
         ledger_id = await self.seal(self.claimed, entries)
-        await self.write(ledger_id, entries)
+        await self.write(ledger_id, entries, **named)
         return ledger_id
 
     async def opened(self, entries=(), **named) -> LedgerId:
