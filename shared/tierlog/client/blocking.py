@@ -48,7 +48,10 @@ HOP_ITEMS: Final = 4096
 
 
 def send_all(items: Iterable[Item], send: Callable[[Item], Awaitable[object]]) -> None:
-    """Send many, with few hops to the loop; ``items`` is iterated over here."""
+    """Send many, with few hops to the loop; ``items`` is iterated over here.
+
+    Each is sent once, whatever interrupts it: what the loop was given is never given again.
+    """
 
     async def hop(some: list[Item]) -> None:
         for item in some:
@@ -59,11 +62,13 @@ def send_all(items: Iterable[Item], send: Callable[[Item], Awaitable[object]]) -
         for item in items:
             held.append(item)
             if len(held) == HOP_ITEMS:
-                BACKGROUND.run(hop(held))
-                held = []
-    finally:
+                some, held = held, []
+                BACKGROUND.run(hop(some))
+    except Exception:
         # Also what came before an item that ``items`` refused to give.
         BACKGROUND.run(hop(held))
+        raise
+    BACKGROUND.run(hop(held))
 
 
 class _Holder:
