@@ -32,7 +32,7 @@ from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.documents import Unpacking
 from tierlog_reader.grpc_server import REQUEST_BYTES_MAX, ReaderServicer
 from tierlog_reader.limits import ReadLimits
-from tierlog_reader.memory import Held, held_of, parts_of
+from tierlog_reader.memory import PIECES_BYTES, Held, held_of, parts_of
 from tierlog_reader.seek import TimeSeek
 from tierlog_reader.served import ServedReads
 from tierlog_reader.shares import Shares
@@ -58,7 +58,7 @@ async def serve(
     protection = protection_of(settings)
     async with (
         waiting_at(listen, "Tierlog reader", protection, stop) as awaited,
-        open_reader_parts(settings, come=awaited.come) as parts,
+        open_reader_parts(settings, pieces_bytes_max=PIECES_BYTES, come=awaited.come) as parts,
     ):
         known = reading_drivers(settings, parts.objects, cache=parts.shared, others=drivers)
         memory = CachedRanges(StreamingCache(budget.cache), objects_max=limits.handles_max)

@@ -11,6 +11,8 @@
     offsets     ``offsets.BYTES_MAX``                       offsets learned where there is no side
     views       ``views.BYTES_MAX``                         metadata of streams and ledgers
     tails       ``tail.asked_bytes_max(handles_max)``       what subscriptions wait for in tier 1
+    pieces      ``PIECES_BYTES``                            memory that waits to receive what comes
+                                                            from tier 1; then it is an answer's
     answers     what is left                                answers until clients have taken them
 
 Invariants:
@@ -42,6 +44,7 @@ COPIES_OF_AN_ANSWER: Final = 2
 ANSWERS_MIN: Final = 2
 # Apart from answers, whose room a read that walks holds already: it would wait for itself.
 WALKS_MAX: Final = 4
+PIECES_BYTES: Final = 16 * 1024 * 1024
 # What the process takes before it holds anything: Python, its libraries, connections.
 PROCESS_BYTES: Final = 100 * 10**6
 # What the kernel ends a container at, by version 2 and 1 of cgroups. Without a limit there is no
@@ -64,6 +67,7 @@ class Parts:
     offsets: int
     views: int
     tails: int
+    pieces: int
     answers: int
 
     @property
@@ -121,6 +125,7 @@ def parts_of(limits: ReaderSettings, limit_paths: Sequence[Path] = LIMIT_PATHS) 
         "offsets": OFFSETS_BYTES_MAX,
         "views": VIEWS_BYTES_MAX,
         "tails": asked_bytes_max(limits.handles_max),
+        "pieces": PIECES_BYTES,
     }
     kept = sum(beside.values())
     answers = limits.memory_bytes_max - kept

@@ -73,9 +73,12 @@ async def open_cache(settings: Settings) -> AsyncIterator[SharedCache]:
 
 @contextlib.asynccontextmanager
 async def open_reader_parts(
-    settings: Settings, *, come: Come = asked_once
+    settings: Settings, *, pieces_bytes_max: int, come: Come = asked_once
 ) -> AsyncIterator[ReaderParts]:
-    """Connect everything for the length of the context; ``come`` waits for what is away."""
+    """Connect everything for the length of the context; ``come`` waits for what is away.
+
+    ``pieces_bytes_max``: memory for what comes from storage nodes that is kept for what comes next.
+    """
     meter = CostMeter()
     # The settings' cap is on all that the process sends, by whichever library.
     pace = requests_pace(system_clock(), per_s_max=settings.s3.requests_per_s_max)
@@ -86,7 +89,9 @@ async def open_reader_parts(
     ):
         cluster = await cluster_of(settings, catalog, come=come)
         async with (
-            open_storage_controls(catalog, calling=calling_of(settings.security)) as nodes,
+            open_storage_controls(
+                catalog, kept_bytes_max=pieces_bytes_max, calling=calling_of(settings.security)
+            ) as nodes,
             reporting_damage(catalog) as damage,
         ):
             reads = _reads(settings, objects, meter, pace)

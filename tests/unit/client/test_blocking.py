@@ -61,7 +61,9 @@ class Interrupting(Service):
         await asyncio.sleep(0.002)
         self._at -= 1
         if self._at == 0:
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGALRM)
         return await super().append(stream, draft, **how)
 
 

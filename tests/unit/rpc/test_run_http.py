@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tierlog.adapters.pieces import Pieces
 from tierlog.adapters.rpc.run_http import LISTS_AHEAD, BrokenHttpError, RunsHttp
 from tierlog.adapters.rpc.run_inflow import PIECE_BYTES, RunInflow, receiving_pieces
 from tierlog.format.frame import pack_entries
@@ -301,6 +302,44 @@ def test_a_piece_comes_back_only_when_no_view_of_it_is_left():
     del held
     gc.collect()
     assert pieces.kept_bytes == 2 * PIECE_BYTES
+
+
+class Counting(Pieces):
+    """Pieces that count how often one was lent."""
+
+    lent = 0
+
+    def lend(self):
+        self.lent += 1
+        return super().lend()
+
+
+async def test_answers_that_are_waited_for_hold_no_memory():
+    """A reader waits at a storage node for each ledger that is followed."""
+    pieces = Counting(piece_bytes=PIECE_BYTES, kept_bytes_max=0)
+    server = Server(linger_s=30.0)
+    async with server.client() as client:
+        client._pieces = pieces
+        reads = [asyncio.create_task(read(client)) for _ in range(20)]
+        while server.connections < len(reads):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        for one in reads:
+            one.cancel()
+        await asyncio.wait(reads)
+    assert pieces.lent == 0
+
+
+@pytest.mark.parametrize("size", [10, PIECE_BYTES // 2 - 1000, PIECE_BYTES // 2 + 1000])
+def test_no_more_is_held_than_twice_what_came(size):
+    pieces = receiving_pieces()
+    inflow = RunInflow(pieces)
+    pour(inflow, body_of(runs_of(size)))
+    inflow.finish()
+    gc.collect()
+    held = 0 if pieces.kept_bytes else PIECE_BYTES
+    assert held <= 2 * size
+    assert len(inflow.lists) == 1
 
 
 def test_a_small_body_holds_no_piece():

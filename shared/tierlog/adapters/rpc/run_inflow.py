@@ -8,7 +8,8 @@ Invariants:
     * Every run's structure and checksum is verified before it is handed on; what came whole
       before a damaged run, or before a cut, is handed on too.
     * Memory is taken as bytes come: a length that is announced costs none, as no checksum was
-      looked at by then.
+      looked at by then; nor does an answer that is waited for. What is held is no more than twice
+      what came.
 """
 
 from collections import deque
@@ -22,7 +23,7 @@ from tierlog.format.run_stream import END_MAGIC, END_MARK_LEN, check_end_mark
 from tierlog.model.errors import TierlogError
 
 PIECE_BYTES: Final = 1024 * 1024
-SMALL_BYTES: Final = PIECE_BYTES // 8
+SMALL_BYTES: Final = PIECE_BYTES // 2
 KEPT_BYTES_MAX: Final = 160 * 1024 * 1024  # two blocks, and what is read meanwhile
 RUN_BYTES_MAX: Final = 2**31
 
@@ -37,7 +38,7 @@ class RunInflow:
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
-        self._piece = pieces.lend()
+        self._piece = memoryview(b"")
         self._fill = 0
         self._count = 0
         self.lists: deque[list[Run]] = deque()
@@ -50,6 +51,8 @@ class RunInflow:
 
     def space(self) -> memoryview:
         """Return where the next bytes belong; never empty."""
+        if not self._piece:
+            self._piece = self._pieces.lend()
         return self._piece[self._fill :]
 
     def received(self, length: int) -> None:
@@ -69,7 +72,7 @@ class RunInflow:
         """
         if self.error is None:
             if self._fill <= SMALL_BYTES:
-                # A piece must not be held for a few bytes.
+                # A piece must not be held for less than half of it.
                 self._piece = memoryview(bytearray(self._piece[: self._fill]))
             self._split()
         if self.error is None:
