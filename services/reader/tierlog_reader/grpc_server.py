@@ -82,6 +82,10 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         until = _position_of(request.until, "until") if request.HasField("until") else None
         where = await self._seek.start(stream, _start(request))
         client = _client_of(context, stream)
+        if where is Edge.LATEST:
+            # Told at once: who calls again goes on there, and misses nothing.
+            _, where = await self._reads.source.bounds(stream)
+            yield pb.ReadResponse(next=_record(where), resume=str(where))
         while left > 0 and not (until is not None and _is_at(where, until)):
             entries_max = min(left, ENTRIES_MAX)
             bytes_max = _bounded("bytes_max", request.bytes_max, INT64_MAX) or BYTES_DEFAULT

@@ -6,7 +6,7 @@ names (``documents``), or 204 when there is nothing yet; ``Tierlog-Next`` is the
 with server-sent events:
 
     id: LEDGER:ENTRY     the resume token, behind an entry's last event: what a client that
-                         connects again sends as Last-Event-ID
+                         connects again sends as Last-Event-ID; of "latest" one comes at once
     data: {…}            a document an event, as in a line of JSON
     event: error         the last one: its data is the problem
     : …                  a comment, while nothing comes
@@ -23,15 +23,16 @@ Invariants:
 """
 
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Header, Path, Query, Request
 from fastapi.responses import Response
 
 from tierlog.format.checksum import Buffer
-from tierlog.model.errors import Reason, RefusedError, TierlogError
+from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, StreamName, stream_name
 from tierlog.model.position import Edge, Position
 from tierlog.offload.tier2_reader import EntryTooLongError
@@ -44,6 +45,7 @@ from tierlog_reader.documents import (
     EVENTS,
     NDJSON,
     OCTETS,
+    FoundEntry,
     Unpacking,
     body_of,
     events_of,
@@ -153,6 +155,14 @@ class EntryPages:
         """Give server-sent events until ``until``, or until the client goes."""
         left = wish.budget.entries_max
         yield b"retry: 1000\n\n"
+        if wish.where is Edge.LATEST:
+            # Told at once: who connects again goes on there, and misses nothing.
+            try:
+                wish = replace(wish, where=(await self._reads.source.bounds(wish.stream))[1])
+            except TierlogError as error:
+                yield _problem(error)
+                return
+            yield b"id: %b\n\n" % str(wish.where).encode()
         while left > 0 and not (wish.until is not None and _is_at(wish.where, wish.until)):
             budget = replace(wish.budget, entries_max=min(left, ENTRIES_MAX))
             try:
@@ -211,7 +221,8 @@ def add_entry_routes(app: FastAPI, pages: EntryPages) -> None:
                 wish = replace(wish, budget=replace(budget, entries_max=INT64_MAX))
             return HeldStream(pages.follow(wish), send_s_max=limits.send_s_max, media_type=EVENTS)
         page, room = await pages.page(wish, kind)
-        return _held(page, room, lambda: body_of(kind, page.entries, pages.unpacking), kind, limits)
+        encode = partial(body_of, kind, unpacking=pages.unpacking)
+        return _held(page, room, encode, pages.unpacking, kind, limits)
 
     app.add_api_route("/v1/streams/{stream}/entries", entries, response_class=Response)
 
@@ -244,9 +255,7 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         still = still_admitted(request)
         wish = _Wish(client_of(request, stream), name, where, end, budget, still)
         page, room = await pages.page(wish, OCTETS)
-        answer = _held(
-            page, room, lambda: b"".join(one.data for one in page.entries), OCTETS, pages.limits
-        )
+        answer = _held(page, room, _joined, pages.unpacking, OCTETS, pages.limits)
         if asked is not None and page.entries:
             shown = f"{first}-{page.entries[-1].position.entry_id}"
             answer.headers["Content-Range"] = f"entries {shown}/{'*' if count is None else count}"
@@ -257,10 +266,28 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
     app.add_api_route("/v1/streams/{stream}/ledgers/{ledger_id}", ledger, response_class=Response)
 
 
+def _joined(entries: Sequence[FoundEntry]) -> bytes:
+    return b"".join(one.data for one in entries)
+
+
 def _held(
-    page: Page, room: HeldRoom, encode: Callable[[], Buffer], kind: str, limits: ReadLimits
+    page: Page,
+    room: HeldRoom,
+    encode: Callable[[Sequence[FoundEntry]], Buffer],
+    unpacking: Unpacking,
+    kind: str,
+    limits: ReadLimits,
 ) -> Response:
-    """Return a page as an answer that holds its room."""
+    """Return a page as an answer that holds its room; it ends before what can't be decoded."""
+    try:
+        try:
+            body = encode(page.entries) if page.entries else b""
+        except (CorruptError, RefusedError):
+            page = page.before_bad(unpacking)
+            body = encode(page.entries)
+    except BaseException:
+        room.leave()
+        raise
     headers = {
         "Tierlog-Next": str(page.resume),
         "Tierlog-Raw": str(int(page.raw)),
@@ -271,11 +298,6 @@ def _held(
         room.leave()
         return Response(status_code=204, headers=headers)
     headers["Tierlog-Tier"] = ",".join(sorted({entry.tier for entry in page.entries}))
-    try:
-        body = encode()
-    except BaseException:
-        room.leave()
-        raise
     return HeldResponse(body, room, send_s_max=limits.send_s_max, headers=headers, media_type=kind)
 
 
@@ -285,16 +307,17 @@ def _problem(error: TierlogError) -> bytes:
     return f"event: error\ndata: {problem}\n\n".encode()
 
 
-def _messages(page: Page, unpacking: Unpacking) -> list[bytes]:
-    """Return a page as server-sent events; the token stands at an entry's last event alone."""
-    messages = []
+def _messages(page: Page, unpacking: Unpacking) -> Iterator[bytes]:
+    """Give a page as server-sent events; the token stands at an entry's last event alone.
+
+    What lies before an entry that can't be decoded is given before that is raised.
+    """
     for entry in page.entries:
         lines = [b"data: " + line_of(event) + b"\n" for event in events_of(entry, unpacking)]
         if lines:
             token = replace(entry.position, entry_id=EntryId(entry.position.entry_id + 1))
             lines[-1] = b"id: %b\n%b" % (str(token).encode(), lines[-1])
-        messages += lines
-    return messages
+        yield from lines
 
 
 def _asked_range(text: str | None) -> tuple[int, int | None] | None:

@@ -6,20 +6,21 @@ Invariants:
     * At least one entry is returned where there is one before ``until``, and what comes with it
       passes neither ``entries_max`` nor ``bytes_max``.
     * Only an empty page waits at the tail, and only an empty one is an error: what lies before a
-      place that can't be read is returned.
+      place that can't be read, or an entry that can't be decoded, is returned.
 """
 
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
 from tierlog.format.frame import FRAME_HEADER_LEN
-from tierlog.model.errors import TierlogError
+from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.position import Edge, Position
 from tierlog.offload.tier2_reader import EntryTooLongError
 from tierlog_reader import metrics
 from tierlog_reader.chunk import NO_ROOM, Budget
-from tierlog_reader.documents import FoundEntry, entries_of
+from tierlog_reader.documents import FoundEntry, Unpacking, entries_of, events_of
 from tierlog_reader.source import StreamSource
 
 # What an entry or an event counts as beside its bytes: of each its objects on Python's heap, and
@@ -59,6 +60,18 @@ class Page:
             unpacked_len, events = entry.unpacked_size
             total += FRAME_HEADER_LEN + unpacked_len + _objects_len(events)
             if number and total > bytes_max:
+                kept = self.entries[:number]
+                return replace(self, entries=kept, resume=entry.position, at_end=False)
+        return self
+
+    def before_bad(self, unpacking: Unpacking) -> "Page":
+        """Return its entries before the first one that can't be decoded; all, if that is it."""
+        for number, entry in enumerate(self.entries):
+            try:
+                deque(events_of(entry, unpacking), maxlen=0)
+            except (CorruptError, RefusedError):
+                if not number:
+                    break
                 kept = self.entries[:number]
                 return replace(self, entries=kept, resume=entry.position, at_end=False)
         return self

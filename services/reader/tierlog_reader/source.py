@@ -62,6 +62,7 @@ END_PAUSE_S_FIRST: Final = 0.005
 GONE_REASONS: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.NO_SUCH_ENTRY})
 # What a list of ledgers says of a position that it lacks. Nobody asks again after a refusal.
 UNLISTED_REASONS: Final = GONE_REASONS | {Reason.TRIMMED}
+TRIMS_MET_MAX: Final = 1000
 
 
 class Tier1(Protocol):
@@ -146,11 +147,21 @@ class _Try:
     """At least one look was."""
     watched_s: float = 0.0
     """So long memory was waited at, up to now."""
+    trims_met: int = 0
+    """So often the first ledger went while it was looked at."""
     failures: dict[Tier, TierlogError] = field(default_factory=dict)
     failed_ledger: LedgerId | None = None
 
     def left_s(self) -> float:
         return max(0.0, self.deadline_s - asyncio.get_running_loop().time())
+
+    def looks_again(self, where: Position | Edge, error: RefusedError, *, fresh: bool) -> bool:
+        """Tell whether what was refused in one look may be there in the next one."""
+        if where is Edge.EARLIEST and error.reason is Reason.TRIMMED:
+            # Nothing that was asked for is lost: a long trim takes the list's head bit by bit.
+            self.trims_met += 1
+            return self.trims_met <= TRIMS_MET_MAX
+        return not fresh and error.reason in UNLISTED_REASONS
 
     def failed(self, ledger_id: LedgerId, tier: Tier, error: TierlogError) -> None:
         if self.failed_ledger != ledger_id:
@@ -187,7 +198,7 @@ class StreamSource:
             try:
                 place, answer = await self._look(stream, where, budget, state, snapshot)
             except RefusedError as error:
-                if fresh or error.reason not in UNLISTED_REASONS:
+                if not state.looks_again(where, error, fresh=fresh):
                     raise
                 # Its ledger may have been opened, or the one before it trimmed, since that look.
                 state.fresh = True
@@ -484,6 +495,7 @@ class StreamSource:
             if not last_look:
                 # It may have been closed, or be gone: the metadata tells.
                 state.fresh = not state.looked or not tail
+                budget.room.leave()  # whoever waits holds none
                 if tail and memory is not None and slice_s > 0:
                     await self._follow(memory, spot, slice_s)
                 else:

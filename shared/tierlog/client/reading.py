@@ -159,10 +159,7 @@ class StreamReader:
             if until is None:
                 return
         left = self._limit
-        where = self._start
-        if isinstance(where, Position) and until is not None and where > until:
-            # Behind the end: the reader says what is wrong with it.
-            await self._next(where, left)
+        where = await self._begin(until, left)
         ahead, reads_on = _Ahead(), False
         async with contextlib.aclosing(ahead):
             while (left is None or left > 0) and not _reached(where, until):
@@ -182,6 +179,17 @@ class StreamReader:
                     await ahead.ask(self._ask(where, left))
                 reads_on = True
                 yield cut
+
+    async def _begin(self, until: Position | None, left: int | None) -> Position | Edge:
+        """Return where to read first."""
+        where = self._start
+        if where is Edge.LATEST and self._follow:
+            # Decided once: asked again behind a failure, it would be behind what came meanwhile.
+            where = self._go_on_at((await self._retrying_bounds())[1])
+        if isinstance(where, Position) and until is not None and where > until:
+            # Behind the end: the reader says what is wrong with it.
+            await self._next(where, left)
+        return where
 
     async def _end(self) -> Position | None:
         """Return where the stream ends now; None: it has no entry."""

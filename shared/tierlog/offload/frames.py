@@ -10,7 +10,7 @@ import numpy as np
 
 from tierlog.format.run import Run
 from tierlog.ledger.reader import ReadHandle, closing_runs
-from tierlog.model.errors import CorruptError, Reason, RefusedError
+from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.offload.tier2_reader import FramesRead
@@ -86,15 +86,20 @@ class FramesOfRuns:
         frames, offsets, position = bytearray(), [], first_entry_id
         read = self._handle.read_runs(first_entry_id, last, bytes_max=bytes_max)
         async with closing_runs(read):
-            async for runs in read:
-                for run in runs:
-                    begin = self._begin_of(run, position)
-                    offsets.append(run.offsets[position - run.first_entry_id :] - begin)
-                    offsets[-1] = offsets[-1] + np.uint32(len(frames))
-                    frames += run.frames[int(begin) :]
-                    position = EntryId(run.last_entry_id + 1)
-                if len(frames) >= bytes_max:
-                    break
+            try:
+                async for runs in read:
+                    for run in runs:
+                        begin = self._begin_of(run, position)
+                        offsets.append(run.offsets[position - run.first_entry_id :] - begin)
+                        offsets[-1] = offsets[-1] + np.uint32(len(frames))
+                        frames += run.frames[int(begin) :]
+                        position = EntryId(run.last_entry_id + 1)
+                    if len(frames) >= bytes_max:
+                        break
+            except TierlogError:
+                # What came is good. The next read begins at the bad place, and is told.
+                if not offsets:
+                    raise
         if not offsets:
             raise self._lacks(first_entry_id)
         whole = np.concatenate(offsets)

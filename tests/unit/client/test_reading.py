@@ -292,3 +292,30 @@ async def test_who_follows_asks_when_it_wants_more():
         if one.position == at(0, 3):
             assert service.asked[-1] == at(0, 3)
     assert reader.resume == at(2, 3)
+
+
+@pytest.mark.parametrize("end", [at(2, 4), Edge.EARLIEST])
+def test_latest_is_decided_once_whatever_fails_before_the_first_answer(end):
+    class Moving(Stream):
+        """Goes on while the first answer fails."""
+
+        async def read(self, stream, where, **budget):
+            asked.append(where)
+            if len(asked) == 1:
+                self.end = at(9, 9)
+                raise RetryableError("no room", reason=Reason.RESOURCE_EXHAUSTED, remedy="again")
+            return await super().read(stream, where if where != at(2, 4) else at(2, 3), **budget)
+
+    asked: list[Position | Edge] = []
+
+    @on_virtual_time
+    async def test():
+        service = Moving()
+        service.end = end
+        reader = StreamReader(LOGS, service, start=Edge.LATEST, follow=True, limit=1)
+        assert reader.resume is Edge.LATEST
+        (first,) = [one.position async for one in reader.entries()]
+        assert asked == [end, end]
+        assert first == (at(2, 3) if end == at(2, 4) else at(0, 0))
+
+    test()

@@ -291,3 +291,23 @@ def test_readers_serve_what_any_driver_wrote(name: str):
                     await world.read_all(source)
 
     run_virtual(main())
+
+
+def test_what_a_driver_gave_before_a_bad_place_is_read_and_then_it_is_told():
+    class Torn(ListHandle):
+        async def read_runs(self, first, last, **how):
+            async for runs in super().read_runs(first, last, **how):
+                for run in runs:
+                    if run.first_entry_id >= bad:
+                        raise CorruptError("torn", remedy="")
+                    yield [run]
+
+    async def main():
+        frames = FramesOfRuns(Torn(LEDGER, ENTRIES, run_bytes_max=100))
+        read = await frames.read_frames(EntryId(0), 10**6)
+        assert 0 < read.last_entry_id < bad + 1 < len(ENTRIES)
+        with pytest.raises(CorruptError, match="torn"):
+            await frames.read_frames(EntryId(read.last_entry_id + 1), 10**6)
+
+    bad = 3
+    run_virtual(main())

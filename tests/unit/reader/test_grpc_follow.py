@@ -217,3 +217,10 @@ async def test_who_goes_while_one_answer_is_on_its_way_leaves_no_room_behind(how
             while shares.used_bytes:
                 await asyncio.sleep(0.05)
         call.cancel()
+
+
+async def test_from_latest_the_first_message_says_where_that_is():
+    async with serving(ENTRIES[:3], send_s_max=30) as (stub, _), asyncio.timeout(60):
+        (told,) = [one async for one in stub.Follow(follow(resume="latest"))]
+    assert not told.entries
+    assert told.resume == f"{told.next.ledger_id}:3"

@@ -69,7 +69,7 @@ def made(count):
     entries = [FoundEntry(position=where, data=data, tier="tier2", raw=False)]
     page = Page(entries=entries, resume=where, raw=False, at_end=True)
     before, kind = most(), sys.argv[1]
-    body = _messages(page, unpacking) if kind == EVENTS else body_of(kind, entries, unpacking)
+    body = list(_messages(page, unpacking)) if kind == EVENTS else body_of(kind, entries, unpacking)
     return len(data) + most() - before, COPIES[kind] * (page.frames_len + page.objects_len)
 
 made(1)

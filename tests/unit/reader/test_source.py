@@ -10,9 +10,11 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableEr
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
+from tierlog.model.trimming import TrimGrounds
 from tierlog_reader.places import Tier
 from tierlog_reader.served import ServedReads
 from tierlog_reader.shares import Shares
+from tierlog_reader.views import Views
 
 
 def numbered(first, count, size=40):
@@ -563,3 +565,32 @@ async def test_an_answer_out_of_tier_1_is_as_long_as_was_asked_and_read_once():
             where, answers = answer.resume, answers + 1
     assert found == entries
     assert len(reads) == answers + 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_earliest_is_no_loss_though_ledgers_are_trimmed_one_after_the_other(count, monkeypatch):
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start()
+        ledgers = [await world.sealed([b"%d" % number]) for number in range(5)]
+        catalog, left, context = world.catalog(), ledgers[:count], Views.context
+
+        async def trimming(self, ledger_id, *, fresh=False):
+            if left and left[0] == ledger_id:
+                snapshot = await catalog.streams.snapshot(STREAM)
+                grounds = TrimGrounds.of(snapshot.stream, snapshot.levels)
+                await catalog.retention.begin_trim(
+                    STREAM, world.claimed.incarnation, [left.pop(0)], grounds=grounds
+                )
+            return await context(self, ledger_id, fresh=fresh)
+
+        monkeypatch.setattr(Views, "context", trimming)
+        async with world.reader() as source:
+            answer = await source.read(STREAM, Edge.EARLIEST, budget())
+            assert payloads(answer) == [b"%d" % count]
+            with pytest.raises(RefusedError) as refused:
+                await source.read(STREAM, at(ledgers[0], 0), budget())
+            assert refused.value.reason is Reason.TRIMMED
+
+    test()

@@ -3,6 +3,7 @@
 Its room was given back: what it still had would be memory that nobody counts.
 """
 
+import asyncio
 import contextlib
 import sys
 import tracemalloc
@@ -10,10 +11,12 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.unit.reader.test_pages import UNPACKING, stamped
 from tests.unit.reader.test_source import numbered
 from tests.unit.reader.test_tail import tails_of
-from tests.unit.reader.world import STREAM, ReaderWorld, at, on_virtual_time
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
 from tierlog.format.entry import encode_entry
 from tierlog.proto.v1 import reader_pb2 as pb
 from tierlog_reader import http_entries, seek
@@ -172,3 +175,29 @@ async def test_a_read_that_is_explained_holds_nothing_while_the_reason_is_looked
     assert told.bytes > 2 * len(stamped(0, 1))
     assert (told.asked, told.next) == (f"{ledger}:0", f"{ledger}:2")
     assert told.tier_reason == "the ledger is open"
+
+
+@pytest.mark.parametrize("entry", [2, 7])
+def test_who_waits_for_an_entry_of_later_holds_no_room(entry):
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start()
+        ledger = await world.opened([b"0", b"1"])
+        async with world.reader(tails=tails_of()) as source:
+            shares = Shares(10**7, wait_s_max=5)
+            served = ServedReads(source, shares)
+            read = asyncio.create_task(
+                served.read("c", STREAM, at(ledger, entry), budget(size=10**6, wait_s=8))
+            )
+            await asyncio.sleep(2)
+            held = []
+            for _ in range(20):
+                held.append(shares.used_bytes)
+                await asyncio.sleep(0.11)
+            # It takes some for as long as it asks.
+            assert held.count(0) > 15
+            read.cancel()
+            await asyncio.wait([read])
+
+    test()
