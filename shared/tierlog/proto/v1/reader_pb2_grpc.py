@@ -61,7 +61,8 @@ class ReaderServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """Entries as they come. The transport's flow control holds up whoever takes them slowly.
+        """Entries as they come. The transport's flow control holds up whoever takes them slowly. From
+        "latest" the first message has no entry: it says where that is, to go on from after a failure.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,9 @@ class ReaderStub:
     def __new__(cls, channel: _aio.Channel) -> ReaderAsyncStub: ...
     Read: _grpc.UnaryUnaryMultiCallable[_reader_pb2.ReadRequest, _reader_pb2.ReadResponse]
     Follow: _grpc.UnaryStreamMultiCallable[_reader_pb2.FollowRequest, _reader_pb2.ReadResponse]
-    """Entries as they come. The transport's flow control holds up whoever takes them slowly."""
+    """Entries as they come. The transport's flow control holds up whoever takes them slowly. From
+    "latest" the first message has no entry: it says where that is, to go on from after a failure.
+    """
     GetBounds: _grpc.UnaryUnaryMultiCallable[_reader_pb2.GetBoundsRequest, _reader_pb2.GetBoundsResponse]
 
 @_typing.type_check_only
@@ -43,7 +45,9 @@ class ReaderAsyncStub(ReaderStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Read: _aio.UnaryUnaryMultiCallable[_reader_pb2.ReadRequest, _reader_pb2.ReadResponse]  # type: ignore[assignment]
     Follow: _aio.UnaryStreamMultiCallable[_reader_pb2.FollowRequest, _reader_pb2.ReadResponse]  # type: ignore[assignment]
-    """Entries as they come. The transport's flow control holds up whoever takes them slowly."""
+    """Entries as they come. The transport's flow control holds up whoever takes them slowly. From
+    "latest" the first message has no entry: it says where that is, to go on from after a failure.
+    """
     GetBounds: _aio.UnaryUnaryMultiCallable[_reader_pb2.GetBoundsRequest, _reader_pb2.GetBoundsResponse]  # type: ignore[assignment]
 
 class ReaderServicer(metaclass=_abc_1.ABCMeta):
@@ -60,7 +64,9 @@ class ReaderServicer(metaclass=_abc_1.ABCMeta):
         request: _reader_pb2.FollowRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_reader_pb2.ReadResponse], _abc.AsyncIterator[_reader_pb2.ReadResponse]]:
-        """Entries as they come. The transport's flow control holds up whoever takes them slowly."""
+        """Entries as they come. The transport's flow control holds up whoever takes them slowly. From
+        "latest" the first message has no entry: it says where that is, to go on from after a failure.
+        """
 
     @_abc_1.abstractmethod
     def GetBounds(
