@@ -24,6 +24,7 @@ from tierlog.catalog.retention import RetentionCatalog
 from tierlog.catalog.scrubs import ScrubCatalog
 from tierlog.catalog.streams import StreamCatalog
 from tierlog.catalog.underreplication import UnderReplicationCatalog
+from tierlog.format import paths
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore
@@ -69,8 +70,11 @@ class Catalog:
         )
 
     async def answers(self) -> bool:
-        """Return True if the metadata store answers, or raise why not: for /readyz."""
-        await self.streams.names()
+        """Return True if the metadata store answers, or raise why not: for /readyz.
+
+        A small question: everybody may ask it, and each process is asked every few seconds.
+        """
+        await self.store.get(paths.CLUSTER)
         return True
 
 

@@ -17,7 +17,7 @@ from tierlog.cli.output import (
 )
 from tierlog.cli.session import Quiet, Timeout, command
 from tierlog.cli.stream import Name, with_client
-from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.model.errors import Reason, RefusedError, RetryableError
 
 if TYPE_CHECKING:
     from tierlog.client import Client
@@ -300,17 +300,15 @@ async def _until_there(
     client: "Client", stream: str, asked: dict[str, Any], timeout_s: float, *, quiet: bool
 ) -> None:
     wanted, names = set(asked.get("ledgers", [])), await _with_ledgers(client, stream)
+    there = set[int]()
 
     async def look() -> list[int]:
-        return [
-            one["ledger_id"]
-            for name in names
-            for one in (await client.stream(name))["ledgers"]
-            if one["ledger_id"] in wanted and not one["complete"]
-        ]
+        listed = [one for name in names for one in (await client.stream(name))["ledgers"]]
+        there.update(one["ledger_id"] for one in listed if one["complete"])
+        return [one["ledger_id"] for one in listed if one["ledger_id"] in wanted - there]
 
     def left(found: Sequence[Any]) -> str | None:
-        done = len(wanted) - len(found)
+        done = len(wanted & there)
         return f"{done} of {len(wanted)} ledgers in tier 2" if found else None
 
     await _poll(
@@ -320,3 +318,11 @@ async def _until_there(
         timeout_s,
         quiet=quiet,
     )
+    if gone := sorted(wanted - there):
+        raise RefusedError(
+            f"{len(gone)} of {len(wanted)} ledgers of {stream} went before a copy of them was seen "
+            f"to be complete, the first of them {gone[0]}",
+            reason=Reason.TRIMMED,
+            remedy="Retention trimmed them, or the stream was deleted: let retention_time be longer"
+            " than an offload may take",
+        )

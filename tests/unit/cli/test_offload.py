@@ -23,8 +23,9 @@ LEDGERS = (4, 7)
 class Scheduler:
     """A client of a stream whose ledgers are complete a while after they were asked for."""
 
-    def __init__(self, *complete_at_s: float) -> None:
+    def __init__(self, *complete_at_s: float, trimmed_at_s: float = 1e9) -> None:
         self._complete_at_s = dict(zip(LEDGERS, complete_at_s, strict=True))
+        self._trimmed_at_s = trimmed_at_s
 
     async def offload(self, stream: str, before: object) -> dict[str, Any]:
         del before
@@ -35,6 +36,7 @@ class Scheduler:
         ledgers = [
             {"ledger_id": one, "complete": now_s >= at_s}
             for one, at_s in self._complete_at_s.items()
+            if now_s < self._trimmed_at_s
         ]
         return {"stream": stream, "ledgers": ledgers}
 
@@ -60,6 +62,19 @@ def test_waiting_for_an_offload_says_how_far_it_is_once(monkeypatch: pytest.Monk
     assert done.exit_code == 0, done.output
     assert done.stderr.splitlines() == [f"{count} of 2 ledgers in tier 2" for count in (0, 1)]
     assert "complete" in done.stdout
+
+
+def test_ledgers_that_went_without_a_copy_are_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "with_client", over(Scheduler(60, 300, trimmed_at_s=200)))
+    done = CliRunner().invoke(main.app, ["offload", "run", "logs", "--wait"])
+    assert done.exit_code == 3, done.output
+    assert "1 of 2 ledgers of logs went" in done.stderr
+    assert "the first of them 7" in done.stderr
+    assert "complete" not in done.stdout
+    # Those that had theirs may go.
+    monkeypatch.setattr(offload, "with_client", over(Scheduler(60, 90, trimmed_at_s=91)))
+    done = CliRunner().invoke(main.app, ["offload", "run", "logs", "--wait"])
+    assert done.exit_code == 0, done.output
 
 
 def test_an_offload_that_does_not_come_names_where_it_may_have_been_refused(
