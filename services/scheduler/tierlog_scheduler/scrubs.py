@@ -40,7 +40,6 @@ from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogEr
 from tierlog.model.scrub import (
     TELL_EACH_S,
     DeepPlace,
-    FindingKind,
     ScrubReport,
     ScrubState,
     ScrubTimes,
@@ -338,8 +337,8 @@ class ScrubRunner:
     def _tell(self, report: ScrubReport) -> None:
         SCRUBS.labels(report.state.value).inc()
         if report.state is ScrubState.DONE:
-            for kind in FindingKind:
-                REMAINING.labels(kind.value).set(report.counts[kind] - report.repaired[kind])
+            for kind, count in report.left.items():
+                REMAINING.labels(kind.value).set(count)
             ORPHAN_OBJECTS.set(report.orphan_objects)
             ORPHAN_BYTES.set(report.orphan_bytes)
         tell = log.info if report.is_clean else log.warning

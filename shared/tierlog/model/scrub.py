@@ -133,6 +133,10 @@ KINDS: Final[Mapping[FindingKind, Rule]] = {
     _K.FOREIGN: Rule(Repair.NONE, "of another cluster, or of nobody who says so", fault=False),
 }
 assert set(KINDS) == set(FindingKind)
+FAULTS: Final = tuple(
+    kind for kind, rule in KINDS.items() if rule.fault and kind is not _K.NOT_CHECKED
+)
+"""What is wrong until it is repaired; of what could not be checked nobody knows."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -261,13 +265,14 @@ class ScrubReport:
             self.unread_left_off += 1
 
     @property
+    def left(self) -> Counter[FindingKind]:
+        """How many faults of each kind were found and not repaired."""
+        return Counter({kind: self.counts[kind] - self.repaired[kind] for kind in FAULTS})
+
+    @property
     def remaining(self) -> int:
-        """How many faults were found and not repaired; what could not be checked is none."""
-        return sum(
-            count - self.repaired[kind]
-            for kind, count in self.counts.items()
-            if KINDS[kind].fault and kind is not FindingKind.NOT_CHECKED
-        )
+        """How many faults were found and not repaired."""
+        return self.left.total()
 
     @property
     def unread_count(self) -> int:
