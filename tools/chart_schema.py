@@ -159,7 +159,7 @@ def _component(name: str) -> Schema:
             cooldownPeriod=COUNT,
             lagThreshold=ATLEAST1,
             prometheusAddress=TEXT,
-            oldestByteSeconds=ATLEAST1,
+            overdueSeconds=ATLEAST1,
             kafkaAuthentication=TEXT,
         )
     return closed(**properties)

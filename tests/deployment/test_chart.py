@@ -283,7 +283,8 @@ def test_offloaders_scale_by_the_queue_and_by_what_is_late(chart: Chart):
     assert queue["topic"] == "other.offload.requested.v1"
     assert queue["consumerGroup"] == "workers"
     assert queue["bootstrapServers"] == "kafka:9092"
-    assert f'{{namespace="{NAMESPACE}"}}' in late["query"]
+    query = f'max(tierlog_offload_overdue_seconds{{namespace="{NAMESPACE}"}})'
+    assert (late["query"], late["threshold"]) == (query, "3600")
     assert scaled["minReplicaCount"] >= 1
 
 

@@ -62,6 +62,12 @@ def test_no_page_is_left_over_and_each_is_listed():
     assert [alert.name for alert in ALERTS if f"[{alert.name}]({alert.page})" not in listed] == []
 
 
+def test_what_is_late_goes_by_its_policy_and_not_by_its_age():
+    rules = {one.name: one.expr for one in ALERTS}
+    for name in ("TierlogOffloadLate", "TierlogOffloadStopped"):
+        assert NAMED.findall(rules[name]) == ["tierlog_offload_overdue_seconds"]
+
+
 def test_the_rule_file_is_yaml_that_says_the_same():
     yaml = pytest.importorskip("yaml", reason="make deploy-tools")
     rules = [one for group in yaml.safe_load(alerts_file())["groups"] for one in group["rules"]]

@@ -40,7 +40,7 @@ def _alert(name: str, severity: str, lasting: str, expr: str, summary: str) -> A
 
 
 FSYNC: Final = "tierlog_journal_fsync_duration_seconds"
-AGE: Final = "tierlog_offload_oldest_pending_age_seconds"
+OVERDUE: Final = "tierlog_offload_overdue_seconds"
 HITS: Final = "rate(tierlog_cache_hit_bytes_total[15m])"
 
 GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
@@ -101,12 +101,17 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
     ),
     "tierlog-moving": (
         _alert(
-            "OffloadLate", WARNING, "15m", f"max by (namespace) ({AGE}) > 6 * 3600",
-            "bytes that are to be in S3 have waited for more than six hours",
+            "OffloadLate", WARNING, "15m", f"max by (namespace) ({OVERDUE}) > 6 * 3600",
+            "bytes that are to be in S3 are more than six hours late",
         ),
         _alert(
-            "OffloadStopped", CRITICAL, "15m", f"max by (namespace) ({AGE}) > 24 * 3600",
-            "bytes that are to be in S3 have waited for more than a day",
+            "OffloadStopped", CRITICAL, "15m", f"max by (namespace) ({OVERDUE}) > 24 * 3600",
+            "bytes that are to be in S3 are more than a day late",
+        ),
+        _alert(
+            "OffloadUnbounded", WARNING, "15m",
+            "max by (namespace) (tierlog_offload_unbounded_age_seconds) > 24 * 3600",
+            "bytes have waited for more than a day, and no time is set that brings them to S3",
         ),
         _alert(
             "StreamsUnread", CRITICAL, "10m",

@@ -88,10 +88,12 @@ OVERVIEW: Final[Rows] = (
         "Is it moving?",
         (
             number(
+                "Late for S3", top("tierlog_offload_overdue_seconds"), unit="s", red_from=6 * 3600
+            ),
+            number(
                 "Oldest byte that is not in S3",
                 top("tierlog_offload_oldest_pending_age_seconds"),
                 unit="s",
-                red_from=6 * 3600,
             ),
             number(
                 "Dead letters, last day",
@@ -126,6 +128,11 @@ OFFLOAD: Final[Rows] = (
     (
         "How far behind",
         (
+            lines(
+                "Late for S3, by stream",
+                "s",
+                (f"topk(10, tierlog_stream_offload_overdue_seconds{OF})", "{{stream}}"),
+            ),
             lines(
                 "Oldest byte that is not in S3, by stream",
                 "s",

@@ -1,6 +1,7 @@
 """The scheduler's state as Prometheus metrics, read when they are asked for.
 
-    data not in S3 in time   tierlog_offload_oldest_pending_age_seconds
+    data not in S3 in time   tierlog_offload_overdue_seconds
+    how old it is            tierlog_offload_oldest_pending_age_seconds
     how much of it           tierlog_offload_lag_bytes, tierlog_offload_lag_ledgers
     streams left out of it   tierlog_scheduler_streams_unread
     a leader that is stuck   tierlog_scheduler_passes_total does not grow
@@ -23,6 +24,7 @@ from tierlog_scheduler.policy import STATES
 from tierlog_scheduler.scheduler import Scheduler
 
 AGE: Final = "offload_oldest_pending_age_seconds"
+OVERDUE: Final = "offload_overdue_seconds"
 LAG: Final = "offload_lag_bytes"
 
 
@@ -63,6 +65,16 @@ class SchedulerCollector(Collector):
             max((one.age_ms for one in lags), default=0) / 1000,
         )
         yield _gauge(
+            OVERDUE,
+            "For how long something has been due in tier 2, by its stream's policy, and is not",
+            max((one.overdue_ms for one in lags), default=0) / 1000,
+        )
+        yield _gauge(
+            "offload_unbounded_age_seconds",
+            "The oldest byte's age in streams where time alone makes nothing due in tier 2",
+            max((one.unbounded_age_ms for one in lags), default=0) / 1000,
+        )
+        yield _gauge(
             LAG,
             "Bytes of closed ledgers of offloaded streams that are not in tier 2",
             sum(one.length for one in lags),
@@ -80,18 +92,23 @@ class SchedulerCollector(Collector):
             yield from self._by_stream()
 
     def _by_stream(self) -> Iterator[Metric]:
-        ages = GaugeMetricFamily(
-            f"tierlog_stream_{AGE}", "The same by stream, of the oldest", labels=["stream"]
-        )
-        lags = GaugeMetricFamily(
-            f"tierlog_stream_{LAG}", "The same by stream, of the oldest", labels=["stream"]
+        ages, overdue, lags = (
+            GaugeMetricFamily(
+                f"tierlog_stream_{name}",
+                "The same by stream, of those furthest behind",
+                labels=["stream"],
+            )
+            for name in (AGE, OVERDUE, LAG)
         )
         for name, lag in heapq.nlargest(
-            self._streams_max, self._scheduler.lags.items(), key=lambda item: item[1].age_ms
+            self._streams_max,
+            self._scheduler.lags.items(),
+            key=lambda item: (item[1].overdue_ms, item[1].age_ms),
         ):
             ages.add_metric([name], lag.age_ms / 1000)
+            overdue.add_metric([name], lag.overdue_ms / 1000)
             lags.add_metric([name], lag.length)
-        yield from (ages, lags)
+        yield from (ages, overdue, lags)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

@@ -79,15 +79,31 @@ class OffloadLag:
     """What is not in tier 2 yet: how old its oldest byte may be, its bytes, how many ledgers.
 
     A byte is at most as old as its ledger; an open one's length is known to its owner alone.
+    ``due_in_ms``: when the first of it is due by the policy, below 0 once it was; None: time
+    alone makes nothing of it due, by size or because the stream is paused.
     """
 
     age_ms: int
     length: int
     ledgers: int
+    due_in_ms: int | None
+
+    @property
+    def overdue_ms(self) -> int:
+        """For how long something of it has been due."""
+        return max(0, -self.due_in_ms) if self.due_in_ms is not None else 0
+
+    @property
+    def unbounded_age_ms(self) -> int:
+        """How old it may be where time alone makes nothing of it due."""
+        return self.age_ms if self.due_in_ms is None else 0
 
     def aged(self, passed_ms: int) -> "OffloadLag":
         """Return the same as it is some time later, if nothing of it was offloaded."""
-        return replace(self, age_ms=self.age_ms + passed_ms) if self.ledgers else self
+        if not self.ledgers:
+            return self
+        due_in_ms = None if self.due_in_ms is None else self.due_in_ms - passed_ms
+        return replace(self, age_ms=self.age_ms + passed_ms, due_in_ms=due_in_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,8 +263,11 @@ def offload_due_in_ms(view: StreamView, one: LedgerView, now: Now) -> int | None
     offload_time_ms = threshold(view.policy.offload_time_ms)
     if offload_time_ms is None:
         return None
-    seen_ms = view.closed_seen_ms.get(one.listed.ledger_id)
-    return offload_time_ms - now.at_most_since(one.listed.closed_ms, seen_ms=seen_ms)
+    return offload_time_ms - _closed_for_ms(view, one.listed, now)
+
+
+def _closed_for_ms(view: StreamView, one: ListedLedger, now: Now) -> int:
+    return now.at_most_since(one.closed_ms, seen_ms=view.closed_seen_ms.get(one.ledger_id))
 
 
 def _by_size(waiting: Sequence[LedgerView], size_bytes: int | None) -> Iterator[LedgerView]:
@@ -347,16 +366,48 @@ def _sweep_due_in_ms(attempt: AbandonedAttempt, view: StreamView, now: Now, wait
 def offload_lag(view: StreamView, now: Now) -> OffloadLag:
     """Return what of a stream is not in tier 2 yet."""
     waiting = [
-        one.listed
+        one
         for one in view.ledgers
         if not (one.listed.closed and one.listed.entry_count == 0)
         and (one.context is None or not one.context.complete)
     ]
+    due_in_ms = [_due_in_ms(view, one, now) for one in waiting]
+    due_in_ms.append(_due_by_size_in_ms(view, now))
+    if view.paused:
+        due_in_ms = []
     return OffloadLag(
-        age_ms=max((_age_ms(view, one, now) for one in waiting), default=0),
-        length=sum(one.length for one in waiting),
+        age_ms=max((_age_ms(view, one.listed, now) for one in waiting), default=0),
+        length=sum(one.listed.length for one in waiting),
         ledgers=len(waiting),
+        due_in_ms=min((one for one in due_in_ms if one is not None), default=None),
     )
+
+
+def _due_in_ms(view: StreamView, one: LedgerView, now: Now) -> int | None:
+    """Return when a ledger is due by time: of an open one, if it is sealed when it should be."""
+    if one.listed.closed:
+        return offload_due_in_ms(view, one, now)
+    offload_time_ms = threshold(view.policy.offload_time_ms)
+    if offload_time_ms is None:
+        return None
+    assert view.policy.ledger_age_ms_max is not None, "the defaults have one"
+    return offload_time_ms + view.policy.ledger_age_ms_max - _age_ms(view, one.listed, now)
+
+
+def _due_by_size_in_ms(view: StreamView, now: Now) -> int | None:
+    """Return since when, below 0, the oldest ledger is due by size; None: it is not.
+
+    It became due when the ledger was closed with which so much waited.
+    """
+    missing = threshold(view.policy.offload_size_bytes)
+    if missing is None:
+        return None
+    for one in view.ledgers:
+        if one.to_offload:
+            missing -= one.listed.length
+            if missing <= 0:
+                return -_closed_for_ms(view, one.listed, now)
+    return None
 
 
 def _age_ms(view: StreamView, one: ListedLedger, now: Now) -> int:

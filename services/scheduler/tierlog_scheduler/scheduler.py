@@ -292,7 +292,7 @@ class Scheduler:
                     view = self._view(known)
                     self._note(view, now, seen)
                     states.update(one.state for one in view.ledgers)
-                    if view.policy.offloads:
+                    if view.policy.offloads and not view.deleting:
                         lags[name] = offload_lag(view, now)
                     actions = self._decide(view, now)
                 except Exception as error:  # noqa: BLE001 - told: metric, log, status
