@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.deployment.rendering import CHART, ROOT
+from tests.deployment.rendering import CHART, COMPONENTS, ROOT
 from tools.monitoring.alerts import ALERTS, Alert, alerts_file
 from tools.monitoring.dashboards import BOARDS, board, boards
 from tools.monitoring.metric_names import metric_names
@@ -75,6 +75,88 @@ def test_the_rule_file_is_yaml_that_says_the_same():
         (alert.name, alert.expr) for alert in ALERTS
     ]
     assert all((ROOT / one["annotations"]["runbook"]).exists() for one in rules)
+
+
+Series = dict[frozenset[tuple[str, str]], float]
+"""Samples by their labels, of which one is the name."""
+
+
+def _parts(expr: str, word: str) -> list[str]:
+    """Return what stands between an operator, outside of parentheses."""
+    parts, depth = [""], 0
+    for piece in re.split(rf"( {word} |[()])", expr):
+        depth += {"(": 1, ")": -1}.get(piece, 0)
+        if piece == f" {word} " and not depth:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return parts
+
+
+def _value(expr: str, series: Series) -> Series:
+    """Evaluate the few operators that these alerts have, as Prometheus does."""
+    expr = expr[1:-1] if expr.startswith("(") else expr
+    if len(parts := _parts(expr, "or")) > 1:
+        return {labels: one for part in parts for labels, one in _value(part, series).items()}
+    if len(parts := _parts(expr, "unless")) > 1:
+        without = _value(parts[1], series)
+        return {key: one for key, one in _value(parts[0], series).items() if key not in without}
+    if found := re.fullmatch(r"(.*) (==|!=) (\d)", expr):
+        inner = _value(found[1], series).items()
+        return {key: one for key, one in inner if (one == int(found[3])) is (found[2] == "==")}
+    if found := re.fullmatch(r'label_replace\((.*), "(\w+)", "(\w+)", "", ""\)', expr):
+        return {key | {(found[2], found[3])}: one for key, one in _value(found[1], series).items()}
+    if found := re.fullmatch(r"(sum|group) by \(namespace\) \((.*)\)", expr):
+        sums: Series = {}
+        for labels, one in _value(found[2], series).items():
+            key = frozenset(pair for pair in labels if pair[0] == "namespace")
+            sums[key] = sums.get(key, 0) + one if found[1] == "sum" else 1
+        return sums
+    name, _, asked = expr.partition("{")
+    wanted = {("__name__", name), *re.findall(r'(\w+)="([^"]*)"', asked)}
+    return {key: one for key, one in series.items() if wanted <= key}
+
+
+def _fires(name: str, *samples: tuple[str, dict[str, str], float]) -> list[dict[str, str]]:
+    """Return the labels with which an alert fires in the namespace of these samples."""
+    own = {"namespace": "n"}
+    series = {
+        frozenset({"__name__": metric, **own, **labels}.items()): value
+        for metric, labels, value in samples
+    }
+    (expr,) = (one.expr for one in ALERTS if one.name == name)
+    found = [dict(labels) for labels in _value(expr, series)]
+    assert all(one.pop("namespace") == "n" for one in found)
+    return found
+
+
+def _up(component: str, value: float = 1) -> tuple[str, dict[str, str], float]:
+    return "up", {"job": "tierlog", "component": component}, value
+
+
+def _leads(pod: str, value: float) -> tuple[str, dict[str, str], float]:
+    return "tierlog_scheduler_leading", {"pod": pod}, value
+
+
+def test_nobody_leads_also_where_there_is_no_scheduler():
+    name = "TierlogSchedulerWithoutLeader"
+    assert _fires(name, _up("ingest")) == [{}]
+    assert _fires(name, _up("ingest"), _up("scheduler", 0)) == [{}]
+    assert _fires(name, _up("scheduler"), _leads("a", 0), _leads("b", 0)) == [{}]
+    assert _fires(name, _up("scheduler"), _leads("a", 1), _leads("b", 1)) == [{}]
+    assert _fires(name, _up("scheduler"), _leads("a", 1), _leads("b", 0)) == []
+    assert _fires(name) == []
+
+
+def test_down_is_also_what_has_no_process_that_could_be_asked():
+    all_of_them = [_up(one) for one in COMPONENTS]
+    assert _fires("TierlogDown", *all_of_them) == []
+    for index, component in enumerate(COMPONENTS):
+        others = [*all_of_them[:index], *all_of_them[index + 1 :]]
+        assert _fires("TierlogDown", *others) == [{"component": component}]
+        (down,) = _fires("TierlogDown", *others, _up(component, 0))
+        assert down["component"] == component
+    assert _fires("TierlogDown") == []
 
 
 def test_there_are_four_boards():

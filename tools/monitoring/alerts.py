@@ -41,7 +41,21 @@ def _alert(name: str, severity: str, lasting: str, expr: str, summary: str) -> A
 
 FSYNC: Final = "tierlog_journal_fsync_duration_seconds"
 OVERDUE: Final = "tierlog_offload_overdue_seconds"
+LEADING: Final = "tierlog_scheduler_leading"
+UP: Final = 'up{job="tierlog"}'
+COMPONENTS: Final = ("ingest", "reader", "offloader", "scheduler")
 HITS: Final = "rate(tierlog_cache_hit_bytes_total[15m])"
+
+
+def _none_of(component: str) -> str:
+    """Return what is so where others are asked, and none of a component's processes can be.
+
+    Of pods that never came up there is no ``up`` that could be 0.
+    """
+    own = f'up{{job="tierlog", component="{component}"}}'
+    missing = f"group by (namespace) ({UP}) unless group by (namespace) ({own})"
+    return f'label_replace({missing}, "component", "{component}", "", "")'
+
 
 GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
     "tierlog-data": (
@@ -133,7 +147,9 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
         ),
         _alert(
             "SchedulerWithoutLeader", CRITICAL, "2m",
-            "sum by (namespace) (tierlog_scheduler_leading) != 1",
+            # A sum over no schedulers at all is nothing, and not 0.
+            f"sum by (namespace) ({LEADING}) != 1"
+            f" or (group by (namespace) ({UP}) unless group by (namespace) ({LEADING}))",
             "not exactly one scheduler leads: nothing is asked for, nothing is trimmed",
         ),
         _alert(
@@ -154,8 +170,8 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
     ),
     "tierlog-serving": (
         _alert(
-            "Down", CRITICAL, "2m", 'up{job="tierlog"} == 0',
-            "a process of Tierlog gives no metrics",
+            "Down", CRITICAL, "2m", " or ".join([f"{UP} == 0", *map(_none_of, COMPONENTS)]),
+            "a process of Tierlog gives no metrics, or there is none of its kind",
         ),
         _alert(
             "JournalSlow", WARNING, "10m", f"rate({FSYNC}_sum[5m]) / rate({FSYNC}_count[5m]) > 0.1",
