@@ -20,7 +20,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "attempt.left": "An attempt that did not end stays: a worker is at it, or deletions stop",
     "attempt.superseded": "An attempt ended, and another one had taken its place",
     "attempt.swept": "What an abandoned attempt left was deleted by the scheduler",
-    "attributes.entries_damaged": "Entries that would help to mend an attribute index are damaged",
+    "attributes.entries_damaged": "Entries of which to mend an attribute index can't be read",
     "attributes.entries_given_up": "An admin let attributes do without entries that no tier gives",
     "attributes.entries_lost": "Entries that are lost are passed over while attributes are rebuilt",
     "attributes.flushed": "Attributes were written to a new checkpoint",

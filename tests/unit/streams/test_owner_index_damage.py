@@ -23,8 +23,9 @@ from tierlog.attributes.objects import IndexObjects
 from tierlog.attributes.page_cache import PageCache
 from tierlog.attributes.store import Tier2AttributeIndex
 from tierlog.attributes.update import Shape
+from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.attributes import EVENT_COUNT
-from tierlog.model.errors import CorruptError, RetryableError
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.policy import Policy
 from tierlog.ports.streams import FIRST_KEY, LAST_KEY
@@ -65,6 +66,19 @@ class DamagedCluster(AttributeCluster):
                     await send(owners, STREAM, writer, number, updates=(plus(1),))
                 await owners.seal(STREAM)
                 await asyncio.sleep(1)
+
+    def opening(self, opened, trouble):
+        """Return what opens ledgers, notes which ones, and has the trouble that a dict names."""
+        catalog = self.catalog()
+        directory = self.directory(catalog)
+
+        async def open_ledger(ledger_id):
+            opened.append(ledger_id)
+            if ledger_id in trouble:
+                raise trouble[ledger_id]
+            return Tier1ReadHandle(ledger_id, await catalog.ledgers.get(ledger_id), directory)
+
+        return open_ledger
 
     def damage(self, key, *offsets):
         for offset in offsets:
@@ -184,6 +198,93 @@ def test_a_former_checkpoint_whose_index_is_whole_needs_only_the_entries_behind_
             record = await cluster.record()
             assert [one.through.ledger_id for one in record.ends] == [0, 1]
             assert record.lost_keys == ()
+
+    run_virtual(main())
+
+
+async def three_ledgers(cluster, *behind):
+    """Write three ledgers with a checkpoint each, and more behind them; damage all checkpoints."""
+    catalog = await cluster.start(policy=Policy(offload_time_ms=1000))
+    await cluster.write(first_events(), second_events(WRITERS[:15]), second_events(WRITERS[15:]))
+    if behind:
+        await cluster.write(*behind, flushed=False, drain=False)
+    cluster.damage_all()
+    return catalog
+
+
+TWICE = expected(dict.fromkeys(WRITERS, 2), 60)
+AWAY = RetryableError("it is away", remedy="Ask again")
+
+
+@pytest.mark.parametrize("who", ["a flush", "a rebuild"])
+def test_mending_goes_on_where_it_was_after_a_hiccup(who):
+    async def main():
+        cluster, opened, trouble = DamagedCluster(), [], {LedgerId(2): AWAY}
+        # A rebuild wants the sum at the key, of the damaged index.
+        behind = [[(WRITERS[0], 3)]] if who == "a rebuild" else []
+        await three_ledgers(cluster, *behind)
+        numbers = dict.fromkeys(WRITERS, 2) | dict(*behind)
+        owners = cluster.owners(open_ledger=cluster.opening(opened, trouble))
+        async with running(owners):
+            asked = asyncio.create_task(values_of(owners))
+            await asyncio.sleep(20)
+            assert not asked.done()
+            trouble.clear()
+            events = sum(numbers.values())
+            assert but_core(await asked) == expected(numbers, events)
+        assert (opened.count(0), opened.count(1)) == (1, 1)
+
+    run_virtual(main())
+
+
+def test_damaged_entries_are_asked_for_each_minute_and_those_before_them_once():
+    async def main():
+        damage = CorruptError("the data object is damaged", remedy="Repair the copy")
+        cluster, opened, trouble = DamagedCluster(), [], {LedgerId(2): damage}
+        catalog = await three_ledgers(cluster)
+        owners = cluster.owners(open_ledger=cluster.opening(opened, trouble))
+        async with running(owners):
+            with pytest.raises(CorruptError):
+                await values_of(owners)
+            await asyncio.sleep(600)
+            assert (opened.count(0), opened.count(1)) == (1, 1)
+            assert opened.count(2) > 5
+            # A loss that is accepted then is one at once: nothing is read again for that, either.
+            stream = await catalog.streams.get(STREAM)
+            await catalog.attributes.accept_loss(stream, by="admin")
+            await asyncio.sleep(2)
+            assert but_core(await values_of(owners)) == {EVENT_COUNT: 60}
+        assert (opened.count(0), opened.count(1)) == (1, 1)
+        assert (await cluster.record()).lost_keys
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_a_loss_that_is_accepted_ends_the_wait_for_nodes_but_not_for_a_copy(has_copy):
+    async def main():
+        cluster, opened, trouble = DamagedCluster(), [], {LedgerId(2): AWAY}
+        catalog = await three_ledgers(cluster)
+
+        async def open_copy(ledger_id):
+            if has_copy:
+                raise AWAY
+            raise RefusedError("no copy", reason=Reason.LEDGER_NOT_FOUND, remedy="Ask the nodes")
+
+        open_ledger = cluster.opening(opened, trouble)
+        owners = cluster.owners(open_ledger=open_ledger, open_copy=open_copy)
+        async with running(owners):
+            asked = asyncio.create_task(answered(lambda: values_of(owners), 7200))
+            await asyncio.sleep(20)
+            stream = await catalog.streams.get(STREAM)
+            await catalog.attributes.accept_loss(stream, by="admin")
+            await asyncio.sleep(5)
+            assert not asked.done()
+            await asyncio.sleep(30)
+            assert asked.done() is not has_copy
+            trouble.clear()
+            assert but_core(await asked) == (TWICE if has_copy else {EVENT_COUNT: 60})
+        assert bool((await cluster.record()).lost_keys) is not has_copy
 
     run_virtual(main())
 

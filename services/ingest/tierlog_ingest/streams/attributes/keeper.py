@@ -49,7 +49,7 @@ from tierlog.ports.ids import Ids
 from tierlog.ports.streams import ATTRIBUTES_MAX, AttributeValues
 from tierlog.runtime.sections import AttributeSettings
 from tierlog_ingest.streams.attributes.gate import AttributeGate
-from tierlog_ingest.streams.attributes.mending import IndexCare, not_rebuilt
+from tierlog_ingest.streams.attributes.mending import LOSS_GRACE_S, IndexCare, not_rebuilt
 from tierlog_ingest.streams.attributes.replay import (
     Entries,
     Lost,
@@ -66,8 +66,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 FETCH_KEYS_MAX: Final = 1000
-LOSS_GRACE_S: Final = 10.0
-"""So long an entry that may be given up is asked for still: its nodes may be starting."""
 BACKOFF_S_FIRST: Final = 0.05
 BACKOFF_S_MAX: Final = 5.0
 
