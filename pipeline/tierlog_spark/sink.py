@@ -6,7 +6,8 @@ staging, attaching or cleaning up (``tierlog.client.staging``), nor the entries 
 
 Invariants:
     * Nothing is in the stream before the driver commits, and then all is.
-    * A commit that is repeated, by the same writer with the same number, changes nothing.
+    * A commit that is repeated, by the same writer with the same number, changes nothing. Spark
+      repeats none but a query's last batch, so a query whose number is higher is refused.
     * What an aborted write staged is deleted, but never what a commit attached: whether a failed
       commit did is not known here, and the metadata store knows.
 """
@@ -96,7 +97,9 @@ class EventStreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         writer_id = _writer_of(messages)
         if writer_id is not None:
-            commit(self._options, writer_id, number_of(batchId), messages)
+            number = number_of(batchId)
+            there = commit(self._options, writer_id, number, messages)
+            check_newest(self._options.stream, batchId, ahead=there - number)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         writer_id = _writer_of(messages)
@@ -149,15 +152,32 @@ def commit(
     writer_id: UUID,
     number: int,
     messages: Sequence[WriterCommitMessage | None],
-) -> None:
-    """Attach what the tasks staged, unless the number is in the stream already."""
+) -> int:
+    """Attach what the tasks staged, unless the number, or a higher one, is in the stream already.
+
+    Return the number that the stream has then.
+    """
     done = wrote(messages)
     ledger_ids = [one.ledger_id for one in done if one.ledger_id is not None]
     if not ledger_ids:
-        return
+        return number
     size = sum(one.size for one in done)
     with SyncStaging(options.settings) as staging:
-        staging.attach(options.stream, ledger_ids, writer_id=writer_id, number=number, size=size)
+        return staging.attach(
+            options.stream, ledger_ids, writer_id=writer_id, number=number, size=size
+        )
+
+
+def check_newest(stream: str, batch_id: int, *, ahead: int) -> None:
+    """Refuse a batch of a query of which the stream has one that is ``ahead`` of it."""
+    if ahead > 0:
+        raise RefusedError(
+            f"stream {stream} has batch {batch_id + ahead} of this query already, and this is "
+            f"batch {batch_id}, which is not written behind it: the query's checkpoint is older "
+            "than the stream, or another query goes on with a copy of it",
+            remedy="Give this query a new checkpoint, and have its source begin behind what is in "
+            "the stream; or stop it, where the other one goes on",
+        )
 
 
 def abandon(options: WriteOptions, writer_id: UUID, number: int) -> None:

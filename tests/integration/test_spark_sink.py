@@ -285,6 +285,11 @@ async def test_batches_of_a_query_are_there_once_whatever_is_repeated_or_breaks(
         await write.abort([*await staged(2), None], 2)
         await write.commit([], 2)
         await write.commit(await staged(3), 3)
+        # Its checkpoint is set back: batches of other rows come under numbers that were.
+        older = await staged(2)
+        with pytest.raises(RefusedError, match=r"has batch 3 of this query already.* batch 2,"):
+            await write.commit(older, 2)
+        await write.abort(older, 2)
         # Another query has numbers of its own.
         as_task(0, "7c9e6679-7425-40de-944b-e07fc1f90ae7")
         await write.commit([await write.task(plain([b"other"]))], 0)

@@ -129,8 +129,11 @@ class StagingDesk:
         writer_id: UUID,
         number: int,
         size: int,
-    ) -> None:
+    ) -> int:
         """Make staging ledgers part of the stream, unless the number is there; then clean up.
+
+        Return the number that the stream has of the writer then: a higher one than ``number``
+        tells that the writer had gone on, and that nothing was attached.
 
         ``size``: bytes of all of them. Raises ``IndeterminateError`` when no owner answers for as
         long as is tried: asking again, by the same number, settles it.
@@ -147,8 +150,11 @@ class StagingDesk:
             outcome = await self._attach(stream, wanted, call_s)
             if outcome is not AttachOutcome.IDS_TOO_LOW:
                 log.info("attach.ended", stream=stream, number=number, outcome=outcome.value)
+                there = number
+                if outcome is AttachOutcome.THERE:
+                    there = await self._number(stream, writer_id)
                 await self._clean_up(writer_id, number)
-                return
+                return there
             log.info("attach.copied", stream=stream, ledgers=len(left))
             left = await self._copied(left)
         raise RetryableError(
@@ -162,6 +168,12 @@ class StagingDesk:
 
         within_s = max(self._retry_s_max, call_s)
         return await self._until_answered("attach", stream, ask, within_s)
+
+    async def _number(self, stream: StreamName, writer_id: UUID) -> int:
+        def ask() -> Awaitable[int]:
+            return self._desk.number(stream, writer_id)
+
+        return await self._until_answered("number", stream, ask, self._retry_s_max)
 
     async def _until_answered(
         self,
@@ -288,10 +300,10 @@ class SyncStaging(Blocking):
         writer_id: UUID,
         number: int,
         size: int,
-    ) -> None:
+    ) -> int:
         """See ``StagingDesk.attach``."""
         attach = self._desk.attach(name, ledger_ids, writer_id=writer_id, number=number, size=size)
-        BACKGROUND.run(attach)
+        return BACKGROUND.run(attach)
 
     def sweep(self, writer_id: UUID, *, through: int) -> int:
         """See ``StagingDesk.sweep``."""

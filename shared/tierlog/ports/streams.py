@@ -71,6 +71,10 @@ class AttachDesk(Protocol):
         """
         ...
 
+    async def number(self, stream: StreamName, writer_id: UUID) -> int:
+        """Return the number that the stream has of a writer; 0: none."""
+        ...
+
 
 class StreamControl(Protocol):
     """Small calls (gRPC). A call that changes something may end as ``IndeterminateError``."""

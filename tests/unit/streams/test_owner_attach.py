@@ -59,6 +59,10 @@ class OwnersDesk:
             raise behind
         return outcome
 
+    async def number(self, stream, writer_id):
+        key = key_of(writer_id)
+        return (await self.owners.get_attributes(stream, [key])).values.get(key, 0)
+
 
 def desk_of(ledgers, owners):
     desk = OwnersDesk(owners)
@@ -99,7 +103,7 @@ async def stage(staging, *names, writer=JOB, number=1, entries=None):
 
 
 async def attached(staging, *ledger_ids, writer=JOB, number=1):
-    await staging.attach(STREAM, ledger_ids, writer_id=writer, number=number, size=1000)
+    return await staging.attach(STREAM, ledger_ids, writer_id=writer, number=number, size=1000)
 
 
 async def payloads(cluster):
@@ -159,10 +163,11 @@ def test_a_batch_that_is_committed_again_changes_nothing_and_leaves_nothing():
             owners = cluster.owners("n1")
             async with running(owners):
                 _, staging = desk_of(ledgers, owners)
-                await attached(staging, await stage(staging, b"a", number=1), number=1)
-                await attached(staging, await stage(staging, b"b", number=2), number=2)
-                # One that was overtaken has no place any more, either.
-                await attached(staging, await stage(staging, b"x", number=1), number=1)
+                assert await attached(staging, await stage(staging, b"a", number=1), number=1) == 1
+                assert await attached(staging, await stage(staging, b"b", number=2), number=2) == 2
+                assert await attached(staging, await stage(staging, b"b", number=2), number=2) == 2
+                # One that was overtaken has no place any more, either, and can be told from those.
+                assert await attached(staging, await stage(staging, b"x", number=1), number=1) == 2
                 other = await stage(staging, b"c", writer=OTHER)
                 await attached(staging, other, writer=OTHER)
                 assert await values(owners) == (2, 6, None)

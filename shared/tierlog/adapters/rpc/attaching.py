@@ -4,9 +4,11 @@ Owns the call and the translation of errors. Does not own trying again.
 """
 
 from typing import Final
+from uuid import UUID
 
 import grpc
 
+from tierlog.format.attribute_changes import attribute_key
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import StreamName
 from tierlog.ports.streams import Attachment, AttachOutcome, StreamControl
@@ -59,3 +61,8 @@ class GrpcAttachDesk:
                 remedy="Upgrade the ingest nodes to the version of this client",
             )
         return outcome
+
+    async def number(self, stream: StreamName, writer_id: UUID) -> int:
+        """See ``AttachDesk``."""
+        key = attribute_key(writer_id)
+        return (await self._control.get_attributes(stream, [key])).values.get(key, 0)
