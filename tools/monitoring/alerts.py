@@ -159,8 +159,9 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
         ),
         _alert(
             "UnexpectedErrors", WARNING, "0m",
-            "increase(tierlog_scheduler_unexpected_errors_total[1h]) > 0",
-            "the scheduler met an error that nobody foresaw",
+            "increase(tierlog_scheduler_unexpected_errors_total[1h]) > 0 "
+            "or increase(tierlog_offloader_unexpected_errors_total[1h]) > 0",
+            "the scheduler or an offloader met an error that nobody foresaw",
         ),
         _alert(
             "UploadsUnseen", WARNING, "0m",

@@ -19,6 +19,10 @@ REQUESTS: Final = Counter(
 DEAD_LETTERS: Final = Counter(
     "tierlog_dlq_messages_total", "Events that were put aside, by reason", ["reason"]
 )
+UNEXPECTED: Final = Counter(
+    "tierlog_offloader_unexpected_errors_total",
+    "Errors that nobody foresaw, each a try that failed; the log has their traces",
+)
 # From the start: of what appears with its first increase nobody sees an increase.
 for _outcome in OUTCOMES.values():
     REQUESTS.labels(_outcome)

@@ -3,7 +3,10 @@
 Owns what becomes of a request: how it ended, and whether it comes again. Does not own the attempt
 (``tierlog.offload.attempting``); the loop around ``handle`` takes and acknowledges events.
 
-Invariant: ``handle`` returns only when the request needs no second delivery.
+Invariants:
+    * ``handle`` returns only when the request needs no second delivery.
+    * What nobody foresaw of one ledger's copy is a failure as any other: told, with its trace and
+      in a metric, and no other ledger's end.
 
 Crash: at any step, another delivery begins a new attempt and abandons this one.
 Retries: what may succeed later, a copy that took too long with it, is raised for redelivery,
@@ -30,7 +33,9 @@ from tierlog.offload.attempting import (
     OpenLedger,
     PausedError,
     StaleError,
+    UnforeseenError,
     again,
+    foreseen,
 )
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.manifests import AttemptGuard
@@ -139,13 +144,14 @@ class OffloadWorker(OffloadAttempts):
             await self._tell(event, request, Done(outcome=outcome), began_s, error)
             told.info("request.dropped", cause=str(error))
             return
-        except TierlogError as error:
-            refused = isinstance(error, RefusedError)
+        except Exception as error:
+            known = _noted(error, request)
+            refused = isinstance(known, RefusedError)
             if not refused and self._locked.tries(event) < self._settings.deliveries_max:
-                raise again(error) from error
+                raise again(known) from error
             outcome = REFUSED if refused else _FAILED
-            await self._tell(event, request, Done(outcome=outcome), began_s, error)
-            await self._put_aside(event, error)
+            await self._tell(event, request, Done(outcome=outcome), began_s, known)
+            await self._put_aside(event, known)
             return
         await self._tell(event, request, done, began_s)
         told.info("request.handled", outcome=pb.OffloadResult.Outcome.Name(done.outcome))
@@ -197,6 +203,22 @@ class OffloadWorker(OffloadAttempts):
         except RefusedError as error:
             log.error("event.refused", topic=topic, cause=str(error))  # noqa: TRY400 - not ours
             raise again(error) from error
+
+
+def _noted(error: Exception, request: OffloadRequest) -> TierlogError:
+    """Return an error as one of Tierlog's; one that nobody foresaw is counted and logged."""
+    known = foreseen(error)
+    if isinstance(known, UnforeseenError):
+        metrics.UNEXPECTED.inc()
+        log.error(
+            "unexpected_error",
+            work="offload",
+            stream=request.stream,
+            ledger_id=request.ledger_id,
+            cause=known.message,
+            exc_info=known.__cause__,
+        )
+    return known
 
 
 class _LocksMet:

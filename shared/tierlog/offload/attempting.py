@@ -13,7 +13,8 @@ Invariants:
     * A stream whose offloads are paused gets no attempt.
     * How a copy is written is what the stream's policy says when its attempt begins, never what a
       request says: anybody may ask, and an old request would bring an old policy.
-    * A copy that its driver did not end in time has failed, as one that the store refuses.
+    * A copy that its driver did not end in time has failed, as one that the store refuses; so has
+      one whose driver raised what nobody foresaw.
     * Only the metadata say that a request comes too late: a ledger that they have no word of, in
       a stream that lives, is none that was trimmed, and somebody is to look at that.
 
@@ -40,6 +41,7 @@ from tierlog.model.errors import (
     RefusedError,
     RetryableError,
     TierlogError,
+    first_error,
 )
 from tierlog.model.ids import LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
@@ -91,6 +93,12 @@ class PausedError(RefusedError):
 
 class StaleError(RefusedError):
     """What is asked for was trimmed or deleted since."""
+
+
+class UnforeseenError(RetryableError):
+    """A driver of one's own, or a defect, raised what is no ``TierlogError``: its cause."""
+
+    default_reason = Reason.UNKNOWN
 
 
 class OffloadAttempts:
@@ -344,8 +352,8 @@ class OffloadAttempts:
                     # Named by a manifest that is newer than these metadata: it may be the last.
                     return
                 await self._offloader.delete_offloaded(ledger_id, uuid, location)
-            except TierlogError as error:
-                log.warning("attempt.clean_failed", uuid=str(uuid), cause=str(error))
+            except Exception as error:  # noqa: BLE001 - a driver's own, too
+                _note_left(uuid, error)
                 await asyncio.sleep(self._ids.uniform(0.5, 1.0) * 2**attempt)
             else:
                 return
@@ -360,8 +368,8 @@ class OffloadAttempts:
                     context.ledger_id, attempt.uuid, attempt.location
                 )
                 await self._catalog.contexts.mark_swept(context.ledger_id, attempt.uuid)
-            except TierlogError as error:
-                log.warning("attempt.clean_failed", uuid=str(attempt.uuid), cause=str(error))
+            except Exception as error:  # noqa: BLE001 - a driver's own, too
+                _note_left(attempt.uuid, error)
 
     async def _copy(
         self, request: OffloadRequest, handle: ReadHandle, uuid: UUID, policy: Policy
@@ -372,10 +380,13 @@ class OffloadAttempts:
             return await self._offloader.offload(
                 handle, uuid, extra, data_sha256=policy.data_sha256
             )
-        except TierlogError as error:
+        except Exception as error:
             # Not complete, and never will be: this worker alone could say so.
-            await self._note_failure(request.ledger_id, uuid, error)
-            raise
+            known = foreseen(error)
+            await self._note_failure(request.ledger_id, uuid, known)
+            if known is error:
+                raise
+            raise known from error
 
     async def _superseded(self, ledger_id: LedgerId, uuid: UUID) -> bool:
         """Tell whether this is not the newest attempt now; False when that can't be told."""
@@ -391,9 +402,28 @@ class OffloadAttempts:
         try:
             await self._catalog.contexts.record_error(ledger_id, uuid=uuid, error=text)
             await self._offloader.delete_offloaded(ledger_id, uuid)
-        except TierlogError as second:
+        except Exception as second:  # noqa: BLE001 - a driver's own, too
             # The next attempt abandons this one and cleans it.
-            log.warning("attempt.clean_failed", uuid=str(uuid), cause=str(second))
+            _note_left(uuid, second)
+
+
+def _note_left(uuid: UUID, error: Exception) -> None:
+    log.warning("attempt.clean_failed", uuid=str(uuid), cause=str(foreseen(error)))
+
+
+def foreseen(error: Exception) -> TierlogError:
+    """Return ``error``; for one that is none of Tierlog's, what may be tried again and says it."""
+    if isinstance(error, TierlogError):
+        return error
+    first = first_error(error)
+    said = f"unexpected {type(first).__name__}: {first}"
+    known = UnforeseenError(
+        # Names of files that are no text can't be kept as it.
+        said.encode(errors="replace").decode(),
+        remedy="Look for its trace in the log: a driver of your own, or Tierlog, is to be mended",
+    )
+    known.__cause__ = error
+    return known
 
 
 def _stale(request: OffloadRequest, gone: str) -> StaleError:
