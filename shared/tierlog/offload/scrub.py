@@ -16,7 +16,8 @@ Invariants:
     * A damaged copy stays what it is until a new one is complete (``tierlog.offload.repair``); its
       objects stay until a manifest names the new copy. It is put in doubt first, whether it is
       repaired or not, so that no local copy goes; only a deep look that finds it sound, all of
-      it, takes that back. What could not be looked at changes nothing of that.
+      it, takes that back. What could not be looked at changes nothing of that. Until then every
+      scrub tells of it, whoever found it, and repairs it where that is asked for.
     * Requests, bytes, findings and the time of a deep scrub are bounded.
 
 Crash: nothing is left half done; each repair is one compare-and-set, or a deletion that the next
@@ -397,7 +398,7 @@ class _Run:
             if finding is not None:
                 await self._copies.doubt(context, finding, self._report)
             else:
-                finding = await self._unfinished(context)
+                finding = await self._unfinished(context) or await self._copies.doubted(context)
             if finding is not None:
                 await self._repair(context, finding, may_repair=may_repair)
                 self._report.add(finding)

@@ -132,6 +132,16 @@ class CopyLook:
             await self._contexts.find_sound(context.ledger_id, mark=context.doubt.mark)
         return None
 
+    async def doubted(self, context: OffloadContext) -> Finding | None:
+        """Tell what was found of a copy before, by whoever, and is not mended by now."""
+        if context.doubt is None:
+            return None
+        again = await self._as_before(context)
+        if again is None or again.doubt is None:
+            return None
+        cause = f"found before, and not mended since: {again.doubt.cause}"
+        return rules.finding_of(again, FindingKind.DAMAGED_DATA, cause)
+
     async def unknown(self, name: StreamName, ledger_id: LedgerId) -> Finding | None:
         """Look again whether a ledger that a stream lists has no context."""
         snapshot = await self._catalog.streams.snapshot(name)

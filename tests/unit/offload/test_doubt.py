@@ -20,6 +20,7 @@ from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.adapters.memory.faults import Faults
 from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.model.ids import LedgerId
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.policy import Policy
 from tierlog.model.scrub import ScrubReport, ScrubWish
@@ -151,15 +152,35 @@ def test_a_copy_is_sound_again_once_all_of_it_was_read():
         assert kinds(await scrub(world, DEEP)) == ["damaged-data"]
         # As after the object was brought back from another copy of the bucket.
         damage(world, was)
-        for wish in (ScrubWish(), REPAIR):
-            assert kinds(await scrub(world, wish)) == []
+        others = ScrubWish(repair=True, deep=True, ledgers=frozenset({LedgerId(900)}))
+        for wish in (ScrubWish(), others):
+            assert kinds(await scrub(world, wish)) == ["damaged-data"]
         # Nor one that came not so far.
-        assert (await scrub(world, DEEP, deep_s_max=0.0)).deep_next is not None
+        short = await scrub(world, DEEP, deep_s_max=0.0)
+        assert short.deep_next is not None
+        assert kinds(short) == ["damaged-data"]
         await lead(leader, 10 * LAG_S)
         assert (await world.context(was.ledger_id)).doubt is not None
         assert await is_local(world, was)
         assert kinds(await scrub(world, DEEP)) == []
         assert await world.context(was.ledger_id) == was
+        await goes_after_the_lag(world, was, leader)
+
+    run_virtual(main())
+
+
+def test_a_scrub_that_reads_no_data_tells_of_a_copy_in_doubt_and_repairs_it():
+    async def main():
+        world, was, leader = await copied()
+        damage(world, was)
+        assert kinds(await scrub(world, DEEP)) == ["damaged-data"]
+        doubted = await world.context(was.ledger_id)
+        report = await scrub(world)
+        assert (kinds(report), report.remaining) == (["damaged-data"], 1)
+        assert "found before, and not mended since: damaged-data" in report.findings[0].cause
+        assert await world.context(was.ledger_id) == doubted
+        await repaired(world, was, await scrub(world, REPAIR), "the local copy")
+        assert kinds(await scrub(world)) == []
         await goes_after_the_lag(world, was, leader)
 
     run_virtual(main())
@@ -236,7 +257,8 @@ def test_what_is_found_while_another_one_reads_is_not_taken_back_by_it():
             assert kinds(await scrub(world, DEEP)) == ["damaged-data"]
 
         store = BeforeRange(world.bucket.connect(), was.location.data_key, find)
-        assert kinds(await scrub(world, DEEP, objects=store)) == []  # type: ignore[arg-type]
+        report = await scrub(world, DEEP, objects=store)  # type: ignore[arg-type]
+        assert kinds(report) == ["damaged-data"]
         assert (await world.context(was.ledger_id)).doubt is not None
 
     run_virtual(main())
