@@ -157,6 +157,7 @@ def _component(name: str) -> Schema:
             maxReplicaCount=ATLEAST1,
             pollingInterval=ATLEAST1,
             cooldownPeriod=COUNT,
+            scaleDownSeconds={**COUNT, "maximum": 3600},
             lagThreshold=ATLEAST1,
             prometheusAddress=TEXT,
             overdueSeconds=ATLEAST1,

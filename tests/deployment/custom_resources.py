@@ -69,8 +69,10 @@ def scaled_object(one: Object) -> None:
     _fields(
         spec,
         needs="scaleTargetRef triggers minReplicaCount maxReplicaCount",
-        may="pollingInterval cooldownPeriod",
+        may="pollingInterval cooldownPeriod advanced",
     )
+    scaler = spec["advanced"]["horizontalPodAutoscalerConfig"]
+    _fields(scaler["behavior"]["scaleDown"], needs="stabilizationWindowSeconds")
     for trigger in spec["triggers"]:
         _fields(trigger, needs="type metadata", may="authenticationRef")
         _fields(trigger.get("authenticationRef", {"name": ""}), needs="name")
@@ -79,7 +81,7 @@ def scaled_object(one: Object) -> None:
             _fields(
                 trigger["metadata"],
                 needs="bootstrapServers consumerGroup topic lagThreshold",
-                may="activationLagThreshold limitToPartitionsWithLag excludePersistentLag tls sasl",
+                may="activationLagThreshold limitToPartitionsWithLag tls sasl",
             )
         else:
             assert trigger["type"] == "prometheus"

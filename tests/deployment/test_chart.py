@@ -288,6 +288,15 @@ def test_offloaders_scale_by_the_queue_and_by_what_is_late(chart: Chart):
     assert scaled["minReplicaCount"] >= 1
 
 
+def test_what_waits_behind_a_long_copy_counts_and_workers_stay_for_it(chart: Chart):
+    scaled = kinds(chart(SWITCHES["keda"]), "ScaledObject")[f"{NAME}-offloader"]["spec"]
+    assert "excludePersistentLag" not in scaled["triggers"][0]["metadata"]
+    behavior = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert behavior["scaleDown"] == {"stabilizationWindowSeconds": 1800}
+    refused = chart.refused({"offloader": {"keda": {"scaleDownSeconds": 3601}}})
+    assert "scaleDownSeconds" in refused
+
+
 def test_the_queue_is_looked_at_as_offloaders_look_at_it(chart: Chart):
     def trigger(values: Object) -> Object:
         scaled = kinds(chart(values), "ScaledObject")[f"{NAME}-offloader"]["spec"]
