@@ -1,7 +1,9 @@
 """Offsets of a streaming read, and how far one batch goes (pure).
 
-    {"orders": "12:345", "payments": "9:0"}     for each stream the next position to read
+    {"orders": "12:345@0f8fad5b-d9cb-469f-a165-70867728950e"}
+                            for each stream the next position to read, and the stream's incarnation
 
+Where no incarnation stands, as in checkpoints of earlier versions, any stream of that name is it.
 A position right behind the last entry of a closed ledger is written as the first one of the next
 id, ``13:0``, whether or not that ledger is of the stream: so an offset lies in a trimmed ledger
 only if entries were trimmed that nobody had read, or if the ledger was open when it was made.
@@ -15,6 +17,7 @@ Invariants:
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import EntryId, LedgerId, StreamName, stream_name
@@ -106,17 +109,44 @@ def capped(start: Offsets, offsets: Offsets, target: Offsets) -> dict[StreamName
     }
 
 
-def to_json(offsets: Offsets) -> dict[str, str]:
+def to_json(
+    offsets: Offsets, incarnations: Mapping[StreamName, UUID | None] | None = None
+) -> dict[str, str]:
     """Return offsets as a checkpoint has them."""
-    return {name: str(where) for name, where in sorted(offsets.items())}
+    known = incarnations or {}
+    return {
+        name: str(where) if known.get(name) is None else f"{where}@{known[name]}"
+        for name, where in sorted(offsets.items())
+    }
 
 
 def from_json(found: Mapping[str, str]) -> dict[StreamName, Position]:
     """Read offsets of a checkpoint, or raise ``RefusedError``."""
     try:
-        return {stream_name(name): Position.parse(text) for name, text in found.items()}
-    except (RefusedError, TypeError) as error:
-        raise RefusedError(
-            f"the checkpoint's offset {dict(found)!r} can't be read: {error}",
-            remedy="Begin a new checkpoint with the option start",
-        ) from error
+        return {
+            stream_name(name): Position.parse(text.partition("@")[0])
+            for name, text in found.items()
+        }
+    except (RefusedError, AttributeError) as error:
+        raise _unreadable(found, error) from error
+
+
+def incarnations_in(found: Mapping[str, str]) -> dict[StreamName, UUID]:
+    """Return which streams a checkpoint's offsets are of, or raise ``RefusedError``."""
+    try:
+        said = {name: text.partition("@")[2] for name, text in found.items()}
+        return {stream_name(name): UUID(text) for name, text in said.items() if text}
+    except (RefusedError, AttributeError, ValueError) as error:
+        raise _unreadable(found, error) from error
+
+
+def is_another(incarnation: UUID | None, other: UUID | None) -> bool:
+    """Tell whether two incarnations are surely not the same; None: it is not known which."""
+    return incarnation is not None and other is not None and incarnation != other
+
+
+def _unreadable(found: Mapping[str, str], error: Exception) -> RefusedError:
+    return RefusedError(
+        f"the checkpoint's offset {dict(found)!r} can't be read: {error}",
+        remedy="Begin a new checkpoint with the option start",
+    )

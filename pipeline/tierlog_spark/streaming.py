@@ -9,6 +9,7 @@ Invariant: what lies between two offsets is the same rows whenever it is planned
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+from uuid import UUID
 
 import structlog
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -42,6 +43,8 @@ from tierlog_spark.offsets import (
     advanced_all,
     capped,
     from_json,
+    incarnations_in,
+    is_another,
     normal,
     to_json,
 )
@@ -79,7 +82,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: dict[str, str] | None = None
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's names
-        return to_json(asyncio.run(_initial(self.options)))
+        return asyncio.run(_initial(self.options))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         options = self.options
@@ -92,19 +95,22 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802
         self, start: Mapping[str, str], limit: ReadLimit
     ) -> dict[str, str]:
-        readable = asyncio.run(_readable(self.options))
-        # A partition that had nothing when the query began has something by now.
-        before = {**dict.fromkeys(readable, BEGINNING), **from_json(start)}
+        streams = asyncio.run(_found(self.options))
+        readable = _readable(streams)
+        incarnations = {**incarnations_in(start), **{one.name: one.incarnation for one in streams}}
+        before = _before(streams, start, fail=self.options.fail_on_data_loss)
         everything = advanced_all(before, readable, Budget())
-        self._latest = to_json(everything)
+        self._latest = to_json(everything, incarnations)
         found = advanced_all(before, readable, _budget(self.options, limit))
-        return to_json(found if self._target is None else capped(before, found, self._target))
+        if self._target is not None:
+            found = capped(before, found, self._target)
+        return to_json(found, incarnations)
 
     def reportLatestOffset(self) -> dict[str, str] | None:  # noqa: N802
         return self._latest
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        readable = asyncio.run(_readable(self.options))
+        readable = _readable(asyncio.run(_found(self.options)))
         self._target = advanced_all(dict.fromkeys(readable, BEGINNING), readable, Budget())
 
     def partitions(
@@ -137,25 +143,28 @@ def _budget(options: ReadOptions, limit: ReadLimit) -> Budget:
     return Budget(entries, length)
 
 
-async def _initial(options: ReadOptions) -> dict[StreamName, Position]:
+async def _initial(options: ReadOptions) -> dict[str, str]:
     if options.start is not None:
-        return {await _starting(options, options.start): options.start}
-    return {
+        name, incarnation = await _starting(options, options.start)
+        return to_json({name: options.start}, {name: incarnation})
+    found = await _found(options)
+    where = {
         one.name: Position(one.ledgers[0].ledger_id, BEGINNING.entry_id)
         if one.ledgers
         else one.trimmed_end or BEGINNING
-        for one in await _found(options)
+        for one in found
     }
+    return to_json(where, {one.name: one.incarnation for one in found})
 
 
-async def _starting(options: ReadOptions, start: Position) -> StreamName:
-    """Return the stream that a position is one of, or refuse it."""
+async def _starting(options: ReadOptions, start: Position) -> tuple[StreamName, UUID | None]:
+    """Return the stream that a position is one of, and its incarnation; or refuse it."""
     name, within = options.streams[0], Range(start=start)
     if options.mode is not ReadMode.DIRECT:
         found = await _served(options)
         check_single(name, len(found), within)
         check_start(found[0], start)
-        return found[0].name
+        return found[0].name, found[0].incarnation
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
         known = await bucket.streams(options.streams)
         check_single(name, len(known), within)
@@ -166,15 +175,30 @@ async def _starting(options: ReadOptions, start: Position) -> StreamName:
             # A batch tells of what was trimmed, or goes on behind it.
             if error.reason is not Reason.TRIMMED:
                 raise
-        return known[0].stream
+        return known[0].stream, known[0].incarnation
 
 
-async def _readable(options: ReadOptions) -> Readable:
-    """Return the ledgers of each stream that can be read now, in order."""
-    return {one.name: one.ledgers for one in await _found(options)}
+def _readable(streams: Sequence[ListedStream]) -> Readable:
+    return {one.name: one.ledgers for one in streams}
+
+
+def _before(
+    streams: Sequence[ListedStream], start: Mapping[str, str], *, fail: bool
+) -> dict[StreamName, Position]:
+    """Return where each stream is gone on with, from its beginning if the offset is another's."""
+    # A partition that had nothing when the query began has something by now.
+    before, incarnations = dict.fromkeys(_readable(streams), BEGINNING), incarnations_in(start)
+    before |= from_json(start)
+    for one in streams:
+        was, where = incarnations.get(one.name), before[one.name]
+        if is_another(was, one.incarnation) and where != BEGINNING:
+            _tell_another(one.name, where, was, one.incarnation, fail=fail)
+            before[one.name] = BEGINNING
+    return before
 
 
 async def _found(options: ReadOptions) -> list[ListedStream]:
+    """Return the ledgers of each stream that can be read now, in order."""
     if options.mode is not ReadMode.DIRECT:
         return await _served(options)
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
@@ -182,7 +206,8 @@ async def _found(options: ReadOptions) -> list[ListedStream]:
         for known in await bucket.streams(options.streams):
             assert known.head is not None
             ledgers = readable_of(bucket.ledgers_of(known))
-            found.append(ListedStream(known.stream, ledgers, trimmed_end_of(known.head)))
+            trimmed_end = trimmed_end_of(known.head)
+            found.append(ListedStream(known.stream, ledgers, trimmed_end, known.incarnation))
         return found
 
 
@@ -207,39 +232,59 @@ def readable_of(ledgers: Sequence[ManifestLedger]) -> list[ReadableLedger]:
     return found
 
 
+class Batch:
+    """What lies between two offsets."""
+
+    def __init__(
+        self, start: Mapping[str, str], end: Mapping[str, str], *, fail_on_data_loss: bool
+    ) -> None:
+        self._start, self._end = from_json(start), from_json(end)
+        self._start_of, self._end_of = incarnations_in(start), incarnations_in(end)
+        self._fail = fail_on_data_loss
+        self.names: Final = tuple(self._end)
+
+    def of(self, stream: StreamName, there: UUID | None = None) -> Range | None:
+        """Return what the batch takes of a stream; None: nothing.
+
+        ``there``: the incarnation that is to be read. What is of another one is lost.
+        """
+        start, end = self._start.get(stream, BEGINNING), self._end.get(stream, BEGINNING)
+        begun, ended = self._start_of.get(stream), self._end_of.get(stream)
+        if start == end and not is_another(begun, ended):
+            return None
+        if is_another(ended, there):
+            _tell_another(stream, end, ended, there, fail=self._fail)
+            return None
+        if is_another(begun, there) and start != BEGINNING:
+            _tell_another(stream, start, begun, there, fail=self._fail)
+            start = BEGINNING
+        return Range(start=start, end=end)
+
+
 async def _plan(
     options: ReadOptions, start: Mapping[str, str], end: Mapping[str, str]
 ) -> list[Part]:
-    first, behind = from_json(start), from_json(end)
+    batch = Batch(start, end, fail_on_data_loss=options.fail_on_data_loss)
     bounds = with_times(ALL, options)
-
-    def within(stream: StreamName) -> Range | None:
-        """Return what the batch takes of a stream; None: nothing."""
-        stop = behind.get(stream, BEGINNING)
-        found = Range(start=first.get(stream, BEGINNING), end=stop)
-        return None if found.start == stop else found
-
     if options.mode is ReadMode.DIRECT:
-        return await _plan_direct(options, bounds, {name: within(name) for name in behind})
+        return await _plan_direct(options, bounds, batch)
     found = list[Part]()
     for one in await _served(options):
-        wanted = within(one.name)
+        wanted = batch.of(one.name, one.incarnation)
         if wanted is not None:
             check_served(one, wanted, fail_on_data_loss=options.fail_on_data_loss)
             found += await _parts_of(one, wanted, bounds, options)
     return found
 
 
-async def _plan_direct(
-    options: ReadOptions, bounds: Bounds, within: Mapping[StreamName, Range | None]
-) -> list[Part]:
+async def _plan_direct(options: ReadOptions, bounds: Bounds, batch: Batch) -> list[Part]:
     found = list[Part]()
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
         streams = await bucket.streams(options.streams)
         names = frozenset(known.stream for known in streams)
-        _check_partitions(names, within, options.streams)
+        _check_partitions(names, batch, options.streams)
         for known in streams:
-            wanted = within.get(known.stream)
+            wanted = batch.of(known.stream, known.incarnation)
             if wanted is None:
                 continue
             assert known.head is not None
@@ -353,13 +398,11 @@ def check_stored(
 
 
 def _check_partitions(
-    known: frozenset[StreamName],
-    within: Mapping[StreamName, Range | None],
-    streams: Sequence[StreamName],
+    known: frozenset[StreamName], batch: Batch, streams: Sequence[StreamName]
 ) -> None:
     """Refuse a batch that takes something of a partition of which the bucket has no manifest."""
-    for name, wanted in within.items():
-        whole = StreamName(name.rpartition("-partition-")[0])
+    for name in batch.names:
+        wanted, whole = batch.of(name), StreamName(name.rpartition("-partition-")[0])
         if wanted is not None and name not in known and whole in streams:
             _check_end(name, wanted, BEGINNING, _LAGS)
 
@@ -398,11 +441,35 @@ def _check_loss(
         what = f"begins at {begins}, and was made anew or restored since"
     else:
         return
+    what = f"{what} the query had read up to {start}"
+    _lost(stream, what, reason, position=start, begins=begins, fail=fail)
+
+
+def _tell_another(
+    stream: StreamName, where: Position, was: UUID | None, there: UUID | None, *, fail: bool
+) -> None:
+    what = (
+        f"was made anew, or is another cluster's: it is incarnation {there}, and the query had "
+        f"read incarnation {was} up to {where}"
+    )
+    reason = Reason.NO_SUCH_ENTRY
+    _lost(stream, what, reason, position=where, begins=BEGINNING, fail=fail)
+
+
+def _lost(
+    stream: StreamName,
+    what: str,
+    reason: Reason,
+    *,
+    position: Position,
+    begins: Position,
+    fail: bool,
+) -> None:
     if fail:
         raise RefusedError(
-            f"stream {stream} {what} the query had read up to {start}",
+            f"stream {stream} {what}",
             reason=reason,
-            remedy="Go on with what is there: failOnDataLoss=false",
+            remedy="Read where the query began, or go on with what is there: failOnDataLoss=false",
             details={"stream": stream},
         )
-    log.warning("spark.entries_lost", stream=stream, position=str(start), begins=str(begins))
+    log.warning("spark.entries_lost", stream=stream, position=str(position), begins=str(begins))

@@ -300,3 +300,8 @@ def plain(row: Any) -> Row:
         dict(row["properties"] or {}) or None,
         bytes(row["payload"]),
     )
+
+
+def places(offset: Mapping[str, str]) -> dict[str, str]:
+    """A streaming read's offset without the incarnations."""
+    return {name: where.partition("@")[0] for name, where in offset.items()}

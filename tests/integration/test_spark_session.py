@@ -24,6 +24,7 @@ from tests.integration.spark_kit import (
     expected,
     made_bucket,
     options_of,
+    places,
     plain,
     spoil,
 )
@@ -146,7 +147,7 @@ async def test_a_query_and_its_restart_read_each_entry_once(
         offsets = sorted(
             (tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name)
         )
-        assert [json.loads(one.read_text().splitlines()[2]) for one in offsets] == [
+        assert [places(json.loads(one.read_text().splitlines()[2])) for one in offsets] == [
             {"s": "11:10"},
             {"s": "11:20"},
             {"s": "12:0"},

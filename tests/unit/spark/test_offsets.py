@@ -2,6 +2,8 @@
 
 import random
 from dataclasses import replace
+from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -16,6 +18,8 @@ from tierlog_spark.offsets import (
     advanced_all,
     capped,
     from_json,
+    incarnations_in,
+    is_another,
     normal,
     to_json,
 )
@@ -122,3 +126,16 @@ def test_offsets_are_readable_and_read_back():
     assert from_json(to_json(offsets)) == offsets
     with pytest.raises(RefusedError, match="checkpoint"):
         from_json({"a": "soon"})
+
+
+def test_offsets_say_which_stream_of_a_name_they_are_of_if_that_is_known():
+    offsets, one = {A: at(12, 345), B: at(9, 0)}, UUID("0f8fad5b-d9cb-469f-a165-70867728950e")
+    written = to_json(offsets, {A: one, B: None})
+    assert written == {"a": "12:345@0f8fad5b-d9cb-469f-a165-70867728950e", "b": "9:0"}
+    assert (from_json(written), incarnations_in(written)) == (offsets, {A: one})
+    wrongs: list[Any] = [{"a": "1:0@x"}, {"a": 1}]
+    for wrong in wrongs:
+        with pytest.raises(RefusedError, match="checkpoint"):
+            incarnations_in(wrong)
+    assert is_another(one, UUID(int=1))
+    assert not any(is_another(*some) for some in ((one, one), (one, None), (None, one)))

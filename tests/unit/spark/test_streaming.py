@@ -2,11 +2,13 @@
 
 import asyncio
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
-from tests.unit.spark.bucket_kit import HEAD, ManifestBucket, options
+from tests.unit.spark.bucket_kit import HEAD, INCARNATION, ManifestBucket, options
 from tests.unit.spark.test_planning import listed
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
@@ -22,6 +24,8 @@ from tierlog_spark.streaming import (
     check_start,
     check_stored,
 )
+
+ALL = ReadAllAvailable()
 
 
 def at(ledger_id, entry_id):
@@ -189,13 +193,20 @@ def begun(start, **given):
     return EventStreamReader(options(start=start, **given), StructType()).initialOffset()
 
 
-@pytest.mark.parametrize("mode", ["service", "auto"])
-def test_a_query_through_readers_does_not_begin_behind_their_end(monkeypatch, mode):
+def serving(monkeypatch, stream):
     async def served_now(_):
-        return [OPEN]
+        return [stream]
 
     monkeypatch.setattr(streaming, "_served", served_now)
+
+
+@pytest.mark.parametrize("mode", ["service", "auto"])
+def test_a_query_through_readers_does_not_begin_behind_their_end(monkeypatch, mode):
+    serving(monkeypatch, OPEN)
     assert begun("15:10", readMode=mode) == {"s": "15:10"}
+    named = OPEN._replace(incarnation=INCARNATION)
+    serving(monkeypatch, named)
+    assert begun("15:10", readMode=mode) == {"s": f"15:10@{INCARNATION}"}
     with pytest.raises(RefusedError, match="no position 99:0"):
         begun("99:0", readMode=mode)
 
@@ -209,11 +220,75 @@ def test_a_query_of_a_bucket_does_not_begin_behind_a_ledgers_end(monkeypatch):
         assert caught.value.reason is Reason.NO_SUCH_ENTRY
     # Ledger 17 may be there, and is no more in the bucket yet than 15 is; 9:10 is no loss.
     for start in ("12:3", "12:10", "13:0", "15:10", "16:0", "17:3", "9:10", "3:0"):
-        assert begun(start) == {"s": start}
+        assert begun(start) == {"s": f"{start}@{INCARNATION}"}
 
 
 def test_a_position_in_the_one_partition_that_there_is_is_of_that(monkeypatch):
     bucket = ManifestBucket(monkeypatch)
     asyncio.run(bucket.write(partitions=1))
     asyncio.run(bucket.write(12, stream="s-partition-0"))
-    assert begun("12:3") == {"s-partition-0": "12:3"}
+    assert begun("12:3") == {"s-partition-0": f"12:3@{INCARNATION}"}
+
+
+ANEW = UUID(int=77)
+
+
+def reading(**given):
+    return EventStreamReader(options(**given), StructType())
+
+
+def test_a_checkpoint_does_not_go_on_in_another_clusters_stream_of_the_same_name(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(11))
+    reader, lax = reading(), reading(failOnDataLoss="false")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    assert start == {"s": f"12:0@{INCARNATION}"}
+    # The cluster is built anew, and its ids begin at 0.
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(0, 1, 2, incarnation=ANEW))
+    for more in ([], [11, 12, 13]):
+        asyncio.run(bucket.write(*more, incarnation=ANEW))
+        with pytest.raises(RefusedError, match=f"made anew.*{ANEW}.*{INCARNATION} up to 12:0"):
+            reader.latestOffset(start, ALL)
+        end = lax.latestOffset(start, ALL)
+        assert end == {"s": f"{more[-1] + 1 if more else 3}:0@{ANEW}"}
+        assert [one for one, _, _ in planned(start, end, failOnDataLoss="false")] == [
+            *range(3),
+            *more,
+        ]
+        with pytest.raises(RefusedError, match="made anew"):
+            planned(start, end)
+    # Both stand at one position, and nothing of this one was read.
+    end = {"s": f"12:0@{ANEW}"}
+    assert [one for one, _, _ in planned(start, end, failOnDataLoss="false")] == [0, 1, 2, 11]
+    # What was begun of the one before is gone; in a batch without it nothing is.
+    begun_before = ({"s": f"11:4@{INCARNATION}"}, start)
+    assert planned(*begun_before, failOnDataLoss="false") == []
+    with pytest.raises(RefusedError, match="made anew"):
+        planned(*begun_before)
+    assert planned(start, start) == []
+
+
+def test_what_was_begun_without_an_incarnation_goes_on_with_one(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(11, 12))
+    start, end = {"s": "11:4"}, {"s": f"13:0@{INCARNATION}"}
+    assert reading().latestOffset(start, ALL) == end
+    assert planned(start, end) == [(11, 4, 9), (12, 0, 9)]
+    assert planned({"s": "13:0"}, end) == []
+    # One that had nothing yet has lost nothing.
+    assert reading().latestOffset({"s": f"0:0@{ANEW}"}, ALL) == end
+
+
+@pytest.mark.parametrize("mode", ["service", "auto"])
+def test_readers_of_another_cluster_are_not_taken_for_those_before(monkeypatch, mode):
+    there = served((0, 5, 50, True), (3, 10, 0, False))._replace(incarnation=ANEW)
+    starts = ({"s": f"12:345@{INCARNATION}"}, {"s": f"3:10@{INCARNATION}"})
+    serving(monkeypatch, there)
+    end = {"s": f"3:10@{ANEW}"}
+    for start in starts:
+        with pytest.raises(RefusedError, match="made anew"):
+            reading(readMode=mode).latestOffset(start, ALL)
+        assert reading(readMode=mode, failOnDataLoss="false").latestOffset(start, ALL) == end
+        with pytest.raises(RefusedError, match="made anew"):
+            reading(readMode=mode).partitions(start, end)
