@@ -11,8 +11,8 @@ Invariants:
       context as of then: an offload at work is no fault.
     * Deletions come last, one attempt at a time, each after its context, the newest manifests
       that could name it and its objects were read at that very moment.
-    * Metadata that are older than a manifest, or a manifest that can't be read, stop every
-      deletion of the scrub. A stream that is paused is left as it is.
+    * Metadata that are older than a manifest, or a manifest or context that can't be read, stop
+      every deletion of the scrub, and no look at others. A stream that is paused is left as it is.
     * A damaged copy stays what it is until a new one is complete (``tierlog.offload.repair``); its
       objects stay until a manifest names the new copy. It is put in doubt first, whether it is
       repaired or not, so that no local copy goes; only a deep look that finds it sound, all of
@@ -353,13 +353,16 @@ class _Run:
         wanted = [*(one.ledger_id for one in snapshot.ledgers), *snapshot.stream.deleting]
         if self._only is not None:
             wanted = [one for one in wanted if one in self._only]
-        listed = {one.ledger_id: one for one in snapshot.ledgers}
+        listed, stream = {one.ledger_id: one for one in snapshot.ledgers}, snapshot.stream
         for start in range(0, len(wanted), CONTEXTS_AT_ONCE):
             some = wanted[start : start + CONTEXTS_AT_ONCE]
-            contexts = await self._copies.contexts_of(some)
-            older = rules.older_attempts(known, snapshot.stream, listed, contexts)
+            contexts, unread = await self._copies.contexts_of(stream.name, some, self._report)
+            if unread:
+                # It may name what nothing else does.
+                self._stop(f"the context of ledger {min(unread)} could not be read")
+            older = rules.older_attempts(known, stream, listed, contexts)
             if older is not None:
-                self._older(snapshot.stream.name, older)
+                self._older(stream.name, older)
                 known = None
             for ledger_id in some:
                 self._report.ledgers += 1
@@ -368,9 +371,8 @@ class _Run:
                     if known is not None and ledger_id in listed:
                         self._manifests.see(known, context)
                     await self._context(context, may_repair=known is not None)
-                elif ledger_id in listed:
-                    self._add(await self._copies.unknown(snapshot.stream.name, ledger_id))
-        stream = snapshot.stream
+                elif ledger_id in listed and ledger_id not in unread:
+                    self._add(await self._copies.unknown(stream.name, ledger_id, self._report))
         look = self._manifests.unnamed(stream.name, stream.incarnation)
         await self._missing(look, stream.name)
 
@@ -380,16 +382,16 @@ class _Run:
 
     async def _context(self, context: OffloadContext, *, may_repair: bool) -> None:
         verdict = self._survey.see_context(context)
-        if context.stream not in self._paused:
-            self._add(await self._copies.stalled(context))
-        if not context.complete or context.location is None:
-            self._add(await self._copies.local_alone(context))
-            return
-        if not self._copies.is_here(context):
-            self._report.elsewhere += 1
-            return
-        self._report.copies_checked += 1
         try:
+            if context.stream not in self._paused:
+                self._add(await self._copies.stalled(context))
+            if not context.complete or context.location is None:
+                self._add(await self._copies.local_alone(context))
+                return
+            if not self._copies.is_here(context):
+                self._report.elsewhere += 1
+                return
+            self._report.copies_checked += 1
             finding = None
             if verdict is not None:
                 finding = await self._copies.confirmed(context)
@@ -398,7 +400,9 @@ class _Run:
             if finding is not None:
                 await self._copies.doubt(context, finding, self._report)
             else:
-                finding = await self._unfinished(context) or await self._copies.doubted(context)
+                finding = await self._copies.unfinished(
+                    context, self._parts.repairer
+                ) or await self._copies.doubted(context)
             if finding is not None:
                 await self._repair(context, finding, may_repair=may_repair)
                 self._report.add(finding)
@@ -418,18 +422,6 @@ class _Run:
             return await self._copies.read_whole(context)
         finally:
             self._report.bytes_read += context.copy.data_len
-
-    async def _unfinished(self, context: OffloadContext) -> Finding | None:
-        """Look whether a repair was begun that nobody is at any more."""
-        if context.repair is None:
-            return None
-        if await self._parts.repairer.is_at_work(context.ledger_id):
-            return None
-        again = await self._contexts.get(context.ledger_id)
-        if again is None or again.repair != context.repair:
-            return None
-        cause = f"begun by {context.repair.worker}, attempt {context.repair.uuid}"
-        return rules.finding_of(again, FindingKind.UNFINISHED_REPAIR, cause)
 
     async def _repair(self, context: OffloadContext, finding: Finding, *, may_repair: bool) -> None:
         """Make a new copy in the place of a damaged one, or say why not."""

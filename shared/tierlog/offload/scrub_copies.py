@@ -6,6 +6,7 @@ at, nor what is done about a finding (``tierlog.offload.scrub``).
 Invariants:
     * Nothing is told to be wrong before the context was read again, and names that very copy.
     * Only a look at every byte takes a doubt back, and only one that was there before.
+    * One ledger whose metadata can't be read keeps no other one from its look.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from tierlog.catalog import Catalog
 from tierlog.format import keys
-from tierlog.model.errors import CorruptError, TierlogError
+from tierlog.model.errors import CorruptError, Reason, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import copy_of
 from tierlog.model.offload import OffloadContext, OffloadState
@@ -21,6 +22,7 @@ from tierlog.model.scrub import Finding, FindingKind, ScrubReport
 from tierlog.offload import scrub_rules as rules
 from tierlog.offload.drivers import known_here
 from tierlog.offload.groups import plain_errors
+from tierlog.offload.repair import Repairer
 from tierlog.offload.verify import ReadBack, is_read_whole, verify_copy
 from tierlog.ports.clock import Clock
 from tierlog.ports.objects import ObjectStore
@@ -63,13 +65,28 @@ class CopyLook:
         assert there is not None
         return known_here(there) and (there.bucket, there.endpoint_name) == self._place
 
-    async def contexts_of(self, some: Sequence[LedgerId]) -> dict[LedgerId, OffloadContext]:
-        """Read the contexts of some ledgers at once; of those that have none nothing."""
+    async def contexts_of(
+        self, name: StreamName, some: Sequence[LedgerId], report: ScrubReport
+    ) -> tuple[dict[LedgerId, OffloadContext], set[LedgerId]]:
+        """Read the contexts of some ledgers at once; return those, and whose can't be read."""
+        found: dict[LedgerId, OffloadContext] = {}
+        unread: set[LedgerId] = set()
+
+        async def read(ledger_id: LedgerId) -> None:
+            try:
+                context = await self._contexts.peek(ledger_id)
+            except TierlogError as error:
+                report.skip(f"ledger {ledger_id} of {name}: {error}")
+                unread.add(ledger_id)
+                return
+            if context is not None:
+                found[ledger_id] = context
+
         with plain_errors():
             async with asyncio.TaskGroup() as group:
-                tasks = {one: group.create_task(self._contexts.peek(one)) for one in some}
-        found = {one: task.result() for one, task in tasks.items()}
-        return {one: context for one, context in found.items() if context is not None}
+                for one in some:
+                    group.create_task(read(one))
+        return found, unread
 
     async def stalled(self, context: OffloadContext) -> Finding | None:
         """Look again whether an attempt goes on: others may have been read back for hours."""
@@ -142,16 +159,33 @@ class CopyLook:
         cause = f"found before, and not mended since: {again.doubt.cause}"
         return rules.finding_of(again, FindingKind.DAMAGED_DATA, cause)
 
-    async def unknown(self, name: StreamName, ledger_id: LedgerId) -> Finding | None:
+    async def unknown(
+        self, name: StreamName, ledger_id: LedgerId, report: ScrubReport
+    ) -> Finding | None:
         """Look again whether a ledger that a stream lists has no context."""
-        snapshot = await self._catalog.streams.snapshot(name)
-        there = await self._contexts.get(ledger_id)
+        try:
+            snapshot = await self._catalog.streams.snapshot(name)
+            there = await self._contexts.get(ledger_id)
+        except TierlogError as error:
+            if error.reason is not Reason.STREAM_NOT_FOUND:  # else it was deleted meanwhile
+                report.skip(f"ledger {ledger_id} of {name}: {error}")
+            return None
         if there is not None or all(one.ledger_id != ledger_id for one in snapshot.ledgers):
             return None
         cause = "the ledger is listed and has no context"
         return Finding(
             kind=FindingKind.POINTS_NOWHERE, stream=name, ledger_id=ledger_id, cause=cause
         )
+
+    async def unfinished(self, context: OffloadContext, repairer: Repairer) -> Finding | None:
+        """Look whether a repair was begun that nobody is at any more."""
+        if context.repair is None or await repairer.is_at_work(context.ledger_id):
+            return None
+        again = await self._contexts.get(context.ledger_id)
+        if again is None or again.repair != context.repair:
+            return None
+        cause = f"begun by {context.repair.worker}, attempt {context.repair.uuid}"
+        return rules.finding_of(again, FindingKind.UNFINISHED_REPAIR, cause)
 
     async def doubt(self, context: OffloadContext, finding: Finding, report: ScrubReport) -> None:
         """Have the local copy kept, if there is one, whatever comes of a repair."""
