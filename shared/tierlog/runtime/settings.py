@@ -395,7 +395,7 @@ class SchedulerSettings(_Section):
     """What was staged for a stream and not attached in that time is deleted. Keep it above what a
     job that writes may take."""
     checkpoint_s: Seconds = 60.0
-    reread_s: Seconds = 6 * 3600.0
+    reread_s: float = Field(default=6 * 3600.0, gt=0)
     streams_in_flight_max: int = Field(default=16, gt=0)
     scrub_interval_s: Seconds = 86_400.0
     """How often the bucket is compared with the metadata; 0: only when somebody asks."""
