@@ -81,6 +81,7 @@ class Lane:
         judges: Mapping[str, Judge],
         node_proxies: list[FaultProxy],
         take_ports: Callable[[str, Sequence[str]], Mapping[str, int]],
+        logs: Path,
     ) -> None:
         self.settings = settings
         self.services = services
@@ -89,6 +90,8 @@ class Lane:
         self.take_ports = take_ports
         self._specs = specs
         self._node_proxies = node_proxies
+        self._logs = logs
+        self._logs_read: dict[str, int] = {}
         self._rng = random.Random(settings.s3.key_prefix)
         self._entries: dict[LedgerId, list[bytes]] = {}
         self._fates: dict[LedgerId, Fate] = {}
@@ -222,7 +225,19 @@ class Lane:
 
         await until(done, seconds, lambda: "\n".join(wrong))
         wrong[:] = invariants.wrong_at_rest(await self.seen(read=True), self.wanted)
+        wrong += self._unforeseen()
         assert not wrong, wrong
+
+    def _unforeseen(self) -> list[str]:
+        """Return what the processes have logged of errors that nobody foresaw, since last asked."""
+        found: list[str] = []
+        for file in sorted(self._logs.glob("*.log")):
+            with file.open("rb") as log:
+                log.seek(self._logs_read.get(file.name, 0))
+                lines = log.read().decode(errors="replace").splitlines()
+                self._logs_read[file.name] = log.tell()
+            found += [line[:1000] for line in lines if "unexpected_error" in line]
+        return found
 
     async def close(self) -> None:
         """Give the connection back."""
@@ -308,6 +323,7 @@ async def open_lane(
             judges=judges,
             node_proxies=node_proxies,
             take_ports=servers.take_ports,
+            logs=folder,
         )
         stack.push_async_callback(lane.close)
         yield lane
