@@ -8,7 +8,7 @@ from tierlog.catalog import Catalog
 from tierlog.offload.dead_letters import DeadLetters
 from tierlog.offload.manifests import ManifestStore
 from tierlog.ports.ids import Ids
-from tierlog.runtime.http import Checks, build_http_app
+from tierlog.runtime.http import NO_CHECKS, Checks, build_http_app
 from tierlog_scheduler.api import AdminApi
 from tierlog_scheduler.attempts_api import AttemptsApi
 from tierlog_scheduler.dead_letters_api import DeadLettersApi
@@ -27,11 +27,14 @@ def build_app(
     scrubs: ScrubRunner,
     *,
     checks: Checks,
+    told: Checks = NO_CHECKS,
     ids: Ids | None = None,
     cluster_id: UUID | None = None,
 ) -> FastAPI:
     """Return the application with every route."""
-    app = build_http_app("Tierlog scheduler", checks=checks, ids=ids, cluster_id=cluster_id)
+    app = build_http_app(
+        "Tierlog scheduler", checks=checks, told=told, ids=ids, cluster_id=cluster_id
+    )
     AdminApi(catalog, scheduler).add_routes(app)
     PolicyApi(catalog, scheduler).add_routes(app)
     AttemptsApi(catalog).add_routes(app)

@@ -118,7 +118,9 @@ def _app(
         letters,
         manifests,
         scrubs,
-        checks={"metadata": parts.catalog.answers, "queue": parts.publisher.answers},
+        checks={"metadata": parts.catalog.answers},
+        # Admins are answered without it, and a service that is not ready has no address.
+        told={"queue": parts.publisher.answers},
         ids=system_ids(),
         cluster_id=parts.cluster.cluster_id,
     )

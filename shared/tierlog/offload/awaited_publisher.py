@@ -13,8 +13,10 @@ Invariants:
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 import structlog
+from prometheus_client import Gauge
 
 from tierlog.model.errors import RetryableError, TierlogError
 from tierlog.ports.clock import Clock
@@ -23,6 +25,10 @@ from tierlog.ports.ids import Ids
 from tierlog.ports.retrying import until_there
 
 log = structlog.get_logger()
+
+REACHED: Final = Gauge(
+    "tierlog_queue_reached", "1: Kafka's topics were there since this process started"
+)
 
 
 class AwaitedPublisher:
@@ -43,6 +49,7 @@ class AwaitedPublisher:
         self._ids = ids
         self._patience_s = patience_s
         self._there = asyncio.Event()
+        REACHED.set(0)
         self._missing = RetryableError(
             "Kafka was not reached yet",
             remedy="Check that Kafka runs and is reachable, or set kafka.bootstrap_servers",
@@ -59,6 +66,7 @@ class AwaitedPublisher:
             self._missing = error
             raise
         self._there.set()
+        REACHED.set(1)
 
     async def come(self) -> None:
         """Return once the topics are there, however long that takes."""

@@ -43,6 +43,7 @@ log = structlog.get_logger()
 Checks = Mapping[str, Callable[[], Awaitable[bool]]]
 """By name what a service needs. A check that raises a ``TierlogError`` says what to do about it."""
 
+NO_CHECKS: Final[Checks] = {}
 ACCEPT_TURNS: Final = 3
 """So many turns of the loop it takes from accepting to the connection that is made."""
 DRAIN_S_MAX: Final = 5
@@ -70,7 +71,7 @@ BUILD.labels(version("tierlog"), str(current(Format.WIRE))).set(1)
 
 
 class Readiness(BaseModel):
-    """Whether a service can work, and what it needs for that; with ``?verbose`` what to do, too."""
+    """Whether a service can work, and what it asks for; with ``?verbose`` what to do, too."""
 
     ready: bool
     checks: dict[str, bool]
@@ -78,10 +79,16 @@ class Readiness(BaseModel):
 
 
 def build_http_app(
-    title: str, *, checks: Checks, ids: Ids | None = None, cluster_id: UUID | None = None
+    title: str,
+    *,
+    checks: Checks,
+    told: Checks = NO_CHECKS,
+    ids: Ids | None = None,
+    cluster_id: UUID | None = None,
 ) -> FastAPI:
     """Return an application with /livez, /readyz, /metrics and the error handlers.
 
+    ``told``: checks of what most of the service works without: they are told beside the others.
     ``ids`` tell requests of this process from those of others. What is meant for another cluster
     than ``cluster_id`` is refused.
     """
@@ -95,13 +102,13 @@ def build_http_app(
 
     async def readyz(verbose: str | None = None) -> Response:
         results, remedies = dict[str, bool](), dict[str, str]()
-        for name, check in checks.items():
+        for name, check in {**checks, **told}.items():
             try:
                 results[name] = await check()
             except TierlogError as error:
                 # Whoever asks may be a stranger: the log alone has addresses and causes.
                 results[name], remedies[name] = False, error.remedy
-        status = 200 if all(results.values()) else 503
+        status = 200 if all(results[name] for name in checks) else 503
         body = Readiness(
             ready=status == 200,
             checks=results,

@@ -1,13 +1,23 @@
 """A queue that takes nothing holds up requests alone: no other work of a pass, and no stop."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from prometheus_client import REGISTRY
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import TOPICS, World
 from tests.unit.scheduler.test_prefix import Stuck
 from tests.unit.scheduler.test_scheduler import ENTRIES, LIMITS, scheduler
+from tierlog.adapters.memory.clock import SimClock
+from tierlog.model.errors import RetryableError
 from tierlog.model.ids import StreamName
 from tierlog.model.policy import Policy
+from tierlog.offload.awaited_publisher import AwaitedPublisher
+from tierlog.runtime.http import serve_http
+from tierlog_scheduler.main import _app
 
 STREAMS = 3 * LIMITS.streams_in_flight_max
 PUBLISH_S = 30
@@ -64,3 +74,38 @@ def test_who_is_to_stop_waits_for_no_queue():
             stop.set()
 
     run_virtual(main())
+
+
+async def test_who_never_reached_it_is_ready_for_admins_and_tells_of_it():
+    world, away = World(), True
+
+    async def ensure():
+        if away:
+            raise RetryableError("Kafka is away", remedy="Start Kafka")
+
+    publisher = AwaitedPublisher(
+        world.queue.publisher(), ensure, clock=SimClock(), ids=world.ids, patience_s=1
+    )
+    parts: Any = SimpleNamespace(
+        catalog=world.catalog(), publisher=publisher, cluster=SimpleNamespace(cluster_id=None)
+    )
+    nobody: Any = SimpleNamespace()
+    app = _app(parts, scheduler(world), nobody, nobody, nobody)
+    async with (
+        serve_http(app, host="127.0.0.1", port=0) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+
+        async def told():
+            async with session.get("/readyz?verbose") as answer:
+                return answer.status, await answer.json()
+
+        status, body = await told()
+        assert (status, body["ready"]) == (200, True)
+        assert body["checks"] == {"metadata": True, "queue": False}
+        assert body["remedies"].keys() == {"queue"}
+        assert REGISTRY.get_sample_value("tierlog_queue_reached") == 0
+        away = False
+        await publisher.come()
+        assert (await told())[1]["checks"] == {"metadata": True, "queue": True}
+        assert REGISTRY.get_sample_value("tierlog_queue_reached") == 1
