@@ -88,5 +88,5 @@ def bulk_offload(
         metrics=metrics,
         output=output,
         quiet=quiet,
-        ends={"incomplete": EXIT_INCOMPLETE},
+        ends={"incomplete": EXIT_INCOMPLETE, "streams_failed": EXIT_INCOMPLETE},
     )

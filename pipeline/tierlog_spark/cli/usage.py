@@ -8,6 +8,7 @@ from tierlog.cli.output import Output, OutputOption, size_text
 from tierlog.cli.session import command
 from tierlog_spark.cli.running import (
     CORES,
+    EXIT_INCOMPLETE,
     MEMORY,
     Cores,
     DryRun,
@@ -39,6 +40,7 @@ USAGE_COLUMNS: Final = {
     "objects": None,
     "bytes": size_text,
     "requests": None,
+    "error": None,
 }
 
 
@@ -55,7 +57,10 @@ COST_COLUMNS: Final = {
     "if_tier2_bytes": size_text,
     "if_requests": None,
     "if_price": _price_text,
+    "error": None,
 }
+
+ENDS: Final = {"streams_failed": EXIT_INCOMPLETE}
 
 
 @command
@@ -87,6 +92,7 @@ def usage(
         metrics=metrics,
         output=output,
         quiet=quiet,
+        ends=ENDS,
     )
 
 
@@ -144,6 +150,7 @@ def cost(  # noqa: PLR0913 - one option each
         metrics=metrics,
         output=output,
         quiet=quiet,
+        ends=ENDS,
     )
 
 

@@ -14,18 +14,18 @@ scheduler, abandons it and begins anew. A worker that died holds its locks until
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from tierlog.catalog import Catalog
-from tierlog.model.errors import Reason, RefusedError, TierlogError
+from tierlog.catalog.streams import StreamSnapshot
+from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
-from tierlog.model.offload import OffloadContext
 from tierlog.model.partitions import partition_names
 from tierlog.offload.attempting import (
-    MAY_BEGIN,
     SUPERSEDED,
     Done,
     LockedError,
@@ -51,7 +51,7 @@ from tierlog_spark.jobs.fanout import (
     spread,
     task_count,
 )
-from tierlog_spark.jobs.frame import JobReport, JobRun
+from tierlog_spark.jobs.frame import JobReport, JobRun, Unread
 from tierlog_spark.jobs.offload_plan import (
     COMPLETED,
     FAILED,
@@ -59,9 +59,11 @@ from tierlog_spark.jobs.offload_plan import (
     PAUSED,
     REFUSED,
     STALE,
+    Context,
     OffloadItem,
     Outcome,
     best,
+    is_wanting,
     sealed,
     wanting,
 )
@@ -102,13 +104,17 @@ def bulk_offload(
     """
     wish = wish or BackFill()
     pace = pace_of_task(run, wish.bytes_per_s)
-    items = asyncio.run(_plan(settings, wish))
+    items, unread = asyncio.run(_plan(settings, wish))
     counts: dict[str, int | float] = {
         "ledgers": len(items),
         "bytes": sum(one.length for one in items),
+        "streams_failed": len(unread),
     }
+    left_out = [_unread_row(one) for one in unread]
     if run.dry_run:
-        rows = [_row(Outcome(item=one, outcome="planned", bytes=one.length)) for one in items]
+        rows = left_out + [
+            _row(Outcome(item=one, outcome="planned", bytes=one.length)) for one in items
+        ]
         return JobReport(job=JOB, dry_run=True, counts=counts, rows=rows)
     slots, began_s = slots_of(run), run.clock.monotonic_s()
     number = task_count(int(counts["bytes"]), len(items), slots, weight_max=wish.task_bytes)
@@ -129,7 +135,8 @@ def bulk_offload(
         "seconds": run.clock.monotonic_s() - began_s,
         **requests.counts,
     }
-    return JobReport(job=JOB, dry_run=False, counts=counts, rows=[_row(one) for one in found])
+    rows = left_out + [_row(one) for one in found]
+    return JobReport(job=JOB, dry_run=False, counts=counts, rows=rows)
 
 
 def throttled(settings: Settings, pace: float) -> Settings:
@@ -140,7 +147,7 @@ def throttled(settings: Settings, pace: float) -> Settings:
     return settings.model_copy(update={"s3": s3})
 
 
-async def _plan(settings: Settings, wish: BackFill) -> list[OffloadItem]:
+async def _plan(settings: Settings, wish: BackFill) -> tuple[list[OffloadItem], list[Unread]]:
     """Read what has no complete copy yet; refuse a cluster, a bucket, a stream that is none."""
     async with open_site(settings) as site:
         await site.check_ours(settings)
@@ -150,41 +157,50 @@ async def _plan(settings: Settings, wish: BackFill) -> list[OffloadItem]:
 
 async def plan_streams(
     catalog: Catalog, names: Sequence[StreamName], wish: BackFill
-) -> list[OffloadItem]:
-    """Return what of these streams has no complete copy yet."""
+) -> tuple[list[OffloadItem], list[Unread]]:
+    """Return what of these streams has no complete copy yet, and those that can't be read."""
     found: list[OffloadItem] = []
-    for name in names:
+    unread: list[Unread] = []
+    left = deque(names)
+    while left:
+        name = left.popleft()
         try:
-            found += await _plan_stream(catalog, name, wish)
+            snapshot = await catalog.streams.snapshot(name)
+            parts = snapshot.stream.partitions
+            if parts:
+                # With all streams each partition comes by its own name.
+                left.extend(partition_names(name, parts) if name in wish.streams else ())
+                continue
+            found += await _wanting(catalog, snapshot, wish)
+        except CorruptError as error:
+            unread.append(Unread(name, str(error)))
         except TierlogError as error:
             # One that nobody named was deleted since it was listed: nothing of it is wanted.
             if error.reason is not Reason.STREAM_NOT_FOUND or wish.streams:
                 raise
     # A partition may be named beside the stream that it is of.
-    return list({one.ledger_id: one for one in found}.values())
+    return list({one.ledger_id: one for one in found}.values()), unread
 
 
-async def _plan_stream(catalog: Catalog, name: StreamName, wish: BackFill) -> list[OffloadItem]:
-    snapshot = await catalog.streams.snapshot(name)
-    parts = snapshot.stream.partitions
-    if parts:
-        # With all streams each partition comes by its own name.
-        names = partition_names(name, parts) if name in wish.streams else []
-        return [item for one in names for item in await _plan_stream(catalog, one, wish)]
+async def _wanting(catalog: Catalog, snapshot: StreamSnapshot, wish: BackFill) -> list[OffloadItem]:
     items = list(sealed(snapshot.stream, snapshot.ledgers, closed_before_ms=wish.closed_before_ms))
     return wanting(items, await _contexts(catalog, items))
 
 
-async def _contexts(
-    catalog: Catalog, items: Sequence[OffloadItem]
-) -> dict[LedgerId, OffloadContext | None]:
-    found: dict[LedgerId, OffloadContext | None] = {}
+async def _contexts(catalog: Catalog, items: Sequence[OffloadItem]) -> dict[LedgerId, Context]:
+    async def one(ledger_id: LedgerId) -> Context:
+        try:
+            return await catalog.contexts.get(ledger_id)
+        except CorruptError as error:
+            return error
+
+    found: dict[LedgerId, Context] = {}
     for start in range(0, len(items), CONTEXTS_AT_ONCE):
         some = [one.ledger_id for one in items[start : start + CONTEXTS_AT_ONCE]]
         with plain_errors():
             async with asyncio.TaskGroup() as group:
-                tasks = {one: group.create_task(catalog.contexts.get(one)) for one in some}
-        found |= {one: task.result() for one, task in tasks.items()}
+                tasks = {each: group.create_task(one(each)) for each in some}
+        found |= {each: task.result() for each, task in tasks.items()}
     return found
 
 
@@ -192,8 +208,7 @@ async def _complete(settings: Settings, items: Sequence[OffloadItem]) -> int:
     """Count what is complete by now; a ledger that was trimmed meanwhile needs no copy."""
     async with open_site(settings) as site:
         contexts = await _contexts(site.catalog, items)
-    gone = [one for one in contexts.values() if one is None or one.state not in MAY_BEGIN]
-    return len(gone)
+    return sum(not is_wanting(one) for one in contexts.values())
 
 
 async def _offload_some(
@@ -264,6 +279,11 @@ class Patience:
     ) -> Outcome:
         took_s = self._clock.monotonic_s() - began_s
         return Outcome(item=item, outcome=outcome, seconds=took_s, error=str(error))
+
+
+def _unread_row(one: Unread) -> dict[str, Any]:
+    nothing = {"ledger_id": None, "outcome": FAILED, "bytes": 0, "seconds": 0.0}
+    return {"stream": one.stream, **nothing, "error": one.error}
 
 
 def _row(one: Outcome) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def cost(
         return JobReport(job="cost", dry_run=True, counts=counts)
     requests, asked = Requests(), what_if or WhatIf()
     levels = asyncio.run(_levels(s3))
-    found = ledgers_of(run, s3, wanted, requests)
+    found, unread = ledgers_of(run, s3, wanted, requests)
     stored = _bytes_of(sums_of(run, s3, found, requests))
     names = {name for name, _ in wanted}
     living = _living(found)
@@ -69,7 +69,8 @@ def cost(
         rows.append(row)
     summed = ("bytes", "price_of_bytes", "if_tier2_bytes", "if_price")
     counts = {name: sum(row.get(name, 0) for row in rows) for name in summed}
-    counts["streams"] = len(living)
+    counts |= {"streams": len(living), "streams_failed": len(unread)}
+    rows += [one._asdict() for one in unread]
     return JobReport(job="cost", dry_run=False, counts=counts | requests.counts, rows=rows)
 
 

@@ -6,12 +6,13 @@ not own the session (``session``), nor how a report is shown (``tierlog_spark.cl
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from tierlog.model.errors import REASON_NOTE, REMEDY_NOTE, Reason, TierlogError, from_reason
+from tierlog.model.ids import StreamName
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.progress import Progress
@@ -20,6 +21,7 @@ from tierlog.wiring.build import system_clock, system_ids
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+Row = TypeVar("Row")
 METRIC: Final = "tierlog_spark_job"
 
 
@@ -64,6 +66,25 @@ class JobReport:
             **self.counts,
             "rows": [dict(row) for row in self.rows],
         }
+
+
+class Unread(NamedTuple):
+    """A stream that a job leaves out: what says what it has can't be read."""
+
+    stream: StreamName
+    error: str
+
+
+def without_unread(rows: Iterable[Row | Unread]) -> tuple[list[Row], list[Unread]]:
+    """Part the rows of what could be read from the streams of which nothing could."""
+    found: list[Row] = []
+    unread: list[Unread] = []
+    for row in rows:
+        if isinstance(row, Unread):
+            unread.append(row)
+        else:
+            found.append(row)
+    return found, sorted(unread)
 
 
 def write_metrics(report: JobReport, path: Path, *, wall_ms: int, exit_code: int = 0) -> None:

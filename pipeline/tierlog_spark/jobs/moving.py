@@ -6,6 +6,7 @@ cluster's last. Does not own a copy's way, nor how it is verified (``tierlog.off
 Invariants:
     * A bucket that is copied is never taken for whole before it is: no manifest names what has
       not arrived.
+    * A stream whose manifest can't be read, in either bucket, keeps back no other one.
     * ``restore`` brings back objects that are missing or damaged, under the very keys that the
       bucket's manifests name; where there are none, those of its copy. What its copy can't bring
       is looked at all the same, and fails where it is not sound. It deletes nothing, and writes a
@@ -24,7 +25,7 @@ from uuid import UUID
 
 from tierlog.format.keys import key_prefix
 from tierlog.format.manifest import keep, unkeep
-from tierlog.model.errors import RefusedError, TierlogError
+from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import StreamName
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.driver import DRIVER, Tier2Settings
@@ -47,7 +48,7 @@ from tierlog_spark.jobs.fanout import (
     spread,
     task_count,
 )
-from tierlog_spark.jobs.frame import JobReport, JobRun
+from tierlog_spark.jobs.frame import JobReport, JobRun, Unread, without_unread
 from tierlog_spark.jobs.moving_plan import (
     BROUGHT,
     DELETED,
@@ -146,7 +147,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     requests, slots = Requests(), slots_of(run)
     tasks = spread(names, lambda _: 1, TASKS_A_SLOT * slots)
     rows = run_tasks(run, "streams", tasks, partial(_read_pairs, move))
-    found = list(requests.rest(rows))
+    found, unread = without_unread(requests.rest(rows))
     pairs = living(found)
     for pair in () if move.restores else found:
         if pair.source.generation:
@@ -164,15 +165,15 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     # What could not have been brought keeps back nothing else of its stream.
     moved = [one for one in seen if not one.item.unbacked]
     whole = all(one.outcome != FAILED for one in moved)
-    troubles: list[dict[str, Any]] = []
+    troubles = [_stream_row(one.stream, FAILED, one.error) for one in unread]
     if not run.dry_run:
         ends = [*arrived(pairs, moved, anew=not move.restores), *ended]
-        troubles = _finish(run, move, ends, requests)
-        counts["streams_failed"] = len(troubles)
-        counts["failed"] += len(troubles)
+        troubles += _finish(run, move, ends, requests)
         counts["uploads_aborted"] = asyncio.run(
             _end(move, pairs, moved, whole=whole and not troubles)
         )
+    counts["streams_failed"] = len(troubles)
+    counts["failed"] += len(troubles)
     told = [_row(one) for one in seen if one.error or one.outcome in (BROUGHT, MISSING)]
     return JobReport(
         job=job,
@@ -246,14 +247,19 @@ def _manifests(objects: ObjectStore, s3: S3Settings, cluster_id: UUID) -> Manife
 
 
 async def _read_pairs(move: Move, some: Sequence[Incarnation]) -> list[Any]:
-    """Read the newest manifests of both buckets, on an executor."""
+    """Read the newest manifests of both buckets, on an executor; say which stream has none."""
     meter, found = CostMeter(), list[Any]()
     async with _both(move, meter) as (source, target):
         origin = _manifests(source, move.source, _NO_CLUSTER)
         place = _manifests(target, move.target, _NO_CLUSTER)
         for name, incarnation in some:
-            known = await place.newest(name, incarnation)
-            found.append(StreamPair(await origin.newest(name, incarnation), known))
+            where = move.target
+            try:
+                known = await place.newest(name, incarnation)
+                where = move.source
+                found.append(StreamPair(await origin.newest(name, incarnation), known))
+            except CorruptError as error:
+                found.append(Unread(name, f"in s3://{where.bucket}: {error}"))
     return [*found, *asked_of(meter)]
 
 

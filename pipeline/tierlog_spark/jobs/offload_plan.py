@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from tierlog.model.errors import CorruptError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadContext
 from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle
@@ -58,16 +59,22 @@ def sealed(
             yield OffloadItem(stream.name, stream.incarnation, one.ledger_id, one.length)
 
 
+Context = OffloadContext | CorruptError | None
+"""Why it can't be read, where that is so."""
+
+
+def is_wanting(context: Context) -> bool:
+    """Tell whether a ledger has no complete copy; what can't be read is told by its attempt."""
+    if isinstance(context, CorruptError):
+        return True
+    return context is not None and context.state in MAY_BEGIN
+
+
 def wanting(
-    items: Iterable[OffloadItem], contexts: Mapping[LedgerId, OffloadContext | None]
+    items: Iterable[OffloadItem], contexts: Mapping[LedgerId, Context]
 ) -> list[OffloadItem]:
     """Return those that have no complete copy."""
-    found = []
-    for item in items:
-        context = contexts.get(item.ledger_id)
-        if context is not None and context.state in MAY_BEGIN:
-            found.append(item)
-    return found
+    return [item for item in items if is_wanting(contexts.get(item.ledger_id))]
 
 
 def best(outcomes: Iterable[Outcome]) -> list[Outcome]:

@@ -12,13 +12,14 @@ from uuid import UUID
 
 from pyspark import Broadcast
 
+from tierlog.model.errors import CorruptError
 from tierlog.model.ids import StreamName
 from tierlog.model.manifest import ManifestHead
 from tierlog.ports.spending import Cause, CostMeter, spending
 from tierlog.runtime.settings import S3Settings
 from tierlog_spark.bucket import opened
 from tierlog_spark.jobs.fanout import Requests, asked_of, run_tasks, slots_of, spread
-from tierlog_spark.jobs.frame import JobReport, JobRun
+from tierlog_spark.jobs.frame import JobReport, JobRun, Unread, without_unread
 from tierlog_spark.jobs.usage_plan import (
     Named,
     NamedLedger,
@@ -51,7 +52,7 @@ def usage(run: JobRun, s3: S3Settings, *, streams: Sequence[StreamName] = ()) ->
         counts = {"streams": len({name for name, _ in wanted})}
         return JobReport(job="usage", dry_run=True, counts=counts)
     requests = Requests()
-    found = ledgers_of(run, s3, wanted, requests)
+    found, unread = ledgers_of(run, s3, wanted, requests)
     sums = sums_of(run, s3, found, requests)
     names = {name for name, _ in wanted} if streams else None
     rows: list[dict[str, Any]] = [
@@ -64,13 +65,15 @@ def usage(run: JobRun, s3: S3Settings, *, streams: Sequence[StreamName] = ()) ->
             "objects": used.objects,
             "bytes": used.bytes,
             "requests": used.requests,
+            "error": None,
         }
         for place, used in sorted(sums.items())
         if names is None or place.stream in names
     ]
     summed = ("ledgers", "objects", "bytes", "requests")
     counts = {name: sum(row[name] for row in rows) for name in summed}
-    counts["streams"] = len({name for name, _ in wanted})
+    counts |= {"streams": len({name for name, _ in wanted}), "streams_failed": len(unread)}
+    rows += [one._asdict() for one in unread]
     return JobReport(job="usage", dry_run=False, counts=counts | requests.counts, rows=rows)
 
 
@@ -82,11 +85,11 @@ async def wanted_of(s3: S3Settings, streams: Sequence[StreamName]) -> list[Incar
 
 def ledgers_of(
     run: JobRun, s3: S3Settings, wanted: Sequence[Incarnation], requests: Requests
-) -> list[StreamLedgers]:
-    """Read the newest manifests of streams, on executors."""
+) -> tuple[list[StreamLedgers], list[Unread]]:
+    """Read the newest manifests of streams, on executors; return those that can't be, too."""
     tasks = spread(wanted, lambda _: 1, TASKS_A_SLOT * slots_of(run))
     rows = run_tasks(run, "manifests", tasks, partial(_read_manifests, s3))
-    return list(requests.rest(rows))
+    return without_unread(requests.rest(rows))
 
 
 def sums_of(
@@ -110,7 +113,11 @@ async def _read_manifests(s3: S3Settings, some: Sequence[Incarnation]) -> list[A
     meter, found = CostMeter(), list[Any]()
     async with opened(s3, meter=meter) as bucket:
         for name, incarnation in some:
-            known = await bucket.manifests.newest(name, incarnation)
+            try:
+                known = await bucket.manifests.newest(name, incarnation)
+            except CorruptError as error:
+                found.append(Unread(name, str(error)))
+                continue
             if known.head is not None:
                 ledgers = tuple(named_ledger(one) for one in bucket.ledgers_of(known))
                 found.append(StreamLedgers(known.head, ledgers, known.cluster_id))

@@ -73,7 +73,7 @@ def test_a_stream_that_goes_while_all_are_planned_is_left_out():
     async def main():
         world, items = await made(2)
         catalog, gone = world.catalog(), StreamName("gone")
-        assert await plan_streams(catalog, [gone, STREAM], BackFill()) == items
+        assert await plan_streams(catalog, [gone, STREAM], BackFill()) == (items, [])
         with pytest.raises(RefusedError) as caught:
             await plan_streams(catalog, [gone, STREAM], BackFill(streams=(gone, STREAM)))
         assert caught.value.reason is Reason.STREAM_NOT_FOUND
