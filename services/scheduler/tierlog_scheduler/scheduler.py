@@ -7,7 +7,8 @@ moved by workers.
 Invariants:
     * A pass decides about every stream, from what is known of it; a stream that could not be
       read waits for the next pass, and no other one waits for it. A defect that one stream
-      provokes stops that one alone, until the next pass, and is told (``defects``).
+      provokes stops that one alone, until the next pass; one that a single action provokes stops
+      that action alone. Each is told (``defects``).
     * Requests of all streams come first, and what metrics say of the lag. All else (deletions,
       sweeps, trimming) holds up a pass for a bounded time, however much is due and however slow
       the store is; the next one goes on behind it (``turns``).
@@ -27,22 +28,17 @@ import structlog
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.election import Election
-from tierlog.catalog.streams import StreamSnapshot, check_not_paused
+from tierlog.catalog.streams import StreamSnapshot
 from tierlog.model.attribute_record import AttributesRecord
-from tierlog.model.errors import (
-    CorruptError,
-    IndeterminateError,
-    RetryableError,
-    TierlogError,
-)
-from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.errors import CorruptError, TierlogError
+from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadContext, OffloadState, SchedulerProgress
 from tierlog.model.policy import Policy, threshold
 from tierlog.model.position import Position
-from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle, check_in_stream
+from tierlog.model.stream import Stream, StreamLifecycle
 from tierlog.offload.attribute_sweep import AttributeSweeper
 from tierlog.offload.interface import LedgerOffloader
-from tierlog.offload.messages import Stationery, Trigger
+from tierlog.offload.messages import Stationery
 from tierlog.ports.clock import Clock
 from tierlog.ports.events import EventPublisher
 from tierlog.ports.ids import Ids
@@ -62,10 +58,9 @@ from tierlog_scheduler.policy import (
     RequestOffload,
     StreamView,
     decide,
-    first_behind,
     offload_lag,
-    sealed_before,
 )
+from tierlog_scheduler.prefix import PrefixOffload, PrefixOffloads
 from tierlog_scheduler.turns import Turns
 
 log = structlog.get_logger()
@@ -75,8 +70,6 @@ Seen = TypeVar("Seen")
 OFFICE: Final = "scheduler"
 # So many copies of 32 bytes each and closed ledgers of 16: below the limit of a znode.
 CHECKPOINT_LEDGERS_MAX: Final = 20_000
-ASK_S_MAX: Final = 5.0
-"""So long an admin waits for the queue; a client waits longer for the answer."""
 STREAMS_A_TURN: Final = 100
 """So many streams are decided about before others have their turn in the loop."""
 
@@ -105,15 +98,6 @@ class SchedulerLimits:
             stalled_ms=round(self.stalled_s * 1000),
             longest_request_s=self.longest_request_s,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixOffload:
-    """What an admin's wish came to: ``position`` is where what is not selected begins."""
-
-    position: Position | None
-    selected: tuple[LedgerId, ...]
-    requested: tuple[LedgerId, ...]
 
 
 class Scheduler:
@@ -152,6 +136,7 @@ class Scheduler:
             sweeper=sweeper,
             tracer=tracer,
         )
+        self._prefixes = PrefixOffloads(catalog, self._actions, self._memory)
         self.mirror = Mirror(
             catalog,
             manifests,
@@ -348,11 +333,19 @@ class Scheduler:
     ) -> None:
         try:
             for action in actions:
-                await self._actions.do(stream, action, now)
+                await self._do_one(stream, action, now)
         except Exception as error:  # noqa: BLE001 - told: metric, log, status
-            self._defects[stream.name] = note_defect("act", error, stream=stream.name)
+            self._defects[stream.name] = note_defect("decide", error, stream=stream.name)
         finally:
             self._slots.release()
+
+    async def _do_one(self, stream: Stream, action: Action | retention.Trimming, now: Now) -> None:
+        """Do one thing: what nobody foresaw of it keeps no other one from its turn."""
+        try:
+            await self._actions.do(stream, action, now)
+        except Exception as error:  # noqa: BLE001 - told: metric, log, status
+            kind = type(action).__name__
+            self._defects[stream.name] = note_defect("act", error, stream=stream.name, action=kind)
 
     def _in_turn(self, known: KnownStream, now: Now) -> Iterator[Action | retention.Trimming]:
         """Iterate over all but requests of a stream, as long as there is time."""
@@ -508,59 +501,8 @@ class Scheduler:
     async def offload_prefix(
         self, names: Sequence[StreamName], before: Position | None = None
     ) -> list[PrefixOffload]:
-        """Want every sealed ledger of streams before a position offloaded, and ask for them now.
-
-        The wishes are kept in the streams' metadata, so that any leader goes on asking. What the
-        queue does not take within ``ASK_S_MAX`` is not among ``requested``: a pass asks for it.
-        Raises NO_SUCH_ENTRY or TRIMMED for a position that a stream does not have.
-        """
-        wished = [await self._want_offloaded(name, before) for name in names]
-        requested: set[LedgerId] = set()
-        now = self._time.now()
-        try:
-            async with asyncio.timeout(ASK_S_MAX):
-                for snapshot, selected in wished:
-                    for listed in selected:
-                        if await self._ask_for(snapshot.stream, listed, now):
-                            requested.add(listed.ledger_id)
-        except (RetryableError, IndeterminateError, TimeoutError) as error:
-            log.warning("offload.asked_later", streams=list(names), cause=str(error) or "timeout")
-        return [
-            PrefixOffload(
-                position=first_behind(snapshot.ledgers, selected),
-                selected=tuple(one.ledger_id for one in selected),
-                requested=tuple(one.ledger_id for one in selected if one.ledger_id in requested),
-            )
-            for snapshot, selected in wished
-        ]
-
-    async def _want_offloaded(
-        self, name: StreamName, before: Position | None
-    ) -> tuple[StreamSnapshot, list[ListedLedger]]:
-        snapshot = await self._catalog.streams.snapshot(name)
-        check_not_paused(snapshot.stream)
-        if before is not None:
-            ends = [(one.ledger_id, _end_of(one)) for one in snapshot.ledgers]
-            check_in_stream(name, ends, before)
-        selected = sealed_before(snapshot.ledgers, before)
-        if selected:
-            await self._catalog.streams.want_offloaded(name, selected[-1].ledger_id)
-        return snapshot, selected
-
-    async def _ask_for(self, stream: Stream, listed: ListedLedger, now: Now) -> bool:
-        """Ask workers for a ledger that is not offloaded; True once the queue has the request."""
-        context = await self._catalog.contexts.get(listed.ledger_id)
-        if not LedgerView(listed=listed, context=context).to_offload:
-            return False
-        asked = self._memory.asked.get(listed.ledger_id)
-        count = 1 if asked is None else asked.count + 1
-        action = RequestOffload(ledger_id=listed.ledger_id, trigger=Trigger.ADMIN, count=count)
-        await self._actions.request(stream, action, now)
-        return True
-
-
-def _end_of(one: ListedLedger) -> EntryId | None:
-    return one.last_entry_id if one.closed else None
+        """See ``PrefixOffloads.offload``."""
+        return await self._prefixes.offload(names, before, self._time.now())
 
 
 def _oldest(seen: Mapping[LedgerId, Seen], last: Container[LedgerId]) -> dict[LedgerId, Seen]:

@@ -154,6 +154,35 @@ def test_one_streams_defect_stops_that_one_alone(monkeypatch, work, broken, gate
     run_virtual(main())
 
 
+def test_one_actions_defect_keeps_none_of_the_same_stream_from_its_turn(monkeypatch):
+    async def main():
+        world = World()
+        claimed = await world.stream(BAD, policy=Policy(offload_time_ms=0, deletion_lag_ms=0))
+        ledgers = [await world.seal(claimed, ENTRIES) for _ in range(4)]
+        for ledger_id in ledgers:
+            await world.worker().handle(world.request(claimed, ledger_id))
+        leader, before = scheduler(world), counted("act")
+        whole = leader._actions.delete_tier1
+
+        async def broken(action):
+            if action.context.ledger_id == ledgers[1]:
+                raise FileNotFoundError("shelf/1")
+            await whole(action)
+
+        monkeypatch.setattr(leader._actions, "delete_tier1", broken)
+        await leader.begin()
+        for _ in range(5):
+            await leader.run_pass()
+            await asyncio.sleep(10)
+        found = [(await world.context(one)).state.name for one in ledgers]
+        assert found == ["TIER1_DELETED", "COMPLETE", "TIER1_DELETED", "TIER1_DELETED"]
+        assert counted("act") >= before + 4
+        leader.leading = True
+        assert leader.defect(BAD) == "FileNotFoundError: shelf/1"
+
+    run_virtual(main())
+
+
 def test_a_defect_in_a_pass_as_a_whole_does_not_end_the_leader(monkeypatch):
     async def main():
         world = World()
