@@ -121,6 +121,10 @@ class OpenGate:
         del name
         return None
 
+    def stopped_streams(self) -> Mapping[str, int]:
+        """Stop none."""
+        return {}
+
 
 def stream_of(number: int, now_ms: int) -> tuple[Stream, list[OffloadContext]]:
     """Return a stream and the contexts of its ledgers; the last one is open."""

@@ -105,7 +105,7 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
         _alert(
             "ScrubFindings", CRITICAL, "5m",
             "max by (namespace) (tierlog_scheduler_scrub_findings) > 0",
-            "the last scrub found faults in the bucket and did not repair them",
+            "scrubs found faults in the bucket and did not repair them",
         ),
         _alert(
             "ObjectsDiffer", WARNING, "0m",

@@ -19,6 +19,7 @@ import tierlog_ingest.metrics
 import tierlog_offloader
 import tierlog_reader
 import tierlog_scheduler
+from tierlog.model.scrub import FindingKind, KnownFaults
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.costs import CostCollector
 from tierlog_ingest.metrics import NodeCollector
@@ -55,7 +56,8 @@ def metric_names() -> set[str]:
                 importlib.import_module(module.name)
     found = _names(REGISTRY.collect())
     found |= _names(NodeCollector(_EveryNumber(), appends=QueueBudget(1), streams_max=1).collect())
-    found |= _names(SchedulerCollector(_Leader(), streams_max=1).collect())  # type: ignore[arg-type]
+    leader: Any = _Leader()
+    found |= _names(SchedulerCollector(leader, leader, leader, streams_max=1).collect())
     return found | _names(CostCollector(CostMeter()).collect())
 
 
@@ -86,7 +88,7 @@ class _EveryNumber:
 
 
 class _Leader:
-    """A scheduler that leads."""
+    """A scheduler that leads, with its manifests and its scrubs."""
 
     leading = True
     passes = 0
@@ -95,6 +97,11 @@ class _Leader:
     behind_s = 0.0
     lags: Final[dict[str, OffloadLag]] = {}
     ledger_states: Final[Counter[str]] = Counter()
+    faults = KnownFaults(by_kind={FindingKind.ORPHAN_OBJECTS: 0})
+
+    def stopped_streams(self) -> dict[str, int]:
+        """Return one cause."""
+        return {"any": 0}
 
     class mirror:  # noqa: N801 - an attribute's name
         """What it knows."""

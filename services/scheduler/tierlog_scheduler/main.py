@@ -59,12 +59,13 @@ async def serve(
         open_tracer(settings, "scheduler") as tracer,
     ):
         manifests = manifest_store(settings, parts.objects, parts.cluster)
+        gate = BucketManifests(manifests, parts.catalog)
         scheduler = Scheduler(
             catalog=parts.catalog,
             offloader=parts.offloader,
             publisher=parts.publisher,
             stationery=stationery,
-            manifests=BucketManifests(manifests, parts.catalog),
+            manifests=gate,
             clock=clock,
             ids=ids,
             limits=_limits(settings),
@@ -85,7 +86,9 @@ async def serve(
         staging = _staging(parts, settings, scheduler)
         app = _app(parts, scheduler, letters, manifests, scrubs)
         guard_http(app, HTTP_RULES, protection.gate)
-        collector = SchedulerCollector(scheduler, streams_max=settings.metrics.streams_shown)
+        collector = SchedulerCollector(
+            scheduler, gate, scrubs, streams_max=settings.metrics.streams_shown
+        )
         REGISTRY.register(collector)
         await awaited.leave()
         try:

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 import structlog
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter
 
 from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
@@ -54,11 +54,6 @@ from tierlog.ports.objects import ObjectExistsError
 log = structlog.get_logger()
 
 WRITTEN: Final = Counter("tierlog_scheduler_manifests_written_total", "Manifests that were written")
-STOPPED: Final = Gauge(
-    "tierlog_scheduler_deletions_stopped_streams",
-    "Streams of which nothing is deleted, since a manifest is missing, or newer than the metadata",
-    ["cause"],
-)
 RESTORED: Final = "metadata older than the manifest"
 UNREAD: Final = "manifest not read or not written"
 
@@ -123,6 +118,10 @@ class ManifestGate(Protocol):
         """Return why nothing of a stream is deleted now; None: nothing stops it."""
         ...
 
+    def stopped_streams(self) -> Mapping[str, int]:
+        """Return of how many streams nothing is deleted now, by the kind of cause."""
+        ...
+
 
 class BucketManifests:
     """``ManifestGate`` over manifests in a bucket."""
@@ -147,15 +146,11 @@ class BucketManifests:
         self._stopped.clear()
         self._differing.clear()
         self._swept.clear()
-        for kind in (RESTORED, UNREAD):
-            STOPPED.labels(kind).set(0)
 
     def forget(self, name: StreamName) -> None:
         self._known.pop(name, None)
         self._swept.discard(name)
-        before = self._stopped.pop(name, None)
-        if before is not None:
-            STOPPED.labels(before[0]).dec()
+        self._stopped.pop(name, None)
 
     async def look(self, name: StreamName, *, compare: bool = False) -> bool:
         known = self._known.get(name)
@@ -441,6 +436,10 @@ class BucketManifests:
         found = self._stopped.get(name)
         return None if found is None else f"{found[0]}: {found[1]}"
 
+    def stopped_streams(self) -> Mapping[str, int]:
+        found = [kind for kind, _ in self._stopped.values()]
+        return {kind: found.count(kind) for kind in (RESTORED, UNREAD)}
+
     def _look_again(self, name: StreamName, cause: str, error: TierlogError | None = None) -> None:
         """Look anew at the next pass; until then nothing of the stream is deleted."""
         known = self._known.get(name)
@@ -449,13 +448,9 @@ class BucketManifests:
         self._stop(name, UNREAD, f"{cause} ({error.message})" if error is not None else cause)
 
     def _stop(self, name: StreamName, kind: str, cause: str) -> None:
-        before = self._stopped.get(name)
-        if before == (kind, cause):
+        if self._stopped.get(name) == (kind, cause):
             return
-        if before is not None:
-            STOPPED.labels(before[0]).dec()
         self._stopped[name] = (kind, cause)
-        STOPPED.labels(kind).inc()
         if kind == RESTORED:
             log.error(
                 "deletions.stopped",
@@ -467,7 +462,5 @@ class BucketManifests:
             log.warning("deletions.wait", stream=name, cause=cause)
 
     def _go_on(self, name: StreamName) -> None:
-        before = self._stopped.pop(name, None)
-        if before is not None:
-            STOPPED.labels(before[0]).dec()
+        if self._stopped.pop(name, None) is not None:
             log.info("deletions.go_on", stream=name)

@@ -6,22 +6,28 @@
     streams left out of it   tierlog_scheduler_streams_unread
     a leader that is stuck   tierlog_scheduler_passes_total does not grow
     deletions that pile up   tierlog_scheduler_deletions_behind_seconds
+    deletions that are held  tierlog_scheduler_deletions_stopped_streams
+    faults in the bucket     tierlog_scheduler_scrub_findings
     too many streams         tierlog_scheduler_pass_duration_seconds nears scheduler.interval_s
 
 Invariant: they come from the metadata, by the leader alone: others say nothing of them, so that a
-sum or a maximum over all processes is the leader's word, and workers that fail hide nothing. With
-``metrics.per_stream`` the streams that are furthest behind have metrics of their own.
+sum or a maximum over all processes is the leader's word, workers that fail hide nothing, and who
+led before leaves nothing behind. With ``metrics.per_stream`` the streams that are furthest behind
+have metrics of their own.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tierlog.model.scrub import KnownFaults
+from tierlog_scheduler.manifests import ManifestGate
 from tierlog_scheduler.policy import STATES
 from tierlog_scheduler.scheduler import Scheduler
+from tierlog_scheduler.scrubs import ScrubRunner
 
 AGE: Final = "offload_oldest_pending_age_seconds"
 OVERDUE: Final = "offload_overdue_seconds"
@@ -31,8 +37,17 @@ LAG: Final = "offload_lag_bytes"
 class SchedulerCollector(Collector):
     """Metrics of one scheduler; ``streams_max`` streams are shown by themselves, too."""
 
-    def __init__(self, scheduler: Scheduler, *, streams_max: int = 0) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        manifests: ManifestGate,
+        scrubs: ScrubRunner,
+        *,
+        streams_max: int = 0,
+    ) -> None:
         self._scheduler = scheduler
+        self._manifests = manifests
+        self._scrubs = scrubs
         self._streams_max = streams_max
 
     def collect(self) -> Iterator[Metric]:
@@ -84,10 +99,17 @@ class SchedulerCollector(Collector):
             "Ledgers of offloaded streams that are not in tier 2, open ones too",
             sum(one.ledgers for one in lags),
         )
-        ledgers = GaugeMetricFamily("tierlog_ledgers", "Ledgers by state", labels=["state"])
-        for state in STATES:
-            ledgers.add_metric([state], found.ledger_states[state])
-        yield ledgers
+        states = {state: found.ledger_states[state] for state in STATES}
+        yield _by_label("ledgers", "Ledgers by state", "state", states)
+        yield _by_label(
+            "scheduler_deletions_stopped_streams",
+            "Streams of which nothing is deleted, since a manifest is missing, or newer than the "
+            "metadata",
+            "cause",
+            self._manifests.stopped_streams(),
+        )
+        if self._scrubs.faults is not None:
+            yield from _faults(self._scrubs.faults)
         if self._streams_max:
             yield from self._by_stream()
 
@@ -109,6 +131,28 @@ class SchedulerCollector(Collector):
             overdue.add_metric([name], lag.overdue_ms / 1000)
             lags.add_metric([name], lag.length)
         yield from (ages, overdue, lags)
+
+
+def _faults(found: KnownFaults) -> Iterator[Metric]:
+    yield _by_label(
+        "scheduler_scrub_findings",
+        "Faults that scrubs found and did not repair",
+        "kind",
+        {kind.value: count for kind, count in found.by_kind.items()},
+    )
+    yield _gauge(
+        "offload_orphan_objects",
+        "Objects that nothing names, and that the last scrub left",
+        found.orphan_objects,
+    )
+    yield _gauge("offload_orphan_bytes", "The bytes of those objects", found.orphan_bytes)
+
+
+def _by_label(name: str, what: str, label: str, values: Mapping[str, int]) -> Metric:
+    found = GaugeMetricFamily(f"tierlog_{name}", what, labels=[label])
+    for each, value in values.items():
+        found.add_metric([each], value)
+    return found
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

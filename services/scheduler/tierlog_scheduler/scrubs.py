@@ -10,6 +10,8 @@ Invariants:
     * A scrub at work is kept there too, before it is promised and every ``TELL_EACH_S``: whichever
       scheduler is asked knows of it, and that nothing is heard of it any more: by how long it
       sees the same report itself, since clocks of two hosts may be hours apart.
+    * What metrics tell of the bucket is what the reports that are kept say, whoever made them: a
+      leader looks at them every ``LOOK_AGAIN_S``.
     * When the last one by schedule began is kept there too: a new leader goes on with the same
       interval, and who does not lead looks every ``LOOK_AGAIN_S`` whether it does. A scrub that
       failed or was cut short does not count, and comes again after ``FAILED_AGAIN_S``. No clock
@@ -33,18 +35,20 @@ from typing import Final
 from uuid import UUID
 
 import structlog
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter
 
 from tierlog.catalog import ScrubCatalog
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.scrub import (
     TELL_EACH_S,
     DeepPlace,
+    KnownFaults,
     ScrubReport,
     ScrubState,
     ScrubTimes,
     ScrubWish,
     as_heard,
+    known_faults,
 )
 from tierlog.offload.scrub import Scrubber
 from tierlog.ports.clock import Clock
@@ -55,15 +59,6 @@ from tierlog_scheduler.defects import note_defect
 log = structlog.get_logger()
 
 SCRUBS: Final = Counter("tierlog_scheduler_scrubs_total", "Scrubs that ended", ["state"])
-REMAINING: Final = Gauge(
-    "tierlog_scheduler_scrub_findings",
-    "Faults that the last scrub found and did not repair",
-    ["kind"],
-)
-ORPHAN_OBJECTS: Final = Gauge(
-    "tierlog_offload_orphan_objects", "Objects that nothing names, and that the last scrub left"
-)
-ORPHAN_BYTES: Final = Gauge("tierlog_offload_orphan_bytes", "The bytes of those objects")
 
 LOOK_AGAIN_S: Final = 60.0
 """When it does not lead, or the metadata did not say how long ago the last one was."""
@@ -102,6 +97,8 @@ class ScrubRunner:
         self._clock = clock
         self._ids = ids
         self._schedule = schedule
+        self.faults: KnownFaults | None = None
+        """What is wrong in the bucket, by all reports that are kept; None: not known here."""
         self._asked: ScrubReport | None = None
         self._wake = asyncio.Event()
         self._reports: deque[ScrubReport] = deque(maxlen=schedule.reports_max)
@@ -122,6 +119,7 @@ class ScrubRunner:
         found = self._as_heard(await self._kept.reports())
         found |= {one.scrub_id: one for one in self._reports}
         newest = sorted(found.values(), key=lambda one: one.started_ms, reverse=True)
+        self.faults = known_faults(newest)
         return newest[: self._schedule.reports_max]
 
     def _as_heard(self, kept: Sequence[ScrubReport]) -> dict[UUID, ScrubReport]:
@@ -176,8 +174,23 @@ class ScrubRunner:
         return report
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Scrub when asked and when it is time, until ``stop``."""
+        """Scrub when asked and when it is time, and follow what others find, until ``stop``."""
         await unless_stopped(self._guarded(self._hear), stop)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(stop))
+            await self._scrub_when_due(stop)
+
+    async def _follow(self, stop: asyncio.Event) -> None:
+        """Know what is wrong in the bucket as long as this process leads: it tells of it."""
+        while not stop.is_set():
+            if self._leading():
+                await unless_stopped(self._guarded(self._hear), stop)
+            else:
+                self.faults = None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), LOOK_AGAIN_S)
+
+    async def _scrub_when_due(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             self._wake.clear()
             report, self._asked = self._asked, None
@@ -197,7 +210,7 @@ class ScrubRunner:
                 continue
 
     async def _hear(self) -> None:
-        """Let the silence about what others began count from now, not from the first question."""
+        """Look at what is kept: silence about what others began counts from the first look on."""
         with suppress(TierlogError):
             await self.reports()
 
@@ -303,6 +316,7 @@ class ScrubRunner:
             finally:
                 ended.set()
         await self._keep(report)
+        await self._hear()
 
     async def _keep_telling(self, report: ScrubReport, ended: asyncio.Event) -> None:
         while not ended.is_set():
@@ -336,11 +350,6 @@ class ScrubRunner:
 
     def _tell(self, report: ScrubReport) -> None:
         SCRUBS.labels(report.state.value).inc()
-        if report.state is ScrubState.DONE:
-            for kind, count in report.left.items():
-                REMAINING.labels(kind.value).set(count)
-            ORPHAN_OBJECTS.set(report.orphan_objects)
-            ORPHAN_BYTES.set(report.orphan_bytes)
         tell = log.info if report.is_clean else log.warning
         tell(
             "scrub.ended",

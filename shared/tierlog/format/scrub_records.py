@@ -39,6 +39,8 @@ _SAME: Final = (
     "copies_checked",
     "bytes_read",
     "elsewhere",
+    "orphan_objects",
+    "orphan_bytes",
 )
 _TEXTS: Final = ("key", "cause", "remedy", "repaired", "kept")
 
@@ -123,6 +125,8 @@ def _report_of(record: pb.ScrubReportRecord) -> ScrubReport:
         copies_checked=record.copies_checked,
         bytes_read=record.bytes_read,
         elsewhere=record.elsewhere,
+        orphan_objects=record.orphan_objects,
+        orphan_bytes=record.orphan_bytes,
         unread=list(record.unread),
         unread_left_off=record.unread_left_off,
         deletions_stopped=record.deletions_stopped,

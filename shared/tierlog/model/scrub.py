@@ -8,7 +8,7 @@ counted only.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -235,7 +235,7 @@ class ScrubReport:
     findings: list[Finding] = field(default_factory=list)
     findings_left_off: int = 0
     orphan_objects: int = 0
-    """Objects that nothing names and that stay, with their bytes: for who scrubs, not kept."""
+    """Objects that nothing names and that stay, with their bytes."""
     orphan_bytes: int = 0
 
     def add(self, finding: Finding, *, objects: int = 0, size: int = 0) -> None:
@@ -285,6 +285,34 @@ class ScrubReport:
         looked = not self.unread_count and not self.counts[FindingKind.NOT_CHECKED]
         looked = looked and self.deep_next is None
         return self.state is ScrubState.DONE and not self.remaining and looked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFaults:
+    """What is wrong in a bucket, as far as scrubs know, by kind; orphans with their bytes."""
+
+    by_kind: Mapping[FindingKind, int]
+    orphan_objects: int = 0
+    orphan_bytes: int = 0
+
+
+def known_faults(reports: Iterable[ScrubReport]) -> KnownFaults | None:
+    """Say what scrubs left, by their reports, newest first; None: none of them came to its end.
+
+    The newest one knows of all but one thing, damaged bytes of attribute indexes: only a deep one
+    reads those, and no metadata say what it found.
+    """
+    done = [one for one in reports if one.state is ScrubState.DONE]
+    if not done:
+        return None
+    newest, left = done[0], done[0].left
+    deep = next((one for one in done if one.wish.deep), newest)
+    if deep is not newest:
+        damaged = FindingKind.DAMAGED_DATA
+        left[damaged] += sum(one.kind is damaged and one.ledger_id is None for one in deep.findings)
+    return KnownFaults(
+        by_kind=left, orphan_objects=newest.orphan_objects, orphan_bytes=newest.orphan_bytes
+    )
 
 
 def as_heard(report: ScrubReport, *, silent_s: float) -> ScrubReport:

@@ -56,6 +56,9 @@ class OpenGate:
         del name
         return "shut" if self.shut else None
 
+    def stopped_streams(self) -> Mapping[str, int]:
+        return {"shut": int(self.shut)}
+
 
 def leader_of(world: World, limits: SchedulerLimits) -> Scheduler:
     """Return a scheduler of the world's streams, whose term has not begun."""

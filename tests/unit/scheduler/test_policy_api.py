@@ -6,6 +6,7 @@ import pytest
 from fastapi import FastAPI
 
 from tests.unit.offload.gates import OpenGate
+from tests.unit.offload.scrubs import runner
 from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.test_api import ask, served
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
@@ -223,16 +224,16 @@ async def test_what_is_behind_is_a_metric_of_the_leader_alone_and_by_stream_wher
     await leader.begin()
     world.clock.advance(3600)
     await leader.run_pass()
-    assert f"tierlog_{AGE}" not in {one.name for one in SchedulerCollector(leader).collect()}
+    assert f"tierlog_{AGE}" not in {one.name for one in collector_of(leader).collect()}
     leader.leading = True
-    found = {one.name: one for one in SchedulerCollector(leader).collect()}
+    found = {one.name: one for one in collector_of(leader).collect()}
     assert found[f"tierlog_{AGE}"].samples[0].value == pytest.approx(3600, abs=5)
     assert found["tierlog_offload_lag_ledgers"].samples[0].value == 1
     assert found[f"tierlog_{LAG}"].samples[0].value > 0
     states = {one.labels["state"]: one.value for one in found["tierlog_ledgers"].samples}
     assert {name: count for name, count in states.items() if count} == {"sealed": 2}
     assert not [one for one in found.values() if any("stream" in has.labels for has in one.samples)]
-    collector = SchedulerCollector(leader, streams_max=SHOWN)
+    collector = collector_of(leader, streams_max=SHOWN)
     found = {one.name: one for one in collector.collect()}
     ages = {one.labels["stream"]: one.value for one in found[f"tierlog_stream_{AGE}"].samples}
     assert ages[STREAM] == pytest.approx(3600, abs=5)
@@ -276,7 +277,11 @@ async def test_streams_that_can_not_be_read_are_a_metric_and_stand_as_they_were_
 
 
 def values_of(leader):
-    return {one.name: one.samples[0].value for one in SchedulerCollector(leader).collect()}
+    return {one.name: one.samples[0].value for one in collector_of(leader).collect()}
+
+
+def collector_of(leader, *, streams_max=0):
+    return SchedulerCollector(leader, OpenGate(), runner(World()), streams_max=streams_max)
 
 
 def test_every_route_is_described():

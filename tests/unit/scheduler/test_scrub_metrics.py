@@ -1,39 +1,58 @@
-"""What the metrics say of the bucket's faults: what alerts stand on."""
+"""What the metrics say of the bucket: the leader alone, and by what all scrubs have found."""
 
 import asyncio
+import random
 from collections.abc import Mapping
 from uuid import UUID
 
-from prometheus_client import REGISTRY
-
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import plant, runner
-from tests.unit.offload.test_scrub import offloaded
+from tests.unit.offload.test_scrub import offloaded, spoil
+from tests.unit.offload.test_scrub_attributes import grown
+from tests.unit.offload.world import World
+from tests.unit.scheduler.manifests_kit import Leader
+from tests.unit.scheduler.test_scheduler import scheduler
+from tierlog.adapters.memory.faults import Faults
 from tierlog.model.scrub import FAULTS, FindingKind, ScrubReport, ScrubWish
-from tierlog_scheduler.scrubs import ScrubRunner, ScrubSchedule
+from tierlog_scheduler.manifests import RESTORED, UNREAD
+from tierlog_scheduler.metrics import SchedulerCollector
+from tierlog_scheduler.scrubs import LOOK_AGAIN_S, ScrubRunner, ScrubSchedule
 
-NEVER = ScrubSchedule(interval_s=0)
 FINDINGS = "tierlog_scheduler_scrub_findings"
+ORPHANS = "tierlog_offload_orphan_objects"
+STOPPED = "tierlog_scheduler_deletions_stopped_streams"
+NEVER = ScrubSchedule(interval_s=0)
+DEEP = ScrubWish(deep=True)
 
 
 async def scrubbed(found: ScrubRunner, wish: ScrubWish) -> ScrubReport:
     """Have a scrub made, to its end."""
-    report, stop = await found.ask(wish), asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(found.run(stop))
-        await asyncio.sleep(60)
-        stop.set()
+    report = await found.ask(wish)
+    await run_for(found, 60)
     assert report.ended_ms
     return report
 
 
-def told() -> Mapping[str, float]:
-    """Return what is left in the bucket, by kind."""
+async def run_for(found: ScrubRunner, seconds: float) -> None:
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(found.run(stop))
+        await asyncio.sleep(seconds)
+        stop.set()
+
+
+def told(
+    found: ScrubRunner, *, leader: Leader | None = None, leading: bool = True
+) -> dict[str, Mapping[str, float]]:
+    """Return what a process tells, by metric and label."""
+    world = World()
+    process, gate = scheduler(world), (leader or Leader(world)).gate
+    process.leading = leading
     return {
-        sample.labels["kind"]: sample.value
-        for metric in REGISTRY.collect()
-        if metric.name == FINDINGS
-        for sample in metric.samples
+        metric.name: {
+            next(iter(sample.labels.values()), ""): sample.value for sample in metric.samples
+        }
+        for metric in SchedulerCollector(process, gate, found).collect()
     }
 
 
@@ -46,9 +65,82 @@ def test_what_is_no_fault_is_counted_and_alerts_nobody():
         report = await scrubbed(found, ScrubWish())
         assert report.counts[FindingKind.TOO_YOUNG] == report.counts[FindingKind.FOREIGN] == 1
         assert report.is_clean
-        assert told() == {kind.value: 0 for kind in FAULTS}
+        assert told(found)[FINDINGS] == {kind.value: 0 for kind in FAULTS}
         world.clock.advance(30 * 3600)
         report = await scrubbed(found, ScrubWish())
-        assert sum(told().values()) == told()["orphan-objects"] == report.remaining == 1
+        left = told(found)
+        assert sum(left[FINDINGS].values()) == left[FINDINGS]["orphan-objects"] == 1
+        assert left[ORPHANS] == {"": 2}
+        assert report.remaining == 1
+
+    run_virtual(main())
+
+
+def test_who_leads_no_more_tells_nothing_and_who_leads_next_knows_what_was_found():
+    async def main():
+        world, made = await offloaded()
+        await plant(world, 5)
+        world.clock.advance(30 * 3600)
+        first, leads = runner(world, NEVER), False
+        spoil(world, await world.context(made[0]), "flipped")
+        await scrubbed(first, DEEP)
+        second = runner(world, NEVER, leading=lambda: leads)
+        await run_for(second, 60)
+        for one in (first, second):
+            assert not {FINDINGS, ORPHANS, STOPPED} & told(one, leading=False).keys()
+        leads = True
+        await run_for(second, 60)
+        left = told(second)
+        assert left == told(first)
+        assert (left[FINDINGS]["damaged-data"], left[ORPHANS]) == (1, {"": 2})
+        # What others do is heard of, too.
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(second.run(stop))
+            await asyncio.sleep(1)
+            await scrubbed(first, ScrubWish(repair=True))
+            await asyncio.sleep(LOOK_AGAIN_S)
+            assert not sum(told(second)[FINDINGS].values())
+            leads = False
+            await asyncio.sleep(LOOK_AGAIN_S)
+            assert second.faults is None
+            stop.set()
+
+    run_virtual(main())
+
+
+def test_what_a_deep_scrub_found_is_left_until_it_is_mended_whoever_looks_in_between():
+    async def main():
+        world, base, _ = await grown()
+        context = await world.context(next(iter(world.ledgers)))
+        spoil(world, context, "flipped")
+        world.bucket.damage(base.objects[-1].key, 9)
+        found = runner(world, NEVER)
+        assert (await scrubbed(found, DEEP)).remaining == 2
+        for wish in (ScrubWish(), ScrubWish(ledgers=frozenset())):
+            await scrubbed(found, wish)
+            assert told(found)[FINDINGS]["damaged-data"] == 2
+        await scrubbed(found, ScrubWish(repair=True))
+        assert told(found)[FINDINGS]["damaged-data"] == 1
+        world.bucket.damage(base.objects[-1].key, 9)
+        await scrubbed(found, DEEP)
+        assert told(found)[FINDINGS]["damaged-data"] == 0
+
+    run_virtual(main(), until_s=1e6)
+
+
+def test_streams_of_which_nothing_is_deleted_are_told_by_the_leader_alone():
+    async def main():
+        world = World()
+        await world.stream()
+        given = Faults(random.Random(1))
+        leader, found = Leader(world, given), runner(world)
+        given.outages.add("objects.list")
+        await leader.visit()
+        assert told(found, leader=leader)[STOPPED] == {RESTORED: 0, UNREAD: 1}
+        assert STOPPED not in told(found, leader=leader, leading=False)
+        given.outages.clear()
+        await leader.visit()
+        assert told(found, leader=leader)[STOPPED] == {RESTORED: 0, UNREAD: 0}
 
     run_virtual(main())
