@@ -144,7 +144,9 @@ class AttemptsAnswer(BaseModel):
 
 
 class LeftoverDocument(BaseModel):
-    """What an abandoned attempt may have left. ``swept_ms`` null: not deleted for the first time.
+    """What an attempt may have left that was abandoned, or whose ledger was trimmed.
+
+    ``swept_ms`` null: not deleted for the first time.
 
     It is deleted once more when no request of its worker can land any more, then forgotten.
     """
@@ -224,7 +226,10 @@ class AttemptsApi:
         return LedgerAttemptsDocument.of(context)
 
     async def leftovers(self, name: str) -> LeftoversAnswer:
-        """Show what attempts left that is still to be deleted; the leader deletes it by itself."""
+        """Show what attempts left that is still to be deleted; the leader deletes it by itself.
+
+        So are the copies of ledgers that were trimmed, or go with their stream.
+        """
         return LeftoversAnswer(
             leftovers=[
                 LeftoverDocument(
@@ -237,11 +242,16 @@ class AttemptsApi:
                     swept_ms=attempt.swept_ms or None,
                 )
                 for one in await self._with_ledgers(name)
-                for _, context in await self._contexts(await self._catalog.streams.snapshot(one))
-                if context is not None
+                for context in await self._to_clean(await self._catalog.streams.snapshot(one))
                 for attempt in context.abandoned
             ]
         )
+
+    async def _to_clean(self, snapshot: StreamSnapshot) -> list[OffloadContext]:
+        """Return the contexts of a stream's ledgers, oldest first, also of those that left it."""
+        trimmed = [await self._catalog.contexts.peek(one) for one in snapshot.stream.deleting]
+        listed = [context for _, context in await self._contexts(snapshot)]
+        return [context for context in (*trimmed, *listed) if context is not None]
 
     async def _status(self, name: StreamName) -> OffloadStatusDocument:
         snapshot = await self._catalog.streams.snapshot(name)

@@ -14,7 +14,8 @@ from tierlog.model.errors import RetryableError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadState
 from tierlog.model.partitions import partition_names
-from tierlog.model.policy import Policy
+from tierlog.model.policy import NO_LEVELS, Policy
+from tierlog.model.trimming import TrimGrounds
 from tierlog.offload.dead_letters import DeadLetters, Letter
 from tierlog.offload.driver import BlockOffloader
 from tierlog.runtime.http import serve_http
@@ -162,6 +163,24 @@ async def test_leftovers_are_told_until_they_are_struck_off(world):
         assert left["uuid"] == str(abandoned.uuid)
         assert left["swept_ms"] == (abandoned.swept_ms or None)
         await catalog.contexts.strike_off(ledger_id, abandoned.uuid)
+        assert (await ask(session, "GET", path))["leftovers"] == []
+
+
+async def test_the_copy_of_a_trimmed_ledger_is_a_leftover_until_it_is_deleted(world):
+    claimed = await world.stream()
+    gone, kept = [await world.seal(claimed, ENTRIES) for _ in range(2)]
+    for ledger_id in (gone, kept):
+        await world.worker().handle(world.request(claimed, ledger_id))
+    uuid = (await world.context(gone)).uuid
+    catalog = world.catalog()
+    grounds = TrimGrounds.of(await catalog.streams.get(STREAM), NO_LEVELS)
+    await catalog.retention.begin_trim(STREAM, claimed.incarnation, [gone], grounds=grounds)
+    path = f"/v1/streams/{STREAM}/leftovers"
+    async with served(world) as session:
+        (left,) = (await ask(session, "GET", path))["leftovers"]
+        assert (left["ledger_id"], left["uuid"]) == (gone, str(uuid))
+        assert left["swept_ms"] is None
+        await catalog.contexts.strike_off(gone, uuid)
         assert (await ask(session, "GET", path))["leftovers"] == []
 
 
