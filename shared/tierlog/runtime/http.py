@@ -7,7 +7,7 @@ those of the framework too.
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from importlib.metadata import version
 from typing import Final
 from uuid import UUID
@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -58,6 +58,8 @@ TAKEN_S_MAX: Final = 300.0
 who read runs pause for as long as the store does that they write to."""
 _TOO_LARGE: Final = 413
 CONNECTIONS_MAX: Final = 2048
+ALWAYS_ANSWERED: Final = frozenset({"/livez", "/readyz", "/metrics"})
+"""What those ask who watch a process, who are not to end it because many others ask it."""
 CERTIFICATE_NAMES: Final = "certificate_names"
 """In the state of a request: the names in the client's certificate, where TLS has verified one."""
 UNKNOWN_CALLER: Final = "tierlog.unknown_caller"
@@ -66,6 +68,9 @@ BUILD: Final = Gauge(
     "tierlog_build_info",
     "Always 1: the version of this process, and that of the wire that it speaks",
     ["version", "wire"],
+)
+REFUSED: Final = Counter(
+    "tierlog_http_refused", "Requests that were refused: this process had all its connections"
 )
 BUILD.labels(version("tierlog"), str(current(Format.WIRE))).set(1)
 
@@ -146,6 +151,30 @@ def problem_response(error: TierlogError) -> Response:
         media_type=PROBLEM_TYPE,
         headers=headers,
     )
+
+
+class _Bounded:
+    """Refuses requests while there are as many connections as a process takes."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.connections: Collection[object] = ()
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if len(self.connections) < CONNECTIONS_MAX or scope["path"] in ALWAYS_ANSWERED:
+            await self._app(scope, receive, send)
+            return
+        REFUSED.inc()
+        response = problem_response(
+            RetryableError(
+                f"this process has {len(self.connections)} connections, and takes no more",
+                remedy="Ask again, and end connections that ask nothing; or run more processes",
+                retry_after_s=1.0,
+            )
+        )
+        response.headers["Connection"] = "close"
+        await response(scope, receive, send)
 
 
 class _OneCluster:
@@ -234,8 +263,9 @@ async def serve_http(
 
     Who takes hardly anything of an answer for ``taken_s_max`` is cut off, the answer whole or not.
     """
+    bounded = _Bounded(app)
     config = _Config(
-        app,
+        bounded,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=DRAIN_S_MAX,
@@ -246,12 +276,12 @@ async def serve_http(
         proxy_headers=False,
         server_header=False,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-        limit_concurrency=CONNECTIONS_MAX,
         # Probes have no certificate; what is not public asks for one, or for a token.
         ssl_context_factory=None if tls is None else lambda *_: tls.context(required=False),
     )
     config.taken_s_max = taken_s_max
     server = _EmbeddedServer(config)
+    bounded.connections = server.server_state.connections
     listening = listen(host, port)
     bound_port: int = listening.getsockname()[1]
     # Awaited below, whatever happens in between.

@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import socket
 
+import aiohttp
 import pytest
 from fastapi.responses import Response, StreamingResponse
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from tierlog.runtime import http as http_module
@@ -106,12 +108,33 @@ async def test_who_takes_nothing_is_cut_off_and_others_have_its_place(sent, app,
             for _ in range(4):
                 stack.enter_context(await asking(port, sent))
             await asyncio.sleep(0.3)
-            assert await status_of(port) == 503
+            assert await status_of(port, "/openapi.json") == 503
             async with asyncio.timeout(5):
                 while any(one in one.connections for one in made[:4]):
                     await asyncio.sleep(0.05)
             assert [one.transport.get_write_buffer_size() for one in made[:4]] == [0] * 4
-            assert await status_of(port) == 200
+            assert await status_of(port, "/openapi.json") == 200
+
+
+async def test_who_watches_is_answered_when_no_one_else_is(app, monkeypatch):
+    """Else a process with many clients would be ended, and they would go to the next one."""
+    monkeypatch.setattr(http_module, "CONNECTIONS_MAX", 5)
+    refused = REGISTRY.get_sample_value("tierlog_http_refused_total") or 0
+    async with serve_http(app, host="127.0.0.1", port=0) as port:
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):
+                stack.enter_context(await asking(port, b""))
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+                for path in ("/livez", "/readyz", "/metrics"):
+                    async with session.get(path) as answer:
+                        assert answer.status == 200, path
+                async with session.get("/openapi.json") as answer:
+                    problem = await answer.json(content_type="application/problem+json")
+                    assert (answer.status, problem["reason"]) == (503, "UNAVAILABLE")
+                    assert answer.headers["Retry-After"] == "1"
+                    assert answer.headers["Connection"] == "close"
+                    assert "run more processes" in problem["remedy"]
+        assert REGISTRY.get_sample_value("tierlog_http_refused_total") == refused + 1
 
 
 @pytest.mark.parametrize(("path", "told"), [("/whole", ["client.left"]), ("/left/", [])])
