@@ -1,15 +1,19 @@
 """The command line's main job: append, read, seal, offload, look; and ``tierlog up`` itself."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
+from pathlib import Path
 
 import orjson
 import psutil
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.integration]
 
 
@@ -28,6 +32,35 @@ async def test_append_and_read_in_every_format(cli, cluster):
     limited = (await cli("read", "cli-a", "-n", "2", "-o", "json", state_dir=state)).check(0)
     assert [one["payload"] for one in orjson.loads(limited.stdout)] == ["line 0", "line 1"]
     assert (await cli("read", "cli-a", "--from", "latest", state_dir=state)).check(0).stdout == b""
+
+
+def test_the_probe_of_the_service_levels_reads_what_it_appended(cluster, tmp_path):
+    if shutil.which("jq") is None:
+        pytest.skip("needs jq")
+    page = (ROOT / "docs" / "reference" / "service-levels.md").read_text("utf-8")
+    steps = page.partition("## The probe")[2].partition("\n    ")[2].partition("\n\n")[0]
+    script = textwrap.dedent(f"    {steps}")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("TIERLOG_")} | {
+        "TIERLOG_STATE_DIR": str(cluster.state_dir),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+
+    def probe(sent):
+        # The first event of the stream is none that a later run may take for its own.
+        (tmp_path / "date").write_text(f"#!/bin/sh\necho {sent}\n")
+        (tmp_path / "date").chmod(0o755)
+        path = f"{tmp_path}{os.pathsep}{environ['PATH']}"
+        shown = f'{script}\necho "read $got"'
+        done = subprocess.run(
+            ["bash", "-c", shown], env=environ | {"PATH": path}, capture_output=True, check=False
+        )
+        return done.returncode, done.stdout.decode()
+
+    assert probe("first") == (0, "read first\n")
+    assert probe("second") == (0, "read second\n")
+    environ["TIERLOG_CLIENT__READER_HTTP_ADDRESS"] = "127.0.0.1:9"
+    environ["TIERLOG_CLIENT__INGEST_ADDRESS"] = "127.0.0.1:9"
+    assert probe("third") == (5, "")
 
 
 async def test_raw_streams_hold_the_bytes_and_nothing_more(cli, cluster):
