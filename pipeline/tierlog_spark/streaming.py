@@ -268,8 +268,9 @@ async def _plan(
     bounds = with_times(ALL, options)
     if options.mode is ReadMode.DIRECT:
         return await _plan_direct(options, bounds, batch)
-    found = list[Part]()
-    for one in await _served(options):
+    found, streams = list[Part](), await _served(options)
+    check_all_found(frozenset(one.name for one in streams), batch, options)
+    for one in streams:
         wanted = batch.of(one.name, one.incarnation)
         if wanted is not None:
             check_served(one, wanted, fail_on_data_loss=options.fail_on_data_loss)
@@ -282,7 +283,7 @@ async def _plan_direct(options: ReadOptions, bounds: Bounds, batch: Batch) -> li
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
         streams = await bucket.streams(options.streams)
         names = frozenset(known.stream for known in streams)
-        _check_partitions(names, batch, options.streams)
+        check_all_found(names, batch, options)
         for known in streams:
             wanted = batch.of(known.stream, known.incarnation)
             if wanted is None:
@@ -397,14 +398,28 @@ def check_stored(
     _check_end(head.stream, within, Position(LedgerId(last + 1), EntryId(0)), _LAGS)
 
 
-def _check_partitions(
-    known: frozenset[StreamName], batch: Batch, streams: Sequence[StreamName]
-) -> None:
-    """Refuse a batch that takes something of a partition of which the bucket has no manifest."""
+def check_all_found(known: frozenset[StreamName], batch: Batch, options: ReadOptions) -> None:
+    """Refuse a batch that takes something of a stream that was not found.
+
+    It is a partition of which the bucket has no manifest, or the query reads it no more.
+    """
     for name in batch.names:
         wanted, whole = batch.of(name), StreamName(name.rpartition("-partition-")[0])
-        if wanted is not None and name not in known and whole in streams:
+        if wanted is None or name in known:
+            continue
+        if whole in options.streams:
             _check_end(name, wanted, BEGINNING, _LAGS)
+        assert wanted.start is not None
+        assert wanted.end is not None
+        what = f"is to be read up to {wanted.end} by a batch that was begun: name it until that is"
+        _lost(
+            name,
+            f"{what} done",
+            Reason.NO_SUCH_ENTRY,
+            position=wanted.start,
+            begins=wanted.end,
+            fail=options.fail_on_data_loss,
+        )
 
 
 def _check_end(stream: StreamName, within: Range, end: Position, remedy: str) -> None:

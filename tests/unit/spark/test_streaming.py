@@ -153,7 +153,27 @@ def test_a_batch_of_a_partition_that_the_bucket_has_not_is_refused(monkeypatch):
     with pytest.raises(RefusedError, match="s-partition-1 ends at 0:0"):
         planned(begin, {one: "12:0", other: "13:0"})
     # Of what the query reads no more, nothing is missed.
-    assert planned({one: "0:0"}, {one: "12:0", "t-partition-0": "9:0"}) == [(11, 0, 9)]
+    left = {"t-partition-0": "9:0"}
+    assert planned({one: "0:0", **left}, {one: "12:0", **left}) == [(11, 0, 9)]
+
+
+def test_a_begun_batch_is_not_made_shorter_by_leaving_out_a_stream(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(4, 5, stream="a"))
+    asyncio.run(bucket.write(6, stream="b"))
+    start, end = {"a": "4:0", "b": "6:0"}, {"a": "6:0", "b": "7:0"}
+    assert [one for one, _, _ in planned(start, end, streams="a,b")] == [4, 5, 6]
+    with pytest.raises(RefusedError, match=r"stream a is to be read up to 6:0 .* name it until"):
+        planned(start, end, streams="b")
+    # Between two batches it may be left out, and once it is gone for good.
+    assert [one for one, _, _ in planned({**start, "a": "6:0"}, end, streams="b")] == [6]
+    lax = {"streams": "b", "failOnDataLoss": "false"}
+    assert [one for one, _, _ in planned(start, end, **lax)] == [6]
+    # With readers as well.
+    serving(monkeypatch, served((6, 10, 100, True))._replace(name=StreamName("b")))
+    for mode in ("service", "auto"):
+        with pytest.raises(RefusedError, match="stream a is to be read"):
+            reading(streams="b", readMode=mode).partitions(start, end)
 
 
 OPEN = served((12, 100, 1000, True), (15, 10, 100, False))
