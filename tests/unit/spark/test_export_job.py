@@ -1,7 +1,7 @@
 """One stream that can't be exported keeps none behind it from being exported, and is told."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,8 +15,10 @@ from tierlog_spark.cli import export as command
 from tierlog_spark.cli.running import EXIT_INCOMPLETE
 from tierlog_spark.jobs.export import job
 from tierlog_spark.jobs.export.job import export_to
+from tierlog_spark.jobs.export.log import record_name
 from tierlog_spark.jobs.export.options import ExportOptions
 from tierlog_spark.jobs.export.targets import FolderTarget
+from tierlog_spark.jobs.export.writing import FileRow, WriteTask
 from tierlog_spark.jobs.frame import JobRun
 
 STREAMS = ("a", "b", "c")
@@ -43,12 +45,13 @@ def run_of(monkeypatch, tmp_path):
         raised: Mapping[str, Exception] = MappingProxyType({}),
         target: Any = FolderTarget,
         dry_run: bool = False,
+        write: Callable[[WriteTask], list[FileRow]] = lambda _: [],
     ) -> Any:
-        def write_batch(_run, _options, step, _task):
+        def write_batch(_run, _options, step, task):
             (name,) = step.to
             if name in raised and step.start[name].ledger_id == 12:
                 raise raised[name]
-            return []
+            return write(task)
 
         monkeypatch.setattr(job, "write_batch", write_batch)
         # As many bytes as the kit's ledgers have entries: a batch is one of these.
@@ -89,6 +92,40 @@ def test_a_run_that_can_export_nothing_ends_with_the_error_itself(run_of, stream
     with pytest.raises(CorruptError) as caught:
         run_of(*streams, raised=raised)
     assert caught.value is SPOILT
+
+
+def row_of(name: str, length: int) -> FileRow:
+    return {"name": name, "rows": 1, "bad": 0, "bytes": length, "sha256": "0" * 64}
+
+
+def test_files_that_executors_wrote_to_a_folder_of_their_own_are_not_committed(run_of, tmp_path):
+    def write(folder):
+        def written(task):
+            name = f"date=2026-11-22/part-{task.number}.parquet"
+            (folder or task.target.folder).joinpath(name).parent.mkdir(parents=True, exist_ok=True)
+            (folder or task.target.folder).joinpath(name).write_bytes(b"rows")
+            return [row_of(name, 4)]
+
+        return written
+
+    with pytest.raises(RefusedError, match=r"1 files .*/a/date=2026-11-22/part-2") as caught:
+        run_of("a", write=write(tmp_path / "of-an-executor"))
+    assert "mounted" in caught.value.remedy
+    # Half of it is as little.
+    with pytest.raises(RefusedError, match="don't share that folder"):
+        run_of("a", write=lambda task: [row_of(write(None)(task)[0]["name"], 5)])
+    report = run_of("a", write=write(None))
+    assert (report.counts["failed"], report.counts["commits"], report.counts["files"]) == (0, 2, 2)
+
+
+def test_a_run_whose_files_another_one_deleted_is_told_of_that_one(run_of):
+    def overtaken(task):
+        assert task.target.put_new(record_name(task.number), b"a claim")
+        return [row_of("date=2026-11-22/part-2.parquet", 4)]
+
+    with pytest.raises(RefusedError, match="another run took number 2") as caught:
+        run_of("a", write=overtaken)
+    assert caught.value.reason is Reason.FENCED
 
 
 def test_a_run_that_another_one_overtakes_leaves_all_the_rest_to_it(run_of):

@@ -233,13 +233,29 @@ class _Stream:
     def _rows(self, step: Step) -> Sequence[FileRow]:
         """Have a batch written; of one that fails, take away what is there of it."""
         try:
-            return write_batch(self.run, self.options, step, self._task())
+            rows = write_batch(self.run, self.options, step, self._task())
+            self._check_seen(rows)
         except Exception:
             # What a task writes that is still at work, or can't be deleted now, the next run finds.
             with contextlib.suppress(TierlogError, OSError):
                 names = self.target.names()
                 self.target.delete(files_of_run(names, self._next_number, self.run_id))
             raise
+        return rows
+
+    def _check_seen(self, rows: Sequence[FileRow]) -> None:
+        """Refuse to name what lies elsewhere: each executor has a folder of its own."""
+        unseen = self.target.unseen({row["name"]: row["bytes"] for row in rows})
+        # A run that took our number has deleted our files: it is told of when we want to commit.
+        (taken,) = self.target.get([record_name(self._next_number)])
+        if unseen and taken is None:
+            raise RefusedError(
+                f"executors wrote {len(unseen)} files that are not there for the driver, as "
+                f"{self.target.place}/{unseen[0]}: they don't share that folder",
+                remedy="Export to a folder that is mounted on the driver and on all executors, or "
+                "to s3://BUCKET/PREFIX",
+                details={"stream": self.name},
+            )
 
     def _task(self) -> WriteTask:
         return WriteTask(

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -46,6 +46,10 @@ class Target(Protocol):
 
     def get(self, names: Sequence[str]) -> list[bytes | None]:
         """Return whole files, None for each that is not there."""
+        ...
+
+    def unseen(self, lengths: Mapping[str, int]) -> list[str]:
+        """Return which of the files, that others wrote at these lengths, are not there for us."""
         ...
 
     def put(self, name: str, body: Buffer) -> None:
@@ -87,6 +91,15 @@ class FolderTarget:
     def _get(self, name: str) -> bytes | None:
         try:
             return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def unseen(self, lengths: Mapping[str, int]) -> list[str]:
+        return [name for name, length in lengths.items() if self._length(name) != length]
+
+    def _length(self, name: str) -> int | None:
+        try:
+            return (self.folder / name).stat().st_size
         except FileNotFoundError:
             return None
 
@@ -170,6 +183,11 @@ class BucketTarget:
             return None if found is None else found[1]
 
         return self._each(names, read)
+
+    def unseen(self, lengths: Mapping[str, int]) -> list[str]:
+        # A bucket is the same one for everybody.
+        del lengths
+        return []
 
     def put(self, name: str, body: Buffer) -> None:
         async def write(objects: ObjectStore) -> None:
