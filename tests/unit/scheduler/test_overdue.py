@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.offload.gates import OpenGate
+from tests.unit.offload.scrubs import runner
 from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.test_policy import ledger, stream
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
@@ -133,7 +134,8 @@ async def test_who_is_late_is_told_beside_who_has_time():
     world.clock.advance(8 * 3600)
     await leader.run_pass()
     assert leader.lags[STREAM].ledgers == 1
-    found = {one.name: one.samples for one in SchedulerCollector(leader, streams_max=1).collect()}
+    collector = SchedulerCollector(leader, OpenGate(), runner(world), streams_max=1)
+    found = {one.name: one.samples for one in collector.collect()}
     assert found[f"tierlog_{AGE}"][0].value == pytest.approx(8 * 3600, abs=60)
     assert found[f"tierlog_{OVERDUE}"][0].value == pytest.approx(7 * 3600, abs=60)
     assert found["tierlog_offload_unbounded_age_seconds"][0].value == 0
