@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 0.5
 RUNNING: Final = "running"
+DONE: Final = "done"
 EXIT_INCOMPLETE: Final = 5
 EXIT_FINDINGS: Final = 6
 
@@ -82,16 +84,21 @@ def scrub(
 ) -> None:
     """Look for objects, uploads and copies in S3 that are not as the metadata say.
 
-    Exits with 6 while anything is wrong, with 5 when not all of it could be looked at. What is
-    younger than the safety age, or of another cluster, is counted and left alone.
+    Exits with 6 while anything is wrong, with 5 when not all of it could be looked at, by this
+    scrub or by the one whose report it is given. What is younger than the safety age, or of another
+    cluster, is counted and left alone.
     """
     if ctx.invoked_subcommand is not None:
         return
 
-    ledgers = None if from_report is None else ledgers_of(from_report)
-    if ledgers is not None and not ledgers:
-        say(f"{from_report} names no ledger: nothing is to be done", quiet=quiet)
-        return
+    told = None if from_report is None else read_report(from_report)
+    cut = told.cut if told is not None else ""
+    if cut:
+        say(f"{from_report} may not name all that is wrong: {cut}", quiet=quiet)
+    if told is not None and not told.findings:
+        say(f"{from_report} names nothing: nothing is to be done", quiet=quiet)
+        raise typer.Exit(EXIT_INCOMPLETE if cut else 0)
+    ledgers = told.ledgers if told is not None else None
 
     async def ask(client: "Client") -> Any:  # noqa: ANN401 - JSON
         begun = await client.scrubs.begin(
@@ -102,6 +109,8 @@ def scrub(
     found = with_client(ask)
     _show(found, output)
     _end(found)
+    if cut:
+        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 @app.command("list")
@@ -146,13 +155,23 @@ async def _newest(client: "Client") -> str:
     )
 
 
-def ledgers_of(path: Path) -> list[LedgerId]:
-    """Return the ledgers that a report names; ``RefusedError`` when it is none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldReport:
+    """What a report names. ``cut``: why there may be more that is wrong; empty: there is not."""
+
+    findings: int
+    ledgers: list[LedgerId]
+    cut: str
+
+
+def read_report(path: Path) -> ToldReport:
+    """Return what a report names; ``RefusedError`` when it is none."""
     try:
         with open_input(path) as file:
             found = json.load(file)
         rows = found["findings"] if "findings" in found else found["rows"]
         named = {LedgerId(int(one["ledger_id"])) for one in rows if one["ledger_id"] is not None}
+        told = ToldReport(findings=len(rows), ledgers=sorted(named), cut=_cut(found, len(rows)))
     except (ValueError, KeyError, TypeError) as error:
         raise RefusedError(
             f"{path} is no report of a scrub",
@@ -163,7 +182,20 @@ def ledgers_of(path: Path) -> list[LedgerId]:
             f"{path} names {len(named)} ledgers, and a scrub is asked for {ASKED_LEDGERS_MAX}",
             remedy="Repair all there is: tierlog scrub --repair --deep",
         )
-    return sorted(named)
+    return told
+
+
+def _cut(report: Mapping[str, Any], findings: int) -> str:
+    """Say why a report may not name all that is wrong, of either kind of scrub."""
+    state = report.get("state", DONE)
+    if state != DONE:
+        return f"the state of its scrub is {state}"
+    # A job of Spark says how many there are alone.
+    if report.get("findings_left_off") or report.get("remaining", 0) > findings:
+        return "not all findings had room in it"
+    if report.get("deep_next") is not None:
+        return "its scrub ran out of time"
+    return "its scrub could not look at everything" if report.get("unread") else ""
 
 
 def _end(found: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from tierlog.cli import main
-from tierlog.cli.scrub import ledgers_of
+from tierlog.cli.scrub import read_report
 from tierlog_spark.cli.main import app as spark
 
 PLACE = "is not the place of a dead letter"
@@ -68,4 +68,4 @@ def test_a_report_that_is_there_is_read(tmp_path):
     report = tmp_path / "report.json"
     rows = [{"ledger_id": 7}, {"ledger_id": None}, {"ledger_id": 3}]
     report.write_text(json.dumps({"findings": rows}), encoding="utf-8")
-    assert ledgers_of(report) == [3, 7]
+    assert read_report(report).ledgers == [3, 7]

@@ -142,6 +142,9 @@ def test_a_report_says_what_is_read_back_and_repaired(
         {"repair": True, "deep": True, "ledgers": [3, 7]},
         {"repair": False, "deep": True, "ledgers": [3, 7]},
     ]
+    # Orphans, say: what is left of them is looked at, and no data.
+    assert run("--repair", report={"rows": [{"ledger_id": None}]}).exit_code == 0
+    assert asked.pop() == {"repair": True, "deep": True, "ledgers": []}
     clean = run("--repair", report={"rows": []})
     assert (clean.exit_code, len(asked)) == (0, 2)
     assert "nothing is to be done" in clean.output
@@ -153,3 +156,35 @@ def test_a_report_says_what_is_read_back_and_repaired(
     many = run(report={"rows": [{"ledger_id": number} for number in range(10_001)]})
     assert many.exit_code == 2
     assert "scrub --repair --deep" in many.output
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        ({"state": "done", "findings_left_off": 5}, "room"),
+        ({"state": "running", "findings_left_off": 0}, "is running"),
+        ({"state": "failed", "findings_left_off": 0}, "is failed"),
+        ({"state": "done", "deep_next": {"stream": "logs", "ledger_id": 8}}, "out of time"),
+        ({"state": "done", "unread": ["stream logs: unreachable"]}, "look at everything"),
+        ({"remaining": 2, "unread": 0}, "room"),
+        ({"remaining": 1, "unread": 3}, "look at everything"),
+    ],
+)
+def test_what_is_repaired_by_a_report_that_does_not_name_all_is_not_called_clean(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report: dict[str, Any], why: str
+) -> None:
+    asked: list[dict[str, Any]] = [document(), document(ORPHAN)]
+    monkeypatch.setattr(scrub, "with_client", lambda _: asked.pop(0))
+    path = tmp_path / "report.json"
+
+    def run(rows: list[Any]) -> tuple[int, str]:
+        name = "findings" if "state" in report else "rows"
+        path.write_text(json.dumps({**report, name: rows}), encoding="utf-8")
+        done = CliRunner().invoke(main.app, ["scrub", "--repair", "--from-report", str(path)])
+        return done.exit_code, " ".join(done.output.split())
+
+    for code in (5, 6):
+        exit_code, words = run([{"ledger_id": 7}])
+        assert exit_code == code
+        assert why in words
+    assert run([])[0] == 5
