@@ -39,6 +39,7 @@ from tierlog_spark.driving import (
 from tierlog_spark.offsets import (
     BEGINNING,
     Budget,
+    Offsets,
     ReadableLedger,
     advanced_all,
     capped,
@@ -99,12 +100,14 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         readable = _readable(streams)
         incarnations = {**incarnations_in(start), **{one.name: one.incarnation for one in streams}}
         before = _before(streams, start, fail=self.options.fail_on_data_loss)
-        everything = advanced_all(before, readable, Budget())
+        # What comes to the others begins where this batch says, which takes nothing of it.
+        new = _beginnings(streams, self.options.streams, besides=before)
+        everything = advanced_all({**before, **new}, readable, Budget())
         self._latest = to_json(everything, incarnations)
         found = advanced_all(before, readable, _budget(self.options, limit))
         if self._target is not None:
             found = capped(before, found, self._target)
-        return to_json(found, incarnations)
+        return to_json({**found, **new}, incarnations)
 
     def reportLatestOffset(self) -> dict[str, str] | None:  # noqa: N802
         return self._latest
@@ -148,13 +151,30 @@ async def _initial(options: ReadOptions) -> dict[str, str]:
         name, incarnation = await _starting(options, options.start)
         return to_json({name: options.start}, {name: incarnation})
     found = await _found(options)
-    where = {
-        one.name: Position(one.ledgers[0].ledger_id, BEGINNING.entry_id)
-        if one.ledgers
-        else one.trimmed_end or BEGINNING
-        for one in found
-    }
+    where = {one.name: _beginning(one) for one in found}
     return to_json(where, {one.name: one.incarnation for one in found})
+
+
+def _beginning(stream: ListedStream) -> Position:
+    """Return where a stream begins now: what was trimmed before nobody misses."""
+    if stream.ledgers:
+        return Position(stream.ledgers[0].ledger_id, BEGINNING.entry_id)
+    return stream.trimmed_end or BEGINNING
+
+
+def _beginnings(
+    streams: Sequence[ListedStream], named: Sequence[StreamName], *, besides: Offsets
+) -> dict[StreamName, Position]:
+    """Return where those begin that the query has no offset of.
+
+    One that was named since begins where it does now; a partition that had nothing when the query
+    began, at 0:0: what came, and was trimmed, meanwhile is lost.
+    """
+    return {
+        one.name: _beginning(one) if one.name in named else BEGINNING
+        for one in streams
+        if one.name not in besides
+    }
 
 
 async def _starting(options: ReadOptions, start: Position) -> tuple[StreamName, UUID | None]:
@@ -186,11 +206,9 @@ def _before(
     streams: Sequence[ListedStream], start: Mapping[str, str], *, fail: bool
 ) -> dict[StreamName, Position]:
     """Return where each stream is gone on with, from its beginning if the offset is another's."""
-    # A partition that had nothing when the query began has something by now.
-    before, incarnations = dict.fromkeys(_readable(streams), BEGINNING), incarnations_in(start)
-    before |= from_json(start)
+    before, incarnations = from_json(start), incarnations_in(start)
     for one in streams:
-        was, where = incarnations.get(one.name), before[one.name]
+        was, where = incarnations.get(one.name), before.get(one.name, BEGINNING)
         if is_another(was, one.incarnation) and where != BEGINNING:
             _tell_another(one.name, where, was, one.incarnation, fail=fail)
             before[one.name] = BEGINNING
@@ -251,6 +269,10 @@ class Batch:
         start, end = self._start.get(stream, BEGINNING), self._end.get(stream, BEGINNING)
         begun, ended = self._start_of.get(stream), self._end_of.get(stream)
         if start == end and not is_another(begun, ended):
+            return None
+        if stream not in self._start and ended is not None:
+            # It says where the stream begins. Earlier versions, who name no incarnation, took it
+            # from 0:0.
             return None
         if is_another(ended, there):
             _tell_another(stream, end, ended, there, fail=self._fail)

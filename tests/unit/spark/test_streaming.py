@@ -157,6 +157,43 @@ def test_a_batch_of_a_partition_that_the_bucket_has_not_is_refused(monkeypatch):
     assert planned({one: "0:0", **left}, {one: "12:0", **left}) == [(11, 0, 9)]
 
 
+def test_a_stream_that_is_named_later_begins_where_it_does_and_has_lost_nothing(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(4, 5, stream="a"))
+    asyncio.run(bucket.write(9, 11, stream="b", trimmed_through=7))
+    reader, start = reading(streams="a,b"), {"a": "5:0"}
+    first = reader.latestOffset(start, ALL)
+    assert first == {"a": f"6:0@{INCARNATION}", "b": f"9:0@{INCARNATION}"}
+    assert reader.reportLatestOffset() == {"a": first["a"], "b": f"12:0@{INCARNATION}"}
+    assert len(reader.partitions(start, first)) == 1
+    second = reader.latestOffset(first, ALL)
+    assert second == reader.reportLatestOffset()
+    assert len(reader.partitions(first, second)) == 2
+    # It is taken off again amid either batch.
+    alone = reading(streams="a")
+    assert len(alone.partitions(start, first)) == 1
+    with pytest.raises(RefusedError, match="stream b is to be read up to 12:0"):
+        alone.partitions(first, second)
+    # What is trimmed from here on was lost.
+    asyncio.run(bucket.write(stream="b", trimmed_through=9, removed=[9]))
+    with pytest.raises(RefusedError, match="trimmed up to"):
+        reader.partitions(first, second)
+
+
+def test_of_a_partition_that_comes_later_nothing_is_passed_over(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    one, other = "s-partition-0", "s-partition-1"
+    asyncio.run(bucket.write(partitions=2))
+    asyncio.run(bucket.write(11, stream=one))
+    start = reading().latestOffset(reading().initialOffset(), ALL)
+    asyncio.run(bucket.write(12, stream=other))
+    first = reading().latestOffset(start, ALL)
+    assert first == {**start, other: f"0:0@{INCARNATION}"}
+    assert planned(start, first) == []
+    second = reading().latestOffset(first, ALL)
+    assert planned(first, second) == [(12, 0, 9)]
+
+
 def test_a_begun_batch_is_not_made_shorter_by_leaving_out_a_stream(monkeypatch):
     bucket = ManifestBucket(monkeypatch)
     asyncio.run(bucket.write(4, 5, stream="a"))
