@@ -165,14 +165,24 @@ def append(
     *,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Append entries to a created ledger, once and for all, and close it."""
+    """Append entries to a created ledger, once and for all, and close it.
+
+    An input that is refused, or interrupted, closes it too, with the entries that came before.
+    """
     from tierlog.client import SyncLedgers
 
     source, parser = open_input(file), EventParser(input_format)
     with SyncLedgers(load()) as ledgers, ledgers.write(ledger) as writer:
-        for piece in pieces_of(source):
-            writer.append_all(parser.feed(piece))
-        writer.append_all(parser.finish())
+        try:
+            for piece in pieces_of(source):
+                writer.append_all(parser.feed(piece))
+            writer.append_all(parser.finish())
+        except BaseException:
+            say(
+                f"ledger {ledger} takes no more entries: it is closed with those that came before; "
+                f"see: tierlog ledger show {ledger}; the whole input needs a ledger of its own"
+            )
+            raise
         closed = document_of(ledger, writer.close())
     print_one(closed, output)
 

@@ -177,8 +177,6 @@ def gc(
 ) -> None:
     """Show what attempts left in the bucket that the scheduler still has to delete.
 
-    The copies of ledgers that were trimmed, or go with their stream, are among it.
-
     It does so by itself, twice: at once, and when no late request of a worker can land any more.
     """
 
@@ -302,15 +300,18 @@ async def _until_there(
     client: "Client", stream: str, asked: dict[str, Any], timeout_s: float, *, quiet: bool
 ) -> None:
     wanted, names = set(asked.get("ledgers", [])), await _with_ledgers(client, stream)
-    there = set[int]()
+    missing = set(wanted)
 
     async def look() -> list[int]:
         listed = [one for name in names for one in (await client.stream(name))["ledgers"]]
-        there.update(one["ledger_id"] for one in listed if one["complete"])
-        return [one["ledger_id"] for one in listed if one["ledger_id"] in wanted - there]
+        # What has no entries gets no copy.
+        missing.difference_update(
+            one["ledger_id"] for one in listed if one["complete"] or not one["entries"]
+        )
+        return [one["ledger_id"] for one in listed if one["ledger_id"] in missing]
 
     def left(found: Sequence[Any]) -> str | None:
-        done = len(wanted & there)
+        done = len(wanted) - len(missing)
         return f"{done} of {len(wanted)} ledgers in tier 2" if found else None
 
     await _poll(
@@ -320,11 +321,10 @@ async def _until_there(
         timeout_s,
         quiet=quiet,
     )
-    if gone := sorted(wanted - there):
+    if missing:
         raise RefusedError(
-            f"{len(gone)} of {len(wanted)} ledgers of {stream} went before a copy of them was seen "
-            f"to be complete, the first of them {gone[0]}",
+            f"{len(missing)} of {len(wanted)} ledgers are gone from {stream}, and had no copy in "
+            f"tier 2 when they were last seen: {', '.join(map(str, sorted(missing)[:10]))}",
             reason=Reason.TRIMMED,
-            remedy="Retention trimmed them, or the stream was deleted: let retention_time be longer"
-            " than an offload may take",
+            remedy=f"See what retention says: tierlog policy explain {stream}",
         )
