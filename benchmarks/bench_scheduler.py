@@ -77,6 +77,9 @@ assert len(STATES) == LEDGERS_A_STREAM
 class OpenGate:
     """A gate to manifests that are never in the way."""
 
+    def begin_pass(self) -> None:
+        pass
+
     def begin_term(self) -> None:
         """Know nothing."""
 

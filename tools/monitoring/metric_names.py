@@ -90,7 +90,7 @@ class _EveryNumber:
 class _Leader:
     """A scheduler that leads, with its manifests and its scrubs."""
 
-    leading = True
+    leading = decided = True
     passes = 0
     pass_s = 0.0
     streams_unread = 0

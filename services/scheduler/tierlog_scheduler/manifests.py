@@ -6,7 +6,8 @@ Does not own their bytes (``tierlog.format.manifest``), reading and writing them
 
 A pass over a stream: ``look`` before its metadata is read, ``record`` with what was read, then
 the deletions, each after the question that belongs to it. None of it raises what the bucket
-does: a manifest that can't be read or written stops deletions, and nothing else.
+does: a manifest that can't be read or written stops deletions, and nothing else. A bucket that is
+away holds a pass up for as long as it takes to find that out, not for each stream.
 
 Invariants:
     * The next generation is written behind the one known before the metadata was read, with
@@ -19,7 +20,8 @@ Invariants:
       deletion of the stream, until they are as new again. No manifest is written of them.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 from uuid import UUID
@@ -31,7 +33,7 @@ from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.format.manifest import keep, unkeep
 from tierlog.model.attribute_record import AttributesRecord
-from tierlog.model.errors import CorruptError, TierlogError
+from tierlog.model.errors import CorruptError, IndeterminateError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import (
     ClusterManifest,
@@ -56,6 +58,8 @@ log = structlog.get_logger()
 WRITTEN: Final = Counter("tierlog_scheduler_manifests_written_total", "Manifests that were written")
 RESTORED: Final = "metadata older than the manifest"
 UNREAD: Final = "manifest not read or not written"
+FAILURES_MAX: Final = 16
+"""Behind so many in a row the bucket is asked for no manifest more in that pass."""
 
 
 class ManifestGate(Protocol):
@@ -63,6 +67,10 @@ class ManifestGate(Protocol):
 
     def begin_term(self) -> None:
         """Forget what was known: another leader may have written since."""
+        ...
+
+    def begin_pass(self) -> None:
+        """Ask the bucket again, whatever it was like before."""
         ...
 
     def forget(self, name: StreamName) -> None:
@@ -136,6 +144,7 @@ class BucketManifests:
         self._differing: set[LedgerId] = set()
         # Streams whose attributes were swept while a manifest was written: it may name what went.
         self._swept: set[StreamName] = set()
+        self._failures = 0
 
     def __repr__(self) -> str:
         return f"<BucketManifests known={len(self._known)} stopped={len(self._stopped)}>"
@@ -146,6 +155,24 @@ class BucketManifests:
         self._stopped.clear()
         self._differing.clear()
         self._swept.clear()
+
+    def begin_pass(self) -> None:
+        self._failures = 0
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Ask the bucket about a stream, unless it is away: each one may wait as long."""
+        if self._failures >= FAILURES_MAX:
+            raise RetryableError("the bucket is away", remedy="The next pass asks again")
+        try:
+            yield
+        except (RetryableError, IndeterminateError):
+            self._failures += 1
+            raise
+        except TierlogError:
+            self._failures = 0
+            raise
+        self._failures = 0
 
     def forget(self, name: StreamName) -> None:
         self._known.pop(name, None)
@@ -158,7 +185,8 @@ class BucketManifests:
             return False
         try:
             incarnation = (await self._catalog.streams.get(name)).incarnation
-            self._known[name] = await self._store.newest(name, incarnation)
+            with self._asking():
+                self._known[name] = await self._store.newest(name, incarnation)
         except TierlogError as error:
             self._stop(name, UNREAD, str(error))
         return True
@@ -171,7 +199,8 @@ class BucketManifests:
         if not (compare or waits):
             return False
         try:
-            standing = await self._store.standing(known)
+            with self._asking():
+                standing = await self._store.standing(known)
         except TierlogError as error:
             log.warning("manifest.unread", stream=name, cause=str(error))
             return False
@@ -232,7 +261,8 @@ class BucketManifests:
         copied = any(one.uuid is not None for one in changed.values())
         called_for = copied or removed or head_calls_for_write(known.head, head)
         if called_for or known.gone:
-            written = await self._write(known, head, changed, removed)
+            with self._asking():
+                written = await self._write(known, head, changed, removed)
             self._differing -= changed.keys()
             if written.gone:
                 return

@@ -12,8 +12,9 @@
 
 Invariant: they come from the metadata, by the leader alone: others say nothing of them, so that a
 sum or a maximum over all processes is the leader's word, workers that fail hide nothing, and who
-led before leaves nothing behind. With ``metrics.per_stream`` the streams that are furthest behind
-have metrics of their own.
+led before leaves nothing behind. A new leader says nothing either before it has decided once: what
+is not known is no 0. With ``metrics.per_stream`` the streams that are furthest behind have metrics
+of their own.
 """
 
 import heapq
@@ -59,7 +60,7 @@ class SchedulerCollector(Collector):
         yield CounterMetricFamily(
             "tierlog_scheduler_reads", "Streams and contexts read", value=found.mirror.reads
         )
-        if not found.leading:
+        if not (found.leading and found.decided):
             return
         yield _gauge("scheduler_pass_duration_seconds", "The last pass", found.pass_s)
         yield _gauge("scheduler_streams", "Streams that it knows", len(found.mirror.streams))

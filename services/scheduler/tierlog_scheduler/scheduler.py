@@ -144,6 +144,8 @@ class Scheduler:
             reread_s=limits.reread_s,
         )
         self.leading = False
+        self.decided = False
+        """Whether this term has decided about the streams: lags are not known before."""
         self.passes = 0
         self.pass_s = 0.0
         """How long the last pass took."""
@@ -166,7 +168,7 @@ class Scheduler:
         self._manifests.begin_term()
         self._saved: SchedulerProgress | None = None
         self._saved_s = self._passed_s = self._compared_s = self._clock.monotonic_s()
-        self._waits = self._noted = False
+        self._waits = self._noted = self.decided = False
         self._defects: dict[StreamName, str] = {}
         self._acted_ms = self.streams_unread = 0
         self.lags, self.ledger_states = {}, Counter()
@@ -247,6 +249,7 @@ class Scheduler:
         """Learn what changed, decide about every stream once, and do what is to be done."""
         begun_s = self._clock.monotonic_s()
         self._actions.begin_pass()
+        self._manifests.begin_pass()
         compare = begun_s - self._compared_s >= self._limits.reread_s
         await self._manifests.record_cluster(compare=compare)
         if compare:
@@ -291,7 +294,7 @@ class Scheduler:
                     await self._slots.acquire()
                     group.create_task(self._do(known.snapshot.stream, requests, now))
         self.lags = {**self._lags_kept(unread, now), **lags}
-        self.streams_unread, self.ledger_states = len(unread), states
+        self.streams_unread, self.ledger_states, self.decided = len(unread), states, True
         self._memory.tidy(self.mirror, seen)
         await self._act_in_turn(slow, now)
 

@@ -18,6 +18,9 @@ class OpenGate:
         self.shut = False
         self.recorded: list[tuple[StreamName, frozenset[LedgerId]]] = []
 
+    def begin_pass(self) -> None:
+        pass
+
     def begin_term(self) -> None:
         pass
 

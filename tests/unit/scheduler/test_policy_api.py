@@ -276,6 +276,35 @@ async def test_streams_that_can_not_be_read_are_a_metric_and_stand_as_they_were_
     assert values_of(leader)[f"tierlog_{AGE}"] > 3600
 
 
+async def test_a_new_leader_says_nothing_of_lags_before_it_knows_them(monkeypatch):
+    world = World()
+    claimed = await world.stream(policy=Policy(offload_time_ms=10**9))
+    await world.seal(claimed, ENTRIES)
+    gate = OpenGate()
+    leader = scheduler(world, manifests=gate)
+    waits, go_on = asyncio.Event(), asyncio.Event()
+
+    async def look(name, *, compare=False):
+        waits.set()
+        await go_on.wait()
+        return False
+
+    monkeypatch.setattr(gate, "look", look)
+    for _ in range(2):
+        await leader.begin()
+        leader.leading = True
+        waits.clear()
+        go_on.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(leader.run_pass())
+            await waits.wait()
+            known = values_of(leader)
+            assert known["tierlog_scheduler_leading"] == 1
+            assert not [one for one in known if "offload" in one or "unread" in one]
+            go_on.set()
+        assert values_of(leader)["tierlog_offload_lag_ledgers"] == 1
+
+
 def values_of(leader):
     return {one.name: one.samples[0].value for one in collector_of(leader).collect()}
 
