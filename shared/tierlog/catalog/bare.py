@@ -20,11 +20,13 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from uuid import UUID
 
+import structlog
+
 from tierlog.catalog.change import ensure_node, settle
 from tierlog.catalog.ledgers import LedgerCatalog, context_not_found
 from tierlog.catalog.naming import naming, newly_named
 from tierlog.format import ledger_metadata, paths
-from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import (
     KEY_DELETED_MS,
@@ -46,6 +48,8 @@ from tierlog.ports.metadata import (
     Put,
     VersionConflictError,
 )
+
+log = structlog.get_logger()
 
 
 class BareLedgerCatalog:
@@ -180,13 +184,20 @@ class BareLedgerCatalog:
         return found
 
     async def list_staging(self) -> dict[LedgerId, LedgerMetadata]:
-        """Return the staging ledgers that are not attached, by id. Any failure raises."""
+        """Return the staging ledgers that are not attached, by id; what can't be read is left out.
+
+        Whoever asks deletes what it may: nothing that is left out.
+        """
         await self._store.sync(paths.STAGING)
         found: dict[LedgerId, LedgerMetadata] = {}
         for name in await self._store.children(paths.STAGING) or []:
-            ledger_id = paths.staging_ledger_id_of(name)
-            data = await self._store.get(paths.ledger_path(ledger_id))
-            metadata = None if data is None else ledger_metadata.decode_znode(data.data)
+            try:
+                ledger_id = paths.staging_ledger_id_of(name)
+                data = await self._store.get(paths.ledger_path(ledger_id))
+                metadata = None if data is None else ledger_metadata.decode_znode(data.data)
+            except (CorruptError, RefusedError) as error:
+                log.warning("staging.kept", name=name[:200], cause=str(error))
+                continue
             # Otherwise it was attached, or deleted, since they were listed.
             if metadata is not None and metadata.is_staging:
                 found[ledger_id] = metadata

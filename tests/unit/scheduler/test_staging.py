@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.unit.catalog.test_attach import staged, staged_metadata, staging_of
 from tests.unit.catalog.world import ORDERS, World, on_virtual_time, one_node
@@ -85,6 +86,24 @@ async def test_one_that_can_not_be_deleted_keeps_no_other_one():
     assert await sweeper.sweep() == old[1:]
     process.catalog.bare.delete = delete
     assert await sweeper.sweep() == old[:1]
+
+
+@on_virtual_time
+async def test_one_that_can_not_be_read_keeps_no_other_one():
+    process, claimed, old, _, _ = await made(World())
+    bad, store = await staged(process, claimed), process.catalog.store
+    found = await store.get(paths.ledger_path(bad))
+    assert found is not None
+    await store.set(paths.ledger_path(bad), b"\xff", version=found.version)
+    await store.create(f"{paths.STAGING}/of somebody else", b"")
+    sweeper = sweeper_of(process)
+    with capture_logs() as logs:
+        assert await sweeper.sweep() == []
+        assert await sweeper.sweep() == old
+    assert [one["name"] for one in logs if one["event"] == "staging.kept"][:2] == [
+        paths.staging_path(bad).rpartition("/")[2],
+        "of somebody else",
+    ]
 
 
 @pytest.mark.parametrize("leads", [True, False])
