@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -323,11 +324,16 @@ async def test_a_run_that_is_overtaken_ends_and_nothing_is_there_twice(
         assert [plain(row) for row in await rows_in(options, "s")] == expected("s", ledgers)
 
 
-GOOD = [b'{"id": 1, "tags": ["a", "b"], "more": 0}', b'{"tags": null}']
+GOOD = [
+    b'{"id": 1, "tags": ["a", "b"], "more": 0, "at": "2026-11-01 10:00:00"}',
+    b'{"tags": null}',
+]
 BAD = [
     *(b'{"id": "x"}', b"no json", b"", b"[1]", b"null"),
     # Spark itself looks at nothing behind the first value.
     *(b'{"id": 1}{"id": 2}', b'{"id": 1} garbage', b"{'id': 1}}"),
+    # It would put U+FFFD into the text.
+    b'{"id": 1, "tags": ["\xff"]}',
 ]
 
 
@@ -339,18 +345,20 @@ async def test_a_schema_gives_values_and_tells_what_is_not_of_it(
         stream = bucket.stream("s")
         await stream.add(71, [entry])
         await stream.write()
-        schema = JsonSchema("id BIGINT, tags ARRAY<STRING>")
+        schema = JsonSchema("id BIGINT, tags ARRAY<STRING>, at TIMESTAMP")
         options = options_for(bucket, tmp_path, "s", schema=schema)
         with pytest.raises(RefusedError, match=r"s: event 2 of entry 71:0 is not a JSON object"):
             await exported(spark, options)
         assert committed_files(str(tmp_path), "s", bucket.s3) == []
         kept = replace(options, keep_bad=True)
+        spark.conf.set("spark.sql.session.timeZone", "America/New_York")
         done = await exported(spark, kept)
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
         assert (done.counts["events"], done.counts["bad"]) == (len(GOOD) + len(BAD), len(BAD))
         rows = await rows_in(kept, "s")
         assert [row["value"] for row in rows] == [
-            {"id": 1, "tags": ["a", "b"]},
-            {"id": None, "tags": None},
+            {"id": 1, "tags": ["a", "b"], "at": datetime(2026, 11, 1, 10, tzinfo=UTC)},
+            {"id": None, "tags": None, "at": None},
             *[None] * len(BAD),
         ]
         assert [row["payload"] for row in rows] == [*GOOD, *BAD]

@@ -149,7 +149,7 @@ def test_a_json_value_that_spark_could_not_make_is_bad(tmp_path):
     assert (row["rows"], row["bad"]) == (4, 2)
 
 
-def test_json_that_goes_on_behind_its_object_is_bad(tmp_path):
+def test_json_that_goes_on_behind_its_object_or_is_no_text_is_bad(tmp_path):
     good = [
         b'{"id": 1}',
         b' {"id": 1, "more": [{"a": {}}, "}"]}\r\n\t ',
@@ -161,6 +161,9 @@ def test_json_that_goes_on_behind_its_object_is_bad(tmp_path):
     more = [b'{"id": 2}', b"garbage", b"}", b"]", b', {"id": 2}', b"\0", b"\xff", b"''"]
     pairs = [(one, False) for one in good]
     pairs += [(one + two, True) for one in good for two in more]
+    # Spark would put U+FFFD into it.
+    pairs += [(b'{"id": 1, "a": "\xff"}', True), (b"{'id': 1, 'a': '\xc3('}", True)]
+    pairs.append((b"{'id': 1, 'a': '\xc3\xa9'}", False))
     kind = pa.struct([("id", pa.int64()), ("_tierlog_corrupt", pa.string())])
     values = pa.array([{"id": 1}] * len(pairs), kind)
     batch = batch_of(0, [0] * len(pairs), [one for one, _ in pairs]).append_column("value", values)

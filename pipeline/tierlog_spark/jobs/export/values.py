@@ -62,8 +62,9 @@ class ValueSchema(Protocol):
 class JsonSchema:
     """JSON objects, with fields as Spark's DDL has them: ``id BIGINT, tags ARRAY<STRING>``.
 
-    Fields that are missing are null; fields that the schema does not have are left out. Spark
-    looks at nothing behind the object: whether something is there, is seen here.
+    Fields that are missing are null; fields that the schema does not have are left out. Times
+    without a zone are UTC, whatever zone the session has. Spark looks at nothing behind the object,
+    and takes bytes that are no UTF-8 for others: that is seen here.
     """
 
     ddl: str
@@ -99,7 +100,7 @@ class JsonSchema:
         from pyspark.sql.types import StringType  # noqa: PLC0415
 
         wanted = self._struct().add(_CORRUPT, StringType())
-        how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+        how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "timeZone": "UTC"}
         text = fn.col("payload").cast("string")
         return frame.withColumn(VALUE, fn.from_json(text, wanted, how))
 
@@ -108,21 +109,25 @@ class JsonSchema:
         corrupt = column.field(_CORRUPT)
         bad = np.asarray(column.is_null()) | np.asarray(corrupt.is_valid())
         payloads = batch.column("payload").to_pylist()
-        bad |= [not known and _has_more(one) for known, one in zip(bad, payloads, strict=True)]
+        bad |= [not known and _is_more(one) for known, one in zip(bad, payloads, strict=True)]
         kept = [field for field in column.type if field.name != _CORRUPT]
         arrays = [column.field(field.name) for field in kept]
         return pa.StructArray.from_arrays(arrays, fields=kept, mask=pa.array(bad)), bad
 
 
-def _has_more(payload: bytes) -> bool:
-    """Tell whether anything is behind the object that Spark made a value of.
+def _is_more(payload: bytes) -> bool:
+    """Tell whether a payload is more than the object that Spark made a value of, or no text.
 
-    Nothing is where all of it is one document, which most are. Spark takes some for good that are
-    not strictly JSON (texts in single quotes, NaN): of those the object's end is looked for.
+    What is one document as a whole, as most are, is not. Spark takes some for good that are not
+    strictly JSON (texts in single quotes, NaN): of those the object's end is looked for.
     """
     try:
         orjson.loads(payload)
     except orjson.JSONDecodeError:
+        try:
+            payload.decode()
+        except UnicodeDecodeError:
+            return True
         return bool(payload[_object_end(payload) :].strip(_JSON_SPACE))
     return False
 
