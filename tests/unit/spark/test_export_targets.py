@@ -1,6 +1,9 @@
 """A folder as the place of an export: whole files, and a name that is given once."""
 
+import errno
+import os
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,25 @@ def test_a_folder_keeps_whole_files_and_gives_a_name_once(tmp_path):
     assert again.get(["log/1", "nothing", "date=x/f"]) == [b"one", None, b"data"]
     target.delete(["date=x/f", "nothing"])
     assert target.names() == ["log/1"]
+
+
+@pytest.mark.parametrize("hidden", ["_tierlog_commits", "s"])
+def test_a_folder_that_can_not_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch, hidden):
+    target = FolderTarget(tmp_path / "s")
+    target.put_new("_tierlog_commits/1.json", b"one")
+    target.put("date=x/f", b"data")
+    listed = os.scandir
+
+    def scandir(folder):
+        if Path(folder).name == hidden:
+            raise OSError(errno.EIO, "I/O error", folder)
+        return listed(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scandir)
+        with pytest.raises(OSError, match=f"I/O error.*{hidden}"):
+            target.names()
+    assert target.names() == ["_tierlog_commits/1.json", "date=x/f"]
 
 
 def test_places_are_folders_or_parts_of_a_bucket(tmp_path, monkeypatch):

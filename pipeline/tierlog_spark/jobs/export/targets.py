@@ -41,7 +41,7 @@ class Target(Protocol):
         ...
 
     def names(self) -> list[str]:
-        """Return the names of all files, in order."""
+        """Return the names of all files, in order, or raise what keeps them from being known."""
         ...
 
     def get(self, names: Sequence[str]) -> list[bytes | None]:
@@ -81,9 +81,14 @@ class FolderTarget:
     def names(self) -> list[str]:
         return sorted(
             Path(folder, name).relative_to(self.folder).as_posix()
-            for folder, _, files in os.walk(self.folder)
+            for folder, _, files in os.walk(self.folder, onerror=self._not_listed)
             for name in files
         )
+
+    def _not_listed(self, error: OSError) -> None:
+        """Raise what keeps a folder from being listed: it is not empty for that."""
+        if not isinstance(error, FileNotFoundError):
+            raise error
 
     def get(self, names: Sequence[str]) -> list[bytes | None]:
         return [self._get(name) for name in names]
