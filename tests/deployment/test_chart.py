@@ -463,6 +463,8 @@ def test_a_job_that_tells_of_damage_is_not_run_again(chart: Chart):
         for name, args in {"deep": ["scrub", "--deep"], "export": ["export"]}.items()
     }
     made = kinds(chart({"spark": {"jobs": jobs}}), "CronJob")
+    told = (ROOT / "docs" / "how-to" / "export-with-spark.md").read_text()
+    assert f"but for a scrub that found something (exit code {EXIT_FINDINGS})" in told
     # An export that met damage may succeed by another plan.
     assert "podFailurePolicy" not in made[f"{NAME}-export"]["spec"]["jobTemplate"]["spec"]
     job = made[f"{NAME}-deep"]["spec"]["jobTemplate"]
