@@ -36,6 +36,7 @@ from tierlog.model.trimming import TrimGrounds
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import (
+    REQUEST_BYTES_MAX,
     Create,
     Delete,
     MetadataStore,
@@ -46,6 +47,8 @@ from tierlog.ports.metadata import (
 
 TRIM_LEDGERS_MAX: Final = 64
 """Ledgers of one transaction: contexts of a few KiB each."""
+TRIM_BYTES_MAX: Final = REQUEST_BYTES_MAX // 2
+"""Their contexts together, which may be long where much went wrong; the rest is for the list."""
 
 
 class RetentionCatalog:
@@ -104,11 +107,10 @@ class RetentionCatalog:
             taken = _prefix([one for one in wanted if one not in done], ledgers)
             if not taken:
                 return []
+            changes = await self._trimmings(stream, taken, grounds, now_ms)
+            taken = taken[: len(changes)]
             planned[:] = [one.ledger_id for one in taken]
-            operations: list[Operation] = [
-                pinned,
-                *[await self._trimming(stream, one, grounds, now_ms) for one in taken],
-            ]
+            operations: list[Operation] = [pinned, *changes]
             kept = ledgers[len(taken) :]
             after = replace(
                 stream,
@@ -137,6 +139,20 @@ class RetentionCatalog:
             return None, stream.ledgers
         page = await self._store.get(paths.page_path(stream.name, stream.pages[0].page_number))
         return None if page is None else (page, records.decode_page(page.data))
+
+    async def _trimmings(
+        self, stream: Stream, taken: Sequence[ListedLedger], grounds: TrimGrounds, now_ms: int
+    ) -> list[Put]:
+        """Return the changes of ledgers' contexts, of as many as have room: one at least."""
+        changes: list[Put] = []
+        size = 0
+        for one in taken:
+            change = await self._trimming(stream, one, grounds, now_ms)
+            size += len(change.data)
+            if changes and size > TRIM_BYTES_MAX:
+                break
+            changes.append(change)
+        return changes
 
     async def _trimming(
         self, stream: Stream, listed: ListedLedger, grounds: TrimGrounds, now_ms: int

@@ -1,6 +1,7 @@
 """Trimming in the metadata: a prefix at once, the rest step by step, whatever gets lost between."""
 
 import asyncio
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -9,11 +10,18 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import STREAM, World
 from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.catalog import ledgers
+from tierlog.catalog.contexts import LAST_ERROR_LEN_MAX
 from tierlog.catalog.retention import TRIM_LEDGERS_MAX
-from tierlog.format import paths
+from tierlog.format import paths, records
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LedgerId, NodeId
-from tierlog.model.offload import OffloadState, Tier2Copy
+from tierlog.model.offload import (
+    HISTORY_MAX,
+    AttemptOutcome,
+    OffloadState,
+    PastAttempt,
+    Tier2Copy,
+)
 from tierlog.model.stream import Stream
 
 COPY = Tier2Copy(
@@ -53,6 +61,36 @@ def test_a_prefix_leaves_the_list_and_stands_in_deleting():
         # The owner goes on as if nothing had happened.
         more = await world.seal(claimed, [b"y"])
         assert await listed(world) == [*ids[2:], more]
+
+    run_virtual(main())
+
+
+def test_contexts_that_are_long_go_in_as_many_transactions_as_they_need():
+    async def main():
+        world = World()
+        claimed, ids = await filled(world, TRIM_LEDGERS_MAX)
+        store, told = world.catalog().store, "x" * LAST_ERROR_LEN_MAX
+        past = PastAttempt(
+            uuid=UUID(int=1),
+            worker="w",
+            started_ms=1,
+            ended_ms=2,
+            outcome=AttemptOutcome.FAILED,
+            error=told,
+        )
+        for ledger_id in ids:
+            path = paths.context_path(ledger_id)
+            found = await store.get(path)
+            assert found is not None
+            context = records.decode_context(found.data)
+            longer = replace(context, last_error=told, history=(past,) * HISTORY_MAX)
+            await store.set(path, records.encode_context(longer), version=found.version)
+        retention, grounds = world.catalog().retention, await world.grounds()
+        count = await retention.begin_trim(STREAM, claimed.incarnation, ids, grounds=grounds)
+        assert count == len(ids)
+        assert await listed(world) == []
+        stream = (await world.catalog().streams.snapshot(STREAM)).stream
+        assert list(stream.deleting) == ids
 
     run_virtual(main())
 
