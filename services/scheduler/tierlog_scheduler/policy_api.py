@@ -4,7 +4,6 @@ Any scheduler answers. What the leader alone knows, when it first saw a copy com
 from its last checkpoint: their times may be that much too long.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
@@ -173,9 +172,12 @@ class PolicyApi:
         found = (await self._catalog.streams.snapshot(stream_name(name))).stream
         left = 0
         for one in _partitions_of(found):
-            with contextlib.suppress(RefusedError):
-                # One that is gone already is what is wanted.
+            try:
                 left += await self._delete(one)
+            except RefusedError as error:
+                # One that is gone already is what is wanted; of any other the rest stays, too.
+                if error.reason is not Reason.STREAM_NOT_FOUND:
+                    raise
         left += await self._delete(found.name)
         return DeletionAnswer(
             stream=found.name,

@@ -10,10 +10,13 @@ from tests.unit.offload.scrubs import runner
 from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.test_api import ask, served
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
+from tierlog.catalog.retention import RetentionCatalog
 from tierlog.format import paths
+from tierlog.model.errors import RefusedError
 from tierlog.model.ids import NodeId, StreamName
 from tierlog.model.partitions import partition_names
 from tierlog.model.policy import MINUTE_MS, Policy
+from tierlog.model.stream import StreamLifecycle
 from tierlog_scheduler.metrics import AGE, LAG, SchedulerCollector
 from tierlog_scheduler.policy_api import PolicyApi
 
@@ -205,6 +208,29 @@ async def test_a_partitioned_stream_is_deleted_with_its_partitions():
         for _ in range(3):
             await leader.run_pass()
     assert await catalog.streams.names() == [STREAM]
+
+
+async def test_a_partition_that_may_not_be_deleted_keeps_the_whole(monkeypatch):
+    world = World()
+    await world.stream()
+    catalog = world.catalog()
+    name = StreamName("parts")
+    await catalog.streams.create(name, partitions=2)
+    bad, whole = partition_names(name, 2)[0], RetentionCatalog.begin_stream_deletion
+
+    async def refused(self, one):
+        if one == bad:
+            raise RefusedError("its record is full")
+        return await whole(self, one)
+
+    monkeypatch.setattr(RetentionCatalog, "begin_stream_deletion", refused)
+    async with served(world) as session:
+        await ask(session, "DELETE", f"/v1/streams/{name}", status=400)
+        assert (await catalog.streams.get(name)).lifecycle is StreamLifecycle.ACTIVE
+        monkeypatch.undo()
+        await ask(session, "DELETE", f"/v1/streams/{name}", status=202)
+    for one in (name, *partition_names(name, 2)):
+        assert (await catalog.streams.get(one)).lifecycle is StreamLifecycle.DELETING
 
 
 SHOWN = 7
