@@ -151,7 +151,7 @@ class KafkaSettings(_Section):
     partitions: int = Field(default=12, gt=0)
     replication_factor: int = Field(default=1, gt=0)
     offloader_group: str = "tierlog-offloader"
-    publish_timeout_s: Seconds = 30.0
+    publish_timeout_s: float = Field(default=30.0, gt=0)
     poll_interval_max_s: Seconds = 300.0
     """A worker that asks for nothing for so long leaves its group. Kafka's client takes no less
     than the worker's session there, which is 6 s."""
