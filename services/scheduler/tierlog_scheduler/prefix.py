@@ -2,10 +2,13 @@
 
 Owns the wish and the first request. Does not own that it comes true: the wish is kept in the
 streams' metadata, and whoever leads asks until it is done.
+
+Invariant: what is asked for here is remembered by a leader alone; of others nobody would ever
+forget it.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,10 +43,13 @@ class PrefixOffload:
 class PrefixOffloads:
     """Takes admins' wishes, of any process."""
 
-    def __init__(self, catalog: Catalog, actions: Actions, memory: Memory) -> None:
+    def __init__(
+        self, catalog: Catalog, actions: Actions, memory: Memory, *, leading: Callable[[], bool]
+    ) -> None:
         self._catalog = catalog
         self._actions = actions
         self._memory = memory
+        self._leading = leading
 
     async def offload(
         self, names: Sequence[StreamName], before: Position | None, now: Now
@@ -94,6 +100,8 @@ class PrefixOffloads:
         count = 1 if asked is None else asked.count + 1
         action = RequestOffload(ledger_id=listed.ledger_id, trigger=Trigger.ADMIN, count=count)
         await self._actions.request(stream, action, now)
+        if not self._leading():
+            self._memory.asked.pop(listed.ledger_id, None)
         return True
 
 

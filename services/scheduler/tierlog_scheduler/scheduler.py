@@ -136,7 +136,9 @@ class Scheduler:
             sweeper=sweeper,
             tracer=tracer,
         )
-        self._prefixes = PrefixOffloads(catalog, self._actions, self._memory)
+        self._prefixes = PrefixOffloads(
+            catalog, self._actions, self._memory, leading=lambda: self.leading
+        )
         self.mirror = Mirror(
             catalog,
             manifests,

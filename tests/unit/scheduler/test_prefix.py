@@ -63,6 +63,20 @@ class TestPrefix:
 
         run_virtual(main())
 
+    @pytest.mark.parametrize("leading", [True, False])
+    def test_what_was_asked_for_is_remembered_by_a_leader_alone(self, leading):
+        async def main():
+            world = World()
+            claimed = await world.stream()
+            ledger_id = await world.seal(claimed, ENTRIES)
+            answering = scheduler(world)
+            answering.leading = leading
+            done = await prefix(answering, None)
+            assert done.requested == (ledger_id,)
+            assert list(answering._memory.asked) == ([ledger_id] if leading else [])
+
+        run_virtual(main())
+
     def test_a_position_that_the_stream_does_not_have_is_refused_and_nothing_is_wanted(self):
         async def main():
             world = World()
