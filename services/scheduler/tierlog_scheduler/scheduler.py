@@ -169,7 +169,7 @@ class Scheduler:
         self.mirror.forget()
         self._manifests.begin_term()
         self._saved: SchedulerProgress | None = None
-        self._saved_s = self._passed_s = self._compared_s = self._clock.monotonic_s()
+        self._saved_s = self._refreshed_s = self._compared_s = self._clock.monotonic_s()
         self._waits = self._noted = self.decided = False
         self._defects: dict[StreamName, str] = {}
         self._acted_ms = self.streams_unread = 0
@@ -256,7 +256,9 @@ class Scheduler:
         await self._manifests.record_cluster(compare=compare)
         if compare:
             self._compared_s = begun_s
-        await self.mirror.refresh(begun_s - self._passed_s)
+        # From begin to begin: the slow round goes on while passes take long, too.
+        await self.mirror.refresh(begun_s - self._refreshed_s)
+        self._refreshed_s = begun_s
         self._time.note_newest(self.mirror.newest_id())
         now = self._time.now()
         # Of what a pass that is cut off has noted nothing is kept: it may lack what was before.
@@ -265,8 +267,7 @@ class Scheduler:
         self._noted = True
         await self._checkpoint(now)
         self.passes += 1
-        self._passed_s = self._clock.monotonic_s()
-        self.pass_s = self._passed_s - begun_s
+        self.pass_s = self._clock.monotonic_s() - begun_s
 
     async def _act(self, now: Now) -> None:
         seen: set[LedgerId] = set()

@@ -90,6 +90,31 @@ def test_other_streams_are_asked_for_meanwhile():
     run_virtual(main())
 
 
+def test_the_slow_round_counts_the_time_that_passes_take(monkeypatch):
+    async def main():
+        world = SlowWorld()
+        await due(world)
+        leader = scheduler(world)
+        await leader.begin()
+        whole, counted = leader.mirror.refresh, list[float]()
+        begun_s = world.clock.monotonic_s()
+
+        async def refresh(since_last_s):
+            counted.append(since_last_s)
+            await whole(since_last_s)
+
+        monkeypatch.setattr(leader.mirror, "refresh", refresh)
+        for _ in range(3):
+            await leader.run_pass()
+            assert leader.pass_s > READ_S
+            await asyncio.sleep(LIMITS.interval_s)
+        last_s = world.clock.monotonic_s()
+        await leader.run_pass()
+        assert sum(counted) == pytest.approx(last_s - begun_s)
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("unreadable", [(), (0, 1), (LEDGERS - 1,)])
 def test_all_local_copies_go_in_the_end(unreadable):
     async def main():
