@@ -60,8 +60,13 @@ class SchedulerCollector(Collector):
         yield CounterMetricFamily(
             "tierlog_scheduler_reads", "Streams and contexts read", value=found.mirror.reads
         )
-        if not (found.leading and found.decided):
-            return
+        if found.leading and self._scrubs.faults is not None:
+            yield from _faults(self._scrubs.faults)
+        if found.leading and found.decided:
+            yield from self._of_streams()
+
+    def _of_streams(self) -> Iterator[Metric]:
+        found = self._scheduler
         yield _gauge("scheduler_pass_duration_seconds", "The last pass", found.pass_s)
         yield _gauge("scheduler_streams", "Streams that it knows", len(found.mirror.streams))
         yield _gauge(
@@ -109,8 +114,6 @@ class SchedulerCollector(Collector):
             "cause",
             self._manifests.stopped_streams(),
         )
-        if self._scrubs.faults is not None:
-            yield from _faults(self._scrubs.faults)
         if self._streams_max:
             yield from self._by_stream()
 

@@ -47,7 +47,7 @@ def told(
     """Return what a process tells, by metric and label."""
     world = World()
     process, gate = scheduler(world), (leader or Leader(world)).gate
-    process.leading = leading
+    process.leading = process.decided = leading
     return {
         metric.name: {
             next(iter(sample.labels.values()), ""): sample.value for sample in metric.samples
