@@ -72,7 +72,8 @@ class Verdict(StrEnum):
     DAMAGED = "damaged"
     """Its objects are missing, or not what the manifest says."""
     SKIPPED = "skipped"
-    """A stream that was being deleted, or an older incarnation."""
+    """A stream that was being deleted, or an older incarnation. What is left of the first stays
+    until somebody has a scrub repair."""
     UNNAMED = "unnamed"
     """Its objects are there, and no manifest names them: they stay until somebody has a scrub
     repair."""

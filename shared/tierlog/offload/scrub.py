@@ -299,13 +299,18 @@ class _Run:
         await self._ledgers(snapshot, known)
 
     async def _manifest(self, name: StreamName, incarnation: UUID) -> KnownManifest | None:
-        """Return the newest manifest and note what it names; None: nobody can tell."""
+        """Return the newest manifest and note what it speaks for; None: nobody can tell."""
         try:
             known = await self._paid(self._parts.manifests.newest, name, incarnation)
+            left = await self._manifests.is_left(known)
         except TierlogError as error:
             self._unread_manifest(error, f"the manifest of stream {name}", name)
             return None
-        self._survey.see_manifest(known)
+        if not left:
+            self._survey.see_manifest(known)
+        elif known.head is not None and known.head.offload_pause is not None:
+            # Nobody can resume it any more, nor did anybody.
+            self._paused.add(name)
         return known
 
     async def _missing(self, look: Awaitable[Finding | None], stream: str = "") -> None:
@@ -468,7 +473,7 @@ class _Run:
             )
             if finding.kind is FindingKind.FOREIGN:
                 self._shared = True
-            elif await self._named_now(seen.ledger_id, seen.uuid, finding.stream):
+            elif await self._named_now(seen, finding.stream):
                 return
             elif finding.kind is FindingKind.ORPHAN_OBJECTS:
                 await self._delete(named, seen, finding)
@@ -483,23 +488,9 @@ class _Run:
         found = [await self._paid(self._objects.head, key) for key in some]
         return [one for one in found if one is not None] or None
 
-    async def _named_now(self, ledger_id: LedgerId, uuid: UUID, stream: str) -> bool:
-        """Ask metadata and manifests, as of now, whether they name an attempt."""
-        context = await self._contexts.get(ledger_id)
-        if context is not None and context.names(uuid):
-            return True
-        asked: dict[StreamName, list[UUID]] = {}
-        if context is not None:
-            asked.setdefault(context.stream, []).append(context.incarnation)
-        # By the word of the objects: what names them is below their stream's folder.
-        for incarnation in self._incarnations.get(StreamName(stream), ()):
-            asked.setdefault(StreamName(stream), []).append(incarnation)
-        for name, incarnations in asked.items():
-            for incarnation in dict.fromkeys(incarnations):
-                known = await self._manifests.newest(name, incarnation)
-                if known.names(ledger_id, uuid):
-                    return True
-        return False
+    async def _named_now(self, seen: rules.SeenAttempt, stream: str) -> bool:
+        incarnations = self._incarnations.get(StreamName(stream), ())
+        return await self._manifests.named_now(seen.ledger_id, seen.uuid, stream, incarnations)
 
     async def _delete(self, named: ObjectKeys, seen: rules.SeenAttempt, finding: Finding) -> None:
         if not self._wish.repair or await self._kept(finding):

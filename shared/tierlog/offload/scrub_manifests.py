@@ -1,9 +1,13 @@
-"""Manifests that should be there: complete copies that none names, and the cluster's own.
+"""What manifests speak for: copies that one names, or should name, and the cluster's own.
 
-Owns the second look before one is told to be missing. Does not own manifests that are there and
-can't be read, nor what is done about a finding (``tierlog.offload.scrub``).
+Owns the second look before one is told to be missing, and what names an attempt as of now. Does not
+own manifests that are there and can't be read, nor what is done about a finding
+(``tierlog.offload.scrub``).
 
 Invariants:
+    * What only manifests of a stream name whose deletion was accepted, and which is gone from the
+      metadata, is nobody's: they were lost before the deletion came to its end. Of a stream that
+      is there, older than such a manifest, or that can't be read, all that it names is kept.
     * A copy that is younger than the safety age is not missed: the leader may be about to name it.
     * What is missed was read again, the manifest first and the ledger's context behind it: a copy
       that was named, trimmed or replaced meanwhile is none.
@@ -16,10 +20,12 @@ from uuid import UUID
 
 from tierlog.catalog import Catalog
 from tierlog.format.manifest import clusters_folder, manifest_folder
+from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import copy_of
 from tierlog.model.offload import OffloadContext
 from tierlog.model.scrub import Finding, FindingKind
+from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.manifests import KnownManifest, ManifestStore, Standing
 from tierlog.ports.clock import Clock
 
@@ -49,6 +55,7 @@ class ManifestLook:
     ) -> None:
         self._manifests = manifests
         self._contexts = catalog.contexts
+        self._streams = catalog.streams
         self._cluster_id = cluster_id
         self._prefix = key_prefix
         self._clock = clock
@@ -71,6 +78,44 @@ class ManifestLook:
         await self._pay(0)
         self._newest = await self._manifests.newest(name, incarnation)
         return self._newest
+
+    async def is_left(self, known: KnownManifest) -> bool:
+        """Tell whether a manifest was left by a stream of ours that was being deleted, and is gone.
+
+        As of now, by the metadata: a stream of the same name that was made behind it is another.
+        """
+        head = known.head
+        if head is None or known.cluster_id != self._cluster_id:
+            return False
+        if head.lifecycle is not StreamLifecycle.DELETING:
+            return False
+        try:
+            stream = await self._streams.get(known.stream)
+        except RefusedError as error:
+            if error.reason is Reason.STREAM_NOT_FOUND:
+                return True
+            raise
+        return stream.incarnation != known.incarnation and stream.created_ms > head.created_ms
+
+    async def named_now(
+        self, ledger_id: LedgerId, uuid: UUID, stream: str, incarnations: Sequence[UUID]
+    ) -> bool:
+        """Ask metadata and manifests, as of now, whether they name an attempt.
+
+        ``stream``: by the word of its objects; what names them is below that stream's folder, which
+        has manifests of these incarnations.
+        """
+        context = await self._contexts.get(ledger_id)
+        if context is not None and context.names(uuid):
+            return True
+        asked = [(StreamName(stream), one) for one in incarnations]
+        if context is not None:
+            asked.insert(0, (context.stream, context.incarnation))
+        for name, incarnation in dict.fromkeys(asked):
+            known = await self.newest(name, incarnation)
+            if known.names(ledger_id, uuid) and not await self.is_left(known):
+                return True
+        return False
 
     def see(self, known: KnownManifest, context: OffloadContext) -> None:
         """Note a complete copy that a manifest should name by now, and doesn't."""

@@ -275,7 +275,8 @@ def classify(
 ) -> list[Finding]:
     """Judge a whole bucket at once; ``objects`` with their metadata, in the order of keys.
 
-    The same judgement as a scrub's, which has them one after the other.
+    The same judgement as a scrub's, which has them one after the other. ``manifests``: without
+    those of streams that are gone.
     """
     survey = Survey(key_prefix)
     lying: dict[tuple[UUID, LedgerId], list[ObjectInfo]] = {}
