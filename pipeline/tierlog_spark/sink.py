@@ -98,7 +98,7 @@ class EventStreamWriter(DataSourceStreamArrowWriter):
         writer_id = _writer_of(messages)
         if writer_id is not None:
             number = number_of(batchId)
-            there = commit(self._options, writer_id, number, messages)
+            there = commit(self._options, writer_id, number, messages, tell_newest=True)
             check_newest(self._options.stream, batchId, ahead=there - number)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -152,10 +152,12 @@ def commit(
     writer_id: UUID,
     number: int,
     messages: Sequence[WriterCommitMessage | None],
+    *,
+    tell_newest: bool = False,
 ) -> int:
     """Attach what the tasks staged, unless the number, or a higher one, is in the stream already.
 
-    Return the number that the stream has then.
+    ``tell_newest``: return the number that the stream has then, else the one given.
     """
     done = wrote(messages)
     ledger_ids = [one.ledger_id for one in done if one.ledger_id is not None]
@@ -164,7 +166,12 @@ def commit(
     size = sum(one.size for one in done)
     with SyncStaging(options.settings) as staging:
         return staging.attach(
-            options.stream, ledger_ids, writer_id=writer_id, number=number, size=size
+            options.stream,
+            ledger_ids,
+            writer_id=writer_id,
+            number=number,
+            size=size,
+            tell_newest=tell_newest,
         )
 
 

@@ -101,7 +101,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         incarnations = {**incarnations_in(start), **{one.name: one.incarnation for one in streams}}
         before = _before(streams, start, fail=self.options.fail_on_data_loss)
         # What comes to the others begins where this batch says, which takes nothing of it.
-        new = _beginnings(streams, self.options.streams, besides=before)
+        new = _beginnings(streams, self.options, besides=before)
         everything = advanced_all({**before, **new}, readable, Budget())
         self._latest = to_json(everything, incarnations)
         found = advanced_all(before, readable, _budget(self.options, limit))
@@ -163,18 +163,27 @@ def _beginning(stream: ListedStream) -> Position:
 
 
 def _beginnings(
-    streams: Sequence[ListedStream], named: Sequence[StreamName], *, besides: Offsets
+    streams: Sequence[ListedStream], options: ReadOptions, *, besides: Offsets
 ) -> dict[StreamName, Position]:
     """Return where those begin that the query has no offset of.
 
-    One that was named since begins where it does now; a partition that had nothing when the query
-    began, at 0:0: what came, and was trimmed, meanwhile is lost.
+    One that was named since begins where it does now. A partition of which the bucket had nothing
+    when the query began, and had something of another one, begins at 0:0: what came, and was
+    trimmed, meanwhile is lost. Readers know all partitions from the start.
     """
-    return {
-        one.name: _beginning(one) if one.name in named else BEGINNING
-        for one in streams
-        if one.name not in besides
-    }
+    whole_besides = {_whole(name) for name in besides} - {None}
+
+    def beginning(one: ListedStream) -> Position:
+        came_later = options.mode is ReadMode.DIRECT and _whole(one.name) in whole_besides
+        return BEGINNING if came_later else _beginning(one)
+
+    return {one.name: beginning(one) for one in streams if one.name not in besides}
+
+
+def _whole(name: StreamName) -> StreamName | None:
+    """Return the stream that a partition is of; None: it is none."""
+    whole, mark, _ = name.rpartition("-partition-")
+    return StreamName(whole) if mark else None
 
 
 async def _starting(options: ReadOptions, start: Position) -> tuple[StreamName, UUID | None]:
@@ -426,10 +435,11 @@ def check_all_found(known: frozenset[StreamName], batch: Batch, options: ReadOpt
     It is a partition of which the bucket has no manifest, or the query reads it no more.
     """
     for name in batch.names:
-        wanted, whole = batch.of(name), StreamName(name.rpartition("-partition-")[0])
+        wanted = batch.of(name)
         if wanted is None or name in known:
             continue
-        if whole in options.streams:
+        if options.mode is ReadMode.DIRECT and _whole(name) in options.streams:
+            # The bucket may lag; readers know all partitions.
             _check_end(name, wanted, BEGINNING, _LAGS)
         assert wanted.start is not None
         assert wanted.end is not None

@@ -84,7 +84,7 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         client = _client_of(context, stream)
         if where is Edge.LATEST:
             # Told at once: who calls again goes on there, and misses nothing.
-            _, where = await self._reads.source.bounds(stream)
+            where = await self._reads.source.latest(stream)
             yield pb.ReadResponse(next=_record(where), resume=str(where))
         while left > 0 and not (until is not None and _is_at(where, until)):
             entries_max = min(left, ENTRIES_MAX)

@@ -158,7 +158,7 @@ class EntryPages:
         if wish.where is Edge.LATEST:
             # Told at once: who connects again goes on there, and misses nothing.
             try:
-                wish = replace(wish, where=(await self._reads.source.bounds(wish.stream))[1])
+                wish = replace(wish, where=await self._reads.source.latest(wish.stream))
             except TierlogError as error:
                 yield _problem(error)
                 return

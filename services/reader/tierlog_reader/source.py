@@ -273,6 +273,19 @@ class StreamSource:
         snapshot, place = await self._end(stream)
         return snapshot, place.resume
 
+    async def latest(self, stream: StreamName) -> Position | Edge:
+        """Return where "latest" is: behind the last entry that any node knows to be confirmed.
+
+        It is told where ``bounds`` waits for an owner that is gone: what was acknowledged and is
+        not known to be confirmed is behind it, and comes.
+        """
+        answer = await self.read(
+            stream, Edge.LATEST, Budget(entries_max=1, bytes_max=1, wait_s=0.0)
+        )
+        if answer.chunk is None:
+            return answer.resume
+        return Position(answer.chunk.ledger_id, answer.chunk.first_entry_id)
+
     async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
         """Return the first readable position, and the one behind the last confirmed entry.
 

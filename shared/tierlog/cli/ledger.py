@@ -170,6 +170,7 @@ def append(
     An input that is refused, or interrupted, closes it too, with the entries that came before.
     """
     from tierlog.client import SyncLedgers
+    from tierlog.model.errors import TierlogError
 
     source, parser = open_input(file), EventParser(input_format)
     with SyncLedgers(load()) as ledgers, ledgers.write(ledger) as writer:
@@ -178,10 +179,19 @@ def append(
                 writer.append_all(parser.feed(piece))
             writer.append_all(parser.finish())
         except BaseException:
-            say(
-                f"ledger {ledger} takes no more entries: it is closed with those that came before; "
-                f"see: tierlog ledger show {ledger}; the whole input needs a ledger of its own"
-            )
+            try:
+                writer.close()
+            except TierlogError:
+                say(
+                    f"ledger {ledger} takes no more entries of this writer, and could not be "
+                    f"closed: tierlog ledger read {ledger} --recover closes it"
+                )
+            else:
+                say(
+                    f"ledger {ledger} takes no more entries: it is closed with those that came "
+                    f"before; see: tierlog ledger show {ledger}; the whole input needs a ledger of "
+                    "its own"
+                )
             raise
         closed = document_of(ledger, writer.close())
     print_one(closed, output)

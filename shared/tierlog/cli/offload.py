@@ -177,6 +177,8 @@ def gc(
 ) -> None:
     """Show what attempts left in the bucket that the scheduler still has to delete.
 
+    The copies of ledgers that were trimmed, or go with their stream, are among it.
+
     It does so by itself, twice: at once, and when no late request of a worker can land any more.
     """
 

@@ -185,7 +185,9 @@ class StreamReader:
         where = self._start
         if where is Edge.LATEST and self._follow:
             # Decided once: asked again behind a failure, it would be behind what came meanwhile.
-            where = self._go_on_at((await self._retrying_bounds())[1])
+            answer = await self._next(where, 1, waits=False)
+            first = Position(answer.ledger_id, answer.first_entry_id)
+            where = self._go_on_at(first if answer.count else answer.resume)
         if isinstance(where, Position) and until is not None and where > until:
             # Behind the end: the reader says what is wrong with it.
             await self._next(where, left)
@@ -247,12 +249,14 @@ class StreamReader:
         """Return an entry's events, their checksum verified."""
         return events_of(entry, self._decompressors)
 
-    async def _next(self, where: Position | Edge, left: int | None) -> FramesAnswer:
+    async def _next(
+        self, where: Position | Edge, left: int | None, *, waits: bool = True
+    ) -> FramesAnswer:
         loop = asyncio.get_running_loop()
         deadline_s, backoff_s = loop.time() + self._retry_s_max, BACKOFF_S_FIRST
         while True:
             try:
-                return await self._ask(where, left)
+                return await self._ask(where, left, waits=waits)
             except (RetryableError, CorruptError) as error:
                 waits_for_producers = error.reason is Reason.NOT_YET and not self._follow
                 if waits_for_producers or loop.time() + backoff_s >= deadline_s:
@@ -261,13 +265,15 @@ class StreamReader:
             await asyncio.sleep(backoff_s)
             backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
 
-    async def _ask(self, where: Position | Edge, left: int | None) -> FramesAnswer:
+    async def _ask(
+        self, where: Position | Edge, left: int | None, *, waits: bool = True
+    ) -> FramesAnswer:
         return await self._reads.read(
             self.stream,
             where,
             bytes_max=self._bytes_max,
             entries_max=min(left, 1_000_000) if left is not None else None,
-            wait_s=FOLLOW_WAIT_S if self._follow else 0.0,
+            wait_s=FOLLOW_WAIT_S if self._follow and waits else 0.0,
         )
 
     async def _retrying_bounds(self) -> tuple[Position | Edge, Position | Edge]:

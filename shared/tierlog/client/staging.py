@@ -129,11 +129,13 @@ class StagingDesk:
         writer_id: UUID,
         number: int,
         size: int,
+        tell_newest: bool = False,
     ) -> int:
         """Make staging ledgers part of the stream, unless the number is there; then clean up.
 
-        Return the number that the stream has of the writer then: a higher one than ``number``
-        tells that the writer had gone on, and that nothing was attached.
+        ``tell_newest``: return the number that the stream has of the writer then: a higher one than
+        ``number`` tells that the writer had gone on, and that nothing was attached. Else return
+        ``number``: what is there is not asked about once more, which may fail.
 
         ``size``: bytes of all of them. Raises ``IndeterminateError`` when no owner answers for as
         long as is tried: asking again, by the same number, settles it.
@@ -151,7 +153,7 @@ class StagingDesk:
             if outcome is not AttachOutcome.IDS_TOO_LOW:
                 log.info("attach.ended", stream=stream, number=number, outcome=outcome.value)
                 there = number
-                if outcome is AttachOutcome.THERE:
+                if tell_newest and outcome is AttachOutcome.THERE:
                     there = await self._number(stream, writer_id)
                 await self._clean_up(writer_id, number)
                 return there
@@ -300,9 +302,17 @@ class SyncStaging(Blocking):
         writer_id: UUID,
         number: int,
         size: int,
+        tell_newest: bool = False,
     ) -> int:
         """See ``StagingDesk.attach``."""
-        attach = self._desk.attach(name, ledger_ids, writer_id=writer_id, number=number, size=size)
+        attach = self._desk.attach(
+            name,
+            ledger_ids,
+            writer_id=writer_id,
+            number=number,
+            size=size,
+            tell_newest=tell_newest,
+        )
         return BACKGROUND.run(attach)
 
     def sweep(self, writer_id: UUID, *, through: int) -> int:

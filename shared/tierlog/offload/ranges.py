@@ -125,7 +125,7 @@ class _Flight:
     for_nobody: bool = False
     """It was begun ahead of all who read."""
     waited_for: bool = False
-    """Whoever began it goes on behind it, though it was ahead."""
+    """A reader goes on behind it, though it was ahead."""
     stop: int = 0
     """The number of the unit behind its last one."""
     waiters: list[_Waiter] = field(default_factory=list)
@@ -374,6 +374,7 @@ class Ranges:
             # Most of what is ahead of who reads on is there already, or on its way.
             flight = self._flying.get(_UnitId(source.key, number * unit))
             if flight is not None:
+                flight.waited_for |= waited_for
                 number = flight.stop
                 continue
             end = self._memory.known_end(source.key, number * unit)

@@ -427,7 +427,7 @@ class ReaderSettings(_Section):
     """Memory for ranges of objects and for the tails of streams that are followed, with all that
     says where they are; whole buffers of 2 MiB of it are used. Fetching ahead fills three quarters,
     what readers wait for nine tenths."""
-    memory_bytes_max: int = Field(default=384 * MIB, ge=16 * MIB)
+    memory_bytes_max: int = Field(default=400 * MIB, ge=16 * MIB)
     """All that the process holds for its clients: the cache, ranges on their way, indexes, and with
     the rest answers until clients have taken them. Clients that want more at once wait in turns,
     each within its share; who does not take its answers holds up nobody else."""

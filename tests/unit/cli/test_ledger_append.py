@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 import tierlog.client
 from tierlog.cli import main
 from tierlog.client.blocking import Closing
+from tierlog.model.errors import RetryableError
 
 
 class Ledgers(Closing):
@@ -32,6 +33,24 @@ class Interrupted(Ledgers):
     def append_all(self, entries: Iterable[bytes]) -> None:
         del entries
         raise KeyboardInterrupt
+
+
+class Away(Ledgers):
+    def append_all(self, entries: Iterable[bytes]) -> None:
+        raise RetryableError("nodes are away", remedy="wait")
+
+    def close(self) -> None:
+        raise RetryableError("nodes are away", remedy="wait")
+
+
+def test_a_ledger_that_could_not_be_closed_is_not_told_as_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tierlog.client, "SyncLedgers", Away)
+    done = CliRunner().invoke(main.app, ["ledger", "append", "7"], input=b"a\n")
+    assert done.exit_code == 5, done.output
+    assert "it is closed" not in done.stderr
+    assert "tierlog ledger read 7 --recover" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -428,7 +428,8 @@ def test_damage_that_stays_is_told_and_takes_no_room():
     run_virtual(main())
 
 
-def test_a_walk_ends_though_readers_keep_all_turns_busy():
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_walk_ends_though_readers_keep_all_turns_busy(queued):
     class Steady(Slow):
         async def get_range_into(self, key, start, targets):
             await asyncio.sleep(0.01)
@@ -445,13 +446,17 @@ def test_a_walk_ends_though_readers_keep_all_turns_busy():
         async with ranges.run():
             busy = [asyncio.create_task(reads_on(f"k{number}")) for number in range(4)]
             await asyncio.sleep(1)
-            source, at, began_s = Source("walked", 6400), 0, asyncio.get_running_loop().time()
+            source = Source("walked", 6400)
+            if queued:
+                busy.append(asyncio.create_task(ranges.warm(source, 0, 3000)))
+                await asyncio.sleep(0.1)
+            at, began_s = 0, asyncio.get_running_loop().time()
             steps = Steps(ranges, source, source.size)
             while at < source.size:
                 end = await steps.end(at)
                 await ranges.read(source, at, end)
                 at = end
-            assert asyncio.get_running_loop().time() - began_s < 3.0
+            assert asyncio.get_running_loop().time() - began_s < 1.2
             for one in busy:
                 one.cancel()
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.reader.test_pages import ENTRIES, URL, served
 from tests.unit.reader.world import ReaderWorld, on_virtual_time
+from tierlog.model.ids import EntryId
 from tierlog_reader.documents import ARROW, NDJSON, OCTETS
 
 
@@ -136,3 +137,17 @@ def test_who_follows_from_latest_is_told_at_once_where_that_is(count):
         assert told == [f"id: {where}", f"id: {ledger}:{count + 1}", f"id: {ledger}:{count + 2}"]
 
     main()
+
+
+@on_virtual_time
+async def test_latest_is_told_at_once_though_the_owner_is_gone_and_nobody_knows_what_is_confirmed():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.opened(ENTRIES[:5], lac=2)
+    async with served(world) as (client, _), asyncio.TaskGroup() as group:
+        headers, params = {"Accept": "text/event-stream"}, {"from": "latest", "limit": 2}
+        following = group.create_task(client.get(f"{URL}/entries", params=params, headers=headers))
+        await asyncio.sleep(15)
+        world.node.confirm(ledger, EntryId(4))
+        told = [one for one in (await following).text.splitlines() if one.startswith("id: ")]
+    assert told == [f"id: {ledger}:{entry}" for entry in (3, 4, 5)]

@@ -118,12 +118,26 @@ async def test_who_gets_no_room_in_time_is_told_to_come_again_and_leaves_no_trac
 
 def test_the_parts_are_the_budget_and_settings_that_leave_too_little_are_refused():
     parts = parts_of(ReaderSettings())
-    assert parts.total == ReaderSettings().memory_bytes_max == 384 * MIB
+    assert parts.total == ReaderSettings().memory_bytes_max == 400 * MIB
     assert parts.answers >= 4 * ReaderSettings().response_bytes_max
     with pytest.raises(RefusedError) as caught:
         parts_of(ReaderSettings(memory_bytes_max=260 * MIB))
     named = [int(word) for word in caught.value.remedy.split() if word.isdecimal()]
     assert parts_of(ReaderSettings(memory_bytes_max=named[0])).answers == 32 * MIB
+
+
+@pytest.mark.parametrize(
+    "larger",
+    [
+        {"ranges_in_flight_max": 9},
+        {"response_bytes_max": 9 * MIB},
+        {"cache_bytes_max": 260 * MIB},
+        {"handles_max": 2048},
+    ],
+    ids=str,
+)
+def test_the_defaults_leave_room_for_one_setting_that_is_a_little_larger(larger):
+    assert parts_of(ReaderSettings(**larger)).answers >= 32 * MIB
 
 
 @on_virtual_time

@@ -102,8 +102,10 @@ async def stage(staging, *names, writer=JOB, number=1, entries=None):
     return ledger.ledger_id
 
 
-async def attached(staging, *ledger_ids, writer=JOB, number=1):
-    return await staging.attach(STREAM, ledger_ids, writer_id=writer, number=number, size=1000)
+async def attached(staging, *ledger_ids, writer=JOB, number=1, tell_newest=True):
+    return await staging.attach(
+        STREAM, ledger_ids, writer_id=writer, number=number, size=1000, tell_newest=tell_newest
+    )
 
 
 async def payloads(cluster):

@@ -246,9 +246,11 @@ class _Stream:
     def _check_seen(self, rows: Sequence[FileRow]) -> None:
         """Refuse to name what lies elsewhere: each executor has a folder of its own."""
         unseen = self.target.unseen({row["name"]: row["bytes"] for row in rows})
+        if not unseen:
+            return
         # A run that took our number has deleted our files: it is told of when we want to commit.
         (taken,) = self.target.get([record_name(self._next_number)])
-        if unseen and taken is None:
+        if taken is None:
             raise RefusedError(
                 f"executors wrote {len(unseen)} files that are not there for the driver, as "
                 f"{self.target.place}/{unseen[0]}: they don't share that folder",
