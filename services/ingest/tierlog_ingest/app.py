@@ -426,13 +426,12 @@ class IngestNode:
                 return Tier1ReadHandle(ledger_id, metadata, directory, keys=self._keys)
             return await tier2.open_ledger(ledger_id)
 
-        settings = self._settings.owner.attributes
         return AttributeParts(
             index=tier2.index,
             open_ledger=open_ledger,
             open_copy=tier2.open_ledger,
-            settings=settings,
-            room=Room(settings.cached_all_max, unflushed_max=settings.unflushed_all_max),
+            settings=self._settings.owner.attributes,
+            room=Room(self._settings.owner.attributes.cached_all_max),
         )
 
     async def _info(self, wire_address: str, front: FrontAddresses) -> NodeInfo:

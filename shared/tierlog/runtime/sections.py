@@ -33,10 +33,6 @@ class AttributeSettings(Section):
     cached_max: int = Field(default=100_000, gt=0)
     cached_all_max: int = Field(default=1_000_000, gt=0)
     """Of all streams together so many at most that can be fetched again; about 250 bytes each."""
-    unflushed_all_max: int = Field(default=2_000_000, gt=0)
-    """Of all streams together so many at most may wait for a checkpoint; about 200 bytes each. One
-    stream has no more of them than are left. An owner that begins with more writes checkpoints on
-    the way; without tier 2 its stream waits."""
     page_cache_bytes_max: PositiveBytes = 64 * MIB
     """Pages of the indexes in memory, of all streams together."""
     checkpoint_bytes: PositiveBytes = 256 * MIB

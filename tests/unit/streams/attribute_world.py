@@ -66,19 +66,6 @@ class AttributeCluster(SmallCluster):
         self.index = MemoryAttributes()
         self.settings = AttributeSettings(**settings)
 
-    def opening(self, opened, trouble=()):
-        """Return what opens ledgers, notes which ones, and has the trouble that a dict names."""
-        catalog = self.catalog()
-        directory = self.directory(catalog)
-
-        async def open_ledger(ledger_id):
-            opened.append(ledger_id)
-            if ledger_id in trouble:
-                raise trouble[ledger_id]
-            return Tier1ReadHandle(ledger_id, await catalog.ledgers.get(ledger_id), directory)
-
-        return open_ledger
-
     def owners(
         self,
         name="n1",
@@ -88,15 +75,18 @@ class AttributeCluster(SmallCluster):
         settings=ONE,
         open_ledger=None,
         open_copy=None,
-        room=None,
     ):
         catalog = catalog or self.catalog()
+        directory = self.directory(catalog)
+
+        async def open_tier1(ledger_id):
+            return Tier1ReadHandle(ledger_id, await catalog.ledgers.get(ledger_id), directory)
+
         parts = AttributeParts(
             index=self.index.connect(faults or no_faults()),
-            open_ledger=open_ledger or self.opening([]),
+            open_ledger=open_ledger or open_tier1,
             open_copy=open_copy,
             settings=self.settings,
-            room=room,
         )
         return make_owners(self, name, catalog=catalog, settings=settings, attributes=parts)
 

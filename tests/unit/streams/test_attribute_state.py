@@ -56,7 +56,7 @@ def test_a_fetch_that_was_overtaken_changes_nothing(state, stage):
 
 @pytest.mark.covers("E14", "E23")
 def test_all_streams_share_room_and_the_one_used_longest_ago_makes_it():
-    room = Room(6, unflushed_max=100)
+    room = Room(6)
     states = [AttributeState(checkpoint(0), created_ms=0, capacity=5, room=room) for _ in range(3)]
     keys = [AttributeKey(bytes([number]) * 16) for number in range(1, 6)]
 

@@ -23,6 +23,7 @@ from tierlog.attributes.objects import IndexObjects
 from tierlog.attributes.page_cache import PageCache
 from tierlog.attributes.store import Tier2AttributeIndex
 from tierlog.attributes.update import Shape
+from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.attributes import EVENT_COUNT
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
@@ -65,6 +66,19 @@ class DamagedCluster(AttributeCluster):
                     await send(owners, STREAM, writer, number, updates=(plus(1),))
                 await owners.seal(STREAM)
                 await asyncio.sleep(1)
+
+    def opening(self, opened, trouble):
+        """Return what opens ledgers, notes which ones, and has the trouble that a dict names."""
+        catalog = self.catalog()
+        directory = self.directory(catalog)
+
+        async def open_ledger(ledger_id):
+            opened.append(ledger_id)
+            if ledger_id in trouble:
+                raise trouble[ledger_id]
+            return Tier1ReadHandle(ledger_id, await catalog.ledgers.get(ledger_id), directory)
+
+        return open_ledger
 
     def damage(self, key, *offsets):
         for offset in offsets:

@@ -60,8 +60,6 @@ class AttributeGate:
         """Failed checks that rest on confirmed entries, for the owner to tell."""
         self.refusal = "the stream has no attributes"
         """Why there is no state."""
-        self.why_unflushed: Callable[[], str] = lambda: ""
-        """Says why what waits for a flush is not flushed; empty: it is, as far as is known."""
         self._give_back = give_back
         self._wake = wake
         self._lanes: dict[_Lane, None] = {}
@@ -108,7 +106,7 @@ class AttributeGate:
         if not holds or (append.condition is None and self._goes_back(append, changes)):
             return False
         if state.is_full and not state.has_all(_keys_changed(append, changes)):
-            append.finish(_full(state, self.why_unflushed()))
+            append.finish(_full())
             return False
         return True
 
@@ -259,8 +257,6 @@ class AttributeGate:
 
     def vanish(self, cause: str) -> None:
         """Drop the state: what was sent and not confirmed may or may not be in the stream."""
-        if self.state is not None:
-            self.state.let_go()
         self.state = None
         waiting, self._waiting = self._waiting, {}
         for append, _ in (one for failed in waiting.values() for one in failed):
@@ -344,17 +340,12 @@ def _keys_changed(append: Append, changes: Sequence[Change | None]) -> list[Attr
     return _writers(changes)
 
 
-def _full(state: AttributeState, why: str) -> RetryableError:
-    of, budget = "the streams of this node", "unflushed_all_max"
-    if state.is_full_itself:
-        of, budget = "this stream", "cached_max"
+def _full() -> RetryableError:
     return RetryableError(
-        f"too many attributes of {of} wait to be written to tier 2" + (f": {why}" if why else ""),
+        "too many attributes wait to be written to tier 2",
         reason=Reason.RESOURCE_EXHAUSTED,
-        remedy="Nothing was appended; try again. If it stays so, see whether tier 2 is within "
-        "reach, and what the node's log says under attributes.not_flushed and "
-        f"attributes.not_mended; or raise ingest.owner.attributes.{budget}",
-        details={"budget": f"owner.attributes.{budget}"},
+        remedy="Nothing was appended; see whether tier 2 is within reach, and try again",
+        details={"budget": "owner.attributes.cached_max"},
         retry_after_s=1.0,
     )
 

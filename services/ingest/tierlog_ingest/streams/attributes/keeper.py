@@ -10,8 +10,6 @@ Invariants:
       changed often is written once.
     * No append waits for a flush, and none but those that want a value for a fetch.
     * What is told of attributes was true while this process was the stream's owner.
-    * What is replayed takes no more memory than all streams have together: a checkpoint of a part
-      is published, or all waits, without tier 2.
     * Entries are left out only where that is on record, which takes an admin's consent and a
       while in which no tier gave them.
     * An index of which a page can't be read is made anew (``mending``) before the next flush.
@@ -57,12 +55,11 @@ from tierlog_ingest.streams.attributes.replay import (
     Lost,
     OpenLedger,
     entries_after,
-    last_entry,
     next_readable,
     pieces_after,
 )
-from tierlog_ingest.streams.attributes.room import NoRoomError, Room
-from tierlog_ingest.streams.attributes.state import AttributeState, Flush
+from tierlog_ingest.streams.attributes.room import Room
+from tierlog_ingest.streams.attributes.state import AttributeState
 
 log = structlog.get_logger()
 
@@ -86,7 +83,7 @@ class AttributeParts:
     open_copy: OpenLedger | None = None
     """Opens what tier 2 has of a ledger, for where its nodes don't give it."""
     room: Room | None = None
-    """For what all keepers have in memory; None: each has its own."""
+    """For what all keepers have in memory that can be fetched again; None: each has its own."""
 
 
 class AttributeKeeper:
@@ -108,9 +105,7 @@ class AttributeKeeper:
         self._gate = gate
         self._index = parts.index
         self._open_ledger, self._open_copy = parts.open_ledger, parts.open_copy
-        self._settings = parts.settings
-        own = parts.settings.cached_max
-        self._room = parts.room or Room(own, unflushed_max=2 * own)
+        self._settings, self._room = parts.settings, parts.room
         self._catalog = catalog
         self._ids = ids
         self._deposed = deposed
@@ -121,12 +116,7 @@ class AttributeKeeper:
         self._rebuilt: AttributeState | None = None
         self._missed: tuple[Position, float] | None = None
         """Where a rebuild stands still that may give entries up, and since when."""
-        self._room_wanted = 0
-        """So much room a rebuild waits for before it begins anew."""
-        self._not_flushed = ""
-        """Why the last flush failed; empty: it did not."""
         self._care = IndexCare(claimed, self._entries, index=parts.index, catalog=catalog, ids=ids)
-        gate.why_unflushed = self._why_unflushed
 
     def __repr__(self) -> str:
         return f"<AttributeKeeper {self._claimed.name} {sorted(self._running)}>"
@@ -140,18 +130,14 @@ class AttributeKeeper:
         there is another checkpoint: what that has may be trimmed.
         """
         state = self._rebuilt
-        if self._room.left < self._room_wanted:
-            raise self._room.exhausted(self._not_flushed)
         # Read behind the snapshot: what that lacks for being trimmed is in this checkpoint.
         base = await self._index.load(snapshot.stream)
         if state is None or not kept_of(state.base).is_at(kept_of(base)):
-            self._let_go()
             state = self._rebuilt = AttributeState(
                 base,
                 created_ms=snapshot.stream.created_ms,
                 capacity=self._settings.cached_max,
                 room=self._room,
-                flush_soon=self.flush_soon,
             )
         record = await self._catalog.attributes.peek(snapshot.stream.name)
         if record is not None and record.incarnation != snapshot.stream.incarnation:
@@ -168,8 +154,8 @@ class AttributeKeeper:
             if told is error:
                 raise
             raise told from error
-        self._rebuilt, self._missed, self._room_wanted = None, None, 0
-        state.rebuilt(last_entry(snapshot))
+        self._rebuilt = self._missed = None
+        state.rebuilt(_last_entry(snapshot))
         log.info(
             "attributes.rebuilt",
             stream=self._claimed.name,
@@ -201,7 +187,7 @@ class AttributeKeeper:
         Returns what to raise: ``RetryableError`` to go on, behind it or because it may come back.
         """
         ahead = pieces_after(snapshot.ledgers, state.through, lost)
-        if not ahead or isinstance(error, RefusedError | NoRoomError):
+        if not ahead or isinstance(error, RefusedError):
             return error
         (ledger, first, _), now_s = ahead[0], asyncio.get_running_loop().time()
         place = Position(ledger.ledger_id, first)
@@ -243,38 +229,10 @@ class AttributeKeeper:
             for offset, (change, entry) in enumerate(zip(changes, entries, strict=True)):
                 end = Position(place.ledger_id, EntryId(place.entry_id + offset))
                 made = replayed(change, state.value) if change is not None else {}
-                while state.lacks_room(made):
-                    await self._make_room(state)
                 events = change.event_count if change is not None else 0
                 state.replay(made, events, end=end, size=len(entry))
         finally:
             state.unpin(pinned)
-
-    async def _make_room(self, state: AttributeState) -> None:
-        """Publish a checkpoint of what is replayed by now, so that it can go from memory.
-
-        Where that fails others get the room: a part of a stream's attributes is of no use.
-        """
-        flush = state.begin_flush()
-        try:
-            if flush is None:
-                raise self._room.exhausted()
-            await self._publish(state, flush)
-        except CorruptError:
-            state.fail_flush()
-            state.base = await self._care.mended(state.base)
-        except TierlogError as error:
-            state.fail_flush()
-            self._room_wanted = min(state.unflushed_count + 1, self._room.unflushed_max)
-            self._let_go()
-            if isinstance(error, RefusedError) and error.reason is not Reason.FENCED:
-                raise
-            raise self._room.exhausted(self._not_flushed) from error
-
-    def _let_go(self) -> None:
-        if self._rebuilt is not None:
-            self._rebuilt.let_go()
-            self._rebuilt = None
 
     async def _found_or_mended(
         self, state: AttributeState, keys: Sequence[AttributeKey]
@@ -306,7 +264,7 @@ class AttributeKeeper:
         if state is None:
             return
         if (
-            (state.is_full and state.unflushed_count)
+            state.is_full
             or state.changes_since >= settings.checkpoint_updates
             or state.bytes_since >= settings.checkpoint_bytes
         ):
@@ -327,9 +285,9 @@ class AttributeKeeper:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._settings.checkpoint_interval_s, due)
 
-    def flush_soon(self) -> bool:
-        """Flush what is confirmed. False: a flush is under way, or nothing is to run."""
-        return self._start("flush", self._flush)
+    def flush_soon(self) -> None:
+        """Flush what is confirmed, unless a flush is under way."""
+        self._start("flush", self._flush)
 
     async def flush_now(self) -> None:
         """Flush what is confirmed; gives up after the settings' ``checkpoint_timeout_s``."""
@@ -349,9 +307,9 @@ class AttributeKeeper:
         for task in self._running.values():
             task.cancel()
 
-    def _start(self, name: str, work: Callable[[], Awaitable[None]]) -> bool:
+    def _start(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         if self._tasks is None or name in self._running:
-            return False
+            return
 
         async def run() -> None:
             try:
@@ -360,7 +318,6 @@ class AttributeKeeper:
                 del self._running[name]
 
         self._running[name] = self._tasks.create_task(run(), name=f"attributes {name}")
-        return True
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -425,43 +382,30 @@ class AttributeKeeper:
             if flush is None:
                 return True
             try:
-                await self._publish(state, flush)
+                made = await self._index.flush(
+                    self._claimed,
+                    flush.base,
+                    changes=flush.changes,
+                    core=flush.core,
+                    through=flush.through,
+                )
             except TierlogError as error:
+                log.warning("attributes.not_flushed", stream=self._claimed.name, cause=str(error))
                 self._care.is_suspect |= isinstance(error, CorruptError)
                 if not await self._after_failed_flush(state, error):
                     return False
             else:
+                state.finish_flush(made)
+                log.info(
+                    "attributes.flushed",
+                    stream=self._claimed.name,
+                    through=str(flush.through),
+                    changed=len(flush.changes),
+                )
                 return True
             await self._back_off(failures)
             failures += 1
         return False
-
-    async def _publish(self, state: AttributeState, flush: Flush) -> None:
-        """Publish a checkpoint; if that fails, ``state`` is still to take back what it gave."""
-        stream = self._claimed.name
-        try:
-            made = await self._index.flush(
-                self._claimed,
-                flush.base,
-                changes=flush.changes,
-                core=flush.core,
-                through=flush.through,
-            )
-        except TierlogError as error:
-            log.warning("attributes.not_flushed", stream=stream, cause=str(error))
-            self._not_flushed = error.message
-            raise
-        self._not_flushed = ""
-        state.finish_flush(made)
-        log.info(
-            "attributes.flushed",
-            stream=stream,
-            through=str(flush.through),
-            changed=len(flush.changes),
-        )
-
-    def _why_unflushed(self) -> str:
-        return self._care.trouble if self._care.is_suspect else self._not_flushed
 
     def _look_into_index(self) -> None:
         """Have it looked at why a page of the index is damaged or gone, before the next flush.
@@ -598,3 +542,12 @@ async def _closing(iteration: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T
     finally:
         if isinstance(iteration, AsyncGenerator):
             await iteration.aclose()
+
+
+def _last_entry(snapshot: StreamSnapshot) -> Position | None:
+    """Return the stream's last entry, one that is trimmed included."""
+    for ledger in reversed(snapshot.ledgers):
+        if ledger.last_entry_id >= 0:
+            return Position(ledger.ledger_id, ledger.last_entry_id)
+    end = snapshot.stream.trimmed_end
+    return Position(end.ledger_id, EntryId(end.entry_id - 1)) if end and end.entry_id else None

@@ -53,8 +53,6 @@ BACKOFF_S: Final = 1.0
 LOSS_GRACE_S: Final = 10.0
 """So long an entry that may be given up is asked for still: its nodes may be starting."""
 
-LOOKED_INTO: Final = "the attribute index is being looked into"
-
 EntriesOf = Callable[[Sequence[ListedLedger], Position | None, Lost], Entries]
 """Gives the entries of ledgers that lie behind a position, but for those that are lost."""
 
@@ -100,8 +98,6 @@ class IndexCare:
     ) -> None:
         self.is_suspect = False
         """Whether a page could not be read, and nobody has looked into it yet."""
-        self.trouble = LOOKED_INTO
-        """Why the index is not mended yet, where it is suspect."""
         self._damage: TierlogError | None = None
         """Why the index can't be mended; None: it can, or need not."""
         self._counted: _Counted | None = None
@@ -128,7 +124,7 @@ class IndexCare:
             if self._damage is not None:
                 raise self._damage from error
             raise RetryableError(
-                f"{LOOKED_INTO}: {error.message}",
+                f"the attribute index is being looked into: {error.message}",
                 remedy="Ask again",
                 retry_after_s=1.0,
             ) from error
@@ -151,14 +147,12 @@ class IndexCare:
             except TierlogError as error:
                 told = not_rebuilt(self._claimed, error)
                 log.warning("attributes.not_mended", stream=name, cause=str(told))
-                self.trouble = f"{LOOKED_INTO}: {told.message}"
                 self._damage = told if isinstance(told, CorruptError) else None
                 if self._damage is not None:
                     await self._loss_accepted()
                 await asyncio.sleep(self._ids.uniform(0.5, 1.0) * BACKOFF_S)
             else:
                 self.is_suspect, self._damage, self._counted = False, None, None
-                self.trouble = LOOKED_INTO
                 return newest
 
     async def _loss_accepted(self) -> None:

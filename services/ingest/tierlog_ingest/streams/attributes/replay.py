@@ -18,7 +18,6 @@ from typing import Final
 
 import structlog
 
-from tierlog.catalog.streams import StreamSnapshot
 from tierlog.ledger.reader import ReadHandle, closing_runs
 from tierlog.model.errors import (
     CorruptError,
@@ -91,15 +90,6 @@ def pieces_after(
             left = without(whole, lost.get(ledger.ledger_id, ()))
             found += [(ledger, one, other) for one, other in left]
     return found
-
-
-def last_entry(snapshot: StreamSnapshot) -> Position | None:
-    """Return the stream's last entry, one that is trimmed included."""
-    for ledger in reversed(snapshot.ledgers):
-        if ledger.last_entry_id >= 0:
-            return Position(ledger.ledger_id, ledger.last_entry_id)
-    end = snapshot.stream.trimmed_end
-    return Position(end.ledger_id, EntryId(end.entry_id - 1)) if end and end.entry_id else None
 
 
 async def next_readable(

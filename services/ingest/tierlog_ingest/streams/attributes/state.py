@@ -15,7 +15,7 @@ Invariants:
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -52,15 +52,8 @@ class AttributeState:
     """The state from one rebuild to the next."""
 
     def __init__(
-        self,
-        base: Checkpoint,
-        *,
-        created_ms: int,
-        capacity: int,
-        room: Room | None = None,
-        flush_soon: Callable[[], bool] = lambda: False,
+        self, base: Checkpoint, *, created_ms: int, capacity: int, room: Room | None = None
     ) -> None:
-        """``room``: that of all streams; ``flush_soon``: as ``Keeps`` has it."""
         assert capacity > 0
         self.base = base
         self.through = base.through
@@ -72,8 +65,7 @@ class AttributeState:
         """Changes that the base checkpoint lacks; more than attributes where some change often."""
         self.bytes_since = 0
         self._capacity = capacity
-        self._room = room or Room(capacity, unflushed_max=2 * capacity)
-        self.flush_soon = flush_soon
+        self._room = room or Room(capacity)
         self._noted = 0
         """So many clean ones the room knows of."""
         self._piece = Sent()
@@ -94,7 +86,7 @@ class AttributeState:
     def statistics(self) -> dict[str, int]:
         """Return how much is held."""
         return {
-            "attributes_unflushed": self.unflushed_count,
+            "attributes_unflushed": len(self._dirty) + len(self._flushing) + len(self._sent),
             "attributes_cached": len(self._clean),
             "event_count": self.core[EVENT_COUNT],
         }
@@ -125,19 +117,9 @@ class AttributeState:
         return self._piece
 
     @property
-    def unflushed_count(self) -> int:
-        """How many values wait for a flush."""
-        return len(self._sent) + len(self._dirty) + len(self._flushing)
-
-    @property
     def is_full(self) -> bool:
         """Whether no further attribute may change before a flush: what waits for one is bounded."""
-        return self.is_full_itself or self.unflushed_count >= self._room.left
-
-    @property
-    def is_full_itself(self) -> bool:
-        """Whether it is full whatever other streams have."""
-        return self.unflushed_count >= self._capacity
+        return len(self._sent) + len(self._dirty) + len(self._flushing) >= self._capacity
 
     def has_all(self, keys: Iterable[AttributeKey]) -> bool:
         """Tell whether these wait for a flush already, so that they take no room."""
@@ -190,7 +172,6 @@ class AttributeState:
         piece.end, piece.size = end, size
         self.last = end
         self._pieces.append(piece)
-        self._note_unflushed()
 
     def confirm(self, through: Position) -> list[Sent]:
         """Count in the pieces that end at ``through`` or before it; return them."""
@@ -206,7 +187,6 @@ class AttributeState:
             for key in piece.values:
                 if self._sent[key][1] is piece:
                     del self._sent[key]
-        self._note_unflushed()
         return confirmed
 
     def replay(
@@ -216,11 +196,6 @@ class AttributeState:
         assert not self._pieces, "entries are replayed before anything is sent"
         self._count_in(made, events, end, size)
         self.last = end
-        self._note_unflushed()
-
-    def lacks_room(self, made: Mapping[AttributeKey, int]) -> bool:
-        """Tell whether there is no room to count these in, whoever has it."""
-        return not self._room.left and not self.has_all(made)
 
     def rebuilt(self, last: Position | None) -> None:
         """Learn that all is replayed, up to the stream's last entry, but for what was given up."""
@@ -245,15 +220,6 @@ class AttributeState:
         vanished = list(self._pieces)
         self._pieces.clear()
         return vanished
-
-    def let_go(self) -> None:
-        """Hold nothing any more, whoever still refers to this; what is under way may end."""
-        self._pieces.clear()
-        self._sent, self._dirty, self._flushing = {}, {}, {}
-        self._clean.clear()
-        self._noted = 0
-        self._room.note(self, 0)
-        self._note_unflushed()
 
     # The index
 
@@ -299,7 +265,6 @@ class AttributeState:
                 self._clean[key] = value
         self._flushing, self._is_flushing = {}, False
         self._evict()
-        self._note_unflushed()
 
     def fail_flush(self, base: Checkpoint | None = None) -> None:
         """Keep what ``begin_flush`` gave for another flush, over ``base`` if that is another."""
@@ -308,13 +273,10 @@ class AttributeState:
         self._flushing, self._is_flushing = {}, False
         if base is not None:
             self.base = base
-        self._note_unflushed()
-
-    def _note_unflushed(self) -> None:
-        self._room.note_unflushed(self, self.unflushed_count)
 
     def _evict(self) -> None:
-        room = max(0, self._capacity - self.unflushed_count)
+        hot = len(self._sent) + len(self._dirty) + len(self._flushing)
+        room = max(0, self._capacity - hot)
         if len(self._clean) > room:
             self._drop(len(self._clean) - room)
         if len(self._clean) != self._noted:
