@@ -153,7 +153,7 @@ def _component(name: str) -> Schema:
     if name == "offloader":
         properties["keda"] = closed(
             enabled=FLAG,
-            minReplicaCount=COUNT,
+            minReplicaCount=ATLEAST1,
             maxReplicaCount=ATLEAST1,
             pollingInterval=ATLEAST1,
             cooldownPeriod=COUNT,

@@ -100,6 +100,7 @@ class Mirror:
         self._names: list[StreamName] = []
         self._names_changed: asyncio.Event | None = None
         self._cursor = 0.0
+        self._first = 0
 
     @property
     def is_whole(self) -> bool:
@@ -158,8 +159,10 @@ class Mirror:
             for name in before.difference(self._names):
                 self._drop(name)
         again = self._due_again(since_last_s)
+        # Each time from another one on: where the bucket fails for some, others come first then.
+        self._first = (self._first + max(1, len(self._names) // 8)) % max(1, len(self._names))
         async with asyncio.TaskGroup() as group:
-            for name in self._names:
+            for name in (*self._names[self._first :], *self._names[: self._first]):
                 known = self.streams.get(name)
                 stopped = self._gate.stopped(name) is not None
                 if known is None or known.is_stale or stopped or name in again:

@@ -19,7 +19,7 @@ from tierlog.catalog.change import ensure_node, settle
 from tierlog.format import paths
 from tierlog.format.scrub_records import decode_report, decode_times, encode_report, encode_times
 from tierlog.model.errors import CorruptError, RefusedError
-from tierlog.model.scrub import ScrubReport, ScrubTimes
+from tierlog.model.scrub import ScrubReport, ScrubState, ScrubTimes
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore, NoNodeError
 
@@ -55,8 +55,11 @@ class ScrubCatalog:
         found = await self._all()
         # What can't be read goes first.
         by_age = sorted(found, key=lambda name: _age(found[name]))
+        # What a deep one found is known by no other, however many come behind it.
+        deep = [name for name in by_age if _is_deep(found[name])][-1:]
         for name in by_age[: max(0, len(by_age) - keep)]:
-            await self._forget(name)
+            if name not in deep:
+                await self._forget(name)
 
     async def _forget(self, name: str) -> None:
         try:
@@ -122,3 +125,7 @@ class ScrubCatalog:
 
 def _age(report: ScrubReport | None) -> tuple[int, int]:
     return (-1, 0) if report is None else (report.started_ms, report.scrub_id.int)
+
+
+def _is_deep(report: ScrubReport | None) -> bool:
+    return report is not None and report.wish.deep and report.state is ScrubState.DONE

@@ -408,7 +408,12 @@ class OffloadAttempts:
 
 
 def _note_left(uuid: UUID, error: Exception) -> None:
-    log.warning("attempt.clean_failed", uuid=str(uuid), cause=str(foreseen(error)))
+    known = foreseen(error)
+    if isinstance(known, UnforeseenError):
+        log.error(
+            "unexpected_error", work="clean", uuid=str(uuid), cause=known.message, exc_info=error
+        )
+    log.warning("attempt.clean_failed", uuid=str(uuid), cause=str(known))
 
 
 def foreseen(error: Exception) -> TierlogError:

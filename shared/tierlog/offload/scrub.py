@@ -308,8 +308,8 @@ class _Run:
             return None
         if not left:
             self._survey.see_manifest(known)
-        elif known.head is not None and known.head.offload_pause is not None:
-            # Nobody can resume it any more, nor did anybody.
+        elif known.head is not None and known.head.offload_pause and name not in self._walked:
+            # Nobody can resume it any more, nor did anybody. One that was made anew is another.
             self._paused.add(name)
         return known
 

@@ -159,3 +159,19 @@ def test_what_is_made_anew_under_the_name_stays() -> None:
         assert kinds(await scrub(world, BOTH)) == []
 
     run_virtual(main())
+
+
+def test_one_that_was_made_anew_since_is_not_the_one_that_was_paused() -> None:
+    async def main() -> None:
+        world = await deleting(paused=True)
+        await restored(world)
+        world.clock.advance(1)
+        ledger_id = await offloaded(world, await world.stream())
+        await Leader(world).visit()
+        world.clock.advance(10 * SAFETY_S)
+        report = await scrub(world, BOTH)
+        assert {one.kept for one in report.findings} == {""}
+        context = await world.context(ledger_id)
+        assert {key for key in copies(world) if str(context.uuid) not in key} == set()
+
+    run_virtual(main())

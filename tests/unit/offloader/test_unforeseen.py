@@ -103,7 +103,10 @@ def test_leftovers_that_a_driver_cannot_delete_keep_no_later_try_from_its_copy()
     async def main():
         world = World()
         bad, *_ = await ask_for_all(world)
-        await work(world, bad, 300, offloads=2, deletes=True)
+        with structlog.testing.capture_logs() as logs:
+            await work(world, bad, 300, offloads=2, deletes=True)
+        told = {type(one["exc_info"]) for one in logs if one["event"] == "unexpected_error"}
+        assert told == {OSError, KeyError}
         assert not world.queue.events(TOPICS.dead_letter)
         context = await world.context(bad)
         assert (context.complete, context.attempt_count, len(context.abandoned)) == (True, 3, 2)

@@ -50,6 +50,8 @@ log = structlog.get_logger()
 AGAIN_S: Final = 60.0
 """So long a damaged index is left, unless an admin accepts a loss; its objects may come back."""
 BACKOFF_S: Final = 1.0
+COUNTED_KEPT_MAX: Final = 500_000
+"""With more values than that, what was counted is not kept for the next try: some 80 MB."""
 LOSS_GRACE_S: Final = 10.0
 """So long an entry that may be given up is asked for still: its nodes may be starting."""
 
@@ -148,6 +150,8 @@ class IndexCare:
                 told = not_rebuilt(self._claimed, error)
                 log.warning("attributes.not_mended", stream=name, cause=str(told))
                 self._damage = told if isinstance(told, CorruptError) else None
+                if self._counted is not None and len(self._counted.values) > COUNTED_KEPT_MAX:
+                    self._counted = None
                 if self._damage is not None:
                     await self._loss_accepted()
                 await asyncio.sleep(self._ids.uniform(0.5, 1.0) * BACKOFF_S)
