@@ -194,6 +194,35 @@ def test_of_a_partition_that_comes_later_nothing_is_passed_over(monkeypatch):
     assert planned(first, second) == [(12, 0, 9)]
 
 
+def test_partitions_of_a_stream_that_is_named_later_begin_where_they_do(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(4, 5, stream="a"))
+    asyncio.run(bucket.write(partitions=2))
+    asyncio.run(bucket.write(9, 11, stream="s-partition-0", trimmed_through=7))
+    first = reading(streams="a,s").latestOffset({"a": "5:0"}, ALL)
+    assert first["s-partition-0"] == f"9:0@{INCARNATION}"
+    # Readers know all partitions from the start: one without an offset was named since.
+    parts = served((9, 10, 100, True))._replace(
+        name=StreamName("s-partition-0"), trimmed_end=at(7, 3)
+    )
+    serving(monkeypatch, parts)
+    for mode in ("service", "auto"):
+        reader = reading(readMode=mode)
+        first = reader.latestOffset({"s-partition-1": "3:0"}, ALL)
+        assert first["s-partition-0"].startswith("9:0")
+
+
+def test_a_begun_batch_of_a_partition_that_is_gone_is_passed_over_where_losses_may_be(monkeypatch):
+    serving(monkeypatch, served((9, 10, 100, True))._replace(name=StreamName("s-partition-0")))
+    start = {"s-partition-0": "9:0", "s-partition-1": "5:0"}
+    end = {"s-partition-0": "10:0", "s-partition-1": "9:0"}
+    for mode in ("service", "auto"):
+        with pytest.raises(RefusedError, match="stream s-partition-1 is to be read up to 9:0"):
+            reading(readMode=mode).partitions(start, end)
+    lax = reading(readMode="service", failOnDataLoss="false")
+    assert len(lax.partitions(start, end)) == 1
+
+
 def test_a_begun_batch_is_not_made_shorter_by_leaving_out_a_stream(monkeypatch):
     bucket = ManifestBucket(monkeypatch)
     asyncio.run(bucket.write(4, 5, stream="a"))
