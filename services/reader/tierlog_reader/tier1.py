@@ -64,7 +64,7 @@ class StorageNodeTier(Generic[Node]):
         until = EntryId(min(INT64_MAX, first_entry_id + budget.entries_max - 1))
         last, wait_s = await self._end(handle, first_entry_id, budget.wait_s)
         frames: list[Buffer] = []
-        expected, taken = first_entry_id, 0
+        expected, taken, full = first_entry_id, 0, False
         read = handle.read_runs(
             first_entry_id, min(last, until), bytes_max=budget.bytes_max, wait_s=wait_s
         )
@@ -75,11 +75,14 @@ class StorageNodeTier(Generic[Node]):
                         end = min(until, run.last_entry_id)
                         piece = run.frames_between(expected, end)
                         taken += len(piece)
-                        if frames and taken > budget.bytes_max:
-                            # Its client has no room for it: all of it would be read once more.
+                        # Its client has no room for more: all of it would be read once more.
+                        full = bool(frames) and taken > budget.bytes_max
+                        if full:
                             break
                         frames.append(piece)
                         expected = EntryId(end + 1)
+                    if full:
+                        break
             except TierlogError:
                 # What came is good. The next read begins at the bad place, and is told.
                 if not frames:
