@@ -2,8 +2,9 @@
 
 The ingestion test of seeds/002: a hundred producers, batches of a hundred events of 100 bytes, each
 append conditional on the one before it, a ``--window`` of batches unanswered. There appends go into
-the cache of the process that takes them; here into that of the reader, which subscribes to the
-owner for a follower. So a follower takes all that comes, over HTTP, while the producers append.
+the cache of the process that takes them; here into that of the reader, which subscribes at
+the ledger's storage nodes for a follower. So a follower takes all that comes, over HTTP, while the
+producers append.
 
 plain, compiled     the streaming cache
 rocksdict           RocksDB, when requirements-bench.lock is installed: the seed's baseline

@@ -443,7 +443,7 @@ class ReaderSettings(_Section):
     wait_ms_max: int = Field(default=30_000, ge=0)
     metadata_age_ms_max: int = Field(default=500, ge=0)
     object_reads: Literal["aioboto3", "obstore"] = "aioboto3"
-    """What reads ranges of objects; obstore (the extra tierlog[obstore]) takes less CPU a byte."""
+    """What reads ranges of objects; obstore is the extra tierlog[obstore]."""
 
 
 class ClientSettings(_Section):
