@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import operator
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -81,6 +84,9 @@ Series = dict[frozenset[tuple[str, str]], float]
 """Samples by their labels, of which one is the name."""
 
 
+MAKES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "max": max, "group": lambda _: 1}
+
+
 def _parts(expr: str, word: str) -> list[str]:
     """Return what stands between an operator, outside of parentheses."""
     parts, depth = [""], 0
@@ -101,17 +107,18 @@ def _value(expr: str, series: Series) -> Series:
     if len(parts := _parts(expr, "unless")) > 1:
         without = _value(parts[1], series)
         return {key: one for key, one in _value(parts[0], series).items() if key not in without}
-    if found := re.fullmatch(r"(.*) (==|!=) (\d)", expr):
-        inner = _value(found[1], series).items()
-        return {key: one for key, one in inner if (one == int(found[3])) is (found[2] == "==")}
+    if found := re.fullmatch(r"(.*) (==|!=|>) ([\d* ]+)", expr):
+        limit, inner = math.prod(map(int, found[3].split("*"))), _value(found[1], series)
+        holds = {"==": operator.eq, "!=": operator.ne, ">": operator.gt}[found[2]]
+        return {key: one for key, one in inner.items() if holds(one, limit)}
     if found := re.fullmatch(r'label_replace\((.*), "(\w+)", "(\w+)", "", ""\)', expr):
         return {key | {(found[2], found[3])}: one for key, one in _value(found[1], series).items()}
-    if found := re.fullmatch(r"(sum|group) by \(namespace\) \((.*)\)", expr):
-        sums: Series = {}
+    if found := re.fullmatch(r"(sum|group|max) by \(namespace\) \((.*)\)", expr):
+        together: dict[frozenset[tuple[str, str]], list[float]] = {}
         for labels, one in _value(found[2], series).items():
             key = frozenset(pair for pair in labels if pair[0] == "namespace")
-            sums[key] = sums.get(key, 0) + one if found[1] == "sum" else 1
-        return sums
+            together.setdefault(key, []).append(one)
+        return {key: MAKES[found[1]](values) for key, values in together.items()}
     name, _, asked = expr.partition("{")
     wanted = {("__name__", name), *re.findall(r'(\w+)="([^"]*)"', asked)}
     return {key: one for key, one in series.items() if wanted <= key}
@@ -216,3 +223,21 @@ def test_what_alerts_see_grow_is_there_before_it_does():
             of = rf'\{{{label}="{value}"\}}' if label else r"(\{.*\})?"
             wanted = rf"^{name}{of} 0\.0$"
             assert re.search(wanted, done.stdout, re.MULTILINE), (name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "hours"),
+    [
+        ("TierlogOffloadLate", "tierlog_offload_overdue_seconds", 6),
+        ("TierlogOffloadStopped", "tierlog_offload_overdue_seconds", 24),
+        ("TierlogOffloadUnbounded", "tierlog_offload_unbounded_age_seconds", 24),
+        ("TierlogDeletionsBehind", "tierlog_scheduler_deletions_behind_seconds", 6),
+    ],
+)
+def test_what_is_late_is_told_from_a_number_of_hours_on(name: str, metric: str, hours: int):
+    def told(*seconds: float) -> list[dict[str, str]]:
+        return _fires(name, *((metric, {"pod": f"s{at}"}, one) for at, one in enumerate(seconds)))
+
+    assert told(0, hours * 3600) == []
+    assert told(0, hours * 3600 + 1) == [{}]
+    assert told() == []

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -148,6 +149,26 @@ def test_values_out_of_bounds_are_refused_by_name(values):
     with pytest.raises(RefusedError) as caught:
         Policy(**values)
     assert caught.value.details["bound"] == next(iter(values))
+
+
+LOWEST: dict[str, Any] = {
+    **dict.fromkeys(("offload_time_ms", "offload_size_bytes"), -1),
+    **dict.fromkeys(("retention_time_ms", "retention_size_bytes", "deletion_lag_ms"), -1),
+    **dict.fromkeys(("ledger_bytes_max", "ledger_entries_max", "ledger_age_ms_max"), 1),
+}
+
+
+@pytest.mark.parametrize(("name", "lowest"), LOWEST.items())
+def test_each_number_has_a_lowest_and_a_highest_value(name, lowest):
+    given: dict[str, Any]
+    for value in (lowest, 2**63 - 1):
+        given = {name: value}
+        assert getattr(Policy(**given), name) == value
+    for value in (lowest - 1, 2**63):
+        given = {name: value}
+        with pytest.raises(RefusedError) as caught:
+            Policy(**given)
+        assert caught.value.details["bound"] == name
 
 
 @pytest.mark.covers("A42")
