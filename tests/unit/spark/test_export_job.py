@@ -6,17 +6,21 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+import typer
 from py4j.protocol import Py4JError
 
 from tests.unit.spark.bucket_kit import ManifestBucket
+from tests.unit.spark.test_export_writing import descriptors
 from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.runtime.settings import S3Settings
 from tierlog_spark.cli import export as command
 from tierlog_spark.cli.running import EXIT_INCOMPLETE
+from tierlog_spark.jobs import export as jobs_export
 from tierlog_spark.jobs.export import job
 from tierlog_spark.jobs.export.job import export_to
 from tierlog_spark.jobs.export.log import record_name
 from tierlog_spark.jobs.export.options import ExportOptions
+from tierlog_spark.jobs.export.protobufs import ProtobufSchema
 from tierlog_spark.jobs.export.targets import FolderTarget
 from tierlog_spark.jobs.export.writing import FileRow, WriteTask
 from tierlog_spark.jobs.frame import JobRun
@@ -132,6 +136,26 @@ def test_a_run_that_another_one_overtakes_leaves_all_the_rest_to_it(run_of):
     with pytest.raises(RefusedError, match="another run took number 1") as caught:
         run_of(*STREAMS, target=TakenTarget)
     assert caught.value.reason is Reason.FENCED
+
+
+def test_the_command_takes_a_message_out_of_a_file_of_descriptors(monkeypatch, tmp_path, capsys):
+    file, asked = tmp_path / "shop.desc", list[ExportOptions]()
+    file.write_bytes(descriptors().SerializeToString())
+    monkeypatch.setenv("TIERLOG_S3__BUCKET", "b")
+    monkeypatch.setattr(command, "run_job", lambda work, **_: work(None))
+    monkeypatch.setattr(jobs_export, "export", lambda _, given: asked.append(given))
+    command.export(["a"], to=str(tmp_path), protobuf=file, message="shop.Order")
+    [options] = asked
+    assert options.schema == ProtobufSchema(file.read_bytes(), "shop.Order")
+    options.schema.check()
+    for more, words in (
+        ({"protobuf": file}, "belong together"),
+        ({"message": "shop.Order"}, "belong together"),
+        ({"protobuf": file, "message": "shop.Order", "json_schema": "a INT"}, "two schemas"),
+    ):
+        with pytest.raises(typer.Exit):
+            command.export(["a"], to=str(tmp_path), **more)
+        assert words in capsys.readouterr().err
 
 
 def test_the_command_exits_with_what_says_that_something_is_left(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
+from pyspark.cloudpickle import cloudpickle
 
 from tierlog.model.errors import RefusedError
 from tierlog_spark.jobs.export.log import NO_DATE, file_number
@@ -257,6 +259,39 @@ def test_protobuf_messages_become_structs(tmp_path):
     assert fourth is None
     with pytest.raises(RefusedError, match=r"7:3 is not a protobuf message shop.Order"):
         run(task_of(tmp_path, schema=schema), [batch_of(0, [0] * 4, payloads)])
+
+
+OF_A_WORKER = """
+import pickle
+import sys
+from tierlog_spark.jobs.export.writing import written
+
+task, batch = pickle.load(sys.stdin.buffer)
+rows = list(written(task, [batch], attempt=1))
+sys.stdout.buffer.write(pickle.dumps(rows))
+"""
+
+
+def test_a_protobuf_schema_that_the_driver_used_is_pickled_to_a_process_of_its_own(tmp_path):
+    """As Spark pickles what tasks do; a worker is not forked from the driver."""
+    schema = ProtobufSchema(descriptors().SerializeToString(), "shop.Order")
+    order = message_class("shop.Order")(id=7, colour=1)
+    order.items.add(sku="x")
+    schema.check()
+    batch = batch_of(0, [0, 0], [order.SerializeToString(), b"\xff"])
+    task = task_of(tmp_path, schema=schema, keep_bad=True)
+    done = subprocess.run(
+        [sys.executable, "-c", OF_A_WORKER],
+        input=cloudpickle.dumps((task, batch)),
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    [row] = pickle.loads(done.stdout)
+    assert (row["rows"], row["bad"]) == (2, 1)
+    value, bad = read(tmp_path, row)["value"].to_pylist()
+    assert (value["id"], value["colour"], value["items"]) == (7, "RED", [{"sku": "x"}])
+    assert bad is None
 
 
 def test_a_protobuf_value_that_a_column_cant_hold_is_bad(tmp_path):
