@@ -16,7 +16,7 @@ from tierlog.model.position import Position
 from tierlog.ports.reads import ServedLedger
 from tierlog_spark import streaming
 from tierlog_spark.offsets import BEGINNING, Budget, advanced
-from tierlog_spark.planning import Range
+from tierlog_spark.planning import Bounds, Range, ServicePart, StorePart
 from tierlog_spark.service import ENTRY_BYTES, ListedStream, readable_of_served
 from tierlog_spark.streaming import (
     EventStreamReader,
@@ -130,6 +130,35 @@ def planned(start, end, **given):
         (one.value.ledger.ledger_id, one.value.first_entry_id, one.value.last_entry_id)
         for one in reader.partitions(start, end)
     ]
+
+
+def test_times_that_a_query_wants_are_those_of_each_of_its_parts(monkeypatch):
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(11))
+    there = served((11, 10, 100, True), (12, 5, 50, False))._replace(incarnation=INCARNATION)
+    serving(monkeypatch, there)
+    kinds = {
+        "direct": [StorePart],
+        "service": [ServicePart] * 2,
+        "auto": [StorePart, ServicePart],
+    }
+    for mode, wanted in kinds.items():
+        end = {"s": "12:0" if mode == "direct" else "12:5"}
+        for given, times in (
+            ({"startTime": "5", "endTime": "9"}, (5, 8)),
+            ({"startTime": "5"}, (5, Bounds().ms_max)),
+            ({"endTime": "9"}, (Bounds().ms_min, 8)),
+        ):
+            reader = reading(readMode=mode, **given)
+            parts = [one.value for one in reader.partitions({"s": "0:0"}, end)]
+            assert [type(one) for one in parts] == wanted
+            bounds = [one if isinstance(one, StorePart) else one.bounds for one in parts]
+            assert {(one.ms_min, one.ms_max) for one in bounds} == {times}
+            # A raw stream, which has no times, is refused by who reads it.
+            assert all(one.times_asked for one in parts if isinstance(one, ServicePart))
+        nothing = reading(readMode=mode, startTime="9", endTime="9")
+        found = [one.value for one in nothing.partitions({"s": "0:0"}, end)]
+        assert found == []
 
 
 def test_a_batch_that_the_bucket_has_in_part_is_refused(monkeypatch):
