@@ -1,19 +1,26 @@
 """Work is cut so that each item is in one task and no task is much heavier than the others."""
 
 import random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from tests.unit.spark.test_export_comparing import Here
 from tierlog.model.errors import RefusedError
 from tierlog.ports.spending import Cause, CostMeter, spending
+from tierlog_spark.jobs import fanout
 from tierlog_spark.jobs.fanout import (
+    TASKS_A_SLOT,
     Asked,
     Requests,
     asked_of,
+    pace_of_task,
     slots_of_executor,
     spread,
     task_count,
 )
+from tierlog_spark.jobs.frame import JobRun
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -63,6 +70,52 @@ def test_a_rate_that_nobody_knows_how_to_share_is_refused():
     with pytest.raises(RefusedError, match="share --bytes-per-s") as caught:
         slots_of_executor("spark://master:7077", None, 8)
     assert "spark.executor.cores" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("master", "given", "slots", "pace"),
+    [
+        ("local[4]", {}, 4, 10.0),
+        ("yarn", {"spark.executor.cores": "2"}, 9, 20.0),
+        ("yarn", {}, 9, 40.0),
+    ],
+)
+def test_what_an_executor_may_send_a_second_is_shared_by_the_tasks_of_its_session(
+    master, given, slots, pace
+):
+    context = SimpleNamespace(master=master, defaultParallelism=slots, getConf=lambda: given)
+    run = JobRun(spark=cast("Any", SimpleNamespace(sparkContext=context)))
+    assert pace_of_task(run, 40.0) == pace
+    # Nothing is shared, whoever has how many.
+    context.master = "spark://master:7077"
+    given.clear()
+    assert pace_of_task(run, 0) == 0.0
+    with pytest.raises(RefusedError, match="share --bytes-per-s"):
+        pace_of_task(run, 40.0)
+
+
+async def doubled(numbers):
+    return [2 * one for one in numbers]
+
+
+def test_progress_is_told_before_the_first_task_and_behind_each_round(monkeypatch):
+    monkeypatch.setattr(fanout, "configure_logging", lambda *_, **__: None)
+    told: list[tuple[str, int, int | None]] = []
+    run = JobRun(
+        spark=cast("Any", SimpleNamespace(sparkContext=Here())),
+        progress=lambda *one: told.append(one),
+    )
+    a_round = TASKS_A_SLOT * Here.defaultParallelism
+    tasks = [[number, number] for number in range(2 * a_round + 1)]
+    rows = fanout.run_tasks(run, "copy", tasks, doubled)
+    assert next(rows) == 0
+    assert told == [("copy", 0, len(tasks) * 2)]
+    assert [0, *rows] == [2 * one for task in tasks for one in task]
+    assert [done for _, done, _ in told] == [0, 2 * a_round, 4 * a_round, 4 * a_round + 2]
+    assert {(what, total) for what, _, total in told} == {("copy", 4 * a_round + 2)}
+    told.clear()
+    assert list(fanout.run_tasks(run, "scrub", [], doubled)) == []
+    assert told == [("scrub", 0, 0)]
 
 
 def test_what_tasks_asked_for_is_added_up_beside_their_rows():
