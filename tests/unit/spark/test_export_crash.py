@@ -66,7 +66,7 @@ class DyingTarget(FolderTarget):
 
 def write_batch(_: JobRun, __: ExportOptions, step: Step, task: WriteTask) -> list[FileRow]:
     """Write a file for each of two tasks, of which one is lost: it says what is in the batch."""
-    rows = []
+    rows: list[FileRow] = []
     for number in range(2):
         name = file_name(date="2026-11-22", number=task.number, run=task.run, task=number, index=0)
         body = " ".join(f"{one.start} to {one.stop}" for one in step.pieces).encode()
