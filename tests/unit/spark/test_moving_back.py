@@ -1,0 +1,67 @@
+"""A bucket is brought back out of its copy, wherever a restore dies on the way."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.spark.moving_kit import BACK, COPY, begun, outcomes
+from tierlog.adapters.memory.faults import no_faults
+from tierlog.format.manifest import is_manifest_key
+from tierlog_spark.jobs.moving_plan import BROUGHT, THERE
+
+
+@pytest.mark.parametrize("manifests_lost", [False, True])
+def test_a_crash_anywhere_spoils_nothing_and_the_next_run_brings_the_rest(
+    manifests_lost: bool,
+) -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun()
+        bucket = life.site.world.bucket
+        await buckets.move(COPY)
+        before = dict(bucket.objects)
+        contexts = [await life.site.world.context(one) for one in ids]
+        first, second, third, _ = [one.location for one in contexts if one.location is not None]
+        attributes = [key for key in before if "/attributes/" in key]
+        gone = [first.data_key, third.index_key, attributes[0]]
+        if manifests_lost:
+            gone += [key for key in before if is_manifest_key("", key)]
+        hurt = {*gone, second.data_key, attributes[1]}
+
+        def bodies() -> dict[str, bytes]:
+            return {
+                key: body
+                for key, (_, body) in bucket.objects.items()
+                if not (manifests_lost and is_manifest_key("", key))
+            }
+
+        whole = bodies()
+        for steps in range(1, 600, 3):
+            bucket.objects.clear()
+            bucket.objects.update((key, one) for key, one in before.items() if key not in gone)
+            bucket.damage(second.data_key, 900)
+            bucket.damage(attributes[1], 4)
+            faults = no_faults()
+            faults.crash_after(steps)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(100):
+                    await buckets.move(BACK, faults)
+            left = bodies()
+            assert [key for key in whole.keys() - hurt if left.get(key) != whole[key]] == []
+            moved = outcomes(await buckets.move(BACK))
+            assert set(moved) <= {BROUGHT, THERE}
+            assert bodies() == whole
+            assert outcomes(await buckets.move(BACK)) == [THERE] * 4
+            if not faults.crashed:
+                break
+            assert not manifests_lost or any(is_manifest_key("", key) for key in bucket.objects)
+        else:
+            raise AssertionError("it never came to the end")
+        assert steps > 20
+        life.site.lose_metadata()
+        await life.site.restore()
+        for ledger_id in ids:
+            assert await life.site.read(ledger_id) == life.site.world.ledgers[ledger_id]
+
+    run_virtual(main(), until_s=10**6)
