@@ -180,6 +180,25 @@ def test_a_batch_that_is_committed_again_changes_nothing_and_leaves_nothing():
     run_virtual(main())
 
 
+def test_a_batch_that_is_there_is_not_asked_about_again_unless_somebody_wants_to_know():
+    async def main():
+        async with attaching() as (cluster, owners, desk, staging):
+            await attached(staging, await stage(staging, b"a", number=2), number=2)
+
+            async def away(stream, writer_id):
+                raise RetryableError("away", remedy="Ask again")
+
+            desk.number = away
+            again = await stage(staging, b"a", number=1)
+            assert await attached(staging, again, number=1, tell_newest=False) == 1
+            assert await cluster.catalog().bare.list_staging() == {}
+            other = await stage(staging, b"a", number=1)
+            with pytest.raises(RetryableError):
+                await attached(staging, other, number=1)
+
+    run_virtual(main())
+
+
 def test_two_that_commit_the_same_batch_at_once_bring_it_in_once():
     async def main():
         async with attaching() as (cluster, owners, desk, staging):
