@@ -1,8 +1,7 @@
 """A commit of a write: attached, there before, or overtaken by what its writer wrote since."""
 
-from uuid import UUID
-
 from typing import ClassVar
+from uuid import UUID
 
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage

@@ -182,7 +182,7 @@ def test_a_batch_that_is_committed_again_changes_nothing_and_leaves_nothing():
 
 def test_a_batch_that_is_there_is_not_asked_about_again_unless_somebody_wants_to_know():
     async def main():
-        async with attaching() as (cluster, owners, desk, staging):
+        async with attaching() as (cluster, _, desk, staging):
             await attached(staging, await stage(staging, b"a", number=2), number=2)
 
             async def away(stream, writer_id):
