@@ -134,6 +134,9 @@ async def test_direct_service_and_auto_give_the_same_rows(
 
 async def test_partitions_times_and_what_is_wrong(cluster: ServiceCluster) -> None:
     async with open_client(cluster.settings) as client:
+        # The first ledgers are another stream's, also where this test runs alone.
+        await client.create_stream("spark-other")
+        await append(client, "spark-other", numbered(0, 1))
         await client.create_stream("spark-parts", partitions=2, policy=SMALL)
         async with client.writer("spark-parts") as writer:
             for number in range(20):
@@ -149,6 +152,15 @@ async def test_partitions_times_and_what_is_wrong(cluster: ServiceCluster) -> No
                 given, readMode=mode, startTime=last.isoformat(), columns="publish_time"
             )
             assert {row["publish_time"] for row in few} == {last}
+            before = [row for row in rows if row["publish_time"] < last]
+            assert await rows_read(given, readMode=mode, endTime=last.isoformat()) == before
+            since = GreaterThanOrEqual(("publish_time",), last)
+            pushed = await rows_read(given, since, readMode=mode, columns="publish_time")
+            assert pushed == few
+            one = EqualTo(("stream",), "spark-parts-partition-0")
+            assert await rows_read(given, one, readMode=mode) == [
+                row for row in rows if row["stream"] == "spark-parts-partition-0"
+            ]
             assert await rows_read(given, readMode=mode, stream="spark-empty") == []
 
         partition = "spark-parts-partition-0"
