@@ -105,6 +105,16 @@ async def test_a_spark_session_reads_it_with_neither_a_service_nor_zookeeper(
         with pytest.raises(Exception, match=f"{keys[1]}.*another checksum") as caught:
             frame.where("ledger_id = 72").collect()
         assert given["secretKey"] not in str(caught.value)
+        # Of an error that a plan ends with, too, Spark shows the words and the remedy.
+        nothing = spark.read.format("tierlog").options(**{**given, "stream": "t"}).load()
+        with pytest.raises(Exception, match="there is no stream t") as caught:
+            nothing.collect()
+        with pytest.raises(RefusedError) as plainly, plain_spark_errors():
+            nothing.collect()
+        assert plainly.value.reason is Reason.STREAM_NOT_FOUND
+        assert "there is no stream t" in plainly.value.message
+        assert plainly.value.remedy
+        assert plainly.value.remedy in str(caught.value)
 
 
 def entries(first: int, count: int) -> list[bytes]:
