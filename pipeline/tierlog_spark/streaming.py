@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.manifest import ManifestHead, ManifestLedger
+from tierlog.model.partitions import whole_of
 from tierlog.model.position import Position
 from tierlog_spark.bucket import opened
 from tierlog_spark.columns import Table
@@ -171,19 +172,13 @@ def _beginnings(
     when the query began, and had something of another one, begins at 0:0: what came, and was
     trimmed, meanwhile is lost. Readers know all partitions from the start.
     """
-    whole_besides = {_whole(name) for name in besides} - {None}
+    whole_besides = {whole_of(name) for name in besides} - {None}
 
     def beginning(one: ListedStream) -> Position:
-        came_later = options.mode is ReadMode.DIRECT and _whole(one.name) in whole_besides
+        came_later = options.mode is ReadMode.DIRECT and whole_of(one.name) in whole_besides
         return BEGINNING if came_later else _beginning(one)
 
     return {one.name: beginning(one) for one in streams if one.name not in besides}
-
-
-def _whole(name: StreamName) -> StreamName | None:
-    """Return the stream that a partition is of; None: it is none."""
-    whole, mark, _ = name.rpartition("-partition-")
-    return StreamName(whole) if mark else None
 
 
 async def _starting(options: ReadOptions, start: Position) -> tuple[StreamName, UUID | None]:
@@ -438,7 +433,7 @@ def check_all_found(known: frozenset[StreamName], batch: Batch, options: ReadOpt
         wanted = batch.of(name)
         if wanted is None or name in known:
             continue
-        if options.mode is ReadMode.DIRECT and _whole(name) in options.streams:
+        if options.mode is ReadMode.DIRECT and whole_of(name) in options.streams:
             # The bucket may lag; readers know all partitions.
             _check_end(name, wanted, BEGINNING, _LAGS)
         assert wanted.start is not None

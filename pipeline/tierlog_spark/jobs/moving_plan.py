@@ -11,6 +11,7 @@ from uuid import UUID
 from tierlog.format.manifest import unkeep
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import KeptLedger, ManifestHead
+from tierlog.model.partitions import whole_of
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.manifests import KnownManifest
 
@@ -90,7 +91,7 @@ def also_there(
             *(
                 one
                 for one in there
-                if not streams or one[0] in wanted or one[0].rpartition("-partition-")[0] in streams
+                if not streams or one[0] in wanted or whole_of(one[0]) in streams
             ),
         }
     )

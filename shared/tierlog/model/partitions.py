@@ -18,6 +18,7 @@ from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import StreamName, stream_name
 
 PARTITIONS_MAX: Final = 1024
+_MARK: Final = "-partition-"
 PARTITIONS: Final = "partitions"
 """The detail of a PARTITIONED error that says how many there are."""
 
@@ -28,7 +29,13 @@ def partition_names(name: StreamName, count: int) -> list[StreamName]:
         raise RefusedError(
             f"a stream of {count} partitions", remedy=f"Ask for 1 to {PARTITIONS_MAX}"
         )
-    return [stream_name(f"{name}-partition-{index}") for index in range(count)]
+    return [stream_name(f"{name}{_MARK}{index}") for index in range(count)]
+
+
+def whole_of(name: str) -> StreamName | None:
+    """Return the stream that a partition is of, by its name; None: it is none."""
+    whole, mark, _ = name.rpartition(_MARK)
+    return StreamName(whole) if mark and whole else None
 
 
 def partition_of(key: bytes, count: int) -> int:

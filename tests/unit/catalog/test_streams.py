@@ -9,7 +9,7 @@ from tierlog.catalog.streams import check_owner
 from tierlog.format import paths
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
-from tierlog.model.partitions import partition_names
+from tierlog.model.partitions import partition_names, whole_of
 from tierlog.model.policy import DELETION_LAG_DEFAULT_MS, Policy
 
 
@@ -272,3 +272,10 @@ def test_a_count_of_partitions_out_of_bounds_creates_nothing(partitions):
         assert await streams.names() == []
 
     test()
+
+
+def test_a_partition_says_by_its_name_which_stream_it_is_of():
+    assert {whole_of(one) for one in partition_names(ORDERS, 12)} == {ORDERS}
+    assert whole_of("a-partition-1-partition-0") == "a-partition-1"
+    for name in (ORDERS, "a-partition1", "-partition-1"):
+        assert whole_of(name) is None
