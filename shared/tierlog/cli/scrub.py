@@ -97,6 +97,7 @@ def scrub(
         say(f"{from_report} may not name all that is wrong: {cut}", quiet=quiet)
     if told is not None and not told.findings:
         say(f"{from_report} names nothing: nothing is to be done", quiet=quiet)
+        print_one({"state": "done", "clean": not cut, "remaining": 0, "findings": []}, output)
         raise typer.Exit(EXIT_INCOMPLETE if cut else 0)
     ledgers = told.ledgers if told is not None else None
 

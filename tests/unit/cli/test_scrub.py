@@ -148,6 +148,13 @@ def test_a_report_says_what_is_read_back_and_repaired(
     clean = run("--repair", report={"rows": []})
     assert (clean.exit_code, len(asked)) == (0, 2)
     assert "nothing is to be done" in clean.output
+    told = run("-o", "json", "--quiet", report={"rows": []})
+    assert json.loads(told.stdout) == {
+        "state": "done",
+        "clean": True,
+        "remaining": 0,
+        "findings": [],
+    }
     nonsense: list[Any] = [[], {"rows": 3}, {"rows": [{"ledger_id": "x"}]}, {"rows": [{}]}, "x"]
     for bad in nonsense:
         refused = run(report=bad)
