@@ -29,6 +29,7 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableEr
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.policy import Policy
 from tierlog.ports.streams import FIRST_KEY, LAST_KEY
+from tierlog_ingest.streams.attributes import mending
 
 WRITERS = [UUID(int=(number + 1) << 100) for number in range(30)]
 KEYS = [*map(key_of, WRITERS), key_of(KEY)]
@@ -233,6 +234,24 @@ def test_mending_goes_on_where_it_was_after_a_hiccup(who):
             events = sum(numbers.values())
             assert but_core(await asked) == expected(numbers, events)
         assert (opened.count(0), opened.count(1)) == (1, 1)
+
+    run_virtual(main())
+
+
+def test_what_was_counted_is_not_kept_for_the_next_try_where_it_is_much(monkeypatch):
+    monkeypatch.setattr(mending, "COUNTED_KEPT_MAX", 1)
+
+    async def main():
+        cluster, opened, trouble = DamagedCluster(), [], {LedgerId(2): AWAY}
+        await three_ledgers(cluster)
+        owners = cluster.owners(open_ledger=cluster.opening(opened, trouble))
+        async with running(owners):
+            asked = asyncio.create_task(values_of(owners))
+            await asyncio.sleep(20)
+            assert opened.count(0) > 5
+            trouble.clear()
+            numbers = dict.fromkeys(WRITERS, 2)
+            assert but_core(await asked) == expected(numbers, sum(numbers.values()))
 
     run_virtual(main())
 
