@@ -19,7 +19,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tierlog.client import Edge, Position
-from tierlog.client.reading import ReadEntry, events_of, frames_of
+from tierlog.client.reading import entries_of, events_of
 from tierlog.model.errors import IndeterminateError, RefusedError, RetryableError
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ class RecordedClient:
 
 def _run_of(answer: FramesAnswer) -> dict[str, Any]:
     values = []
-    for position, data in frames_of(answer):
-        entry = ReadEntry(position=position, data=data, tier=answer.tier, raw=answer.raw)
+    for entry in entries_of(answer):
         values += [value_of(event.payload) for event in events_of(entry)]
     assert len(values) == answer.count, "an entry holds one event"
     return {

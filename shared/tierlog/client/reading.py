@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, repeat
 from operator import length_hint
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -31,9 +32,9 @@ from tierlog.model.errors import (
     RetryableError,
     TierlogError,
 )
-from tierlog.model.ids import EntryId, StreamName
+from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.partitions import count_told, partition_names
-from tierlog.model.position import Edge, Position, positions
+from tierlog.model.position import Edge, Position
 from tierlog.ports.reads import FramesAnswer, StreamReads
 
 log = structlog.get_logger()
@@ -47,16 +48,21 @@ PIECE_ENTRIES: Final = 200
 class ReadEntry(NamedTuple):
     """An entry as it was appended. ``raw``: its data has no append header."""
 
-    position: Position
+    ledger_id: LedgerId
+    entry_id: EntryId
     data: memoryview
     tier: str
     raw: bool
     partition: int | None = None
     """Which one of a partitioned stream that is read whole."""
 
+    @property
+    def position(self) -> Position:
+        """Its address, made when it is asked for: most who read small entries never do."""
+        return Position(self.ledger_id, self.entry_id)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadEvent:
+
+class ReadEvent(NamedTuple):
     """One event, and which of its entry's events it is."""
 
     position: Position
@@ -65,7 +71,7 @@ class ReadEvent:
     tier: str
     key: bytes | None = None
     event_time_ms: int | None = None
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = MappingProxyType({})
     publish_time_ms: int | None = None
     writer_id: UUID | None = None
     partition: int | None = None
@@ -334,11 +340,6 @@ class _Ahead:
                 await task
 
 
-def frames_of(answer: FramesAnswer) -> Sequence[tuple[Position, memoryview]]:
-    """Return position and data of each entry, or raise ``CorruptError``."""
-    return [(entry.position, entry.data) for entry in entries_of(answer)]
-
-
 def entries_of(answer: FramesAnswer) -> list[ReadEntry]:
     """Return the entries of an answer, or raise ``CorruptError``."""
     return list(chain.from_iterable(_pieces_of(answer)))
@@ -357,13 +358,15 @@ def _pieces_of(answer: FramesAnswer) -> Iterator[list[ReadEntry]]:
     check_frames(answer.frames, starts, answer.first_entry_id)
     frames, begins = answer.frames, (starts + FRAME_HEADER_LEN).tolist()
     ends = [*starts[1:].tolist(), len(frames)]
+    first, ledger_id = answer.first_entry_id, repeat(answer.ledger_id)
     same = repeat(answer.tier), repeat(answer.raw), repeat(answer.partition)
     for at in range(0, len(begins), PIECE_ENTRIES):
         piece = slice(at, at + PIECE_ENTRIES)
         datas = [frames[begin:end] for begin, end in zip(begins[piece], ends[piece], strict=True)]
-        places = positions(answer.ledger_id, EntryId(answer.first_entry_id + at), len(datas))
         # Without a call of Python for each: small entries come by the million.
-        rows = zip(places, datas, *same, strict=False)
+        rows = zip(
+            ledger_id, range(first + at, first + at + len(datas)), datas, *same, strict=False
+        )
         yield list(map(partial(tuple.__new__, ReadEntry), rows))
 
 

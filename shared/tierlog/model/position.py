@@ -4,11 +4,9 @@ Ledger ids of one stream grow, so positions of one stream compare as tuples.
 """
 
 import re
-from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import repeat
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
@@ -43,22 +41,6 @@ class Position:
                 remedy="Give LEDGER:ENTRY, as 12:345",
             )
         return cls(LedgerId(numbers[0]), EntryId(numbers[1]))
-
-
-_new_position: Any = object.__new__
-_set_ledger_id: Any = Position.__dict__["ledger_id"].__set__
-_set_entry_id: Any = Position.__dict__["entry_id"].__set__
-
-
-def positions(ledger_id: LedgerId, first_entry_id: EntryId, count: int) -> list[Position]:
-    """Return the addresses of entries one after the other; many cost little, checked together."""
-    assert 0 <= ledger_id <= INT64_MAX
-    assert 0 <= first_entry_id <= INT64_MAX - max(0, count - 1)
-    found: list[Position] = list(map(_new_position, repeat(Position, count)))
-    # A loop in C: a frozen value sets its fields by a call each, at four times the cost.
-    deque(map(_set_ledger_id, found, repeat(ledger_id)), maxlen=0)
-    deque(map(_set_entry_id, found, range(first_entry_id, first_entry_id + count)), maxlen=0)
-    return found
 
 
 class Edge(StrEnum):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.client.world import LOGS, Service, on_virtual_time
-from tierlog.client.reading import PIECE_ENTRIES, StreamReader, events_of, frames_of
+from tierlog.client.reading import PIECE_ENTRIES, StreamReader, entries_of, events_of
 from tierlog.format.entry import StructuredEvent, encode_entry
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
@@ -214,7 +214,7 @@ async def test_frames_that_are_not_what_was_announced_are_refused():
         frames=answer.frames,
     )
     with pytest.raises(CorruptError):
-        frames_of(short)
+        entries_of(short)
 
 
 @on_virtual_time

@@ -38,7 +38,7 @@ from tierlog.model.offload import (
     OffloadState,
 )
 from tierlog.model.policy import BLOCK_SIZE_MIN, CLUSTER_DEFAULT, MIB, Policy
-from tierlog.model.position import AppendedRange, Edge, Position, parse_position, positions
+from tierlog.model.position import AppendedRange, Edge, Position, parse_position
 from tierlog.model.stream import ListedLedger, Stream
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
@@ -93,17 +93,6 @@ def test_positions_have_an_order_and_two_have_names():
     assert parse_position("earliest") is Edge.EARLIEST
     with pytest.raises(AssertionError):
         AppendedRange(ledger_id=LedgerId(1), first_entry_id=EntryId(2), last_entry_id=EntryId(1))
-
-
-@given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 40))
-def test_positions_made_together_are_those_made_one_by_one(ledger_id, first, count):
-    count = min(count, 2**63 - first)
-    made = positions(LedgerId(ledger_id), EntryId(first), count)
-    assert made == [Position(LedgerId(ledger_id), EntryId(first + one)) for one in range(count)]
-    assert sorted(made) == made
-    for wrong in ((-1, 0, 1), (0, -1, 1), (0, 2**63 - 1, 2), (2**63, 0, 1)):
-        with pytest.raises(AssertionError):
-            positions(LedgerId(wrong[0]), EntryId(wrong[1]), wrong[2])
 
 
 # ------------------------------------------------------------------------------------ thresholds

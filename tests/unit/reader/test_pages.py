@@ -207,7 +207,9 @@ def test_a_line_is_what_the_command_line_prints():
         where = at(3, 4)
         entry = FoundEntry(position=where, data=data, tier="tier2", raw=raw)
         mine = [document_of(one) for one in found_events_of(entry, UNPACKING)]
-        theirs = events_of(ReadEntry(position=where, data=memoryview(data), tier="tier2", raw=raw))
+        theirs = events_of(
+            ReadEntry(where.ledger_id, where.entry_id, memoryview(data), "tier2", raw)
+        )
         assert mine == [cli_document_of(one) for one in theirs]
     bad = FoundEntry(position=at(3, 4), data=b"x" * 40, tier="t", raw=False)
     with pytest.raises(CorruptError) as caught:
