@@ -381,6 +381,7 @@ def events_of(
                 batch_index=0,
                 payload=bytes(entry.data),
                 tier=entry.tier,
+                properties={},
                 partition=entry.partition,
             )
         ]

@@ -1,12 +1,13 @@
 """A reader yields what lies between two positions, in order, once; and never what is damaged."""
 
 import asyncio
+import pickle
 from dataclasses import replace
 
 import pytest
 
 from tests.unit.client.world import LOGS, Service, on_virtual_time
-from tierlog.client.reading import PIECE_ENTRIES, StreamReader, entries_of, events_of
+from tierlog.client.reading import PIECE_ENTRIES, ReadEntry, StreamReader, entries_of, events_of
 from tierlog.format.entry import StructuredEvent, encode_entry
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
@@ -322,3 +323,15 @@ def test_latest_is_decided_once_whatever_fails_before_the_first_answer(end):
         assert first == (at(2, 3) if end == at(2, 4) else at(0, 0))
 
     test()
+
+
+def test_events_can_be_handed_to_another_process_and_changed_by_nobody():
+    named = StructuredEvent(payload=b"one", properties={"a": "b"})
+    structured = encode_entry([named], publish_time_ms=7)
+    for data, raw in ((b"just bytes", True), (structured, False)):
+        read = ReadEntry(LedgerId(3), EntryId(4), memoryview(data), "tier2", raw)
+        (event,) = events_of(read)
+        assert pickle.loads(pickle.dumps(event)) == event
+        assert event.position == Position(LedgerId(3), EntryId(4))
+        with pytest.raises(AttributeError):
+            event.payload = b""  # type: ignore[misc]
