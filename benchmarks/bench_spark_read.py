@@ -8,6 +8,9 @@ tuples    the same as ``direct``, but handed over row by row
 export    the job ``tierlog spark export`` to a local folder: all columns, as Parquet with zstd
 worker    ``direct`` as one task, of all and of 0.3 of it: the most memory that it ever held
 
+``--elsewhere`` is as on a machine that the store shares no processor with: ranges of objects come
+out of the page cache (``lean_s3.py``), and one core is one, which Spark's JVM and workers share.
+
 Events have 200 B or 10 KB; the first three run on one core and on two. The stream went the whole
 way: appended by a client, sealed, offloaded, named by the manifest. Each run is a session of its
 own that reads everything once before it is measured, into Spark's sink that goes nowhere.
@@ -54,6 +57,7 @@ from common import (
     say,
     take_turns,
 )
+from lean_s3 import lean_s3
 from tierlog.client import Client
 from tierlog.model.ids import StreamName
 from tierlog.model.policy import Policy
@@ -168,6 +172,9 @@ def s3a_arguments(jars: str) -> str:
 async def read_all(parameters: Mapping[str, Any]) -> Result:
     """Read everything, and then once more, measured (in a child)."""
     kind, cores = parameters["kind"], parameters["cores"]
+    if parameters["bound"]:
+        # The JVM, and the workers that it starts, have what this process has.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     with tempfile.TemporaryDirectory(prefix="tierlog-bench-") as folder:
         os.environ.update(spark_environment(Path(folder), os.environ))
         if kind == "s3a":
@@ -298,15 +305,29 @@ def claims_of(size: int, runs: Mapping[str, list[Result]]) -> list[Claim]:
     return found
 
 
-def put_parquet(s3: S3Settings, folder: Path) -> str:
-    """Put the files into the bucket; return where Hadoop's connector finds them."""
+def _file_system(s3: S3Settings) -> pa_fs.S3FileSystem:
     assert s3.secret_key is not None
-    store = pa_fs.S3FileSystem(
+    return pa_fs.S3FileSystem(
         access_key=s3.access_key,
         secret_key=s3.secret_key.get_secret_value(),
         endpoint_override=s3.endpoint_url,
         region=s3.region,
     )
+
+
+def copy_ledgers(s3: S3Settings, folder: Path) -> None:
+    """Copy the bucket's data objects, which never change, into files under their keys."""
+    store = _file_system(s3)
+    for found in store.get_file_info(pa_fs.FileSelector(s3.bucket, recursive=True)):
+        if found.type is pa_fs.FileType.File and found.size > MB:
+            path = folder / found.path.removeprefix(f"{s3.bucket}/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pa_fs.copy_files(found.path, str(path), source_filesystem=store)
+
+
+def put_parquet(s3: S3Settings, folder: Path) -> str:
+    """Put the files into the bucket; return where Hadoop's connector finds them."""
+    store = _file_system(s3)
     pa_fs.copy_files(str(folder), f"{s3.bucket}/{folder.name}", destination_filesystem=store)
     return f"s3a://{s3.bucket}/{folder.name}/"
 
@@ -315,6 +336,7 @@ async def measure(
     bench: Bench, folder: Path, size: int, arguments: argparse.Namespace
 ) -> dict[str, list[Result]]:
     """Measure events of one size."""
+    env = bench.env
     total, rounds, jars = arguments.size * MB, arguments.runs, arguments.s3a
     stream, count = f"events-{size}", total // size
     payloads = list(entries_of(random_pool(), size, count))
@@ -322,6 +344,9 @@ async def measure(
     async with bench.client() as client:
         ledger = await fill(client, bench_s3(bench), StreamName(stream), payloads)
     write_parquet(folder / f"parquet-{size}", payloads)
+    if arguments.elsewhere:
+        copy_ledgers(bench_s3(bench), folder / "objects")
+        env |= {"TIERLOG_S3__ENDPOINT_URL": arguments.lean_url}
     in_bucket = put_parquet(bench_s3(bench), folder / f"parquet-{size}") if jars else None
 
     def child(
@@ -338,8 +363,9 @@ async def measure(
             "counted": kind in ("direct", "ready") and cores == max(CORES),
             "bytes": share * count * size,
             "options": options or {},
+            "bound": arguments.elsewhere,
         }
-        return run_child(__file__, "read", parameters, bench.env)
+        return run_child(__file__, "read", parameters, env)
 
     compared = ["direct", "ready", "parquet"] + (["s3a"] if jars else [])
     kinds = [(kind, cores) for kind in compared for cores in CORES] + [
@@ -368,6 +394,9 @@ async def main() -> None:
     """Measure and tell."""
     parser = arguments_parser("Spark out of the bucket against Parquet", size_mb=1000)
     parser.add_argument("--sizes", type=positives, default=list(SIZES), help="bytes of an event")
+    parser.add_argument(
+        "--elsewhere", action="store_true", help="the store costs nothing, and Spark has its cores"
+    )
     parser.add_argument("--s3a", type=Path, help="folder of the jars of hadoop-aws")
     arguments = parse(parser, quick_mb=200)
     if arguments.s3a is not None and not list(arguments.s3a.glob("hadoop-aws-*.jar")):
@@ -376,10 +405,12 @@ async def main() -> None:
     arguments.entry_size = Settings.model_fields["client"].default.batch_bytes
     claims: list[Claim] = []
     runs: dict[str, list[Result]] = {}
+    kinds = ["ingest", "reader", "offloader", "scheduler"]
     with folder_of(arguments) as folder:
-        async with Bench(
-            folder / "servers", ["ingest", "reader", "offloader", "scheduler"], {}
-        ) as bench:
+        async with (
+            Bench(folder / "servers", kinds, {}) as bench,
+            lean_s3(str(bench_s3(bench).endpoint_url), folder / "objects") as arguments.lean_url,
+        ):
             for size in arguments.sizes:
                 found = await measure(bench, folder, size, arguments)
                 claims += claims_of(size, found)
