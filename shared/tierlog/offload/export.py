@@ -5,8 +5,9 @@ handle. Does not own its lines (``tierlog.format.export``).
 
 Invariants:
     * A ledger's own objects are written, verified and read as if there were no export; an export
-      that fails leaves the attempt as it is, and is made again by whoever wants it. So does one
-      that takes longer than its own ``CopyTime``, waiting for its turn included.
+      that fails, for whatever reason, leaves the attempt as it is, and is made again by whoever
+      wants it. So does one that takes longer than its own ``CopyTime``, waiting for its turn
+      included.
     * An export is never read back, nothing depends on it, and it goes with its attempt: every
       deletion of an attempt takes its key along (``tierlog.offload.cleaning``).
     * It appears whole or not at all. What is being made takes at most two parts of memory (lines,
@@ -110,7 +111,7 @@ class Exporter:
         )
         try:
             return await self._write(handle, key, upload_id)
-        except (TierlogError, asyncio.CancelledError):
+        except (Exception, asyncio.CancelledError):
             await self._abort(key, upload_id)
             raise
 
@@ -240,10 +241,12 @@ class ExportingOffloader(OffloaderAround):
                 await self._exporter.export(handle, location, extra_metadata)
         except TierlogError as error:
             self._note_failure(handle, str(error))
-        except TimeoutError:
-            if not patience.expired():
-                raise
-            self._note_failure(handle, f"it took longer than {limit_s:.0f} s")
+        except Exception as error:  # noqa: BLE001 - told: metric, log; no whole copy goes for it
+            late = isinstance(error, TimeoutError) and patience.expired()
+            self._note_failure(
+                handle,
+                f"it took longer than {limit_s:.0f} s" if late else _unforeseen(handle, error),
+            )
         else:
             self.exported += 1
             EXPORTS.labels("written").inc()
@@ -259,6 +262,19 @@ class ExportingOffloader(OffloaderAround):
         self.failed += 1
         EXPORTS.labels("failed").inc()
         log.warning("export.failed", ledger_id=handle.ledger_id, cause=cause)
+
+
+def _unforeseen(handle: ReadHandle, error: Exception) -> str:
+    """Log an error that is none of Tierlog's; return what is said of it."""
+    said = f"unexpected {type(error).__name__}: {error}"
+    log.error(
+        "unexpected_error",
+        work="export",
+        ledger_id=handle.ledger_id,
+        cause=said,
+        exc_info=error,
+    )
+    return said
 
 
 def _is_raw(handle: ReadHandle) -> bool:

@@ -9,11 +9,13 @@ import base64
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import BOTH, REPAIR, SAFETY_S, kinds, scrub
@@ -32,9 +34,11 @@ from tierlog.format.entry import StructuredEvent, encode_entry
 from tierlog.format.export import lines_of
 from tierlog.format.keys import ObjectRole, parse_key
 from tierlog.format.run import Run
+from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import KEY_RAW
+from tierlog.model.offload import Tier2Copy
 from tierlog.model.scrub import FindingKind
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.export import Exporter, ExportingOffloader
@@ -229,6 +233,50 @@ def test_an_export_that_fails_leaves_the_copy_whole_and_nothing_open():
             assert f"{attempt}-ledger-7-export.ndjson" not in fresh.bucket.objects
             await failing.verify(LEDGER, attempt, None, whole)
 
+    run_virtual(main())
+
+
+class BrokenLater(ListHandle):
+    """Gives a driver all its entries, and an export, which reads them again, a defect."""
+
+    error: Exception | None = None
+
+    async def read_runs(
+        self, first: EntryId, last: EntryId, *, bytes_max: int | None = None, wait_s: float = 0
+    ) -> AsyncIterator[Sequence[Run]]:
+        async for runs in super().read_runs(first, last, bytes_max=bytes_max, wait_s=wait_s):
+            yield runs
+            if self.error is not None:
+                raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("of a library"), TimeoutError("its own")])
+def test_an_error_of_an_export_that_nobody_foresaw_leaves_the_copy_whole_and_nothing_open(
+    error: Exception,
+):
+    class Inner(BlockOffloader):
+        async def offload(self, handle: ReadHandle, *args: Any, **kwargs: Any) -> Tier2Copy:
+            copy = await super().offload(handle, *args, **kwargs)
+            broken.error = error
+            return copy
+
+    async def main():
+        world = World()
+        objects = world.bucket.connect()
+        driver = ExportingOffloader(Inner(objects, TIER2), Exporter(objects, TIER2))
+        with capture_logs() as lines:
+            copy = await driver.offload(broken, UUID_1, {})
+        await driver.verify(LEDGER, UUID_1, None, copy)
+        assert (driver.exported, driver.failed) == (0, 1)
+        assert KEY not in world.bucket.objects
+        assert not world.bucket.uploads
+        told = {line["event"]: line for line in lines if line["log_level"] in ("warning", "error")}
+        assert told.keys() == {"unexpected_error", "export.failed"}
+        assert told["unexpected_error"]["exc_info"] is error
+        assert told["export.failed"]["cause"] == f"unexpected {type(error).__name__}: {error}"
+
+    plain = handle_of(ENTRIES)
+    broken = BrokenLater(LEDGER, plain.entries, plain.ledger_metadata)
     run_virtual(main())
 
 
