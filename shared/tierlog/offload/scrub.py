@@ -365,7 +365,11 @@ class _Run:
             if unread:
                 # It may name what nothing else does.
                 self._stop(f"the context of ledger {min(unread)} could not be read")
-            older = rules.older_attempts(known, stream, listed, contexts)
+            try:
+                older = await self._manifests.older(known, stream, listed, contexts)
+            except TierlogError as error:
+                older, known = None, None
+                self._unread_manifest(error, f"the manifest of stream {stream.name}", stream.name)
             if older is not None:
                 self._older(stream.name, older)
                 known = None

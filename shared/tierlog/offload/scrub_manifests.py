@@ -9,6 +9,8 @@ Invariants:
       metadata, is nobody's: they were lost before the deletion came to its end. Of a stream that
       is there, older than such a manifest, or that can't be read, all that it names is kept.
     * A copy that is younger than the safety age is not missed: the leader may be about to name it.
+    * Metadata are called older than a manifest only after the manifest was read again, and they
+      after it.
     * What is missed was read again, the manifest first and the ledger's context behind it: a copy
       that was named, trimmed or replaced meanwhile is none.
     * One finding for a stream, however many of its ledgers are not named.
@@ -25,7 +27,8 @@ from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import copy_of
 from tierlog.model.offload import OffloadContext
 from tierlog.model.scrub import Finding, FindingKind
-from tierlog.model.stream import StreamLifecycle
+from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle
+from tierlog.offload import scrub_rules as rules
 from tierlog.offload.manifests import KnownManifest, ManifestStore, Standing
 from tierlog.ports.clock import Clock
 
@@ -78,6 +81,34 @@ class ManifestLook:
         await self._pay(0)
         self._newest = await self._manifests.newest(name, incarnation)
         return self._newest
+
+    async def older(
+        self,
+        known: KnownManifest | None,
+        stream: Stream,
+        listed: Mapping[LedgerId, ListedLedger],
+        contexts: Mapping[LedgerId, OffloadContext],
+    ) -> str | None:
+        """Say in what contexts, read after a manifest, are older than it; None: in nothing.
+
+        It may have been hours before: a copy that it names was replaced and swept since.
+        """
+        if rules.older_attempts(known, stream, listed, contexts) is None:
+            return None
+        await self._pay(0)
+        known = await self._manifests.newest(stream.name, stream.incarnation)
+        try:
+            snapshot = await self._streams.snapshot(stream.name)
+        except RefusedError as error:
+            if error.reason is Reason.STREAM_NOT_FOUND:
+                return None
+            raise
+        if snapshot.stream.incarnation != stream.incarnation:
+            return None
+        listed = {one.ledger_id: one for one in snapshot.ledgers}
+        again = {one: await self._contexts.get(one) for one in contexts}
+        there = {one: context for one, context in again.items() if context is not None}
+        return rules.older_attempts(known, snapshot.stream, listed, there)
 
     async def is_left(self, known: KnownManifest) -> bool:
         """Tell whether a manifest was left by a stream of ours that was being deleted, and is gone.

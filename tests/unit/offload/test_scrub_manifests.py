@@ -1,5 +1,6 @@
 """A scrub tells manifests that are not there, and none that are only about to be."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 from unittest.mock import patch
@@ -8,15 +9,17 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.scrubs import BOTH, SAFETY_S, kinds, plant, scrub, write_cluster
-from tests.unit.offload.test_scrub import ENTRIES, offloaded, write_manifest
+from tests.unit.offload.scrubs import BOTH, DEEP, SAFETY_S, kinds, plant, scrub, write_cluster
+from tests.unit.offload.test_scrub import ENTRIES, offloaded, spoil, write_manifest
 from tests.unit.offload.test_scrub_crew import both
 from tests.unit.offload.world import CLUSTER, STREAM, World
 from tests.unit.scheduler.manifests_kit import manifests_of, trim
+from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.format.manifest import cluster_key
 from tierlog.model.ids import StreamName
 from tierlog.model.scrub import Finding, ScrubReport, ScrubWish
 from tierlog.offload.scrub_manifests import ManifestLook
+from tierlog_scheduler.manifests import BucketManifests
 
 
 async def scrub_with(world: World, meanwhile: Callable[[], Awaitable[None]]) -> ScrubReport:
@@ -106,5 +109,38 @@ def test_a_manifest_of_the_cluster_that_is_not_there_is_told() -> None:
 
         with patch.object(ManifestLook, "no_cluster", later):
             assert kinds(await scrub(world)) == ["orphan-objects"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_copy_that_is_repaired_while_others_are_read_makes_no_older_metadata(
+    unread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deep scrub comes to a ledger hours after it read the manifest of its stream."""
+    monkeypatch.setattr("tierlog.offload.scrub.CONTEXTS_AT_ONCE", 1)
+
+    async def main() -> None:
+        world, made = await offloaded(4)
+        damaged, stop = await world.context(made[-1]), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            gate = BucketManifests(world.manifests(), world.catalog())
+            group.create_task(scheduler(world, manifests=gate).run(stop))
+            await asyncio.sleep(60)
+            long = group.create_task(scrub(world, DEEP, bytes_per_s=0.3))
+            await asyncio.sleep(60)
+            spoil(world, damaged, "flipped")
+            assert (await scrub(world, BOTH)).repaired
+            await asyncio.sleep(1000)
+            repaired = await world.context(made[-1])
+            assert (repaired.uuid == damaged.uuid, repaired.abandoned) == (False, ())
+            assert not long.done()
+            if unread:
+                info, _ = world.bucket.objects[manifests_of(world)[-1]]
+                world.bucket.objects[manifests_of(world)[-1]] = (info, b"spoiled")
+            report = await long
+            stop.set()
+        assert kinds(report) == (["manifest-unreadable"] if unread else [])
+        assert bool(report.deletions_stopped) == unread
 
     run_virtual(main())
