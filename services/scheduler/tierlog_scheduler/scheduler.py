@@ -274,7 +274,8 @@ class Scheduler:
         lags: dict[StreamName, OffloadLag] = {}
         states: Counter[str] = Counter()
         unread, slow = self.mirror.unread(), set[StreamName]()
-        self._waits, self._defects = False, {}
+        # What is not read may wait for its retention.
+        self._waits, self._defects = bool(unread), {}
         async with asyncio.TaskGroup() as group:
             for count, (name, known) in enumerate(list(self.mirror.items())):
                 if count % STREAMS_A_TURN == STREAMS_A_TURN - 1:

@@ -151,6 +151,32 @@ def test_the_lag_of_its_own_ledgers_goes_on_once_it_is_mended(by_the_next):
     run_virtual(main(), until_s=100 * HOUR)
 
 
+@pytest.mark.parametrize("by_the_next", [False, True])
+def test_what_its_own_ledgers_waited_for_retention_goes_on_once_it_is_mended(by_the_next):
+    async def main():
+        world = World()
+        bad = await world.stream(BAD, Policy(retention_time_ms=round(LAG_S * 1000)), raw=True)
+        hers = await world.seal(bad, ENTRIES)
+        # What a checkpoint is written for.
+        await copied(world, await world.stream(policy=LATE))
+        async with running(world):
+            await asyncio.sleep(0.3 * LAG_S)
+            data = await unread(world, BAD)
+            await asyncio.sleep(0.3 * LAG_S)
+            if not by_the_next:
+                await mend(world, BAD, data)
+        async with running(world):
+            await asyncio.sleep(0.1 * LAG_S)
+            if by_the_next:
+                await mend(world, BAD, data)
+            await asyncio.sleep(0.2 * LAG_S)
+            assert await has_local(world, hers), "not early"
+            await asyncio.sleep(0.2 * LAG_S)
+            assert not await has_local(world, hers), "nor anew"
+
+    run_virtual(main(), until_s=100 * HOUR)
+
+
 def test_levels_that_contradict_a_stream_for_a_while_do_not_begin_its_lag_anew():
     async def main():
         world = World()
