@@ -215,6 +215,12 @@ class Actions:
             # The last manifest must say that the stream goes: a restore would bring it back.
             log.info("stream.kept", stream=stream.name, cause=stopped)
             return
+        partitions = await self._catalog.streams.partitions(stream)
+        if partitions:
+            # By its name people ask what is left of them, and resume them.
+            cause = f"{len(partitions)} of its partitions are there"
+            log.info("stream.kept", stream=stream.name, cause=cause)
+            return
         if self._sweeper is not None:
             with spending(Cause.SWEEP):
                 count = await self._sweeper.remove(

@@ -16,9 +16,8 @@ from tierlog.catalog.streams import StreamSnapshot
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LEDGER_ID_MAX, LedgerId, StreamName, stream_name
 from tierlog.model.offload import OffloadContext, OffloadState
-from tierlog.model.partitions import is_partitioned, partition_names
+from tierlog.model.partitions import is_partitioned
 from tierlog.model.position import Position
-from tierlog.model.stream import Stream
 from tierlog.offload.groups import plain_errors
 from tierlog_scheduler.documents import (
     LedgerAnswer,
@@ -97,7 +96,9 @@ class AdminApi:
             policy=PolicyDocument.of(snapshot.policy),
             ledgers=await self._ledgers(snapshot),
             partitions=stream.partitions,
-            partition_streams=[await self._summary(one) for one in _partitions_of(stream)],
+            partition_streams=[
+                await self._summary(one) for one in await self._catalog.streams.partitions(stream)
+            ],
         )
 
     async def _ledgers(self, snapshot: StreamSnapshot) -> list[LedgerDocument]:
@@ -137,7 +138,7 @@ class AdminApi:
         if stream.partitions and before is not None:
             # A position is in one of them.
             raise is_partitioned(stream.name, stream.partitions)
-        names = _partitions_of(stream) or [stream.name]
+        names = await self._catalog.streams.partitions(stream) or [stream.name]
         done = await self._scheduler.offload_prefix(names, before)
         position = done[0].position if not stream.partitions else None
         return OffloadAnswer(
@@ -160,7 +161,7 @@ class AdminApi:
         wanted = _state_of(state) if state is not None else None
         if stream is not None:
             found = await self._catalog.streams.get(stream_name(stream))
-            names: Sequence[StreamName] = _partitions_of(found) or [found.name]
+            names = await self._catalog.streams.partitions(found) or [found.name]
         else:
             names = await self._catalog.streams.names()
         snapshots = await read_all(self._snapshot_if_there, names)
@@ -206,7 +207,3 @@ def _state_of(text: str) -> OffloadState:
             f"there is no state {text!r} of an offload",
             remedy=f"Ask for one of: {', '.join(one.name for one in OffloadState)}",
         ) from None
-
-
-def _partitions_of(stream: Stream) -> list[StreamName]:
-    return partition_names(stream.name, stream.partitions) if stream.partitions else []

@@ -15,7 +15,6 @@ from tierlog.catalog.ledgers import context_not_found
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.model.ids import LEDGER_ID_MAX, EntryId, LedgerId, StreamName, stream_name
 from tierlog.model.offload import OffloadContext, OffloadState, PastAttempt
-from tierlog.model.partitions import partition_names
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger
 from tierlog_scheduler.explain import doubt_text
@@ -268,8 +267,7 @@ class AttemptsApi:
 
     async def _all_of(self, name: str) -> list[StreamName]:
         stream = await self._catalog.streams.get(stream_name(name))
-        partitions = partition_names(stream.name, stream.partitions) if stream.partitions else []
-        return [stream.name, *partitions]
+        return [stream.name, *await self._catalog.streams.partitions(stream)]
 
 
 def status_of(

@@ -155,7 +155,8 @@ class ExplainAnswer(BaseModel):
 class DeletionAnswer(BaseModel):
     """A stream that is being deleted, and of how many ledgers something is left.
 
-    ``paused``: nothing goes before it is resumed.
+    With all partitions that are there. ``paused``: it or one of them is, of which nothing goes
+    before it is resumed.
     """
 
     stream: str

@@ -12,9 +12,7 @@ from tierlog.catalog import Catalog
 from tierlog.catalog.streams import StreamSnapshot
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import StreamName, namespace_of, stream_name
-from tierlog.model.partitions import partition_names
 from tierlog.model.policy import Policy, check_namespace
-from tierlog.model.stream import Stream
 from tierlog_scheduler.actions import Memory
 from tierlog_scheduler.api import read_all
 from tierlog_scheduler.documents import (
@@ -70,7 +68,7 @@ class PolicyApi:
 
     async def _change(self, name: StreamName, change: Callable[[Policy], Policy]) -> PolicyAnswer:
         found = (await self._catalog.streams.snapshot(name)).stream
-        for one in _partitions_of(found):
+        for one in await self._catalog.streams.partitions(found):
             await self._catalog.streams.change_policy(one, change)
         await self._catalog.streams.change_policy(found.name, change)
         return _answer(await self._catalog.streams.snapshot(found.name))
@@ -83,7 +81,8 @@ class PolicyApi:
         memory, now = await self._scheduler.remembered()
         snapshot, own = await self._scheduler.look_at(stream_name(name), memory)
         stream, answer = snapshot.stream, _answer(snapshot)
-        views = {stream.name: own, **await self._views(_partitions_of(stream), memory)}
+        partitions = await self._catalog.streams.partitions(stream)
+        views = {stream.name: own, **await self._views(partitions, memory)}
         effective = answer.effective.model_dump()
         return ExplainAnswer(
             stream=stream.name,
@@ -170,27 +169,26 @@ class PolicyApi:
         The ledgers go step by step, as they do by retention; asking again shows what is left.
         """
         found = (await self._catalog.streams.snapshot(stream_name(name))).stream
-        left = 0
-        for one in _partitions_of(found):
+        begun = []
+        for one in await self._catalog.streams.partitions(found):
             try:
-                left += await self._delete(one)
+                begun.append(await self._delete(one))
             except RefusedError as error:
                 # One that is gone already is what is wanted; of any other the rest stays, too.
                 if error.reason is not Reason.STREAM_NOT_FOUND:
                     raise
-        left += await self._delete(found.name)
+        begun.append(await self._delete(found.name))
         return DeletionAnswer(
             stream=found.name,
             incarnation=str(found.incarnation),
-            ledgers_left=left,
-            paused=found.offload_pause is not None,
+            ledgers_left=sum(len(one.ledgers) + len(one.stream.deleting) for one in begun),
+            paused=any(one.stream.offload_pause is not None for one in begun),
         )
 
-    async def _delete(self, name: StreamName) -> int:
-        """Begin to delete a stream; return of how many ledgers something is left."""
+    async def _delete(self, name: StreamName) -> StreamSnapshot:
+        """Begin to delete a stream; return what is left of it."""
         await self._catalog.retention.begin_stream_deletion(name)
-        snapshot = await self._catalog.streams.snapshot(name)
-        return len(snapshot.ledgers) + len(snapshot.stream.deleting)
+        return await self._catalog.streams.snapshot(name)
 
     async def _level(self, namespace: str | None) -> LevelAnswer:
         levels = await self._catalog.policies.levels()
@@ -221,7 +219,3 @@ def _told(
     name, text = found[0]
     others = f"; and of {len(found) - 1} more" if len(found) > 1 else ""
     return f"{text if name == stream else f'{name}: {text}'}{others}"
-
-
-def _partitions_of(stream: Stream) -> list[StreamName]:
-    return partition_names(stream.name, stream.partitions) if stream.partitions else []

@@ -108,6 +108,13 @@ class StreamCatalog:
         children = await self._store.children(paths.STREAMS)
         return [StreamName(name) for name in children or []]
 
+    async def partitions(self, stream: Stream) -> list[StreamName]:
+        """Return the partitions of a stream that are there: each may be deleted by itself."""
+        if not stream.partitions:
+            return []
+        there = frozenset(await self.names())
+        return [one for one in partition_names(stream.name, stream.partitions) if one in there]
+
     async def watch_names(self) -> tuple[list[StreamName], asyncio.Event]:
         """Return the names of all streams, and an event that is set once there are others."""
         children, changed = await self._store.watch_children(paths.STREAMS)

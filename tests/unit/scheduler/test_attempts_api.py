@@ -266,6 +266,28 @@ async def test_a_partitioned_stream_is_told_and_paused_by_its_partitions(world):
             assert (await world.catalog().streams.get(one)).offload_pause is not None
 
 
+async def test_a_partition_that_is_gone_keeps_no_other_one_from_a_pause(world):
+    await world.stream()
+    catalog, name = world.catalog(), StreamName("parts")
+    await catalog.streams.create(name, partitions=3)
+    first, gone, last = partition_names(name, 3)
+    marked = await catalog.retention.begin_stream_deletion(gone)
+    await catalog.retention.remove_stream(gone, marked.incarnation)
+    async with served(world) as session:
+        path = f"/v1/streams/{name}"
+        for what in ("pause", "resume"):
+            told = await ask(session, "POST", f"{path}/offload/{what}")
+            assert [one["stream"] for one in told["streams"]] == [first, last]
+            for one in (name, first, last):
+                paused = (await catalog.streams.get(one)).offload_pause is not None
+                assert paused == (what == "pause")
+        for what in ("offload", "attempts", "leftovers", "policy/explain"):
+            await ask(session, "GET", f"{path}/{what}")
+        assert (await ask(session, "POST", f"{path}/offload"))["ledgers"] == []
+        await ask(session, "PUT", f"{path}/policy", json={"offload_time_ms": 1000})
+        assert (await catalog.streams.get(last)).policy.offload_time_ms == 1000
+
+
 async def test_what_is_not_there_is_told_as_such(world):
     await world.stream()
     async with served(world) as session:

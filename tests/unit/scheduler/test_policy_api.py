@@ -210,6 +210,36 @@ async def test_a_partitioned_stream_is_deleted_with_its_partitions():
     assert await catalog.streams.names() == [STREAM]
 
 
+async def test_a_partitioned_stream_is_there_until_all_of_its_partitions_are_gone():
+    """Asking again shows what is left, whichever of them goes first, and what keeps it."""
+    world = World()
+    catalog = world.catalog()
+    await world.stream()
+    name = StreamName("parts")
+    await catalog.streams.create(name, raw=True, partitions=3)
+    parts = partition_names(name, 3)
+    claimed = await catalog.streams.claim(parts[1], NodeId("n1"))
+    await world.seal(claimed, ENTRIES)
+    await catalog.streams.pause_offload(parts[1])
+    leader = scheduler(world)
+    await leader.begin()
+    async with served(world) as session:
+        path = f"/v1/streams/{name}"
+        for _ in range(3):
+            left = await ask(session, "DELETE", path, status=202)
+            assert (left["ledgers_left"], left["paused"]) == (1, True)
+            await leader.run_pass()
+        assert await catalog.streams.names() == [STREAM, name, parts[1]]
+        shown = await ask(session, "GET", path)
+        assert [one["stream"] for one in shown["partition_streams"]] == [parts[1]]
+        await catalog.streams.resume_offload(parts[1])
+        assert not (await ask(session, "DELETE", path, status=202))["paused"]
+        for _ in range(6):
+            await leader.run_pass()
+        await ask(session, "DELETE", path, status=404)
+    assert await catalog.streams.names() == [STREAM]
+
+
 async def test_a_partition_that_may_not_be_deleted_keeps_the_whole(monkeypatch):
     world = World()
     await world.stream()

@@ -49,7 +49,7 @@ class MemoryAdministration:
         if not stream.partitions:
             return []
         names = partition_names(stream.name, stream.partitions)
-        return [self._streams.stream(one) for one in names]
+        return [self._streams.by_name[one] for one in names if one in self._streams.by_name]
 
     async def ledger(self, ledger_id: LedgerId) -> Document:
         for stream in self._streams.by_name.values():
