@@ -6,7 +6,7 @@ from typing import Final
 MEANINGS: Final[Mapping[str, str]] = {
     "action.audited": "Somebody did, or was refused, what only operators may do",
     "action.failed": "An action of the scheduler could not be done; it is decided anew",
-    "action.refused": "The state moved on before an action of the scheduler was done",
+    "action.refused": "An action was refused: the state moved on before, or the store forbids it",
     "append.again": "An append was not taken, for certain, and is sent again",
     "attach.copied": "Staged ledgers were copied to newer ids: the stream opened one since",
     "attach.ended": "The driver of a write was told how attaching its ledgers ended",

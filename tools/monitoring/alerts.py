@@ -103,6 +103,11 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
             "more becomes due for deletion than is deleted: local disks and the bucket fill",
         ),
         _alert(
+            "DeletionsFailing", WARNING, "10m",
+            "max by (namespace) (tierlog_scheduler_deletions_failing_seconds) > 6 * 3600",
+            "something that is to be deleted can't be, however often it is tried",
+        ),
+        _alert(
             "ScrubFindings", CRITICAL, "5m",
             "max by (namespace) (tierlog_scheduler_scrub_findings) > 0",
             "scrubs found faults in the bucket and did not repair them",

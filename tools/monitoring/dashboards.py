@@ -206,6 +206,7 @@ OFFLOAD: Final[Rows] = (
                 "Deletions are behind for",
                 "s",
                 (top("tierlog_scheduler_deletions_behind_seconds"), "no pass did all"),
+                (top("tierlog_scheduler_deletions_failing_seconds"), "one fails each time"),
             ),
         ),
     ),

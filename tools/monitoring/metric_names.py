@@ -94,7 +94,7 @@ class _Leader:
     passes = 0
     pass_s = 0.0
     streams_unread = 0
-    behind_s = 0.0
+    behind_s = failing_s = 0.0
     lags: Final[dict[str, OffloadLag]] = {}
     ledger_states: Final[Counter[str]] = Counter()
     faults = KnownFaults(by_kind={FindingKind.ORPHAN_OBJECTS: 0})

@@ -168,8 +168,8 @@ class Actions:
         """Ask the queue again, whatever it was like before."""
         self._queue_is_away = False
 
-    async def do(self, stream: Stream, action: Action | Trimming, now: Now) -> None:
-        """Do one thing. Nothing that goes wrong with it is raised."""
+    async def do(self, stream: Stream, action: Action | Trimming, now: Now) -> bool:
+        """Do one thing. Nothing that goes wrong with it is raised; False: something did."""
         try:
             with spending_on(stream.name):
                 await self._do(stream, action, now)
@@ -183,6 +183,9 @@ class Actions:
             )
         except TierlogError as error:
             log.warning("action.failed", action=type(action).__name__, cause=str(error))
+        else:
+            return True
+        return False
 
     async def _do(self, stream: Stream, action: Action | Trimming, now: Now) -> None:
         match action:

@@ -6,6 +6,7 @@
     streams left out of it   tierlog_scheduler_streams_unread
     a leader that is stuck   tierlog_scheduler_passes_total does not grow
     deletions that pile up   tierlog_scheduler_deletions_behind_seconds
+    deletions that fail      tierlog_scheduler_deletions_failing_seconds
     deletions that are held  tierlog_scheduler_deletions_stopped_streams
     faults in the bucket     tierlog_scheduler_scrub_findings
     too many streams         tierlog_scheduler_pass_duration_seconds nears scheduler.interval_s
@@ -78,6 +79,11 @@ class SchedulerCollector(Collector):
             "scheduler_deletions_behind_seconds",
             "For how long no pass had time for all deletions, trims and sweeps that were due",
             found.behind_s,
+        )
+        yield _gauge(
+            "scheduler_deletions_failing_seconds",
+            "For how long a deletion, trim or sweep that is due has failed whenever it was tried",
+            found.failing_s,
         )
         lags = found.lags.values()
         yield _gauge(

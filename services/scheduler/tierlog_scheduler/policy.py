@@ -44,6 +44,7 @@ _STATES: Final = {
     for state in OffloadState
 }
 STATES: Final = ("open", *_STATES.values(), "unknown")
+TRIMMING: Final = _STATES[OffloadState.TRIMMING]
 _TO_OFFLOAD: Final = frozenset({OffloadState.LOCAL, OffloadState.OFFLOADING})
 
 

@@ -51,6 +51,7 @@ from tierlog_scheduler.defects import note_defect
 from tierlog_scheduler.manifests import ManifestGate
 from tierlog_scheduler.mirror import KnownStream, Mirror
 from tierlog_scheduler.policy import (
+    TRIMMING,
     Action,
     Delays,
     LedgerView,
@@ -284,6 +285,8 @@ class Scheduler:
                     view = self._view(known)
                     self._note(view, now, seen)
                     states.update(one.state for one in view.ledgers)
+                    # What is trimmed has left the list.
+                    states[TRIMMING] += len(view.trimmed)
                     if view.policy.offloads and not view.deleting:
                         lags[name] = offload_lag(view, now)
                     actions = self._decide(view, now)
@@ -319,6 +322,11 @@ class Scheduler:
         """For how long no pass has come to the end of what takes long."""
         return self._turns.behind_s
 
+    @property
+    def failing_s(self) -> float:
+        """For how long something of that has failed whenever it was tried."""
+        return self._turns.failing_s
+
     def _lags_kept(self, unread: set[StreamName], now: Now) -> dict[StreamName, OffloadLag]:
         """Return of streams that can't be read what was known before, older by the time since."""
         passed_ms, self._acted_ms = now.progress_ms - self._acted_ms, now.progress_ms
@@ -348,11 +356,14 @@ class Scheduler:
 
     async def _do_one(self, stream: Stream, action: Action | retention.Trimming, now: Now) -> None:
         """Do one thing: what nobody foresaw of it keeps no other one from its turn."""
+        done = False
         try:
-            await self._actions.do(stream, action, now)
+            done = await self._actions.do(stream, action, now)
         except Exception as error:  # noqa: BLE001 - told: metric, log, status
             kind = type(action).__name__
             self._defects[stream.name] = note_defect("act", error, stream=stream.name, action=kind)
+        if not isinstance(action, RequestOffload):
+            self._turns.note(stream.name, action, failed=not done)
 
     def _in_turn(self, known: KnownStream, now: Now) -> Iterator[Action | retention.Trimming]:
         """Iterate over all but requests of a stream, as long as there is time."""

@@ -1,7 +1,8 @@
 """Whose turn it is in a pass, among all that may take long: deletions, sweeps, trimming.
 
 Owns the order of streams, and of one stream's actions, and where the next pass goes on. Does not
-own what is to be done (``policy``, ``retention``), nor doing it (``actions``).
+own what is to be done (``policy``, ``retention``), nor doing it (``actions``). Knows for how long
+something has failed each time that its turn came: of each stream one action, the first that did.
 
 Invariants:
     * Behind ``TURNS_S_MAX`` nothing begins: a pass takes so long for all of it, and one action.
@@ -9,7 +10,7 @@ Invariants:
       its turn, and each action of a stream, also where others take long and fail each time.
 """
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from typing import Final, NamedTuple
 
 import structlog
@@ -62,6 +63,7 @@ class Turns:
         """Know nothing of what was put off."""
         self._stream: StreamName | None = None
         self._places: dict[StreamName, Place] = {}
+        self._failing: dict[StreamName, tuple[Place, float]] = {}
         self._until_s = 0.0
         self._behind_since_s: float | None = None
         self._cut = False
@@ -72,12 +74,29 @@ class Turns:
         since_s = self._behind_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
-    def begin(self, due: Iterable[StreamName], *, known: Container[StreamName]) -> list[StreamName]:
+    @property
+    def failing_s(self) -> float:
+        """For how long something that is still due has failed whenever it was tried."""
+        now_s = self._clock.monotonic_s()
+        return max((now_s - since_s for _, since_s in self._failing.values()), default=0.0)
+
+    def note(self, name: StreamName, action: Action | Trimming, *, failed: bool) -> None:
+        """Note how an action ended."""
+        at, known = place_of(action), self._failing.get(name)
+        if failed and known is None:
+            self._failing[name] = (at, self._clock.monotonic_s())
+        elif known is not None and known[0] == at and not failed:
+            del self._failing[name]
+
+    def begin(
+        self, due: Collection[StreamName], *, known: Container[StreamName]
+    ) -> list[StreamName]:
         """Let the time of a pass begin; return the streams in their order."""
         if not self._cut:
             self._behind_since_s = None
         self._cut = False
         self._places = {name: at for name, at in self._places.items() if name in known}
+        self._failing = {name: one for name, one in self._failing.items() if name in due}
         self._until_s = self._clock.monotonic_s() + TURNS_S_MAX
         first, self._stream = self._stream, None
         return sorted(due, key=lambda name: (first is not None and name < first, name))
@@ -97,6 +116,8 @@ class Turns:
         """Iterate over a stream's actions: one, and as many more as there is time for."""
         first = self._places.pop(name, Place(-1))
         due = sorted(actions, key=lambda one: (place_of(one) < first, place_of(one)))
+        if name in self._failing and self._failing[name][0] not in map(place_of, due):
+            del self._failing[name]
         for count, one in enumerate(due):
             if count and self._clock.monotonic_s() >= self._until_s:
                 self._places[name] = place_of(one)

@@ -7,14 +7,15 @@ also behind some whose copies can't be read.
 import asyncio
 from collections.abc import Collection
 from dataclasses import replace
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import TOPICS, World
-from tests.unit.scheduler.test_scheduler import ENTRIES, LIMITS, scheduler
-from tierlog.model.errors import RetryableError
+from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, LIMITS, running, scheduler
+from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import AbandonedAttempt
 from tierlog.model.policy import Policy
@@ -253,3 +254,80 @@ def test_it_is_known_for_how_long_no_pass_came_to_the_end():
     turns.forget()
     clock.advance(100)
     assert turns.behind_s == 0
+
+
+def test_it_is_known_for_how_long_something_fails_whenever_it_is_tried():
+    """A store that forbids deletions takes no time for that: no pass is behind."""
+    forbids = [LedgerId(-1)]
+
+    async def main():
+        world = World()
+        keeps = Policy(offload_time_ms=0, retention_time_ms=3_600_000)
+        claimed = await world.stream(policy=keeps, raw=True)
+        forbids[:] = [await world.seal(claimed, ENTRIES) for _ in range(2)]
+        offloader = BlockOffloader.delete_offloaded
+
+        async def deleted(self, ledger_id, *rest):
+            if ledger_id in forbids:
+                raise RefusedError("403 AccessDenied")
+            await offloader(self, ledger_id, *rest)
+
+        async with running(world) as (leader,):
+            with patch.object(BlockOffloader, "delete_offloaded", deleted):
+                await asyncio.sleep(1.9 * HOUR)
+                assert leader.failing_s == pytest.approx(0.9 * HOUR, abs=60)
+                assert leader.behind_s == 0
+                assert leader.ledger_states["trimming"] == 2
+                # That others come and go is no news of the one that fails.
+                del forbids[1]
+                await asyncio.sleep(HOUR)
+                assert leader.failing_s == pytest.approx(1.9 * HOUR, abs=60)
+                assert leader.ledger_states["trimming"] == 1
+                forbids.clear()
+                await asyncio.sleep(HOUR)
+            assert leader.failing_s == 0
+            assert not leader.ledger_states["trimming"]
+
+    run_virtual(main(), until_s=100 * HOUR)
+
+
+def test_what_nobody_foresaw_fails_as_all_else_does(monkeypatch):
+    async def main():
+        world = World()
+        await due(world, count=1)
+
+        async def broken(*given, **how):
+            raise ValueError("a defect")
+
+        monkeypatch.setattr(BlockOffloader, "verify", broken)
+        leader = scheduler(world)
+        await leader.begin()
+        await leader.run_pass()
+        await asyncio.sleep(60)
+        await leader.run_pass()
+        assert leader.failing_s == pytest.approx(60, abs=1)
+        monkeypatch.undo()
+        await leader.run_pass()
+        assert leader.failing_s == 0
+
+    run_virtual(main())
+
+
+def test_what_failed_and_is_not_due_any_more_does_not_fail():
+    world = World()
+    turns = Turns(world.clock)
+    actions = [DropTrimmed(ledger_id=LedgerId(one)) for one in range(3)]
+    for name in (LARGE, SMALL):
+        turns.note(name, actions[0], failed=True)
+        turns.note(name, actions[1], failed=True)
+    world.clock.advance(60)
+    turns.note(LARGE, actions[0], failed=True)
+    turns.note(SMALL, actions[0], failed=False)
+    assert turns.failing_s == 60
+    list(turns.of(LARGE, actions[1:]))
+    assert turns.failing_s == 0
+    turns.note(SMALL, actions[2], failed=True)
+    world.clock.advance(60)
+    assert turns.failing_s == 60
+    turns.begin([LARGE], known=[LARGE, SMALL])
+    assert turns.failing_s == 0
