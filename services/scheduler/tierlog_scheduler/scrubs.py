@@ -26,6 +26,7 @@ Invariants:
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -118,7 +119,13 @@ class ScrubRunner:
         """Return what is kept, newest first; what this process did, as it is now."""
         found = self._as_heard(await self._kept.reports())
         found |= {one.scrub_id: one for one in self._reports}
-        newest = sorted(found.values(), key=lambda one: one.started_ms, reverse=True)
+        # Its own that is not kept yet is the newest.
+        last = {one.scrub_id: math.inf for one in self._reports if not one.number}
+        newest = sorted(
+            found.values(),
+            key=lambda one: (last.get(one.scrub_id, one.number), one.started_ms),
+            reverse=True,
+        )
         self.faults = known_faults(newest)
         return newest[: self._schedule.reports_max]
 

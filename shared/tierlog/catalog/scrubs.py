@@ -4,6 +4,7 @@ There and not in the bucket: a bucket that can't be reached, or refuses what is 
 a report may have to tell of; and nothing of ours lies there that no ledger names.
 
 Invariants:
+    * Which report is the newer one its number says, whatever the clocks said when they began.
     * At most as many reports as are asked for, each at most ``REPORT_LEN_MAX`` bytes.
     * What of it is damaged, or of another version, is passed over and goes first: nothing is
       decided by a report, and without the times a scrub comes early.
@@ -35,8 +36,12 @@ class ScrubCatalog:
 
     async def save(self, report: ScrubReport, *, keep: int) -> None:
         """Keep the report of a scrub as it is now, and of those before it the newest."""
-        path, data = paths.scrub_path(report.scrub_id), encode_report(report)
+        path = paths.scrub_path(report.scrub_id)
         await ensure_node(self._store, paths.SCRUBS)
+        if not report.number:
+            kept = [one for one in (await self._all()).values() if one is not None]
+            report.number = 1 + max((one.number for one in kept), default=0)
+        data = encode_report(report)
         made = False
 
         async def one_round() -> None:
@@ -123,8 +128,10 @@ class ScrubCatalog:
         await settle(self._store, self._ids, paths.SCRUBS, one_round)
 
 
-def _age(report: ScrubReport | None) -> tuple[int, int]:
-    return (-1, 0) if report is None else (report.started_ms, report.scrub_id.int)
+def _age(report: ScrubReport | None) -> tuple[int, int, int]:
+    if report is None:
+        return (-1, 0, 0)
+    return (report.number, report.started_ms, report.scrub_id.int)
 
 
 def _is_deep(report: ScrubReport | None) -> bool:

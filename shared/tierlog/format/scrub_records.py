@@ -29,6 +29,7 @@ TEXT_LEN_MAX: Final = 2000
 UNREAD_MAX: Final = 20
 
 _SAME: Final = (
+    "number",
     "started_ms",
     "ended_ms",
     "told_ms",
@@ -112,6 +113,7 @@ def _report_of(record: pb.ScrubReportRecord) -> ScrubReport:
     return ScrubReport(
         scrub_id=UUID(bytes=record.scrub_id),
         wish=ScrubWish(repair=record.repair, deep=record.deep),
+        number=record.number,
         started_ms=record.started_ms,
         findings_max=len(record.findings),
         ended_ms=record.ended_ms,

@@ -212,6 +212,9 @@ class ScrubReport:
     started_ms: int
     findings_max: int
     ended_ms: int = 0
+    number: int = 0
+    """One more than those that were kept when it began: of two, clocks may not say which came
+    later. 0: it was not kept yet, or by a release that gave none."""
     told_ms: int = 0
     """When it was last kept for others, as which it is again and again while it is at work."""
     state: ScrubState = ScrubState.RUNNING

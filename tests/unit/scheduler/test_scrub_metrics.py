@@ -5,6 +5,8 @@ import random
 from collections.abc import Mapping
 from uuid import UUID
 
+import pytest
+
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import plant, runner
 from tests.unit.offload.test_scrub import offloaded, spoil
@@ -144,5 +146,30 @@ def test_streams_of_which_nothing_is_deleted_are_told_by_the_leader_alone():
         given.outages.clear()
         await leader.visit()
         assert told(found, leader=leader)[STOPPED] == {RESTORED: 0, UNREAD: 0}
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("was_ahead", [False, True])
+def test_the_last_scrub_counts_whatever_the_clock_was_like_when_it_began(was_ahead: bool):
+    """A clock that was ahead is set right between them, or one that was right goes back."""
+    off_s = 400 * 86_400.0
+
+    async def main():
+        world, (ledger_id,) = await offloaded()
+        damaged = await world.context(ledger_id)
+        found = runner(world, NEVER)
+        if was_ahead:
+            world.clock.jump_wall(off_s)
+        assert (await scrubbed(found, DEEP)).is_clean
+        spoil(world, damaged, "flipped")
+        world.clock.jump_wall(-off_s)
+        report = await scrubbed(found, DEEP)
+        assert report.counts == {FindingKind.DAMAGED_DATA: 1}
+        other = runner(world, NEVER)
+        for one in (found, other):
+            newest, _ = await one.reports()
+            assert newest.scrub_id == report.scrub_id
+            assert told(one)[FINDINGS][FindingKind.DAMAGED_DATA] == 1
 
     run_virtual(main())

@@ -478,7 +478,7 @@ def test_a_report_is_as_long_as_there_is_room_and_the_metadata_keep_the_newest()
             report = ScrubReport(
                 scrub_id=UUID(int=number + 1),
                 wish=ScrubWish(repair=True),
-                started_ms=1000 - number,
+                started_ms=1000 - number,  # by a clock that goes back
                 findings_max=10**6,
             )
             for count in range(2000):
@@ -488,7 +488,7 @@ def test_a_report_is_as_long_as_there_is_room_and_the_metadata_keep_the_newest()
             await catalog.save(report, keep=3)
             await catalog.save(report, keep=3)
         kept = await catalog.reports()
-        assert [one.scrub_id.int for one in kept] == [1, 2, 3]
+        assert [(one.scrub_id.int, one.number) for one in kept] == [(5, 5), (4, 4), (3, 3)]
         for one in kept:
             assert one.remaining == 2000
             assert 100 < len(one.findings) == 2000 - one.findings_left_off

@@ -1274,6 +1274,7 @@ class ScrubReportRecord(_message.Message):
     UNREAD_LEFT_OFF_FIELD_NUMBER: _builtins.int
     ORPHAN_OBJECTS_FIELD_NUMBER: _builtins.int
     ORPHAN_BYTES_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     scrub_id: _builtins.bytes
     repair: _builtins.bool
@@ -1298,6 +1299,8 @@ class ScrubReportRecord(_message.Message):
     orphan_objects: _builtins.int
     """Objects that nothing names and that stay, with their bytes."""
     orphan_bytes: _builtins.int
+    number: _builtins.int
+    """One more than all that were kept when it began; 0: of a release that gave none."""
     @_builtins.property
     def unread(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1337,10 +1340,11 @@ class ScrubReportRecord(_message.Message):
         unread_left_off: _builtins.int = ...,
         orphan_objects: _builtins.int = ...,
         orphan_bytes: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deep_next", b"deep_next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_read", b"bytes_read", "copies_checked", b"copies_checked", "counts", b"counts", "deep", b"deep", "deep_next", b"deep_next", "deletions_stopped", b"deletions_stopped", "elsewhere", b"elsewhere", "ended_ms", b"ended_ms", "error", b"error", "findings", b"findings", "findings_left_off", b"findings_left_off", "ledgers", b"ledgers", "objects", b"objects", "orphan_bytes", b"orphan_bytes", "orphan_objects", b"orphan_objects", "repair", b"repair", "repaired", b"repaired", "scrub_id", b"scrub_id", "started_ms", b"started_ms", "state", b"state", "streams", b"streams", "told_ms", b"told_ms", "unread", b"unread", "unread_left_off", b"unread_left_off", "uploads", b"uploads", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_read", b"bytes_read", "copies_checked", b"copies_checked", "counts", b"counts", "deep", b"deep", "deep_next", b"deep_next", "deletions_stopped", b"deletions_stopped", "elsewhere", b"elsewhere", "ended_ms", b"ended_ms", "error", b"error", "findings", b"findings", "findings_left_off", b"findings_left_off", "ledgers", b"ledgers", "number", b"number", "objects", b"objects", "orphan_bytes", b"orphan_bytes", "orphan_objects", b"orphan_objects", "repair", b"repair", "repaired", b"repaired", "scrub_id", b"scrub_id", "started_ms", b"started_ms", "state", b"state", "streams", b"streams", "told_ms", b"told_ms", "unread", b"unread", "unread_left_off", b"unread_left_off", "uploads", b"uploads", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
