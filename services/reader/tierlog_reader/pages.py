@@ -2,7 +2,7 @@
 
 Invariants:
     * Entries follow each other without a gap, over the borders of ledgers; ``resume`` is right
-      behind the last one.
+      behind the last one; of an empty page that came to ``until``, it is not before that.
     * At least one entry is returned where there is one before ``until``, and what comes with it
       passes neither ``entries_max`` nor ``bytes_max``.
     * Only an empty page waits at the tail, and only an empty one is an error: what lies before a
@@ -110,7 +110,9 @@ async def read_page(
             break
         for entry in found:
             if _reached(entry.position, until):
-                return Page(entries=entries, resume=where, raw=raw, at_end=True)
+                # ``where`` may name the same place by the end of the ledger before.
+                resume = where if entries else entry.position
+                return Page(entries=entries, resume=resume, raw=raw, at_end=True)
             entries.append(entry)
             where = Position(chunk.ledger_id, EntryId(entry.position.entry_id + 1))
         entries_left = left.entries_max - chunk.count
