@@ -126,10 +126,12 @@ class TimeSeek:
         if entry_id is None and not raw:
             entry_id = await self._by_headers(stream, ledger, publish_ms)
         where = Position(ledger.ledger_id, entry_id or EntryId(0))
-        if raw:
+        if raw and ledger.closed:
             older[ledger.ledger_id] = where.entry_id
-            return where if not ledger.closed or where.entry_id <= ledger.last_entry_id else None
-        budget = Budget(entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES, wait_s=0.0)
+            return where if where.entry_id <= ledger.last_entry_id else None
+        # Whether an open one has the entry is looked at: closed without any, its id means nothing.
+        steps = 1 if raw else STEP_ENTRIES
+        budget = Budget(entries_max=steps, bytes_max=STEP_BYTES, wait_s=0.0)
         while True:
             older[ledger.ledger_id] = where.entry_id
             if ledger.closed and where.entry_id > ledger.last_entry_id:
@@ -143,7 +145,7 @@ class TimeSeek:
             try:
                 if answer.chunk is None or answer.chunk.ledger_id != ledger.ledger_id:
                     return None
-                found = _first_at(answer.chunk, publish_ms)
+                found = where if raw else _first_at(answer.chunk, publish_ms)
             finally:
                 room.leave()
             if found is not None:

@@ -186,6 +186,29 @@ async def test_an_open_ledger_that_was_closed_without_an_entry_ends_no_search():
         assert await seek_of(source).position_at(STREAM, 2_000_000) == at(second, 0)
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_time_behind_all_is_never_in_an_open_ledger_without_an_entry(raw):
+    """Its id means nothing once it was closed: whoever was given it could not go on."""
+
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start(raw=raw)
+        first = await world.opened(OLD, times=OLD_MS)
+        await closed(world, first, OLD)
+        second = await world.opened()
+        async with world.reader() as source:
+            found = await seek_of(source).position_at(STREAM, 3_000_000)
+            assert found == at(first, 3)
+            await closed(world, second, [])
+            third = await world.opened(NEW, times=NEW_MS)
+            answer = await source.read(STREAM, found, budget())
+            assert answer.chunk is not None
+            assert (answer.chunk.ledger_id, answer.chunk.first_entry_id) == (third, 0)
+
+    test()
+
+
 @on_virtual_time
 async def test_a_listed_ledger_that_no_tier_has_is_told_and_not_passed_over():
     world = ReaderWorld()
