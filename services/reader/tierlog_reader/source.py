@@ -279,12 +279,13 @@ class StreamSource:
         It is told where ``bounds`` waits for an owner that is gone: what was acknowledged and is
         not known to be confirmed is behind it, and comes.
         """
-        answer = await self.read(
-            stream, Edge.LATEST, Budget(entries_max=1, bytes_max=1, wait_s=0.0)
-        )
-        if answer.chunk is None:
-            return answer.resume
-        return Position(answer.chunk.ledger_id, answer.chunk.first_entry_id)
+        state = _Try(deadline_s=0.0)
+        while True:
+            snapshot = _with_entries(await self._views.stream(stream, fresh=True))
+            end = snapshot.stream.trimmed_end
+            found = locate(stream, snapshot.ledgers, Edge.LATEST, trimmed_end=end)
+            if (place := await self._settled(found, state)) is not None:
+                return place.resume
 
     async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
         """Return the first readable position, and the one behind the last confirmed entry.
@@ -417,9 +418,14 @@ class StreamSource:
         """Turn "behind the last entry" into a spot; None: the ledger went, look again."""
         if not isinstance(place, BehindLast):
             return place
-        last = await _unless_gone(self._tier1.last_confirmed(place.ledger.ledger_id))
-        if last is None:
-            state.fresh = True
+        ledger_id = place.ledger.ledger_id
+        try:
+            last = await self._tier1.last_confirmed(ledger_id)
+        except RefusedError as error:
+            _reraise_unless_gone(error)
+            if state.gone(ledger_id):  # and a list that was read since has it as open
+                raise _unknown(error) from error
+            state.failed(ledger_id, Tier.TIER1, error)
             return None
         return _spot(place, last)
 
@@ -516,10 +522,12 @@ class StreamSource:
                 return None
         else:
             return Answer(chunk=chunk, resume=chunk.end)
-        last = await self._tier1.last_confirmed(ledger_id)
-        if spot.entry_id > last + 1:
+        last = await _unless_gone(self._tier1.last_confirmed(ledger_id))
+        if last is None:
+            state.fresh = True  # it was closed without an entry
+        elif spot.entry_id > last + 1:
             raise not_yet(stream, Position(ledger_id, spot.entry_id), last=last)
-        return Answer(chunk=None, resume=spot.resume)
+        return None if last is None else Answer(chunk=None, resume=spot.resume)
 
     async def _follow(self, memory: Memory, spot: Spot, slice_s: float) -> None:
         """Have somebody wait in tier 1 for the entry behind the last one, if that is this one."""

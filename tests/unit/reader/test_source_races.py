@@ -1,0 +1,89 @@
+"""Open ledgers that go, or are gone, while they are asked how far they are confirmed."""
+
+import asyncio
+
+import pytest
+
+from tests.unit.reader.test_tail import closed
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
+from tierlog.format import paths
+from tierlog.model.errors import Reason, RetryableError
+from tierlog.model.position import Edge
+from tierlog.ports.metadata import Delete
+
+A = [b"%d" % number for number in range(5)]
+
+
+@pytest.mark.parametrize("ask", ["read", "latest", "bounds"])
+def test_an_open_ledger_that_the_metadata_lack_is_told_and_not_asked_for_without_end(ask):
+    """The list has it, and nothing else: nobody knows where it ends."""
+
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start()
+        ledger = await world.opened(A)
+        store = world.catalog().ledgers._store
+        found = await store.get(paths.ledger_path(ledger))
+        assert found is not None
+        await store.transact([Delete(paths.ledger_path(ledger), found.version)])
+        async with world.reader() as source, asyncio.timeout(60):
+            last_confirmed = source._tier1.last_confirmed
+
+            async def slowly(ledger_id):
+                await asyncio.sleep(0.01)  # time passes, and what asks without end is seen to
+                return await last_confirmed(ledger_id)
+
+            source._tier1.last_confirmed = slowly
+            asked = {
+                "read": lambda: source.read(STREAM, Edge.LATEST, budget()),
+                "latest": lambda: source.latest(STREAM),
+                "bounds": lambda: source.bounds(STREAM),
+            }
+            with pytest.raises(RetryableError) as caught:
+                await asked[ask]()
+            assert caught.value.reason is Reason.UNKNOWN
+
+    test()
+
+
+@on_virtual_time
+async def test_a_ledger_closed_without_an_entry_while_its_end_is_asked_for_is_looked_up_again():
+    world = ReaderWorld()
+    await world.start()
+    first = await world.sealed(A)
+    second = await world.opened()
+    async with world.reader(age_s=0) as source:
+        last_confirmed = source._tier1.last_confirmed
+
+        async def later(ledger_id):
+            source._tier1.last_confirmed = last_confirmed
+            await closed(world, second, [])
+            return await last_confirmed(ledger_id)
+
+        source._tier1.last_confirmed = later
+        answer = await source.read(STREAM, at(first, len(A)), budget())
+        assert (answer.chunk, answer.resume) == (None, at(first, len(A)))
+        await world.opened(A)
+        assert payloads(await source.read(STREAM, answer.resume, budget())) == A
+
+
+@on_virtual_time
+async def test_where_latest_is_is_told_without_an_entry_that_nobody_has_room_for():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.opened(A)
+    async with world.reader() as source:
+        last_confirmed = source._tier1.last_confirmed
+
+        async def and_then_more_comes(ledger_id):
+            last = await last_confirmed(ledger_id)
+            await world.write(ledger, [bytes(100_000)], first=last + 1)
+            return last
+
+        async def unread(*_):
+            raise AssertionError
+
+        source._tier1.last_confirmed = and_then_more_comes
+        source._tier1.read = unread
+        assert await source.latest(STREAM) == at(ledger, len(A))
