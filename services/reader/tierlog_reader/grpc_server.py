@@ -92,7 +92,7 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
             budget = self._limits.budget(
                 entries_max=entries_max,
                 bytes_max=min(bytes_max, BYTES_MAX),
-                wait_ms=FOLLOW_WAIT_MS,
+                wait_ms=0 if request.stop_at_end else FOLLOW_WAIT_MS,
             )
             answer, room = await self._reads.read(
                 client, stream, where, budget, entry_bytes=OBJECT_BYTES

@@ -106,6 +106,12 @@ async def test_an_answer_comes_in_pieces_that_each_say_where_to_go_on():
         assert shares.used_bytes == 0
 
 
+async def test_who_stops_at_the_end_does_not_wait_there_for_more():
+    async with serving(ENTRIES[:3], send_s_max=30) as (stub, _), asyncio.timeout(5):
+        found = [entry.data async for one in stub.Follow(follow()) for entry in one.entries]
+    assert found == ENTRIES[:3]
+
+
 LONGEST = BYTES_MAX - 100
 
 
