@@ -104,6 +104,7 @@ class StreamReader:
         self._reads = reads
         self._start = start
         self._until = until
+        self._told_end: Position | None = None
         self._limit = limit
         self._follow = follow
         self._bytes_max = bytes_max
@@ -161,7 +162,7 @@ class StreamReader:
     async def _own_answers(self) -> Answers:
         until = self._until
         if until is None and not self._follow:
-            until = await self._end()
+            until = self._told_end = await self._end()
             if until is None:
                 return
         left = self._limit
@@ -274,13 +275,23 @@ class StreamReader:
     async def _ask(
         self, where: Position | Edge, left: int | None, *, waits: bool = True
     ) -> FramesAnswer:
-        return await self._reads.read(
+        answer = await self._reads.read(
             self.stream,
             where,
             bytes_max=self._bytes_max,
             entries_max=min(left, 1_000_000) if left is not None else None,
             wait_s=FOLLOW_WAIT_S if self._follow and waits else 0.0,
         )
+        end = self._told_end
+        if end is not None and answer.count == 0 and not _reached(answer.resume, end):
+            # Whoever knew so went since: who is left knows less, and not that nothing is there.
+            raise RetryableError(
+                f"stream {self.stream} has entries from {answer.resume} to {end}, and nobody "
+                "confirms them now",
+                reason=Reason.UNKNOWN,
+                remedy="Check that the storage nodes of its last ledger are up",
+            )
+        return answer
 
     async def _retrying_bounds(self) -> tuple[Position | Edge, Position | Edge]:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,83 @@
+"""What a reader told to be before the end is read, or it is said that it can't be.
+
+The node that knew of it may go right then, and the others know less.
+"""
+
+# Ids are plain numbers and names here.
+# mypy: disable-error-code="arg-type,index"
+
+import asyncio
+
+import pytest
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.ledger.small_cluster import STREAM, SmallCluster
+from tests.unit.ledger.test_recovery import left_behind
+from tierlog.client.reading import StreamReader
+from tierlog.model.errors import Reason, RetryableError
+from tierlog.ports.reads import FramesAnswer
+from tierlog_reader.chunk import Budget
+from tierlog_reader.source import StreamSource
+from tierlog_reader.tier1 import StorageNodeTier
+from tierlog_reader.views import Views
+
+
+class Reads:
+    """A reader's answers, without a connection; the node that knew the end goes in between."""
+
+    def __init__(self, source, node):
+        self._source = source
+        self._node = node
+
+    async def bounds(self, stream):
+        found = await self._source.bounds(stream)
+        self._node.down = True
+        return found
+
+    async def read(self, stream, where, *, bytes_max, entries_max=None, wait_s=0.0):
+        budget = Budget(entries_max=entries_max or 1000, bytes_max=bytes_max, wait_s=wait_s)
+        answer = await self._source.read(stream, where, budget)
+        if answer.chunk is None:
+            return FramesAnswer(resume=answer.resume)
+        chunk = answer.chunk
+        return FramesAnswer(
+            resume=answer.resume,
+            ledger_id=chunk.ledger_id,
+            first_entry_id=chunk.first_entry_id,
+            count=chunk.count,
+            frames=memoryview(b"".join(chunk.frames)),
+            raw=True,
+        )
+
+
+@pytest.mark.parametrize(("known", "comes_back"), [(-1, True), (-1, False), (0, True), (0, False)])
+def test_a_read_never_ends_short_of_the_end_that_it_was_told(known, comes_back):
+    async def main():
+        cluster = SmallCluster(3)
+        names = ["n1", "n2", "n3"]
+        where = [((0, (b"a",), -1), names), ((1, (b"b",), known), names)]
+        catalog, _, ledger_id, _ = await left_behind(cluster, quorums=(3, 3, 2), where=where)
+        cluster.nodes["n1"].confirm(ledger_id, 1)
+        views = Views(catalog, age_s_max=0.5, entries_max=10)
+        source = StreamSource(views, StorageNodeTier(views, cluster.directory(catalog)), None)
+        reader = StreamReader(STREAM, Reads(source, cluster.nodes["n1"]), retry_s_max=20)
+        found: list[bytes] = []
+
+        async def read_all():
+            async for entry in reader.entries():
+                found.append(bytes(entry.data))  # noqa: PERF401 - what came before an error counts
+
+        reading = asyncio.create_task(read_all())
+        await asyncio.sleep(10)
+        assert not reading.done()
+        if comes_back:
+            cluster.nodes["n1"].down = False
+            await reading
+            assert found == [b"a", b"b"]
+            return
+        with pytest.raises(RetryableError) as caught:
+            await reading
+        assert caught.value.reason is Reason.UNKNOWN
+        assert found == [b"a", b"b"][: known + 1]
+
+    run_virtual(main())
