@@ -120,7 +120,8 @@ class TimeSeek:
 
         ``older``: up to which entry of a ledger all were found to be.
         """
-        entry_id = older.get(ledger.ledger_id)
+        # Of a raw one nothing but its runs tells times, also of what came since.
+        entry_id = None if raw else older.get(ledger.ledger_id)
         if entry_id is None:
             entry_id = await self._source.entry_at_time(stream, ledger, publish_ms)
         if entry_id is None and not raw:

@@ -122,6 +122,27 @@ def test_what_comes_while_the_last_ledger_is_searched_is_not_passed_over(rolls):
     test()
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_what_comes_meanwhile_and_is_older_is_not_what_was_sought(raw):
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start(raw=raw)
+        ledger = await world.opened(OLD, times=OLD_MS)
+        async with world.reader() as source:
+            look = source._end
+
+            async def later(stream):
+                source._end = look
+                await world.write(ledger, OLD, first=3, times=OLD_MS)
+                return await look(stream)
+
+            source._end = later
+            assert await seek_of(source).position_at(STREAM, 2_000_000) == at(ledger, 6)
+
+    test()
+
+
 @on_virtual_time
 async def test_a_seek_looks_at_the_metadata_afresh_only_where_it_finds_nothing():
     world = ReaderWorld()
