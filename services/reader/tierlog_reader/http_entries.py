@@ -38,6 +38,7 @@ from tierlog.model.position import Edge, Position
 from tierlog.offload.tier2_reader import EntryTooLongError
 from tierlog.runtime.errors import problem_of
 from tierlog.runtime.http_access import still_admitted
+from tierlog_reader import metrics
 from tierlog_reader.chunk import Budget
 from tierlog_reader.documents import (
     ARROW,
@@ -172,6 +173,7 @@ class EntryPages:
                 yield _problem(error)
                 return
             try:
+                metrics.count_entries(page.entries)
                 if not page.entries:
                     yield b": nothing yet\n\n"
                 for message in _messages(page, self.unpacking):
@@ -297,6 +299,7 @@ def _held(
     if not page.entries:
         room.leave()
         return Response(status_code=204, headers=headers)
+    metrics.count_entries(page.entries)
     headers["Tierlog-Tier"] = ",".join(sorted({entry.tier for entry in page.entries}))
     return HeldResponse(body, room, send_s_max=limits.send_s_max, headers=headers, media_type=kind)
 

@@ -1,7 +1,7 @@
 """What the reader counts, for /metrics."""
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Final
@@ -10,12 +10,14 @@ from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.offload.ranges import Ranges
 from tierlog.ports.spending import CostMeter
 from tierlog_reader.cache.manager import Asks
 from tierlog_reader.cache.store import COMPILED
 from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.chunk import Answer
+from tierlog_reader.documents import FoundEntry
 from tierlog_reader.memory import Held
 from tierlog_reader.places import Tier
 from tierlog_reader.shares import Shares
@@ -235,9 +237,21 @@ def watch_clients(shares: Shares, walks: Shares, tail: TailMemory) -> None:
 def count(answer: Answer) -> None:
     """Count one answer; an empty one has no tier."""
     chunk = answer.chunk
-    tier = chunk.tier.value if chunk is not None else "none"
-    READS.labels(tier).inc()
-    if chunk is not None:
-        ENTRIES.labels(tier).inc(chunk.count)
-        BYTES.labels(tier).inc(chunk.frames_len)
-        _served[chunk.tier] += chunk.frames_len
+    if chunk is None:
+        READS.labels("none").inc()
+    else:
+        _count(chunk.tier, chunk.count, chunk.frames_len)
+
+
+def count_entries(entries: Sequence[FoundEntry]) -> None:
+    """Count what is served of a page, as a read of each tier."""
+    for tier in sorted({one.tier for one in entries}):
+        lengths = [FRAME_HEADER_LEN + len(one.data) for one in entries if one.tier == tier]
+        _count(Tier(tier), len(lengths), sum(lengths))
+
+
+def _count(tier: Tier, entries: int, frames_len: int) -> None:
+    READS.labels(tier.value).inc()
+    ENTRIES.labels(tier.value).inc(entries)
+    BYTES.labels(tier.value).inc(frames_len)
+    _served[tier] += frames_len

@@ -18,7 +18,6 @@ from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.position import Edge, Position
 from tierlog.offload.tier2_reader import EntryTooLongError
-from tierlog_reader import metrics
 from tierlog_reader.chunk import NO_ROOM, Budget
 from tierlog_reader.documents import FoundEntry, Unpacking, entries_of, events_of
 from tierlog_reader.source import StreamSource
@@ -101,7 +100,6 @@ async def read_page(
                 return Page(entries=entries, resume=answer.resume, raw=raw, at_end=True)
             if entries and chunk.frames_len > left.bytes_max:
                 break
-            metrics.count(answer)
             found = entries_of(chunk, raw=raw)
         except (TierlogError, EntryTooLongError):
             # What came is good. The next page begins here, and tells it.
