@@ -23,6 +23,7 @@ from tierlog.attributes.objects import IndexObjects
 from tierlog.attributes.page_cache import PageCache
 from tierlog.attributes.store import Tier2AttributeIndex
 from tierlog.attributes.update import Shape
+from tierlog.format.attribute_changes import change_in_stream
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.attributes import EVENT_COUNT
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
@@ -275,6 +276,42 @@ def test_damaged_entries_are_asked_for_each_minute_and_those_before_them_once():
             assert but_core(await values_of(owners)) == {EVENT_COUNT: 60}
         assert (opened.count(0), opened.count(1)) == (1, 1)
         assert (await cluster.record()).lost_keys
+
+    run_virtual(main())
+
+
+def test_entries_before_a_damaged_one_of_the_same_run_are_counted_once_however_often_it_is_met(
+    monkeypatch,
+):
+    entries = [entry(writer, 1, updates=(plus(1),)) for writer in WRITERS]
+    damaged, read = {entries[20]}, change_in_stream
+
+    def damaged_on_its_way(data):
+        if bytes(data) in damaged:
+            raise CorruptError("its checksum is wrong", remedy="Repair the copy")
+        return read(data)
+
+    monkeypatch.setattr(mending, "change_in_stream", damaged_on_its_way)
+
+    async def main():
+        cluster = DamagedCluster()
+        await cluster.start()
+        owners = cluster.owners()
+        async with running(owners):
+            sent = [owners.submit(STREAM, draft(one)) for one in entries]
+            await asyncio.wait(sent)
+            (runs,) = cluster.nodes["n1"].runs.values()
+            assert len(runs) < 10, "there is more than one entry in a run"
+            await owners.seal(STREAM)
+            await asyncio.sleep(1)
+        cluster.damage_all()
+        owners = cluster.owners()
+        async with running(owners):
+            with pytest.raises(CorruptError):
+                await values_of(owners)
+            damaged.clear()
+            await asyncio.sleep(120)
+            assert but_core(await values_of(owners)) == expected(ONCE, 30)
 
     run_virtual(main())
 

@@ -78,7 +78,8 @@ class _Counted:
         """Count in entries that lie behind ``through``."""
         async with aclosing(entries):
             async for place, some in entries:
-                for change in map(change_in_stream, some):
+                # All are read before the first is counted: one that is damaged is met again.
+                for change in [change_in_stream(one) for one in some]:
                     if change is not None:
                         self.values |= replayed(change, self.values.get)
                         self.events += change.event_count
