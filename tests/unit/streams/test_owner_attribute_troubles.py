@@ -241,3 +241,23 @@ def test_a_rebuild_reads_the_copy_of_what_the_nodes_do_not_give(trouble):
             assert asked == [0, 0]
 
     run_virtual(main())
+
+
+def test_an_outage_of_a_day_ends_no_owner_and_what_waited_for_its_end_is_flushed():
+    async def main():
+        cluster, faults = AttributeCluster(), no_faults()
+        await cluster.start()
+        owners = cluster.owners(faults=faults)
+        async with running(owners):
+            await send(owners, STREAM, W1, 1)
+            faults.outages.add("attributes.flush")
+            (owner,) = owners._owners.values()
+            owner._keeper.flush_soon()
+            await asyncio.sleep(86_400)
+            await send(owners, STREAM, W1, 2)
+            assert owners._owners == {STREAM: owner}
+            faults.outages.clear()
+            await asyncio.sleep(60)
+            assert str(newest(cluster).through) == "1:0", "its ledger has rolled since"
+
+    run_virtual(main())

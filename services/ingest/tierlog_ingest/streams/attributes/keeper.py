@@ -68,6 +68,8 @@ T = TypeVar("T")
 FETCH_KEYS_MAX: Final = 1000
 BACKOFF_S_FIRST: Final = 0.05
 BACKOFF_S_MAX: Final = 5.0
+BACKOFF_DOUBLINGS_MAX: Final = 10
+"""Failures may go on for days, and no float is as large as what is doubled a thousand times."""
 
 Deposed = Callable[[Stream], Awaitable[TierlogError]]
 """What to tell whoever asks an owner that is none any more."""
@@ -325,7 +327,8 @@ class AttributeKeeper:
             self._timer = None
 
     async def _back_off(self, failures: int) -> None:
-        backoff_s = min(BACKOFF_S_MAX, BACKOFF_S_FIRST * 2**failures)
+        grown_s = BACKOFF_S_FIRST * float(2 ** min(failures, BACKOFF_DOUBLINGS_MAX))
+        backoff_s = min(BACKOFF_S_MAX, grown_s)
         await asyncio.sleep(self._ids.uniform(0.5, 1.0) * backoff_s)
 
     async def _fetch(self) -> None:
