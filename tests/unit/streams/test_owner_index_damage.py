@@ -239,6 +239,30 @@ def test_mending_goes_on_where_it_was_after_a_hiccup(who):
     run_virtual(main())
 
 
+def test_a_damaged_index_is_not_read_again_each_second_while_nodes_are_away(monkeypatch):
+    reads, salvage = [], Tier2AttributeIndex.salvage
+
+    async def noting(self, checkpoint):
+        reads.append(checkpoint)
+        return await salvage(self, checkpoint)
+
+    monkeypatch.setattr(Tier2AttributeIndex, "salvage", noting)
+
+    async def main():
+        cluster, opened, trouble = DamagedCluster(), [], {LedgerId(2): AWAY}
+        await three_ledgers(cluster)
+        owners = cluster.owners(open_ledger=cluster.opening(opened, trouble))
+        async with running(owners):
+            with pytest.raises(TimeoutError):
+                await values_of(owners)
+            await asyncio.sleep(540)
+            assert 50 < len(reads) < 200
+            trouble.clear()
+            assert but_core(await values_of(owners)) == TWICE
+
+    run_virtual(main())
+
+
 def test_what_was_counted_is_not_kept_for_the_next_try_where_it_is_much(monkeypatch):
     monkeypatch.setattr(mending, "COUNTED_KEPT_MAX", 1)
 
@@ -248,7 +272,7 @@ def test_what_was_counted_is_not_kept_for_the_next_try_where_it_is_much(monkeypa
         owners = cluster.owners(open_ledger=cluster.opening(opened, trouble))
         async with running(owners):
             asked = asyncio.create_task(values_of(owners))
-            await asyncio.sleep(20)
+            await asyncio.sleep(40)
             assert opened.count(0) > 5
             trouble.clear()
             numbers = dict.fromkeys(WRITERS, 2)

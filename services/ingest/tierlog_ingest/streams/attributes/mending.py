@@ -49,7 +49,9 @@ log = structlog.get_logger()
 
 AGAIN_S: Final = 60.0
 """So long a damaged index is left, unless an admin accepts a loss; its objects may come back."""
-BACKOFF_S: Final = 1.0
+BACKOFF_S_FIRST: Final = 1.0
+BACKOFF_DOUBLINGS_MAX: Final = 3
+"""Each try reads the whole index, which may have come back, and a node may be away for long."""
 COUNTED_KEPT_MAX: Final = 500_000
 """With more values than that, what was counted is not kept for the next try: some 80 MB."""
 LOSS_GRACE_S: Final = 10.0
@@ -137,7 +139,7 @@ class IndexCare:
 
         None: never, as of now; this is not the owner any more.
         """
-        name = self._claimed.name
+        name, failures = self._claimed.name, 0
         while True:
             try:
                 check_owner(await self._catalog.streams.get(name), self._claimed)
@@ -155,7 +157,10 @@ class IndexCare:
                     self._counted = None
                 if self._damage is not None:
                     await self._loss_accepted()
-                await asyncio.sleep(self._ids.uniform(0.5, 1.0) * BACKOFF_S)
+                    failures = 0
+                backoff_s = BACKOFF_S_FIRST * 2 ** min(failures, BACKOFF_DOUBLINGS_MAX)
+                await asyncio.sleep(self._ids.uniform(0.5, 1.0) * backoff_s)
+                failures += 1
             else:
                 self.is_suspect, self._damage, self._counted = False, None, None
                 return newest
