@@ -23,6 +23,7 @@ from uuid import UUID
 import structlog
 
 from tierlog.catalog import Catalog
+from tierlog.catalog.streams import StreamSnapshot
 from tierlog.format import paths
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
@@ -78,6 +79,8 @@ class Memory:
     unneeded: UnneededSeen = field(default_factory=UnneededSeen)
     inherited: set[LedgerId] = field(default_factory=set)
     """Ledgers that the leader before left, and that no stream decided about has shown yet."""
+    pauses: dict[StreamName, int] = field(default_factory=dict)
+    """How often each stream was paused, as of the last pass."""
     undecided: set[LedgerId] = field(default_factory=set)
     """Those, and the ledgers of streams that nothing may be decided about, as of the last pass."""
     _passes: int = 0
@@ -93,6 +96,7 @@ class Memory:
             self.attributes_swept_ms,
             self.unneeded,
             self.inherited,
+            self.pauses,
             self.undecided,
         ):
             kept.clear()
@@ -108,6 +112,17 @@ class Memory:
         seen = self.complete_seen.get(context.ledger_id)
         if context.uuid is not None and (seen is None or seen.uuid != context.uuid):
             self.complete_seen[context.ledger_id] = CopySeen(context.uuid, now.progress_ms)
+
+    def see_pauses(self, snapshot: StreamSnapshot) -> None:
+        """Forget what was asked for of a stream that is paused, or was since the last pass.
+
+        Workers drop that; once the stream is resumed all of it is asked for anew.
+        """
+        stream = snapshot.stream
+        seen, self.pauses[stream.name] = self.pauses.get(stream.name), stream.offload_pauses
+        if stream.offload_pause is not None or seen not in (None, stream.offload_pauses):
+            for one in snapshot.ledgers:
+                self.asked.pop(one.ledger_id, None)
 
     def tidy(self, mirror: Mirror, complete: set[LedgerId]) -> None:
         """Forget ledgers that are gone; ``complete`` are those whose lag still goes on.
@@ -136,6 +151,8 @@ class Memory:
             del self.unseen_ms[uuid]
         for name in self.attributes_swept_ms.keys() - mirror.streams.keys():
             del self.attributes_swept_ms[name]
+        for name in self.pauses.keys() - mirror.streams.keys():
+            del self.pauses[name]
         self.unneeded.clear(but=mirror.streams)
 
 

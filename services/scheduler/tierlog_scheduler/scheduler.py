@@ -283,6 +283,7 @@ class Scheduler:
                     await asyncio.sleep(0)
                 try:
                     view = self._view(known)
+                    self._memory.see_pauses(known.snapshot)
                     self._note(view, now, seen)
                     states.update(one.state for one in view.ledgers)
                     # What is trimmed has left the list.
@@ -455,9 +456,6 @@ class Scheduler:
         for one in view.ledgers:
             ledger_id, context = one.listed.ledger_id, one.context
             memory.inherited.discard(ledger_id)
-            if view.paused:
-                # Workers drop what they were asked for; once it is resumed all is asked for anew.
-                memory.asked.pop(ledger_id, None)
             if context is None:
                 continue
             if waits and context.state is OffloadState.COMPLETE and context.doubt is None:

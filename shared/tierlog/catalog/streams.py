@@ -263,7 +263,9 @@ class StreamCatalog:
         pause = OffloadPause(since_ms=self._clock.wall_ms(), cause=cause[:PAUSE_CAUSE_LEN_MAX])
         return await self.change(
             name,
-            lambda stream: replace(stream, offload_pause=pause),
+            lambda stream: replace(
+                stream, offload_pause=pause, offload_pauses=stream.offload_pauses + 1
+            ),
             applied=lambda stream: stream.offload_pause is not None,
         )
 

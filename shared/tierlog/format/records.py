@@ -109,6 +109,7 @@ def encode_stream(stream: Stream) -> bytes:
         pages=[_page_ref_to_record(page) for page in stream.pages],
         deleting=stream.deleting,
         partitions=stream.partitions,
+        offload_pauses=stream.offload_pauses,
     )
     if stream.offload_through is not None:
         record.offload_through = stream.offload_through
@@ -394,6 +395,7 @@ def _stream_of(record: pb.StreamRecord) -> Stream:
         empty_ledger_id=(
             LedgerId(record.empty_ledger_id) if record.HasField("empty_ledger_id") else None
         ),
+        offload_pauses=record.offload_pauses,
     )
 
 

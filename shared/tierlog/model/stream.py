@@ -92,6 +92,7 @@ class Stream:
     ``trimmed_end``: where the newest trimmed ledger ended; whoever has read up to there goes on.
     ``partitions``: how many it has; 0: it has entries itself, as each partition does.
     ``empty_ledger_id``: the newest ledger that left the list without an entry.
+    ``offload_pauses``: how often it was paused; one may end before anybody else has seen it.
     """
 
     name: StreamName
@@ -110,6 +111,7 @@ class Stream:
     offload_pause: OffloadPause | None = None
     trimmed_end: Position | None = None
     empty_ledger_id: LedgerId | None = None
+    offload_pauses: int = 0
 
     def __post_init__(self) -> None:
         ids = [ledger.ledger_id for ledger in self.ledgers]

@@ -111,6 +111,7 @@ def streams(draw) -> Stream:
         deleting=tuple(map(LedgerId, draw(st.lists(naturals, max_size=3)))),
         partitions=0 if ledgers else draw(st.integers(0, 2**31 - 1)),
         offload_pause=draw(st.none() | st.builds(OffloadPause, since_ms=numbers, cause=texts)),
+        offload_pauses=draw(naturals),
         trimmed_end=draw(st.none() | st.builds(Position, naturals, naturals)),
     )
 

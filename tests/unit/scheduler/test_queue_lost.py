@@ -129,6 +129,28 @@ def test_a_stream_that_is_resumed_is_asked_for_at_once_however_often_it_was_befo
     run_virtual(main())
 
 
+def test_a_pause_that_begins_and_ends_between_two_passes_is_seen():
+    """Who took the request meanwhile has dropped it, and says so to nobody that leads."""
+
+    async def main():
+        world = World()
+        _, ledger_id = await due(world)
+        async with led(world) as leader:
+            await asyncio.sleep(3003)
+            streams, passes = world.catalog().streams, leader.passes
+            await streams.pause_offload(STREAM)
+            async with at_work(world):
+                while world.queue.lag(TOPICS.requested, "g"):
+                    await asyncio.sleep(0.1)
+                await streams.resume_offload(STREAM)
+                assert leader.passes == passes
+                assert not (await world.context(ledger_id)).complete
+                await asyncio.sleep(2 * shipped().interval_s)
+                assert (await world.context(ledger_id)).complete
+
+    run_virtual(main())
+
+
 def test_who_names_no_limits_has_those_that_are_shipped():
     own, limits = SchedulerSettings(), SchedulerLimits()
     assert (own.interval_s, own.request_again_s) == (limits.interval_s, limits.request_again_s)

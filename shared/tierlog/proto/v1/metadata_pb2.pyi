@@ -368,6 +368,7 @@ class StreamRecord(_message.Message):
     OFFLOAD_PAUSE_FIELD_NUMBER: _builtins.int
     TRIMMED_END_FIELD_NUMBER: _builtins.int
     EMPTY_LEDGER_ID_FIELD_NUMBER: _builtins.int
+    OFFLOAD_PAUSES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     name: _builtins.str
     incarnation: _builtins.bytes
@@ -386,6 +387,8 @@ class StreamRecord(_message.Message):
     """How many partitions, each a stream of its own; 0: this one has entries itself."""
     empty_ledger_id: _builtins.int
     """The newest ledger that left the list without an entry; absent: none did, or not known."""
+    offload_pauses: _builtins.int
+    """How often an admin has paused it: a pause may end before anybody else has seen it."""
     @_builtins.property
     def policy(self) -> Global___PolicyRecord: ...
     @_builtins.property
@@ -427,10 +430,11 @@ class StreamRecord(_message.Message):
         offload_pause: Global___OffloadPause | None = ...,
         trimmed_end: Global___TrimmedEnd | None = ...,
         empty_ledger_id: _builtins.int | None = ...,
+        offload_pauses: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id", "_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "empty_ledger_id", b"empty_ledger_id", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "policy", b"policy", "trimmed_end", b"trimmed_end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id", "_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "created_ms", b"created_ms", "deleting", b"deleting", "empty_ledger_id", b"empty_ledger_id", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "trimmed_end", b"trimmed_end", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id", "_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "created_ms", b"created_ms", "deleting", b"deleting", "empty_ledger_id", b"empty_ledger_id", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_pause", b"offload_pause", "offload_pauses", b"offload_pauses", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "trimmed_end", b"trimmed_end", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__empty_ledger_id: _TypeAlias = _typing.Literal["empty_ledger_id"]  # noqa: Y015
     _WhichOneofArgType__empty_ledger_id: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id"]  # noqa: Y015
