@@ -179,6 +179,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "progress.corrupt": "The scheduler's progress can't be read: lags begin anew",
     "progress.not_saved": "The scheduler's progress could not be saved; it is tried again",
     "queue.awaited": "Kafka was not reached when the process started; it is asked again",
+    "queue.lost": "Kafka lost what was asked for: all of it is asked for anew",
+    "queue.unread": "Kafka could not say whether it lost anything; the next pass asks again",
     "range.differs": "Bytes from the bucket are not what the side object says; they are not used",
     "read.again": "A read was not answered, and is repeated",
     "read.ahead_failed": "What a client asked for ahead failed; it asks again once it is wanted",

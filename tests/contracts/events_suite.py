@@ -116,6 +116,19 @@ class EventsContract:
         taken += [event.value for event in await _drain(source)]
         assert Counter(taken) == Counter(_numbers(30))
 
+    async def test_a_mark_tells_how_many_events_a_topic_has_had(self, queue):
+        topic = await queue.topic()
+        publisher, source = queue.publisher(), queue.source(topic, group="g")
+        before = await publisher.mark(topic)
+        await _publish(publisher, topic, 6)
+        for _ in range(6):
+            await source.ack(await _take(source))
+        after = await publisher.mark(topic)
+        assert before.topic_id == after.topic_id != ""
+        assert (sum(before.ends.values()), sum(after.ends.values())) == (0, 6)
+        assert not before.is_lost_in(after)
+        assert after.is_lost_in(before)
+
     async def test_members_share_and_a_leaver_hands_over(self, queue):
         topic = await queue.topic()
         publisher = queue.publisher()

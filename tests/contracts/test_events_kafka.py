@@ -21,6 +21,7 @@ from tierlog.adapters.kafka.topics import ensure_topics, topic_specs
 from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.offload.messages import Topics
 from tierlog.offload.topics import TopicSpec
+from tierlog.ports.events import TopicMark
 
 pytestmark = pytest.mark.integration
 
@@ -203,8 +204,13 @@ async def test_a_broker_started_again_empty_goes_on_from_nothing(queue, servers)
         held = [await source.take() for _ in range(5)]
     for event in held[:3]:
         await source.ack(event)
+    before = await publisher.mark(topic)
+    assert sum(before.ends.values()) == 5
     servers.kill("kafka")
+    with pytest.raises(RetryableError):  # unknown is not empty
+        await publisher.mark(topic)
     await servers.restart("kafka", empty=True)
+    assert await publisher.mark(topic) == TopicMark()
     published: list[bytes] = []
     async with asyncio.timeout(60):
         while len(published) < 8:  # as the scheduler does: again, until it is taken
@@ -214,6 +220,9 @@ async def test_a_broker_started_again_empty_goes_on_from_nothing(queue, servers)
                 published.append(value)
             except RetryableError:
                 await asyncio.sleep(0.2)
+    after = await publisher.mark(topic)
+    assert sum(after.ends.values()) >= 8, "more than before, of another topic"
+    assert before.is_lost_in(after)
     taken: list[bytes] = []
     async with asyncio.timeout(60):
         while not set(taken) >= set(published):
@@ -238,6 +247,7 @@ async def test_a_broker_killed_and_started_again_loses_nothing(queue, servers):
         held = [await source.take() for _ in range(5)]
     for event in held[:2]:
         await source.ack(event)
+    before = await publisher.mark(topic)
     servers.kill("kafka")
     for event in held[2:4]:
         await source.ack(event)  # while there is nobody to tell
@@ -249,6 +259,7 @@ async def test_a_broker_killed_and_started_again_loses_nothing(queue, servers):
                 break
             except RetryableError:
                 await asyncio.sleep(0.2)
+        assert not before.is_lost_in(await publisher.mark(topic))
         taken: list[bytes] = []
         while b"5" not in taken:
             event = await source.take()

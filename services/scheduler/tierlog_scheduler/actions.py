@@ -35,7 +35,7 @@ from tierlog.offload.cleaning import UploadsUnseenError
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.messages import OffloadRequest, Stationery
 from tierlog.offload.verify import ReadBack
-from tierlog.ports.events import EventPublisher
+from tierlog.ports.events import EventPublisher, TopicMark
 from tierlog.ports.spending import Cause, spending, spending_on
 from tierlog.ports.tracing import NO_TRACER, LedgerLife, SpanKind, Tracer
 from tierlog_scheduler.clocks import Now
@@ -77,6 +77,8 @@ class Memory:
     """Sweeps after which nobody knew whether an upload is open."""
     attributes_swept_ms: dict[StreamName, int] = field(default_factory=dict)
     unneeded: UnneededSeen = field(default_factory=UnneededSeen)
+    queue: TopicMark | None = None
+    """What the queue was as of the last pass, while anything that was asked for may be in it."""
     inherited: set[LedgerId] = field(default_factory=set)
     """Ledgers that the leader before left, and that no stream decided about has shown yet."""
     pauses: dict[StreamName, int] = field(default_factory=dict)
@@ -100,6 +102,7 @@ class Memory:
             self.undecided,
         ):
             kept.clear()
+        self.queue = None
 
     def inherit(self, progress: SchedulerProgress) -> None:
         """Take over what the leaders before saw; of which streams it was they did not say."""
@@ -181,9 +184,21 @@ class Actions:
         self._sweeper = sweeper
         self._queue_is_away = False
 
-    def begin_pass(self) -> None:
-        """Ask the queue again, whatever it was like before."""
+    async def begin_pass(self) -> None:
+        """Ask the queue again, whatever it was like before; what it lost meanwhile, anew."""
         self._queue_is_away = False
+        asked, topic = self._memory.asked, self._stationery.topics.requested
+        before, now = self._memory.queue, None
+        if asked:
+            try:
+                now = await self._publisher.mark(topic)
+            except TierlogError as error:
+                log.warning("queue.unread", topic=topic, cause=str(error))
+                return
+            if before is not None and before.is_lost_in(now):
+                log.warning("queue.lost", topic=topic, count=len(asked))
+                asked.clear()
+        self._memory.queue = now
 
     async def do(self, stream: Stream, action: Action | Trimming, now: Now) -> bool:
         """Do one thing. Nothing that goes wrong with it is raised; False: something did."""

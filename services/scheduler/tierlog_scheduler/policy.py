@@ -37,8 +37,8 @@ from tierlog.offload.scrub_rules import is_stalled
 from tierlog_scheduler.clocks import Now
 
 BACKOFF_DOUBLINGS_MAX: Final = 7
-"""A request that a queue lost can't be told from one that waits there, or that is put aside each
-time: each wait is as long as all before it, so that a backlog fills no queue with repeats."""
+"""The metadata don't tell a request that was lost from one that waits, or is put aside each time:
+each wait is as long as all before it, so that a backlog fills no queue with repeats."""
 _STATES: Final = {
     state: {"LOCAL": "sealed", "COMPLETE": "offloaded"}.get(state.name, state.name.lower())
     for state in OffloadState

@@ -251,7 +251,7 @@ class Scheduler:
     async def run_pass(self) -> None:
         """Learn what changed, decide about every stream once, and do what is to be done."""
         begun_s = self._clock.monotonic_s()
-        self._actions.begin_pass()
+        await self._actions.begin_pass()
         self._manifests.begin_pass()
         compare = begun_s - self._compared_s >= self._limits.reread_s
         await self._manifests.record_cluster(compare=compare)

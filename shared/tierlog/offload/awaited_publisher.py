@@ -20,7 +20,7 @@ from prometheus_client import Gauge
 
 from tierlog.model.errors import RetryableError, TierlogError
 from tierlog.ports.clock import Clock
-from tierlog.ports.events import EventPublisher
+from tierlog.ports.events import EventPublisher, TopicMark
 from tierlog.ports.ids import Ids
 from tierlog.ports.retrying import until_there
 
@@ -93,6 +93,11 @@ class AwaitedPublisher:
             except TimeoutError:
                 raise self._why() from None
         await self._inner.publish(topic, key=key, value=value, headers=headers)
+
+    async def mark(self, topic: str) -> TopicMark:
+        if not self._there.is_set():
+            raise self._why()
+        return await self._inner.mark(topic)
 
     async def close(self) -> None:
         await self._inner.close()

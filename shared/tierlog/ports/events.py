@@ -24,6 +24,24 @@ class Event:
     receipt: Any = field(default=None, compare=False, repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicMark:
+    """What a topic was at one moment: a later one tells whether the queue has lost what was in it.
+
+    ``topic_id``: another one when it is made anew; empty when it is not there. ``ends``: how many
+    events each partition has had.
+    """
+
+    topic_id: str = ""
+    ends: Mapping[int, int] = field(default_factory=dict)
+
+    def is_lost_in(self, later: "TopicMark") -> bool:
+        """Tell whether events that were there are not there any more."""
+        if self.topic_id and self.topic_id != later.topic_id:
+            return True
+        return any(later.ends.get(partition, 0) < end for partition, end in self.ends.items())
+
+
 class EventPublisher(Protocol):
     """Puts events into topics."""
 
@@ -31,6 +49,10 @@ class EventPublisher(Protocol):
         self, topic: str, *, key: bytes, value: bytes, headers: Mapping[str, bytes]
     ) -> None:
         """Return once the queue has acknowledged the event."""
+        ...
+
+    async def mark(self, topic: str) -> TopicMark:
+        """Return what a topic is now; of one that is not there an empty one."""
         ...
 
     async def close(self) -> None:

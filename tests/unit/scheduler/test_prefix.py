@@ -25,6 +25,9 @@ class Stuck:
             await asyncio.sleep(30)
         raise RetryableError("the brokers are away", remedy="Look after them")
 
+    async def mark(self, topic):
+        raise RetryableError("the brokers are away", remedy="Look after them")
+
 
 async def prefix(answering, before):
     [done] = await answering.offload_prefix([STREAM], before)

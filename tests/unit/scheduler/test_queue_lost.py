@@ -12,9 +12,11 @@ import pytest
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import STREAM, TOPICS, World
 from tests.unit.scheduler.test_scheduler import ENTRIES, scheduler
+from tierlog.adapters.memory.faults import no_faults
 from tierlog.model.ids import LedgerId
 from tierlog.model.policy import Policy
 from tierlog.model.stream import Stream
+from tierlog.ports.events import EventPublisher, TopicMark
 from tierlog.runtime.settings import SchedulerSettings
 from tierlog.runtime.worker import WorkerLimits, run_worker
 from tierlog_scheduler.scheduler import Scheduler, SchedulerLimits
@@ -30,9 +32,9 @@ def shipped() -> SchedulerLimits:
 
 
 @asynccontextmanager
-async def led(world: World) -> AsyncIterator[Scheduler]:
+async def led(world: World, publisher: EventPublisher | None = None) -> AsyncIterator[Scheduler]:
     """Run a leader as it is shipped, and no worker."""
-    stop, leader = asyncio.Event(), scheduler(world, limits=shipped())
+    stop, leader = asyncio.Event(), scheduler(world, limits=shipped(), publisher=publisher)
     async with asyncio.TaskGroup() as group:
         group.create_task(leader.run(stop))
         try:
@@ -64,15 +66,34 @@ async def at_work(world: World) -> AsyncIterator[None]:
             stop.set()
 
 
-@pytest.mark.parametrize("waited_s", [1, 15, 29])
+@pytest.mark.parametrize("waited_s", [1, 15, 29, 200, 1000, 3000, DAY])
 def test_what_a_wiped_queue_lost_is_complete_in_a_minute(waited_s: float):
     async def main():
         world = World()
         _, ledger_id = await due(world)
         async with led(world):
             await asyncio.sleep(waited_s)
-            assert asked(world) == 1
+            assert asked(world) >= 1
             world.queue.wipe()
+            async with at_work(world):
+                await asyncio.sleep(ASKED_S_MAX)
+                assert (await world.context(ledger_id)).complete
+                assert asked(world) == 1, "and asked for once"
+
+    run_virtual(main())
+
+
+def test_so_is_what_it_lost_while_it_was_away_from_when_it_is_back():
+    async def main():
+        world = World()
+        _, ledger_id = await due(world)
+        faults = no_faults()
+        async with led(world, world.queue.publisher(faults)):
+            await asyncio.sleep(1000)
+            faults.outages = {"events.publish", "events.mark"}
+            await asyncio.sleep(1000)
+            world.queue.wipe()
+            faults.outages = set()
             async with at_work(world):
                 await asyncio.sleep(ASKED_S_MAX)
                 assert (await world.context(ledger_id)).complete
@@ -80,19 +101,39 @@ def test_what_a_wiped_queue_lost_is_complete_in_a_minute(waited_s: float):
     run_virtual(main())
 
 
-@pytest.mark.parametrize("waited_s", [200.0, 1000.0, 3000.0])
-def test_what_waited_long_waits_about_as_long_again_once_the_queue_lost_it(waited_s: float):
+def test_who_has_asked_for_nothing_asks_the_queue_nothing():
     async def main():
         world = World()
         _, ledger_id = await due(world)
-        async with led(world):
-            await asyncio.sleep(waited_s)
-            world.queue.wipe()
+        faults = no_faults()
+        async with led(world, world.queue.publisher(faults)):
+            faults.calls = []
+            await asyncio.sleep(100)
             async with at_work(world):
-                await asyncio.sleep(waited_s + ASKED_S_MAX)
-                assert (await world.context(ledger_id)).complete
+                await asyncio.sleep(2 * shipped().interval_s)
+            assert (await world.context(ledger_id)).complete
+            assert "events.mark" in faults.calls
+            faults.calls = []
+            await asyncio.sleep(1000)
+            assert faults.calls == []
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("later", "lost"),
+    [
+        (TopicMark(topic_id="a", ends={0: 7, 1: 0}), False),
+        (TopicMark(topic_id="a", ends={0: 9, 1: 1}), False),
+        (TopicMark(topic_id="a", ends={0: 6, 1: 9}), True),
+        (TopicMark(topic_id="b", ends={0: 9, 1: 9}), True),
+        (TopicMark(topic_id="a", ends={1: 9}), True),
+        (TopicMark(), True),
+    ],
+)
+def test_a_topic_has_lost_events_where_it_is_another_one_or_shorter(later: TopicMark, lost: bool):
+    assert TopicMark(topic_id="a", ends={0: 7, 1: 0}).is_lost_in(later) is lost
+    assert not TopicMark().is_lost_in(later), "nothing was there"
 
 
 def test_what_waits_in_the_queue_unharmed_costs_it_little():

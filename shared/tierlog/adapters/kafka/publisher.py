@@ -32,10 +32,11 @@ from tierlog.adapters.kafka.common import (
     from_thread,
     log,
 )
-from tierlog.adapters.kafka.topics import ensure_topics
+from tierlog.adapters.kafka.topics import ensure_topics, mark_topic
 from tierlog.adapters.kafka.watched import WatchedFiles
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.offload.topics import TopicSpec
+from tierlog.ports.events import TopicMark
 
 POLL_S = 0.2
 CLOSE_FLUSH_S_MAX = 5.0
@@ -108,6 +109,9 @@ class KafkaPublisher:
         async with self._ensuring:
             await ensure_topics(self._bootstrap, [self._specs[topic]], how=self._how)
             await asyncio.to_thread(self._producing.look_up, topic)
+
+    async def mark(self, topic: str) -> TopicMark:
+        return await mark_topic(self._bootstrap, topic, timeout_s=LOOK_UP_S_MAX, how=self._how)
 
     async def close(self) -> None:
         if self._closed:

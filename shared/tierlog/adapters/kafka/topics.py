@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
@@ -35,6 +35,7 @@ from tierlog.offload.topics import (
     TopicState,
     differences,
 )
+from tierlog.ports.events import TopicMark
 
 VISIBLE_POLL_S = 0.1
 TOPICS_S_MAX: Final = 15.0
@@ -85,6 +86,12 @@ async def apply_topics(
     """
     admin = _Admin(bootstrap, how)
     work = partial(_apply_topics, admin, list(specs), timeout_s, dry_run=dry_run)
+    return await in_thread("kafka-topics", work)
+
+
+async def mark_topic(bootstrap: str, name: str, *, timeout_s: float, how: How = PLAIN) -> TopicMark:
+    """Return which topic of that name there is now, and how many events it has had."""
+    work = partial(_mark, _Admin(bootstrap, how), name, timeout_s)
     return await in_thread("kafka-topics", work)
 
 
@@ -146,6 +153,23 @@ def _apply_topics(
             )
         )
     return reports
+
+
+def _mark(admin: _Admin, name: str, timeout_s: float) -> TopicMark:
+    described = admin.client.describe_topics(TopicCollection([name]), request_timeout=timeout_s)
+    what = f"describing topic {name}"
+    if _result(admin, described[name], what, timeout_s, but=KafkaError.UNKNOWN_TOPIC_OR_PART):
+        return TopicMark()
+    topic = described[name].result()
+    places = [TopicPartition(name, part.id) for part in topic.partitions]
+    listed = admin.client.list_offsets(
+        {place: OffsetSpec.latest() for place in places}, request_timeout=timeout_s
+    )
+    ends = {}
+    for place, future in listed.items():
+        _result(admin, future, f"asking for the end of topic {name}", timeout_s)
+        ends[place.partition] = future.result().offset
+    return TopicMark(topic_id=str(topic.topic_id), ends=ends)
 
 
 def _do(admin: _Admin, spec: TopicSpec, told: Sequence[Difference], timeout_s: float) -> None:

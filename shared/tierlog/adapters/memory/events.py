@@ -22,7 +22,7 @@ from tierlog.adapters.memory.faults import Faults, no_faults
 from tierlog.adapters.offsets import Backoff, PartitionProgress
 from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.ports.event_log import EventPlace, StoredEvent
-from tierlog.ports.events import Event
+from tierlog.ports.events import Event, TopicMark
 
 DEFAULT_BACKOFF = Backoff(first_s=1.0, max_s=30.0)
 
@@ -85,7 +85,7 @@ class MemoryEvents:
         self._session_timeout_s = session_timeout_s
         self._logs: dict[_Place, list[_Record]] = {}
         self._groups: dict[str, _Group] = {}
-        self._holdings = 0
+        self._holdings = self._wipes = 0
 
     def __repr__(self) -> str:
         return f"MemoryEvents(records={sum(map(len, self._logs.values()))})"
@@ -141,6 +141,7 @@ class MemoryEvents:
 
     def wipe(self) -> None:
         """Lose everything, commits too: the broker was started again with an empty disk."""
+        self._wipes += 1
         self._logs.clear()
         for name, group in self._groups.items():
             group.committed.clear()
@@ -149,6 +150,10 @@ class MemoryEvents:
             self._rebalance(name)
 
     # What clients do, each at one instant.
+
+    def mark(self, topic: str) -> TopicMark:
+        ends = {at.partition: len(log) for at, log in self._logs.items() if at.topic == topic}
+        return TopicMark(topic_id=f"made after {self._wipes} wipes", ends=ends)
 
     def append(self, event: Event) -> None:
         place = _Place(event.topic, zlib.crc32(event.key) % self._partitions)
@@ -224,6 +229,10 @@ class MemoryEventPublisher:
             )
         except IndeterminateError as error:
             raise RetryableError(error.message, remedy="Publish it again") from error
+
+    async def mark(self, topic: str) -> TopicMark:
+        mark = self._broker.mark
+        return await self.faults.call("events.mark", lambda: mark(topic), changes=False)
 
     async def close(self) -> None:
         """Nothing is queued."""
