@@ -5,13 +5,15 @@ a report may have to tell of; and nothing of ours lies there that no ledger name
 
 Invariants:
     * Which report is the newer one its number says, whatever the clocks said when they began.
-    * At most as many reports as are asked for, each at most ``REPORT_LEN_MAX`` bytes.
+    * As many reports as are asked for, and the few older ones that say what these could not look
+      at, each at most ``REPORT_LEN_MAX`` bytes.
     * What of it is damaged, or of another version, is passed over and goes first: nothing is
       decided by a report, and without the times a scrub comes early.
     * That the cluster was restored is a mark of its own (``tierlog.catalog.restore``), and goes
       once somebody has asked for a scrub that repairs.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
@@ -20,7 +22,7 @@ from tierlog.catalog.change import ensure_node, settle
 from tierlog.format import paths
 from tierlog.format.scrub_records import decode_report, decode_times, encode_report, encode_times
 from tierlog.model.errors import CorruptError, RefusedError
-from tierlog.model.scrub import ScrubReport, ScrubState, ScrubTimes
+from tierlog.model.scrub import KnownFaults, ScrubReport, ScrubState, ScrubTimes, known_faults
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore, NoNodeError
 
@@ -63,7 +65,10 @@ class ScrubCatalog:
         # What a deep one found is known by no other, however many come behind it.
         deep = [name for name in by_age if _is_deep(found[name])][-1:]
         for name in by_age[: max(0, len(by_age) - keep)]:
-            if name not in deep:
+            rest = {one: report for one, report in found.items() if one != name}
+            # Nor what any found of what those behind it could not look at.
+            if name not in deep and _known(rest) == _known(found):
+                found = rest
                 await self._forget(name)
 
     async def _forget(self, name: str) -> None:
@@ -132,6 +137,10 @@ def _age(report: ScrubReport | None) -> tuple[int, int, int]:
     if report is None:
         return (-1, 0, 0)
     return (report.number, report.started_ms, report.scrub_id.int)
+
+
+def _known(found: Mapping[str, ScrubReport | None]) -> KnownFaults | None:
+    return known_faults(sorted((one for one in found.values() if one), key=_age, reverse=True))
 
 
 def _is_deep(report: ScrubReport | None) -> bool:

@@ -8,7 +8,7 @@ counted only.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -302,19 +302,37 @@ class KnownFaults:
 def known_faults(reports: Iterable[ScrubReport]) -> KnownFaults | None:
     """Say what scrubs left, by their reports, newest first; None: none of them came to its end.
 
-    The newest one knows of all but one thing, damaged bytes of attribute indexes: only a deep one
-    reads those, and no metadata say what it found.
+    The newest one knows of all but two things. Of what it could not look at it says nothing: of
+    each kind there are as many as the newest that looked at everything left, or one since. And
+    damaged bytes of attribute indexes only a deep one reads, and no metadata say what it found.
     """
     done = [one for one in reports if one.state is ScrubState.DONE]
     if not done:
         return None
-    newest, left = done[0], done[0].left
-    deep = next((one for one in done if one.wish.deep), newest)
-    if deep is not newest:
-        damaged = FindingKind.DAMAGED_DATA
-        left[damaged] += sum(one.kind is damaged and one.ledger_id is None for one in deep.findings)
+    looked = list(_since_all_was_seen(done))
+    left = {kind: max(one.left[kind] for one in looked) for kind in FAULTS}
+    deep = list(_since_all_was_seen(one for one in done if one.wish.deep))
+    left[FindingKind.DAMAGED_DATA] = max(
+        one.left[FindingKind.DAMAGED_DATA] - _damaged_indexes(one) for one in looked
+    ) + max(map(_damaged_indexes, deep), default=0)
     return KnownFaults(
-        by_kind=left, orphan_objects=newest.orphan_objects, orphan_bytes=newest.orphan_bytes
+        by_kind=left,
+        orphan_objects=max(one.orphan_objects for one in looked),
+        orphan_bytes=max(one.orphan_bytes for one in looked),
+    )
+
+
+def _since_all_was_seen(done: Iterable[ScrubReport]) -> Iterator[ScrubReport]:
+    """Iterate over the reports up to the newest that could look at everything."""
+    for one in done:
+        yield one
+        if not one.unread_count:
+            return
+
+
+def _damaged_indexes(report: ScrubReport) -> int:
+    return sum(
+        one.kind is FindingKind.DAMAGED_DATA and one.ledger_id is None for one in report.findings
     )
 
 

@@ -11,10 +11,11 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import plant, runner
 from tests.unit.offload.test_scrub import offloaded, spoil
 from tests.unit.offload.test_scrub_attributes import grown
-from tests.unit.offload.world import World
+from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.manifests_kit import Leader
 from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.adapters.memory.faults import Faults
+from tierlog.format.paths import stream_path
 from tierlog.model.scrub import FAULTS, FindingKind, ScrubReport, ScrubWish
 from tierlog_scheduler.manifests import RESTORED, UNREAD
 from tierlog_scheduler.metrics import SchedulerCollector
@@ -129,6 +130,44 @@ def test_what_a_deep_scrub_found_is_left_until_it_is_mended_whoever_looks_in_bet
         world.bucket.damage(base.objects[-1].key, 9)
         await scrubbed(found, DEEP)
         assert told(found)[FINDINGS]["damaged-data"] == 0
+
+    run_virtual(main(), until_s=1e6)
+
+
+def test_what_a_scrub_could_not_look_at_is_as_it_was_found_before():
+    """An alert that went green as a stream could not be read would say that all is well."""
+
+    async def main():
+        world, made = await offloaded()
+        await plant(world, 5)
+        world.clock.advance(30 * 3600)
+        location = (await world.context(made[0])).location
+        assert location is not None
+        lost = world.bucket.objects.pop(location.index_key)
+        found = runner(world, NEVER)
+        assert (await scrubbed(found, ScrubWish())).remaining == 2
+        left = told(found)
+        assert (left[FINDINGS]["missing-object"], left[ORPHANS]) == (1, {"": 2})
+        store, path = world.catalog().store, stream_path(STREAM)
+        node = await store.get(path)
+        assert node is not None
+        await store.set(path, b"of no version", version=node.version)
+        # More than are kept, but for the one that knows.
+        for _ in range(22):
+            report = await scrubbed(found, ScrubWish(repair=True))
+            assert report.unread
+            assert not report.counts[FindingKind.MISSING_OBJECT]
+            assert told(found) == left
+        # Who leads next has not seen it.
+        second = runner(world, NEVER)
+        await run_for(second, 60)
+        assert told(second) == left
+        await store.set(path, node.data, version=-1)
+        world.bucket.objects[location.index_key] = lost
+        await scrubbed(found, ScrubWish(repair=True))
+        assert not sum(told(found)[FINDINGS].values())
+        assert told(found)[ORPHANS] == {"": 0}
+        assert len(await world.catalog().scrubs.reports()) <= 21
 
     run_virtual(main(), until_s=1e6)
 
