@@ -251,7 +251,6 @@ class Scheduler:
     async def run_pass(self) -> None:
         """Learn what changed, decide about every stream once, and do what is to be done."""
         begun_s = self._clock.monotonic_s()
-        await self._actions.begin_pass()
         self._manifests.begin_pass()
         compare = begun_s - self._compared_s >= self._limits.reread_s
         await self._manifests.record_cluster(compare=compare)
@@ -262,6 +261,7 @@ class Scheduler:
         self._refreshed_s = begun_s
         self._time.note_newest(self.mirror.newest_id())
         now = self._time.now()
+        await self._actions.begin_pass()
         # Of what a pass that is cut off has noted nothing is kept: it may lack what was before.
         self._noted = False
         await self._act(now)
