@@ -50,7 +50,7 @@ from tierlog.model.manifest import (
 from tierlog.model.offload import OffloadContext
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger, Stream
-from tierlog.offload.manifests import KnownManifest, ManifestStore, Standing
+from tierlog.offload.manifests import KnownManifest, ManifestGapError, ManifestStore, Standing
 from tierlog.ports.objects import ObjectExistsError
 
 log = structlog.get_logger()
@@ -186,10 +186,23 @@ class BucketManifests:
         try:
             incarnation = (await self._catalog.streams.get(name)).incarnation
             with self._asking():
-                self._known[name] = await self._store.newest(name, incarnation)
+                self._known[name] = await self._newest_or_rest(name, incarnation)
         except TierlogError as error:
             self._stop(name, UNREAD, str(error))
         return True
+
+    async def _newest_or_rest(self, name: StreamName, incarnation: UUID) -> KnownManifest:
+        """Return the newest manifest; of one that lacks objects what is left.
+
+        Whoever knew the rest may be dead, and nobody else would write it anew.
+        """
+        try:
+            return await self._store.newest(name, incarnation)
+        except ManifestGapError as error:
+            log.error("manifest.gone", stream=name, cause=str(error))  # noqa: TRY400 - no bug of ours
+            known = await self._store.behind_gap(name, incarnation)
+        self._stop(name, UNREAD, "the bucket has no more what the manifest is made of")
+        return known
 
     async def _is_superseded(self, known: KnownManifest, *, compare: bool) -> bool:
         """Compare with the bucket, if there is reason to; note what is gone."""
@@ -365,6 +378,8 @@ class BucketManifests:
     async def may_sweep(self, context: OffloadContext, uuid: UUID) -> bool:
         known = await self._newest(context.stream, context.incarnation)
         if known is None or known.names(context.ledger_id, uuid):
+            return False
+        if await self._store.may_be_last(context, uuid):
             return False
         # Of a ledger with a complete copy, the attempt may be the one that was complete before:
         # a manifest that is just being written could name it, unless this one names the new one.

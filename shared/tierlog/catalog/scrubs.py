@@ -109,9 +109,16 @@ class ScrubCatalog:
             return ScrubTimes()
 
     async def is_restored(self) -> bool:
-        """Tell whether the cluster came back from its bucket, and nobody let a scrub repair yet."""
+        """Tell whether the cluster came back from its bucket, or its metadata from a backup.
+
+        As long as nobody let a scrub repair.
+        """
         await self._store.sync(paths.ROOT)
         return await self._store.get(paths.RESTORED) is not None
+
+    async def note_behind(self) -> None:
+        """Leave that mark: what the metadata do not name may be what they have forgotten."""
+        await ensure_node(self._store, paths.RESTORED)
 
     async def note_repaired(self) -> None:
         """Take that mark away."""

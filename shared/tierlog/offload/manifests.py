@@ -34,7 +34,7 @@ from tierlog.format.versions import Format, current
 from tierlog.model.errors import CorruptError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import ClusterManifest, KeptLedger, ManifestHead
-from tierlog.model.offload import OffloadContext
+from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.offload.groups import plain_errors
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -103,6 +103,10 @@ class KnownManifest:
         return kept is not None and kept.uuid == uuid
 
 
+class ManifestGapError(CorruptError):
+    """The newest manifest of a stream is there, and lacks an object that it is made of."""
+
+
 class AttemptGuard(Protocol):
     """Says whether what an abandoned attempt left may be deleted."""
 
@@ -159,13 +163,63 @@ class ManifestStore:
             except _MissingError as missing:
                 # Pruned between listing and reading; unless it stays so.
                 if not tries_left:
-                    raise CorruptError(
+                    raise ManifestGapError(
                         f"manifest object {missing.details['object']} is not there",
                         remedy="Nothing of the stream is deleted; see the how-to "
                         "restore-from-a-bucket",
                         details=missing.details,
                     ) from missing
         raise AssertionError("the last try returns or raises")
+
+    async def behind_gap(self, stream: StreamName, incarnation: UUID) -> KnownManifest:
+        """Return what a manifest that lacks objects still says, as ``gone``.
+
+        Its head, and what the generations behind the gap say of ledgers: nothing is newer.
+        """
+        with spending(Cause.MANIFEST, stream):
+            listed = await self._listed(stream, incarnation)
+            number = max((one.generation for one in listed), default=0)
+            key = fmt.manifest_key(self._prefix, stream, incarnation, number)
+            raw = await self._get(key)
+            last = fmt.decode_generation(raw, key=key)
+            there = {one.generation for one in listed}
+            tail = [(last, raw)]
+            while number > last.snapshot_generation and number - 1 in there:
+                number -= 1
+                key = fmt.manifest_key(self._prefix, stream, incarnation, number)
+                raw = await self._get(key)
+                tail.insert(0, (fmt.decode_generation(raw, key=key), raw))
+        for at, (one, _) in enumerate(tail):
+            _check_link(one, number + at, tail[:at], key, last, (stream, incarnation))
+        ledgers: dict[LedgerId, KeptLedger] = {}
+        for one, _ in tail:
+            ledgers = {**_without(ledgers, one.removed), **one.ledgers}
+        return KnownManifest(
+            stream=stream,
+            incarnation=incarnation,
+            generation=last.generation,
+            cluster_id=last.cluster_id,
+            written_ms=last.written_ms,
+            snapshot_generation=last.snapshot_generation,
+            gone=True,
+            head=last.head,
+            ledgers=ledgers,
+        )
+
+    async def may_be_last(self, context: OffloadContext, uuid: UUID) -> bool:
+        """Tell whether an abandoned attempt may be the only whole copy of a ledger.
+
+        It ended its uploads, and no other one is complete. By metadata from a backup the ledger may
+        seem to be in tier 1, and whoever named the attempt may be lost with the manifests.
+        """
+        if context.complete or context.state is OffloadState.TRIMMING:
+            return False
+        attempt = next((one for one in context.abandoned if one.uuid == uuid), None)
+        if attempt is None:
+            return False
+        # The index comes last, or all is in one object.
+        last = attempt.location.index_key or attempt.location.data_key
+        return await self._objects.head(last) is not None
 
     async def streams(self, only: StreamName | None = None) -> dict[tuple[StreamName, UUID], int]:
         """Return every incarnation of every stream, or of one, and its newest generation."""
@@ -203,9 +257,7 @@ class ManifestStore:
         put: Mapping[LedgerId, KeptLedger],
         removed: Sequence[LedgerId],
     ) -> KnownManifest:
-        gone = frozenset(removed)
-        kept = {number: one for number, one in known.ledgers.items() if number not in gone}
-        ledgers = dict(sorted({**kept, **put}.items()))
+        ledgers = dict(sorted({**_without(known.ledgers, removed), **put}.items()))
         number = known.generation + 1
         snapshot = self._snapshot_due(known, len(put))
         parts = await self._write_parts(head, number, ledgers) if snapshot else ()
@@ -373,9 +425,7 @@ class ManifestStore:
                 raise _chain_broken(part.key, "has another digest than the manifest says")
             ledgers |= fmt.decode_part(raw, key=part.key)
         for one in chain:
-            for ledger_id in one.removed:
-                ledgers.pop(ledger_id, None)
-            ledgers |= one.ledgers
+            ledgers = {**_without(ledgers, one.removed), **one.ledgers}
         return dict(sorted(ledgers.items()))
 
     async def _get_all(self, wanted: Sequence[str]) -> list[bytes]:
@@ -467,7 +517,7 @@ class BucketGuard:
         if known.names(context.ledger_id, uuid):
             log.error("manifest.names_abandoned", ledger_id=context.ledger_id, uuid=str(uuid))
             return False
-        return True
+        return not await self._manifests.may_be_last(context, uuid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,6 +544,13 @@ def _is_whole(known: KnownManifest, listed: Iterable[_Listed]) -> bool:
 
 class _MissingError(RetryableError):
     """An object that should be there isn't: pruned since, or lost."""
+
+
+def _without(
+    ledgers: Mapping[LedgerId, KeptLedger], removed: Sequence[LedgerId]
+) -> Mapping[LedgerId, KeptLedger]:
+    gone = frozenset(removed)
+    return {number: one for number, one in ledgers.items() if number not in gone}
 
 
 def _check_link(

@@ -480,11 +480,18 @@ class _Run:
             elif await self._named_now(seen, finding.stream):
                 return
             elif finding.kind is FindingKind.ORPHAN_OBJECTS:
+                await self._check_given(seen.ledger_id)
                 await self._delete(named, seen, finding)
         except TierlogError as error:
             self._report.skip(f"{named.data}: {error}")
             return
         self._report.add(finding, objects=len(looked), size=sum(one.size for one in looked))
+
+    async def _check_given(self, ledger_id: LedgerId) -> None:
+        finding = await self._manifests.not_given(ledger_id)
+        if finding is not None:
+            self._report.add(finding)
+            self._stop(f"the metadata are older than the bucket: {finding.cause}")
 
     async def _look(self, named: ObjectKeys) -> list[ObjectInfo] | None:
         """Return an attempt's objects as of now, whoever wrote it; None: they are gone."""
@@ -498,6 +505,10 @@ class _Run:
 
     async def _delete(self, named: ObjectKeys, seen: rules.SeenAttempt, finding: Finding) -> None:
         if not self._wish.repair or await self._kept(finding):
+            return
+        context = await self._paid(self._contexts.get, seen.ledger_id)
+        if context is not None and rules.may_be_last(context, named, await self._look(named)):
+            finding.kept = "its ledger has no other copy in tier 2 that is complete and sound"
             return
         try:
             uploads = await self._paid(self._objects.list_uploads, named.data)

@@ -13,6 +13,8 @@ Invariants:
       after it.
     * What is missed was read again, the manifest first and the ledger's context behind it: a copy
       that was named, trimmed or replaced meanwhile is none.
+    * An id that is still to be given, and has objects, was given by metadata that are lost: it is
+      told, and left as a mark that by schedule nothing is repaired, until somebody asks for it.
     * One finding for a stream, however many of its ledgers are not named.
 """
 
@@ -59,6 +61,8 @@ class ManifestLook:
         self._manifests = manifests
         self._contexts = catalog.contexts
         self._streams = catalog.streams
+        self._ledgers = catalog.ledgers
+        self._scrubs = catalog.scrubs
         self._cluster_id = cluster_id
         self._prefix = key_prefix
         self._clock = clock
@@ -66,7 +70,8 @@ class ManifestLook:
         self._pay = pay
         self._newest: KnownManifest | None = None
         self._unnamed: dict[LedgerId, UUID] = {}
-        self._no_cluster = False
+        self._no_cluster = self._is_behind = False
+        self._next_id = LedgerId(0)
 
     def __repr__(self) -> str:
         return f"<ManifestLook unnamed={len(self._unnamed)}>"
@@ -185,6 +190,24 @@ class ManifestLook:
 
     def _is_young(self, context: OffloadContext) -> bool:
         return self._clock.wall_ms() - context.timestamp_ms < self._age_ms
+
+    async def not_given(self, ledger_id: LedgerId) -> Finding | None:
+        """Say, once, that objects are of a ledger whose id is still to be given; None: it was."""
+        if ledger_id < self._next_id or self._is_behind:
+            return None
+        await self._pay(0)
+        self._next_id = await self._ledgers.next_id()
+        if ledger_id < self._next_id:
+            return None
+        self._is_behind = True
+        # Ids go on, and one day they have passed it.
+        await self._scrubs.note_behind()
+        return Finding(
+            kind=FindingKind.METADATA_OLDER,
+            ledger_id=ledger_id,
+            cause=f"ledger {ledger_id} has objects, and the next one to be made would be "
+            f"{self._next_id}",
+        )
 
     async def cluster(self) -> None:
         """Read the cluster's own manifest, which a restore begins with; not there: not yet."""

@@ -15,13 +15,13 @@ Invariants:
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from tierlog.format import keys
-from tierlog.format.keys import ObjectRole, ParsedKey, parse_key
+from tierlog.format.keys import ObjectKeys, ObjectRole, ParsedKey, parse_key
 from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import LedgerId
 from tierlog.model.manifest import copy_of, older_than_manifest
@@ -161,6 +161,19 @@ class Survey:
         for row, named in enumerate(self._named):
             if not named:
                 yield SeenAttempt(UUID(bytes=self._raw_uuid(row)), LedgerId(self._ledgers[row]))
+
+
+def may_be_last(
+    context: OffloadContext, named: ObjectKeys, there: Sequence[ObjectInfo] | None
+) -> bool:
+    """Tell whether an attempt that nothing names may be the only whole copy of a ledger.
+
+    By metadata from a backup it may seem to be in tier 1, or in a copy that was replaced since.
+    """
+    if context.state is OffloadState.TRIMMING or (context.complete and context.doubt is None):
+        return False
+    # The index comes last.
+    return any(one.key in {named.index, named.single} for one in there or ())
 
 
 def judge_copy(copy: Tier2Copy, sizes: Sizes, *, single: bool = False) -> Verdict | None:

@@ -47,6 +47,8 @@ async def plant(
     world: World, uuid: int, ledger: int = 900, *, cluster_id: UUID = CLUSTER, stream: str = "logs"
 ) -> str:
     """Put a data and an index object that nobody names into the bucket."""
+    # Its id was given once.
+    await world.catalog().nodes.ensure_cluster(ledger_id_base=ledger + 1)
     found = keys.object_keys("", UUID(int=uuid), LedgerId(ledger))
     store = world.bucket.connect()
     for key in (found.data, found.index):

@@ -5,6 +5,7 @@ the other one. A leader's memory of a manifest is none.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -93,6 +94,76 @@ def test_what_is_written_behind_a_gap_and_not_made_good_is_so_at_the_next_pass()
 
     for outcome in (Outcome.REQUEST_LOST, Outcome.REPLY_LOST):
         run_virtual(main(outcome))
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_leader_that_dies_behind_a_gap_leaves_it_to_the_next_one(dies: bool) -> None:
+    """Nothing but the bucket and the metadata say that a snapshot is due."""
+
+    async def main() -> None:
+        world, claimed, first, _ = await named()
+        given = no_faults()
+        leader = Leader(world, given)
+        second = await offloaded(world, claimed)
+        await leader.visit()
+        lose(world, lambda keys: keys[:1])
+        third = await offloaded(world, claimed)
+        if dies:
+            given.next("objects.put", Outcome.ANSWERED)
+            given.next("objects.put", Outcome.REQUEST_LOST)
+            await leader.visit()
+        assert len(manifests_of(world)) == 1 + dies
+        other = Leader(world)
+        await other.visit()
+        assert list((await newest(world)).ledgers) == [first, second, third]
+        assert other.gate.stopped(STREAM) is None
+        for ledger_id in (first, second, third):
+            assert await other.gate.may_delete_local(await world.context(ledger_id))
+        await read_by_another(world)
+
+    run_virtual(main())
+
+
+def test_what_is_behind_a_gap_still_says_that_the_metadata_are_older() -> None:
+    async def main() -> None:
+        world, claimed, _, leader = await named()
+        kept = backup(world.metadata)
+        await offloaded(world, claimed)
+        await leader.visit()
+        # The newest says nothing of ledgers.
+        await leader.catalog.streams.set_policy(STREAM, Policy(offload_time_ms=7))
+        await leader.visit()
+        lose(world, lambda keys: keys[:1])
+        before = manifests_of(world)
+        restore(world.metadata, kept)
+        other = Leader(world)
+        for _ in range(3):
+            await other.visit()
+            assert (other.gate.stopped(STREAM) or "").startswith(RESTORED)
+        assert manifests_of(world) == before
+
+    run_virtual(main())
+
+
+def test_what_was_trimmed_before_a_gap_is_not_missed_behind_it() -> None:
+    async def main() -> None:
+        world, claimed, first, leader = await named()
+        await offloaded(world, claimed)
+        await leader.visit()
+        await trim(world, first)
+        await leader.visit()
+        await leader.catalog.streams.set_policy(STREAM, Policy(offload_time_ms=7))
+        await leader.visit()
+        assert len(manifests_of(world)) == 4
+        await leader.catalog.streams.change(
+            STREAM, lambda one: replace(one, deleting=()), applied=lambda one: not one.deleting
+        )
+        # The one that says that it was trimmed.
+        lose(world, lambda keys: keys[2:3])
+        await read_by_another(world)
+        assert first not in (await newest(world)).ledgers
+
+    run_virtual(main())
 
 
 def test_each_deletion_asks_whether_the_manifest_is_there_at_all() -> None:

@@ -1,0 +1,146 @@
+"""ZooKeeper came back from an old backup, and the bucket's manifests are lost: nobody can tell.
+
+docs/how-to/metadata-from-a-backup.md: what is the only whole copy of a ledger is deleted by no
+leader, no worker and no scrub by schedule.
+"""
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.scrubs import runner, scrub
+from tests.unit.offload.world import ListHandle, World
+from tests.unit.scheduler.manifests_kit import backup, manifests_of, restore
+from tests.unit.scheduler.test_leaders_and_manifests import Judged
+from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR
+from tierlog.model.errors import RetryableError
+from tierlog.model.ids import LedgerId
+from tierlog.model.ledger import LedgerMetadata
+from tierlog.model.offload import GONE_FROM_TIER1
+from tierlog.model.policy import Policy
+from tierlog.model.scrub import FindingKind, ScrubWish
+from tierlog.model.stream import Stream
+
+POLICY = Policy(offload_time_ms=0, deletion_lag_ms=60_000)
+DAY = 24 * HOUR
+
+
+class GoneHandle(ListHandle):
+    """A ledger of which no storage node has anything any more."""
+
+    def read_runs(self, *_: object, **__: object) -> Any:
+        raise RetryableError("no node has it", remedy="Bring the nodes back")
+
+
+async def begin(world: World, ledger_id: LedgerId, uuid: UUID) -> None:
+    location = world.offloader().location(ledger_id, uuid)
+    await world.catalog().contexts.begin_attempt(
+        ledger_id, uuid=uuid, location=location, worker="w"
+    )
+
+
+async def end(world: World, ledger_id: LedgerId, uuid: UUID) -> None:
+    metadata = await world.catalog().ledgers.get(ledger_id)
+    assert metadata is not None
+    handle = world.open_ledger(ledger_id, metadata)
+    copy = await world.offloader().offload(handle, uuid, {})
+    await world.catalog().contexts.complete_attempt(ledger_id, uuid=uuid, copy=copy)
+
+
+async def lost(judged: Judged, monkeypatch: Any) -> tuple[Stream, dict[str, Any]]:
+    """Metadata of before three ledgers went to the bucket, with no manifest and no local copy.
+
+    They know one of the ledgers, and of another one the attempt; the third was made since.
+    """
+    world = judged.world
+    claimed = await world.stream(policy=POLICY)
+    known, under_way = [await world.seal(claimed, ENTRIES) for _ in range(2)]
+    await begin(world, under_way, UUID(int=9))
+    kept = backup(world.metadata)
+    await end(world, under_way, UUID(int=9))
+    later = await world.seal(claimed, ENTRIES)
+    async with judged.running(leaders=1):
+        await asyncio.sleep(600)
+    for ledger_id in (known, under_way, later):
+        assert (await world.context(ledger_id)).state in GONE_FROM_TIER1
+    copies = {key: body for key, body in world.bucket.objects.items() if "-ledger-" in key}
+    for key in manifests_of(world):
+        del world.bucket.objects[key]
+    judged.rules._chains.clear()
+    restore(world.metadata, kept)
+
+    def open_ledger(ledger_id: LedgerId, metadata: LedgerMetadata) -> ListHandle:
+        return GoneHandle(ledger_id, world.ledgers[ledger_id], metadata)
+
+    monkeypatch.setattr(world, "open_ledger", open_ledger)
+    return claimed, copies
+
+
+def test_what_is_the_only_copy_by_no_metadata_is_deleted_by_nobody(monkeypatch: Any) -> None:
+    async def main() -> None:
+        judged = Judged()
+        world = judged.world
+        _, copies = await lost(judged, monkeypatch)
+        assert len(copies) >= 6
+        async with judged.running(leaders=2):
+            await asyncio.sleep(HOUR)
+        assert manifests_of(world), "a leader has begun anew"
+        assert copies.items() <= world.bucket.objects.items()
+        world.clock.advance(2 * DAY)
+        found = await scrub(world, ScrubWish(repair=True))
+        assert found.counts[FindingKind.METADATA_OLDER] == 1
+        assert copies.items() <= world.bucket.objects.items()
+
+    run_virtual(main(), until_s=1e7)
+
+
+def test_nor_once_ids_have_passed_what_was_given_but_for_who_asks_for_it(monkeypatch: Any) -> None:
+    async def main() -> None:
+        judged = Judged()
+        world = judged.world
+        await lost(judged, monkeypatch)
+        world.clock.advance(2 * DAY)
+        keys = [key for key in world.bucket.objects if key.endswith("-ledger-2")]
+        assert len(keys) == 1
+        found = await scrub(world, ScrubWish(repair=True))
+        assert found.counts[FindingKind.METADATA_OLDER] == 1
+        # As the how-to says, so that none is given twice.
+        await world.catalog().nodes.ensure_cluster(ledger_id_base=1000)
+        scrubs, stop = runner(world), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scrubs.run(stop))
+            await asyncio.sleep(DAY)
+            stop.set()
+        assert {one.wish.repair for one in await scrubs.reports()} == {False}
+        assert keys[0] in world.bucket.objects
+        asked = await scrub(world, ScrubWish(repair=True))
+        assert keys[0] not in world.bucket.objects
+        # Of ledgers that the metadata do know nothing goes, whoever asks.
+        kept = {one.ledger_id for one in asked.findings if "no other copy" in one.kept}
+        assert kept == {0}
+
+    run_virtual(main(), until_s=1e7)
+
+
+def test_what_an_attempt_left_that_seemed_to_be_the_last_goes_behind_a_complete_one() -> None:
+    async def main() -> None:
+        judged = Judged()
+        world = judged.world
+        claimed = await world.stream(policy=Policy(offload_time_ms=0, deletion_lag_ms=-1))
+        ledger_id = await world.seal(claimed, ENTRIES)
+        await begin(world, ledger_id, UUID(int=9))
+        metadata = await world.catalog().ledgers.get(ledger_id)
+        assert metadata is not None
+        # It died between its last byte and the metadata.
+        await world.offloader().offload(world.open_ledger(ledger_id, metadata), UUID(int=9), {})
+        worker = world.worker()
+        await worker.handle(world.request(claimed, ledger_id))
+        assert (await world.context(ledger_id)).complete
+        assert [key for key in world.bucket.objects if str(UUID(int=9)) in key]
+        async with judged.running(leaders=1):
+            await asyncio.sleep(HOUR)
+        assert not [key for key in world.bucket.objects if str(UUID(int=9)) in key]
+        assert not (await world.context(ledger_id)).abandoned
+
+    run_virtual(main())
