@@ -172,9 +172,7 @@ class _Try:
         self.failures[tier] = error
         self.fresh = True
 
-    def gone(
-        self, ledger_id: LedgerId, now: OffloadContext | None
-    ) -> Mapping[Tier, TierlogError]:
+    def gone(self, ledger_id: LedgerId, now: OffloadContext | None) -> Mapping[Tier, TierlogError]:
         if now and self.asked_copy and now.uuid != self.asked_copy.uuid:
             self.failures.pop(Tier.TIER2, None)  # a repaired copy took the place of that one
         return self.failures if self.failed_ledger == ledger_id else {}

@@ -8,7 +8,7 @@ import pytest
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import BOTH, scrub
 from tests.unit.offload.test_scrub import write_manifest
-from tests.unit.reader.test_held_open import A, NEVER_AGAIN_S
+from tests.unit.reader.test_held_open import NEVER_AGAIN_S, A
 from tests.unit.reader.world import STREAM, ReaderWorld, budget, payloads
 from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.model.ids import LedgerId
