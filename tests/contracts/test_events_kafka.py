@@ -273,6 +273,54 @@ async def test_a_broker_killed_and_started_again_loses_nothing(queue, servers):
             taken.append((await successor.take()).value)
 
 
+async def test_a_member_that_joins_takes_only_what_moves_and_the_rest_goes_on(queue, monkeypatch):
+    """Cooperative: what stays is never revoked, so that work in hand on it is still its own."""
+    topic, revoked = await queue.topic(), set[int]()
+    revoke = KafkaEventSource._on_revoke
+
+    def noted(source, consumer, places):
+        if source is first:
+            revoked.update(one.partition for one in places)
+        revoke(source, consumer, places)
+
+    monkeypatch.setattr(KafkaEventSource, "_on_revoke", noted)
+    publisher, first = queue.publisher(), queue.source(topic, group="g")
+    for number in range(30):
+        await publisher.publish(topic, key=b"%d" % number, value=b"%d" % number, headers={})
+    async with asyncio.timeout(30):
+        under_way = [await first.take() for _ in range(30)]
+    held = {place: one.number for place, one in first._holdings.items()}
+    assert len(held) == PARTITIONS
+    second = queue.source(topic, group="g")
+    async with asyncio.timeout(60):
+        while not second._holdings:
+            await asyncio.sleep(0.1)
+        moved = set(held) - set(first._holdings)
+        again = [await second.take() for _ in range(_in(moved, under_way))]
+    stays = {place: one.number for place, one in first._holdings.items()}
+    assert stays
+    assert revoked == {place.partition for place in moved} == {_partition(one) for one in again}
+    assert stays == {place: held[place] for place in stays}, "not taken and given again"
+    # What was in hand is done where it was begun: nobody gets it again.
+    for event in under_way:
+        await first.ack(event)
+    for event in again:
+        await second.ack(event)
+    await first.close()
+    await second.close()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5):
+            print(await queue.source(topic, group="g").take())
+
+
+def _partition(event):
+    return event.receipt.place.partition
+
+
+def _in(places, events):
+    return sum(event.receipt.place in places for event in events)
+
+
 async def test_an_event_that_waits_for_long_holds_up_its_partition_alone(queue):
     """As a request for a ledger that another worker is at for hours."""
     count, window, patience_s = 300, 5, 3.0
