@@ -24,7 +24,7 @@ from tierlog.adapters.memory.faults import FaultRates
 from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.policy import HOUR_MS, MINUTE_MS, Policy
-from tierlog.runtime.settings import ReplicationSettings
+from tierlog.runtime.sections import ReplicationSettings
 from tierlog_ingest.replication.decommission import Progress, decommission
 
 REST_S_MAX = 2 * 3600.0

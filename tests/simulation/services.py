@@ -40,12 +40,11 @@ from tierlog.offload.messages import Stationery, Topics
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.ports.retrying import Retries, RetryLimits
 from tierlog.ports.storage_node import StorageNodeClient, StorageNodeControl
-from tierlog.runtime.sections import WireSettings
+from tierlog.runtime.sections import ReplicationSettings, WireSettings
 from tierlog.runtime.settings import (
     IngestSettings,
     ListenSettings,
     OwnerSettings,
-    ReplicationSettings,
     StorageSettings,
 )
 from tierlog.runtime.worker import WorkerLimits, run_worker

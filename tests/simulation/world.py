@@ -48,7 +48,8 @@ from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
 from tierlog.ports.storage_node import StorageNodeControl
-from tierlog.runtime.settings import OwnerSettings, ReplicationSettings
+from tierlog.runtime.sections import ReplicationSettings
+from tierlog.runtime.settings import OwnerSettings
 from tierlog.wire.connection import Hello, WireClient
 from tierlog.wire.messages import ROLE_PRODUCER
 from tierlog_reader.chunk import Budget

@@ -15,6 +15,7 @@ from tierlog.offload.drivers import MakeDriver
 from tierlog.offload.manifests import BucketGuard
 from tierlog.offload.messages import Stationery, Topics
 from tierlog.offload.timed import CopyTime
+from tierlog.ports.throttle import rate_of_namespace
 from tierlog.ports.tracing import Tracer
 from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import build_http_app, serve_http
@@ -114,9 +115,9 @@ def _copy_time(settings: Settings) -> CopyTime:
     its export take behind it: exports take turns, and who is in turn has the shares of who waits.
     """
     pace: float = settings.s3.bytes_per_s_min
-    if settings.s3.bytes_per_s_max:
-        share = settings.s3.bytes_per_s_max / settings.offloader.ledgers_in_flight_max
-        pace = min(pace, share / 2)
+    of_namespaces = (rate_of_namespace(one)[1] for one in settings.s3.namespace_bytes_per_s_max)
+    for rate in filter(None, (settings.s3.bytes_per_s_max, *of_namespaces)):
+        pace = min(pace, rate / settings.offloader.ledgers_in_flight_max / 2)
     return CopyTime(base_s=settings.offloader.request_s_max, bytes_per_s_min=pace)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from tierlog.offload.drivers import MakeDriver
+from tierlog.offload.pacing import ReadPace
 from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.proto.v1 import reader_pb2, reader_pb2_grpc
 from tierlog.runtime.costs import serve_costs
@@ -18,7 +19,7 @@ from tierlog.runtime.rpc import serve_grpc
 from tierlog.runtime.service import announce_ready, run_service
 from tierlog.runtime.settings import ReaderSettings, Settings
 from tierlog.wiring.awaiting import waiting_at
-from tierlog.wiring.build import system_ids
+from tierlog.wiring.build import system_clock, system_ids
 from tierlog.wiring.compression import decompressors
 from tierlog.wiring.drivers import open_with, reading_drivers
 from tierlog.wiring.keys import ledger_keys
@@ -40,7 +41,7 @@ from tierlog_reader.source import StreamSource
 from tierlog_reader.tail import TailLimits, TailMemory
 from tierlog_reader.tier1 import StorageNodeTier
 from tierlog_reader.tier2 import ObjectTier, OpenOther, Tier2Limits
-from tierlog_reader.trace import TracedMemory, TracedReads
+from tierlog_reader.trace import TracedMemory, TracedPace, TracedReads
 from tierlog_reader.views import Views
 
 _SERVICE = reader_pb2.DESCRIPTOR.services_by_name["Reader"].full_name
@@ -167,7 +168,16 @@ def _ranges(parts: ReaderParts, settings: Settings, memory: CachedRanges, walks:
         ),
         TracedMemory(memory),
         walks,
+        _pace(parts, limits),
     )
+
+
+def _pace(parts: ReaderParts, limits: ReaderSettings) -> TracedPace | None:
+    per_s, namespaces = limits.tier2_bytes_per_s_max, limits.tier2_namespace_bytes_per_s_max
+    if not per_s and not namespaces:
+        return None
+    pace = ReadPace(system_clock(), parts.meter, per_s=per_s, namespaces=namespaces)
+    return TracedPace(pace)
 
 
 def _tier2(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tierlog.offload.range_memory import Blank, RangeMemory
+from tierlog.offload.ranges import Pace, Urgent
 from tierlog.ports.filling import length_of
 from tierlog.ports.objects import ObjectInfo, ObjectReads
 
@@ -168,3 +169,24 @@ class TracedMemory:
     def forget(self, key: str) -> None:
         """See ``RangeMemory``."""
         self._memory.forget(key)
+
+
+class TracedPace:
+    """Limits of bytes a second that note how long each request waited for them."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    def __repr__(self) -> str:
+        return f"TracedPace({self._pace!r})"
+
+    @property
+    def at_once(self) -> int | None:
+        """See ``Pace``."""
+        return self._pace.at_once
+
+    async def take(self, length: int, request: Urgent) -> None:
+        """See ``Pace``."""
+        with step("throttle", "reader.tier2_bytes_per_s_max", length=length) as noted:
+            await self._pace.take(length, request)
+            noted.outcome = f"{length} bytes may come"

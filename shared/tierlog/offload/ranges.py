@@ -14,6 +14,7 @@ Invariants:
       the error: also when there was no room to keep it.
     * At most ``in_flight_max`` fetches run, over all objects. What somebody waits for has its turn
       before what nobody does, however long that waits: a read, or a walk that begins behind it.
+      What waits for its pace (``pacing``) has no turn.
     * What nobody waits for is only fetched where the memory has room for it. What is longer than a
       range is never held elsewhere: who waits for such a request without room asks anew, by ranges.
     * What comes is written where it is kept, and nowhere else.
@@ -162,20 +163,42 @@ class _Flight:
                 one.landed.set_result(None)
 
 
-class _Turns:
+class Urgent(Protocol):
+    """What waits for a turn."""
+
+    @property
+    def urgent(self) -> bool:
+        """A reader waits for it."""
+        ...
+
+
+class Pace(Protocol):
+    """What requests wait for before they have a turn: limits of bytes a second."""
+
+    @property
+    def at_once(self) -> int | None:
+        """How long one request ahead of its reader may be; None: as long as it likes."""
+        ...
+
+    async def take(self, length: int, request: Urgent) -> None:
+        """Wait until so many bytes may come, for the stream that this task spends on."""
+        ...
+
+
+class Turns:
     """So many requests at once; who waits comes in order, those that a reader waits for first."""
 
     def __init__(self, at_once: int) -> None:
         self._free = at_once
-        self._waiting: dict[asyncio.Future[None], _Flight] = {}
+        self._waiting: dict[asyncio.Future[None], Urgent] = {}
 
-    async def take(self, flight: _Flight) -> None:
+    async def take(self, request: Urgent) -> None:
         """Wait for a turn; nothing is awaited between having it and this one's end."""
         if self._free:
             self._free -= 1
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = flight
+        self._waiting[turn] = request
         try:
             await turn
         except asyncio.CancelledError:
@@ -204,12 +227,14 @@ class Ranges:
         limits: RangeLimits,
         memory: RangeMemory | None = None,
         walks: WalkRooms | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._objects = objects
+        self._pace = pace
         self._walks = walks
         self.limits = limits
         self._memory = memory if memory is not None else LastRanges(limits.kept_bytes_max)
-        self._turns = _Turns(limits.in_flight_max)
+        self._turns = Turns(limits.in_flight_max)
         self._flying: dict[_UnitId, _Flight] = {}
         # Turns bound it sooner: a task is at its end for a moment after it gave back its own.
         self._outlasting = Outlasting(tasks_max=2 * limits.in_flight_max)
@@ -255,7 +280,7 @@ class Ranges:
         ``growth``: so many at once, within the limits. ``waited_for``: a reader goes on behind it.
         """
         size, kept = self.limits.range_bytes, self.limits.kept_bytes_max
-        growth = max(1, min(growth, self.limits.growth_max, kept // (GROWN_KEPT_MIN * size)))
+        growth = max(1, min(growth, self._growth_max, kept // (GROWN_KEPT_MIN * size)))
         if growth > 1:  # whole requests, or what is left of one comes as a short one
             end = -(-end // (growth * size)) * growth * size
         end = min(end, source.size, start + max(kept // 2, size))
@@ -275,6 +300,15 @@ class Ranges:
     def forget(self, key: str) -> None:
         """Drop what is kept of an object, which turned out damaged on its way or at its place."""
         self._memory.forget(key)
+
+    @property
+    def _growth_max(self) -> int:
+        """So many ranges are one request: those of others wait behind a long one."""
+        at_once = None if self._pace is None else self._pace.at_once
+        if at_once is None:
+            return self.limits.growth_max
+        doublings = max(1, at_once // self.limits.range_bytes).bit_length() - 1
+        return min(self.limits.growth_max, 1 << doublings)
 
     def _unit_of(self, source: Source) -> int:
         return self.limits.range_bytes if source.grains is None else source.grains.grain_len
@@ -401,6 +435,9 @@ class Ranges:
         flight.stop = span.units[-1].start // self._unit_of(source) + 1
         self._flying.update(dict.fromkeys(span.units, flight))
         try:
+            if self._pace is not None:
+                # Before the turn: who has to wait holds up nobody with another limit.
+                await self._pace.take(span.end - span.start, flight)
             await self._turns.take(flight)
         except BaseException as error:
             self._end(span, flight, error)

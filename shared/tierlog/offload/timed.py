@@ -100,7 +100,7 @@ class TimedOffloader(OffloaderAround):
             raise RetryableError(
                 f"the copy of ledger {handle.ledger_id} ({length} bytes) took longer than "
                 f"{limit_s:.0f} s",
-                remedy="See whether tier 1, the store or a throttle (s3.bytes_per_s_max) is slow; "
-                "offloader.request_s_max gives it more time",
+                remedy="See whether tier 1, the store or a throttle (s3.bytes_per_s_max, "
+                "s3.namespace_bytes_per_s_max) is slow; offloader.request_s_max gives it more time",
                 details={"ledger_id": str(handle.ledger_id), "length": str(length)},
             ) from error

@@ -27,6 +27,11 @@ NO_STREAM: Final = ""
 OTHER_STREAMS: Final = "*"
 ANSWERS_MAX: Final = 500
 OTHER_CODES: Final = "other"
+# Whose limit bytes waited for, and which way they went.
+PROCESS: Final = "process"
+NAMESPACE: Final = "namespace"
+OUT: Final = "out"
+IN: Final = "in"
 
 
 class Cause(StrEnum):
@@ -105,6 +110,8 @@ class CostMeter:
         """How long tries took, by operation."""
         self.answers: Counter[tuple[str, str]] = Counter()
         """How tries ended, by operation and code."""
+        self.throttled_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+        """How long bytes waited for a limit, by direction (in, out) and whose limit it was."""
 
     def __repr__(self) -> str:
         return f"<CostMeter {sum(one.requests for one in self._amounts.values())} requests>"

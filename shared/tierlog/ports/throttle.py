@@ -1,17 +1,27 @@
 """A token bucket: so many a second, a burst at once. Bytes or requests, whichever is counted.
 
+Beside it one for each namespace of streams, as ``NAME=RATE`` says.
+
 Invariant: in any span of t seconds, at most ``per_s`` * t + ``burst`` begin that are paid for
 before they move, plus one take (which may be larger than the burst: it then waits longer, and is
 never refused).
 """
 
 import asyncio
-from typing import Final
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
 
+from tierlog.model.ids import StreamName, namespace_of
+from tierlog.model.policy import check_namespace
 from tierlog.ports.clock import Clock
 
 # A second's worth may go at once: a cap on requests is about cost, not about smoothness.
 REQUESTS_BURST_S: Final = 1.0
+BURST_BYTES: Final = 1024 * 1024
+EACH_OTHER: Final = "*"
+"""Stands for each namespace that has no rate of its own; streams without any are one of these."""
+NAMESPACES_MAX: Final = 10_000
 
 
 class TokenBucket:
@@ -46,3 +56,47 @@ def requests_pace(clock: Clock, *, per_s_max: float) -> TokenBucket | None:
     if not per_s_max:
         return None
     return TokenBucket(clock, per_s=per_s_max, burst=per_s_max * REQUESTS_BURST_S)
+
+
+def rate_of_namespace(text: str) -> tuple[str, float]:
+    """Return what ``NAME=RATE`` says; raises ``ValueError``, or what refuses the name."""
+    name, found, rate = text.partition("=")
+    if not found or not rate.isascii() or not rate.isdigit():
+        raise ValueError(
+            f"{text[:140]!r} is no rate: write NAMESPACE=BYTES_PER_S, or *=BYTES_PER_S for each "
+            "that isn't named; 0: no limit"
+        )
+    if name != EACH_OTHER:
+        check_namespace(name)
+    return name, float(rate)
+
+
+Bucket = TypeVar("Bucket", bound=TokenBucket)
+
+
+class NamespaceBuckets(Generic[Bucket]):
+    """A bucket for each namespace that has a rate, made when it is first wanted.
+
+    At most ``NAMESPACES_MAX`` are kept: the one used longest ago goes, and begins anew.
+    """
+
+    def __init__(self, rates: Sequence[str], make: Callable[[float], Bucket]) -> None:
+        self._rates = dict(map(rate_of_namespace, rates))
+        self._make = make
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<NamespaceBuckets {self._rates}, {len(self._buckets)} in use>"
+
+    def of(self, stream: str) -> Bucket | None:
+        """Return the bucket of a stream's namespace; None: it has no limit."""
+        name = namespace_of(StreamName(stream))
+        rate = self._rates.get(name, self._rates.get(EACH_OTHER, 0))
+        if not rate:
+            return None
+        if name not in self._buckets:
+            self._buckets[name] = self._make(rate)
+            if len(self._buckets) > NAMESPACES_MAX:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(name)
+        return self._buckets[name]

@@ -4,6 +4,7 @@ Metrics leave streams out, which may be many; ``/v1/costs`` names them.
 """
 
 import contextlib
+import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 
@@ -13,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
-from tierlog.ports.spending import Amount, CostMeter
+from tierlog.ports.spending import IN, NAMESPACE, OUT, PROCESS, Amount, CostMeter
 
 
 class Cost(BaseModel):
@@ -77,6 +78,15 @@ class CostCollector(Collector):
         for ending, count in sorted(self._meter.answers.items()):
             ended.add_metric(list(ending), count)
         yield ended
+        waited = CounterMetricFamily(
+            "tierlog_s3_throttled_seconds",
+            "Time that bytes to (out) and from (in) the object store waited for a limit of the "
+            "settings, the process's or a namespace's; waits beside each other add up",
+            labels=["direction", "reason"],
+        )
+        for of in itertools.product((OUT, IN), (PROCESS, NAMESPACE)):
+            waited.add_metric(list(of), self._meter.throttled_s[of])
+        yield waited
 
 
 def costs_of(service: str, meter: CostMeter) -> Costs:

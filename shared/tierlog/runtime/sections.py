@@ -5,7 +5,10 @@ Invariant: a section takes no name that it doesn't know, and doesn't change once
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from tierlog.model.errors import RefusedError
+from tierlog.ports.throttle import rate_of_namespace
 
 MIB = 1024 * 1024
 KAFKA_SESSION_S = 6.0
@@ -13,6 +16,24 @@ KAFKA_SESSION_S = 6.0
 
 PositiveBytes = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(ge=0)]
+
+
+def _rates(texts: tuple[str, ...]) -> tuple[str, ...]:
+    names = []
+    for text in texts:
+        try:
+            names.append(rate_of_namespace(text)[0])
+        except RefusedError as refused:
+            raise ValueError(f"{refused.message}: {refused.remedy}") from None
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"namespace {twice} has two rates")
+    return texts
+
+
+# No table: names of environment variables, which the chart makes of tables, lose a name's case.
+NamespaceRates = Annotated[tuple[str, ...], Field(max_length=2000), AfterValidator(_rates)]
+"""Each NAMESPACE=BYTES_PER_S; * is each that isn't named."""
 
 
 class Section(BaseModel):
@@ -49,6 +70,29 @@ class AttributeSettings(Section):
     """A checkpoint moves old pages of the index to its end: none while less than the quiet factor
     of what is needed is kept, one up to the busy factor, and above that so many for each page that
     it writes anyway."""
+
+
+class ReplicationSettings(Section):
+    """Auto-recovery: an auditor finds ledgers that lack copies, workers make them whole."""
+
+    enabled: bool = True
+    interval_s: float = Field(default=2.0, gt=0)
+    """How often the queue and the nodes are looked at."""
+    lost_node_delay_s: Seconds = 30.0
+    """So long a node may be away before its copies are made anew elsewhere."""
+    grace_s: Seconds = 30.0
+    """So much longer a ledger that stands open on a lost node is left to its owner."""
+    scan_interval_s: Seconds = 30.0
+    """While a node is gone or being emptied, all ledgers are looked through this often."""
+    check_interval_s: float = 604_800.0
+    """How often all copies of all ledgers are compared with what they should be; 0: never."""
+    copies_in_flight_max: int = Field(default=2, gt=0)
+    """Ledgers that one process works on at once."""
+    bytes_per_s: PositiveBytes = 50 * MIB
+    """What the copies of one process may take of disks and network."""
+    backoff_s_first: Seconds = 2.0
+    backoff_s_max: Seconds = 300.0
+    """A ledger that could not be made whole is tried again after these, and all between."""
 
 
 class PriceSettings(Section):

@@ -45,8 +45,10 @@ from tierlog.runtime.sections import (
     AttributeSettings,
     LogSettings,
     MetricsSettings,
+    NamespaceRates,
     PositiveBytes,
     PriceSettings,
+    ReplicationSettings,
     Seconds,
     TracingSettings,
     UpSettings,
@@ -124,6 +126,9 @@ class S3Settings(_Section):
     doesn't count."""
     bytes_per_s_max: float = Field(default=0.0, ge=0)
     """What a process sends into the store, at most; 0: as much as it can."""
+    namespace_bytes_per_s_max: NamespaceRates = ()
+    """And what of it is for streams of one namespace, each as NAMESPACE=BYTES_PER_S. ``*`` is each
+    that isn't named, and all streams without a namespace together; 0: no limit of its own."""
     requests_per_s_max: float = Field(default=0.0, ge=0)
     """Requests that a process sends, tries that are repeated included; 0: as many as it likes."""
     data_sha256: bool = False
@@ -317,29 +322,6 @@ class OwnerSettings(_Section):
         return self
 
 
-class ReplicationSettings(_Section):
-    """Auto-recovery: an auditor finds ledgers that lack copies, workers make them whole."""
-
-    enabled: bool = True
-    interval_s: float = Field(default=2.0, gt=0)
-    """How often the queue and the nodes are looked at."""
-    lost_node_delay_s: Seconds = 30.0
-    """So long a node may be away before its copies are made anew elsewhere."""
-    grace_s: Seconds = 30.0
-    """So much longer a ledger that stands open on a lost node is left to its owner."""
-    scan_interval_s: Seconds = 30.0
-    """While a node is gone or being emptied, all ledgers are looked through this often."""
-    check_interval_s: float = 604_800.0
-    """How often all copies of all ledgers are compared with what they should be; 0: never."""
-    copies_in_flight_max: int = Field(default=2, gt=0)
-    """Ledgers that one process works on at once."""
-    bytes_per_s: PositiveBytes = 50 * MIB
-    """What the copies of one process may take of disks and network."""
-    backoff_s_first: Seconds = 2.0
-    backoff_s_max: Seconds = 300.0
-    """A ledger that could not be made whole is tried again after these, and all between."""
-
-
 class IngestSettings(_Section):
     """The ingest service."""
 
@@ -442,6 +424,11 @@ class ReaderSettings(_Section):
     response_bytes_max: PositiveBytes = 8 * MIB
     wait_ms_max: int = Field(default=30_000, ge=0)
     metadata_age_ms_max: int = Field(default=500, ge=0)
+    tier2_bytes_per_s_max: float = Field(default=0.0, ge=0)
+    """What a process takes out of tier 2 for reads, at most; 0: as much as it can. Reads wait for
+    it, those that clients wait for before what is fetched ahead, and none is refused."""
+    tier2_namespace_bytes_per_s_max: NamespaceRates = ()
+    """And what of it is for streams of one namespace, as ``s3.namespace_bytes_per_s_max``."""
     object_reads: Literal["aioboto3", "obstore"] = "aioboto3"
     """What reads ranges of objects; obstore is the extra tierlog[obstore]."""
 

@@ -15,7 +15,7 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.checksum import Buffer, crc32c
 from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.offload.range_memory import LastRanges
-from tierlog.offload.ranges import RangeLimits, Ranges, Source, _Flight, _Turns
+from tierlog.offload.ranges import RangeLimits, Ranges, Source, Turns, _Flight
 from tierlog.offload.tier2_reader import Steps
 from tierlog.ports.filling import Filling, length_of
 
@@ -252,7 +252,7 @@ def test_what_a_reader_waits_for_comes_before_what_nobody_waits_for(kind):
 
 def test_a_turn_that_comes_to_who_is_just_going_is_the_next_ones():
     async def main():
-        turns, flight = _Turns(1), _Flight()
+        turns, flight = Turns(1), _Flight()
         await turns.take(flight)
         going, staying = [asyncio.create_task(turns.take(flight)) for _ in range(2)]
         await asyncio.sleep(0)

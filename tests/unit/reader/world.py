@@ -17,7 +17,7 @@ from tierlog.model.position import Edge, Position
 from tierlog.model.stream import Stream
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.range_memory import LastRanges, RangeMemory
-from tierlog.offload.ranges import RangeLimits, Ranges
+from tierlog.offload.ranges import Pace, RangeLimits, Ranges
 from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.chunk import NO_ROOM, Answer, Budget, ReadRoom
 from tierlog_reader.source import StreamSource
@@ -135,6 +135,7 @@ class ReaderWorld(World):
         tails: CachedRanges | None = None,
         limits: RangeLimits = LIMITS,
         handles_max: int = 4,
+        pace: Pace | None = None,
         **place,
     ):
         """Give a source over all of it; ``tails``: where the tails that it follows are kept."""
@@ -143,7 +144,7 @@ class ReaderWorld(World):
         nodes = NodeDirectory(catalog.nodes.live, NoConnector(), local={N1: self.node})
         objects = TracedReads(self.bucket.connect(objects_faults or no_faults()))
         kept = memory or LastRanges(limits.kept_bytes_max)
-        ranges = Ranges(objects, limits, TracedMemory(kept))
+        ranges = Ranges(objects, limits, TracedMemory(kept), pace=pace)
         tier2 = ObjectTier(
             objects,
             ranges,

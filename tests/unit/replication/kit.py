@@ -15,7 +15,7 @@ from tierlog.model.ids import EntryId, LedgerId, NodeId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.node import Cookie
 from tierlog.model.spans import Spans, without
-from tierlog.runtime.settings import ReplicationSettings
+from tierlog.runtime.sections import ReplicationSettings
 from tierlog_ingest.replication.auditor import Auditor
 from tierlog_ingest.replication.worker import Owning, Worker
 

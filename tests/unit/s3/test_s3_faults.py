@@ -41,7 +41,7 @@ from tierlog.format.checksum import crc32c_of, to_base64
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.ports.files import Buffer
 from tierlog.ports.objects import NoSuchUploadError, ObjectExistsError, Part
-from tierlog.ports.spending import Amount, Cause, CostMeter, Spent, spending
+from tierlog.ports.spending import NAMESPACE, OUT, Amount, Cause, CostMeter, Spent, spending
 from tierlog.ports.throttle import TokenBucket, requests_pace
 from tierlog.runtime.settings import S3Settings
 
@@ -303,6 +303,29 @@ async def test_a_body_is_paced_and_its_deadline_waits_for_that():
         # All but a burst of 1 MiB goes at a megabyte a second.
         assert 0.4 < asyncio.get_running_loop().time() - begun_s < 6
         assert len(server.requests[0].body) == 1_500_000
+
+
+async def test_a_namespace_has_a_pace_of_its_own_and_others_do_not_wait_for_it():
+    meter, large = CostMeter(), [bytes(1_500_000)]
+    took_s: dict[str, float] = {}
+
+    async def upload_of(store: S3ObjectStore, stream: str) -> None:
+        begun_s = asyncio.get_running_loop().time()
+        with spending(Cause.OFFLOAD, stream), pytest.raises(CorruptError):
+            await store.upload_part("k", "u", 1, large, crc32c=crc32c_of(large))
+        took_s[stream] = asyncio.get_running_loop().time() - begun_s
+
+    async with (
+        ScriptedS3(part_taken, part_taken) as server,
+        opened(server, namespace_bytes_per_s_max=("slow=500000",), meter=meter) as store,
+        asyncio.TaskGroup() as group,
+    ):
+        for stream in ("slow.orders", "other.orders"):
+            group.create_task(upload_of(store, stream))
+    # All but a burst of 1 MiB goes at half a megabyte a second.
+    assert took_s["slow.orders"] > 0.85
+    assert took_s["other.orders"] < took_s["slow.orders"]
+    assert meter.throttled_s[OUT, NAMESPACE] > 0.85
 
 
 async def test_requests_are_capped_with_those_that_are_sent_again():

@@ -30,7 +30,7 @@ from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.ports.waiting import first_of
-from tierlog.runtime.settings import ReplicationSettings
+from tierlog.runtime.sections import ReplicationSettings
 from tierlog_ingest.replication.checking import Checker
 from tierlog_ingest.replication.plan import Absences, complaints_of, named_nodes
 

@@ -26,7 +26,7 @@ from tierlog.model.replication import CopyTrouble
 from tierlog.model.spans import Spans, count, without
 from tierlog.ports.clock import Clock
 from tierlog.ports.storage_node import StorageNodeClient
-from tierlog.runtime.settings import ReplicationSettings
+from tierlog.runtime.sections import ReplicationSettings
 from tierlog_ingest.replication.plan import named_nodes
 
 log = structlog.get_logger()

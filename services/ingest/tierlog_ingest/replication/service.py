@@ -17,7 +17,7 @@ from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
 from tierlog.ports.waiting import first_of
-from tierlog.runtime.settings import ReplicationSettings
+from tierlog.runtime.sections import ReplicationSettings
 from tierlog_ingest.replication.auditor import Auditor
 from tierlog_ingest.replication.worker import Owning, Worker
 

@@ -40,7 +40,7 @@ from tierlog.model.spans import count, union, without
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.storage_node import StorageNodeClient
-from tierlog.runtime.settings import ReplicationSettings
+from tierlog.runtime.sections import ReplicationSettings
 from tierlog_ingest.replication.checking import held_by
 from tierlog_ingest.replication.copying import Copier
 from tierlog_ingest.replication.plan import (

@@ -18,7 +18,7 @@ from typing import Any, Final
 from aiohttp import ClientError as HttpError
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tierlog.adapters.s3.body import BuffersBody
+from tierlog.adapters.s3.body import BuffersBody, Pace
 from tierlog.adapters.s3.credentials import Credentials
 from tierlog.adapters.s3.errors import (
     CutBodyError,
@@ -30,14 +30,13 @@ from tierlog.adapters.s3.errors import (
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.retrying import Retries, RetryLimits
-from tierlog.ports.spending import CostMeter
-from tierlog.ports.throttle import TokenBucket, requests_pace
+from tierlog.ports.spending import NAMESPACE, OUT, PROCESS, CostMeter, purpose
+from tierlog.ports.throttle import BURST_BYTES, NamespaceBuckets, TokenBucket, requests_pace
 from tierlog.runtime.settings import S3Settings
 
 TROUBLE: Final = (
     ClientError, BotoCoreError, HttpError, OSError, TimeoutError, CutBodyError
 )  # fmt: skip
-BURST_BYTES: Final = 1024 * 1024
 
 Take = Callable[[Any], Awaitable[Any]]
 
@@ -76,6 +75,10 @@ class Requests:
         self._bytes: TokenBucket | None = None
         if settings.bytes_per_s_max:
             self._bytes = TokenBucket(clock, per_s=settings.bytes_per_s_max, burst=BURST_BYTES)
+        self._namespaces = NamespaceBuckets(
+            settings.namespace_bytes_per_s_max,
+            lambda rate: TokenBucket(clock, per_s=rate, burst=BURST_BYTES),
+        )
         self._pace = pace or requests_pace(clock, per_s_max=settings.requests_per_s_max)
 
     def __repr__(self) -> str:
@@ -120,8 +123,8 @@ class Requests:
         begun_s, code = self._clock.monotonic_s(), "cancelled"
         try:
             async with deadline:
-                if isinstance(body, BuffersBody) and self._bytes is not None:
-                    body.pace = _pace(self._bytes, deadline)
+                if isinstance(body, BuffersBody):
+                    body.pace = self._body_pace(deadline)
                 answer = await getattr(self._client, operation)(**params)
                 found = answer if take is None else await take(answer)
                 code = "ok"
@@ -138,22 +141,30 @@ class Requests:
             took_s = self._clock.monotonic_s() - begun_s
             self._meter.answered(operation, code=code, took_s=took_s)
 
+    def _body_pace(self, deadline: asyncio.Timeout) -> Pace | None:
+        """Return what waits before bytes are sent, and holds the deadline back meanwhile."""
+        # A namespace's limit first: who waits for it takes nothing of the process's.
+        found = ((self._namespaces.of(purpose().stream), NAMESPACE), (self._bytes, PROCESS))
+        buckets = [(bucket, reason) for bucket, reason in found if bucket is not None]
+        if not buckets:
+            return None
 
-def _pace(bucket: TokenBucket, deadline: asyncio.Timeout) -> Callable[[int], Awaitable[None]]:
-    """Return what waits before bytes are sent, and holds the deadline back meanwhile."""
+        async def wait(count: int) -> None:
+            loop = asyncio.get_running_loop()
+            due_s = deadline.when()
+            assert due_s is not None, "one chunk waits at a time"
+            left_s = due_s - loop.time()
+            # An answer that came before the body was sent has ended the deadline.
+            with contextlib.suppress(RuntimeError):
+                deadline.reschedule(None)
+                for bucket, reason in buckets:
+                    begun_s = self._clock.monotonic_s()
+                    await bucket.take(count)
+                    waited_s = self._clock.monotonic_s() - begun_s
+                    self._meter.throttled_s[OUT, reason] += waited_s
+                deadline.reschedule(loop.time() + left_s)
 
-    async def wait(count: int) -> None:
-        loop = asyncio.get_running_loop()
-        due_s = deadline.when()
-        assert due_s is not None, "one chunk waits at a time"
-        left_s = due_s - loop.time()
-        # An answer that came before the body was sent has ended the deadline.
-        with contextlib.suppress(RuntimeError):
-            deadline.reschedule(None)
-            await bucket.take(count)
-            deadline.reschedule(loop.time() + left_s)
-
-    return wait
+        return wait
 
 
 def _note_tries(error: Exception, tries: int) -> None:

@@ -1,0 +1,73 @@
+"""Limits of bytes a second for what readers fetch out of tier 2: a process's, and a namespace's.
+
+Owns who waits for how long. Does not own what is fetched (``ranges``), nor the bucket
+(``tierlog.ports.throttle``).
+
+Invariants:
+    * Who waits comes in order, in each line, those that a reader waits for first. So no read is
+      behind what is fetched ahead, but for one request that pays just now; that is no longer than
+      what its limits let through in ``AT_ONCE_S``, unless one range is.
+    * Nothing is refused. Who is cancelled has paid only if it was its turn.
+    * A request waits for its namespace before it waits in the process's line, which it therefore
+      does not hold up.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from tierlog.offload.ranges import Turns, Urgent
+from tierlog.ports.clock import Clock
+from tierlog.ports.spending import IN, NAMESPACE, PROCESS, CostMeter, purpose
+from tierlog.ports.throttle import BURST_BYTES, NamespaceBuckets, TokenBucket
+
+AT_ONCE_S: Final = 1.0
+
+
+class _Line(TokenBucket):
+    """A bucket at which one pays at a time."""
+
+    def __init__(self, clock: Clock, per_s: float) -> None:
+        super().__init__(clock, per_s=per_s, burst=BURST_BYTES)
+        self.per_s = per_s
+        self._turns = Turns(1)
+
+    async def wait(self, length: int, request: Urgent) -> None:
+        await self._turns.take(request)
+        try:
+            await self.take(length)
+        finally:
+            self._turns.give_back()
+
+
+class ReadPace:
+    """``Pace`` of a process's reads."""
+
+    def __init__(
+        self, clock: Clock, meter: CostMeter, *, per_s: float, namespaces: Sequence[str] = ()
+    ) -> None:
+        self._clock = clock
+        self._meter = meter
+        self._process = _Line(clock, per_s) if per_s else None
+        self._namespaces = NamespaceBuckets(namespaces, lambda rate: _Line(clock, rate))
+
+    def __repr__(self) -> str:
+        return f"<ReadPace {self._process}, {self._namespaces}>"
+
+    @property
+    def at_once(self) -> int | None:
+        """How long one request ahead of its reader may be; None: as long as it likes."""
+        rates = [line.per_s for line, _ in self._lines()]
+        return int(min(rates) * AT_ONCE_S) if rates else None
+
+    async def take(self, length: int, request: Urgent) -> None:
+        """Wait until so many bytes may come, for the stream that this task spends on."""
+        for line, reason in self._lines():
+            begun_s = self._clock.monotonic_s()
+            try:
+                await line.wait(length, request)
+            finally:
+                self._meter.throttled_s[IN, reason] += self._clock.monotonic_s() - begun_s
+
+    def _lines(self) -> list[tuple[_Line, str]]:
+        found = [(self._namespaces.of(purpose().stream), NAMESPACE), (self._process, PROCESS)]
+        return [(line, reason) for line, reason in found if line is not None]
