@@ -58,6 +58,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "claim.not_released": "A claim could not be given back; the next owner takes it anyway",
     "claim.overtaken": "Another node claimed the stream first",
     "claim.released": "A stream was given back in order",
+    "answer.cut": "An answer could not be made to its end: its connection was cut",
     "client.left": "A client took nothing of its answer for too long, and was left",
     "compaction.failed": "A compaction of entry logs failed; it is tried again",
     "compaction.log_kept": "An entry log is damaged or unclear, and is not compacted",

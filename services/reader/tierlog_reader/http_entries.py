@@ -11,15 +11,16 @@ with server-sent events:
     event: error         the last one: its data is the problem
     : …                  a comment, while nothing comes
 
-``GET /v1/streams/{stream}/ledgers/{ledger}`` gives a raw ledger's payloads back to back, up to
-``Tierlog-Next``; with ``Range: entries=FIRST-LAST`` these entries alone, as 206 with
-``Content-Range``. A range in any other unit is as none.
+``GET /v1/streams/{stream}/ledgers/{ledger}`` gives all of a raw ledger's payloads back to back, of
+an open one those that are confirmed as it begins; with ``Range: entries=FIRST-LAST`` these entries
+alone, up to ``Tierlog-Next``, as 206 with ``Content-Range``. A range in any other unit is as none.
 
 Invariants:
     * An answer is bounded by the settings, whatever is asked, and holds room until it was sent:
       for its events as they are decompressed, and for how many they are.
-    * What is followed holds room for one page at a time: a client that is slow is waited for, and
-      one that takes nothing is left.
+    * What is followed, and a whole ledger, hold room for one page at a time: a client that is slow
+      is waited for, and one that takes nothing is left.
+    * No part of a ledger passes for the whole: what can't be read to its end is cut.
 """
 
 import re
@@ -35,6 +36,7 @@ from tierlog.format.checksum import Buffer
 from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, StreamName, stream_name
 from tierlog.model.position import Edge, Position
+from tierlog.model.stream import ListedLedger
 from tierlog.offload.tier2_reader import EntryTooLongError
 from tierlog.runtime.errors import problem_of
 from tierlog.runtime.http_access import still_admitted
@@ -57,7 +59,7 @@ from tierlog_reader.limits import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits, client_o
 from tierlog_reader.pages import OBJECT_BYTES, Page, read_page
 from tierlog_reader.places import no_such_entry
 from tierlog_reader.seek import TimeSeek, parse_start
-from tierlog_reader.sending import HeldResponse, HeldStream
+from tierlog_reader.sending import PIECE_BYTES, HeldResponse, HeldStream
 from tierlog_reader.served import ROOM_BYTES_MIN, HeldRoom, ServedReads
 
 LIMIT: Final = 1000
@@ -137,8 +139,8 @@ class EntryPages:
         """Return where a text says to begin."""
         return await self._seek.start(stream, parse_start(text))
 
-    async def count_of_raw(self, stream: StreamName, where: Position) -> int | None:
-        """Return how many entries a raw ledger has, None while it is open; or refuse."""
+    async def raw_ledger(self, stream: StreamName, where: Position) -> ListedLedger | None:
+        """Return a raw ledger as it is listed, None while it is open; or refuse."""
         snapshot = await self._reads.source.snapshot(stream)
         if not snapshot.stream.raw:
             raise RefusedError(
@@ -150,7 +152,31 @@ class EntryPages:
             return None
         if where.entry_id > listed[0].last_entry_id:
             raise no_such_entry(stream, where, last=listed[0].last_entry_id)
-        return listed[0].entry_count
+        return listed[0]
+
+    async def confirmed(self, stream: StreamName, until: Position) -> Position:
+        """Return what is confirmed now, or ``until`` if that is before it."""
+        latest = await self._reads.source.latest(stream)
+        return min(latest, until) if isinstance(latest, Position) else until
+
+    async def whole(self, wish: _Wish, page: Page, room: HeldRoom) -> AsyncGenerator[bytes, None]:
+        """Give nothing, then all from a page on that has its room; ended, it holds none."""
+        try:
+            yield b""
+            while True:
+                body = memoryview(_joined(page.entries))
+                for at in range(0, len(body), PIECE_BYTES):
+                    yield bytes(body[at : at + PIECE_BYTES])
+                del body
+                room.leave()
+                if page.at_end:
+                    return
+                wish = replace(wish, where=page.resume)
+                del page  # whoever waits for the next one holds nothing
+                wish.still()
+                page, room = await self.page(wish, OCTETS)
+        finally:
+            room.leave()
 
     async def follow(self, wish: _Wish) -> AsyncGenerator[bytes, None]:
         """Give server-sent events until ``until``, or until the client goes."""
@@ -242,13 +268,16 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         first, last = asked if asked is not None else (0, None)
         name = stream_name(stream)
         where = Position(LedgerId(ledger_id), EntryId(first))
-        count = await pages.count_of_raw(name, where)
+        found = await pages.raw_ledger(name, where)
+        count = None if found is None else found.entry_count
         until = None if last is None else last + 1
         if count is not None:
             until = count if until is None else min(until, count)
         end = Position(LedgerId(ledger_id + 1), EntryId(0))
         if until is not None:
             end = Position(where.ledger_id, EntryId(until))
+        elif asked is None:
+            end = await pages.confirmed(name, end)
         budget = pages.limits.budget(
             entries_max=ENTRIES_MAX,
             bytes_max=pages.limits.response_bytes_max // COPIES[OCTETS],
@@ -257,6 +286,10 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         still = still_admitted(request)
         wish = _Wish(client_of(request, stream), name, where, end, budget, still)
         page, room = await pages.page(wish, OCTETS)
+        if asked is None and page.entries and not page.at_end:
+            pieces = pages.whole(wish, page, room)
+            await anext(pieces)  # from here on the room goes with it, also when it is only closed
+            return _whole(pieces, end, found, pages.limits)
         answer = _held(page, room, _joined, pages.unpacking, OCTETS, pages.limits)
         if asked is not None and page.entries:
             shown = f"{first}-{page.entries[-1].position.entry_id}"
@@ -270,6 +303,22 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
 
 def _joined(entries: Sequence[FoundEntry]) -> bytes:
     return b"".join(one.data for one in entries)
+
+
+def _whole(
+    pieces: AsyncGenerator[bytes, None],
+    end: Position,
+    ledger: ListedLedger | None,
+    limits: ReadLimits,
+) -> Response:
+    """Return a ledger that is longer than a page; of a closed one the length is known."""
+    headers = {"Tierlog-Next": str(end), "Tierlog-Raw": "1", "Accept-Ranges": "entries"}
+    if ledger is not None:
+        headers |= {
+            "Content-Length": str(ledger.length),
+            "Tierlog-Entry-Count": str(ledger.entry_count),
+        }
+    return HeldStream(pieces, send_s_max=limits.send_s_max, media_type=OCTETS, headers=headers)
 
 
 def _held(

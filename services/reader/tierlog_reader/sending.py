@@ -5,11 +5,14 @@ Invariants:
       lies in the connection's own buffer, and all of it counts until the last piece is there.
     * A client that takes nothing for ``send_s_max`` is left, also before an answer's first byte:
       its room is free again.
+    * A body that can't be made to its end has none: its connection is cut, so that no client takes
+      what came for the whole.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -17,6 +20,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tierlog.format.checksum import Buffer
+from tierlog.model.errors import TierlogError
 from tierlog_reader.served import HeldRoom
 
 log = structlog.get_logger()
@@ -65,12 +69,18 @@ class HeldResponse(Response):
 
 
 class HeldStream(StreamingResponse):
-    """A body without an end, made piece by piece; what makes it is closed however that ends."""
+    """A body of any length, made piece by piece; what makes it is closed however that ends."""
 
     def __init__(
-        self, pieces: AsyncGenerator[bytes, None], *, send_s_max: float, media_type: str
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        *,
+        send_s_max: float,
+        media_type: str,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        super().__init__(pieces, headers={"Cache-Control": "no-store"}, media_type=media_type)
+        every = {"Cache-Control": "no-store", **headers}
+        super().__init__(pieces, headers=every, media_type=media_type)
         self._pieces = pieces
         self._send_s_max = send_s_max
 
@@ -91,3 +101,5 @@ class HeldStream(StreamingResponse):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             log.info("client.left", cause="it takes nothing", sent_bytes=sent)
+        except TierlogError as error:
+            log.warning("answer.cut", cause=str(error), sent_bytes=sent)

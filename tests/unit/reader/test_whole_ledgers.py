@@ -1,0 +1,118 @@
+"""A plain GET of a raw ledger is the whole ledger, or an error: what was cut never looks whole."""
+
+import asyncio
+import contextlib
+
+import aiohttp
+import pytest
+
+from tests.unit.reader.test_pages import MIB, URL, served
+from tests.unit.reader.world import ReaderWorld, on_virtual_time
+from tierlog.runtime.http import serve_http
+from tierlog_reader.documents import OCTETS
+from tierlog_reader.http_entries import COPIES
+
+ENTRIES = [b"%05d" % number * 3000 for number in range(100)]
+WHOLE = b"".join(ENTRIES)
+PAGE_BYTES = MIB // COPIES[OCTETS]
+
+
+async def raw_world(*, closed: bool = True, offloaded: bool = False):
+    world = ReaderWorld(block_size=MIB)
+    await world.start(raw=True)
+    if not closed:
+        return world, await world.opened(ENTRIES, run_bytes_max=100_000)
+    ledger = await world.sealed(ENTRIES, run_bytes_max=100_000)
+    if offloaded:
+        await world.offloaded(ledger)
+        await world.gone_locally(ledger)
+    return world, ledger
+
+
+@contextlib.asynccontextmanager
+async def listening(world, **how):
+    """Serve over a socket, and give a session, the address and the shares."""
+    async with (
+        served(world, **how) as (client, shares),
+        serve_http(client.app, host="127.0.0.1", port=0) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+        yield session, shares
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@on_virtual_time
+async def test_a_ledger_of_many_pages_comes_as_one(closed):
+    world, ledger = await raw_world(closed=closed, offloaded=closed)
+    assert len(WHOLE) > 5 * PAGE_BYTES
+    async with served(world) as (client, shares):
+        answer = await client.get(f"{URL}/ledgers/{ledger}")
+        assert (answer.status_code, answer.content == WHOLE) == (200, True)
+        assert answer.headers["Tierlog-Next"] == f"{ledger}:100"
+        assert answer.headers["Accept-Ranges"] == "entries"
+        assert answer.headers.get("Content-Length") == (str(len(WHOLE)) if closed else None)
+        assert shares.used_bytes == 0
+
+
+@on_virtual_time
+async def test_what_is_appended_meanwhile_is_not_waited_for():
+    world, ledger = await raw_world(closed=False)
+    async with served(world) as (client, _):
+        client.piece_s = 0.1
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(client.get(f"{URL}/ledgers/{ledger}"))
+            for first in range(100, 300, 20):
+                await asyncio.sleep(0.1)
+                await world.write(ledger, [b"later" * 3000] * 20, first=first)
+        assert answer.result().content == WHOLE
+
+
+@on_virtual_time
+async def test_a_long_ledger_holds_the_room_of_one_page_while_it_is_sent():
+    world, ledger = await raw_world()
+    async with served(world) as (client, shares):
+        client.piece_s = 1.0
+        peaks = []
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(client.get(f"{URL}/ledgers/{ledger}"))
+            while not answer.done():
+                await asyncio.sleep(0.25)
+                peaks.append(shares.used_bytes)
+        assert answer.result().content == WHOLE
+        assert max(peaks) <= 2 * MIB + COPIES[OCTETS] * PAGE_BYTES
+        assert shares.used_bytes == 0
+
+
+@on_virtual_time
+async def test_a_client_that_goes_before_the_first_byte_leaves_its_room():
+    world, ledger = await raw_world()
+    async with served(world, send_s_max=5) as (client, shares):
+        client.piece_s = 1000.0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(60):
+                await client.get(f"{URL}/ledgers/{ledger}")
+        assert shares.used_bytes == 0
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_over_a_socket_it_is_whole_for_clients_of_either_version(closed):
+    world, ledger = await raw_world(closed=closed)
+    async with listening(world) as (session, shares):
+        for version in (aiohttp.HttpVersion11, aiohttp.HttpVersion10):
+            session._version = version
+            async with session.get(f"{URL}/ledgers/{ledger}") as answer:
+                assert (answer.status, await answer.read() == WHOLE) == (200, True)
+        assert shares.used_bytes == 0
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_what_can_not_be_read_to_its_end_is_an_error_to_the_client(closed):
+    world, ledger = await raw_world(closed=closed)
+    del world.node.runs[ledger][next(one for one in world.node.runs[ledger] if one > 75)]
+    async with listening(world) as (session, shares):
+        async with session.get(f"{URL}/ledgers/{ledger}") as answer:
+            assert answer.status == 200
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        await asyncio.sleep(0.1)
+        assert shares.used_bytes == 0
