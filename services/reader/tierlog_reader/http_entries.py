@@ -17,7 +17,8 @@ alone, up to ``Tierlog-Next``, as 206 with ``Content-Range``. A range in any oth
 
 Invariants:
     * An answer is bounded by the settings, whatever is asked, and holds room until it was sent:
-      for its events as they are decompressed, and for how many they are.
+      for its events as they are decompressed, for how many they are, and for how many properties
+      the one has that has most.
     * What is followed, and a whole ledger, hold room for one page at a time: a client that is slow
       is waited for, and one that takes nothing is left.
     * No part of a ledger passes for the whole: what can't be read to its end is cut.
@@ -127,6 +128,9 @@ class EntryPages:
             # Events that say they are longer than that are not decompressed.
             unpacked_len = min(page.unpacked_len, self.unpacking.events_len_max)
             needed = max(page.frames_len, unpacked_len) + page.objects_len
+            if needed <= room_bytes:
+                # Half of the room is for one event as objects, whatever the page.
+                needed = max(needed, 2 * page.properties_len(self.unpacking))
             if needed <= room_bytes:
                 return page, room
             # An entry alone may be longer than was asked for: see ``ServedReads.read``.

@@ -19,7 +19,13 @@ from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.position import Edge, Position
 from tierlog.offload.tier2_reader import EntryTooLongError
 from tierlog_reader.chunk import NO_ROOM, Budget
-from tierlog_reader.documents import FoundEntry, Unpacking, entries_of, events_of
+from tierlog_reader.documents import (
+    FoundEntry,
+    Unpacking,
+    entries_of,
+    events_of,
+    properties_len,
+)
 from tierlog_reader.source import StreamSource
 
 # What an entry or an event counts as beside its bytes: of each its objects on Python's heap, and
@@ -51,6 +57,13 @@ class Page:
     def objects_len(self) -> int:
         """What entries and events count as beside their bytes."""
         return sum(_objects_len(one.unpacked_size[1]) for one in self.entries)
+
+    def properties_len(self, unpacking: Unpacking) -> int:
+        """Return what its widest event's properties count as: events are made one at a time.
+
+        Those that are compressed are decompressed for it, each entry by itself.
+        """
+        return max((properties_len(one, unpacking) for one in self.entries), default=0)
 
     def cut(self, bytes_max: int) -> "Page":
         """Return its first entries, so many that they count as ``bytes_max``, but at least one."""

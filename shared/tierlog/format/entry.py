@@ -61,6 +61,12 @@ EVENT_COUNT_MAX: Final = 2**31 - 1
 _FIXED: Final = Struct(">2sBBI")
 _U32: Final = Struct(">I")
 
+# Protobuf's wire format: what stands behind a tag, by its last three bits.
+_VARINT: Final = 0
+_LENGTH_DELIMITED: Final = 2
+_FIXED_LEN: Final = {1: 8, 5: 4}
+_PROPERTIES_TAG: Final = pb.StructuredEvent.PROPERTIES_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+
 assert _FIXED.size == CRC_OFFSET == 8
 assert APPEND_HEADER_OFFSET == 12
 
@@ -306,6 +312,42 @@ def unpacked_size(data: Buffer) -> tuple[int, int]:
     packed = message.codec != pb.CODEC_NONE
     length = max(len(view), message.events_len) if packed else len(view)
     return length, min(message.event_count, length // EVENT_LEN_LEN, EVENT_COUNT_MAX)
+
+
+def properties_count(event: Buffer, *, count_max: int) -> int:
+    """Count a StructuredEvent's properties without making any, up to one more than ``count_max``.
+
+    Those that come twice are counted twice. Of what is damaged those before it are.
+    """
+    raw, at, count = bytes(event), 0, 0
+    try:
+        while at < len(raw) and count <= count_max:
+            tag, at = _varint(raw, at)
+            kind = tag & 7
+            if kind == _LENGTH_DELIMITED:
+                length, at = _varint(raw, at)
+                at += length
+            elif kind == _VARINT:
+                _, at = _varint(raw, at)
+            else:
+                at += _FIXED_LEN.get(kind, 0)
+            count += tag == _PROPERTIES_TAG
+    except IndexError:
+        pass
+    return count
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """Return a number of protobuf's wire format, and where it ends."""
+    byte = raw[at]
+    if byte < 0x80:
+        return byte, at + 1
+    found = shift = 0
+    while byte >= 0x80:
+        found |= (byte & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+        byte = raw[at]
+    return found | byte << shift, at + 1
 
 
 def _header_to_bytes(header: AppendHeader) -> bytes:
