@@ -55,6 +55,7 @@ from tierlog_ingest.storage.emptying import Emptying
 from tierlog_ingest.storage.gc import CatalogLedgers, GarbageCollector
 from tierlog_ingest.storage.node import StorageNode
 from tierlog_ingest.streams.appends import QueueBudget
+from tierlog_ingest.streams.attributes.crowd import Crowd
 from tierlog_ingest.streams.attributes.keeper import AttributeParts
 from tierlog_ingest.streams.attributes.replay import OpenLedger
 from tierlog_ingest.streams.attributes.room import Room
@@ -426,12 +427,14 @@ class IngestNode:
                 return Tier1ReadHandle(ledger_id, metadata, directory, keys=self._keys)
             return await tier2.open_ledger(ledger_id)
 
+        settings = self._settings.owner.attributes
         return AttributeParts(
             index=tier2.index,
             open_ledger=open_ledger,
             open_copy=tier2.open_ledger,
-            settings=self._settings.owner.attributes,
-            room=Room(self._settings.owner.attributes.cached_all_max),
+            settings=settings,
+            room=Room(settings.cached_all_max),
+            crowd=Crowd(settings.unflushed_all_max),
         )
 
     async def _info(self, wire_address: str, front: FrontAddresses) -> NodeInfo:

@@ -7,6 +7,7 @@ counter, and starts anew with the process.
 
     slow appends        tierlog_append_duration_seconds
     a slow disk         tierlog_journal_fsync_duration_seconds, tierlog_journal_slow_fsyncs_total
+    tier 2 away         tierlog_ingest_attributes_unflushed
     a full disk         tierlog_disk_space_level, tierlog_disk_free_bytes, tierlog_storage_read_only
     damage              tierlog_storage_limbo, tierlog_index_doubtful_ledgers
     missing copies      tierlog_replication_queue_ledgers, at the node that is auditor or any other
@@ -112,8 +113,9 @@ class NodeCollector(Collector):
             ("appends_waiting", "Appends that were not sent yet"),
             ("appends_sent", "Shares of appends that are not confirmed yet"),
             ("in_flight_bytes", "Bytes of runs that are not confirmed yet"),
+            ("attributes_unflushed", "Attributes that wait for a checkpoint"),
         ):
-            yield _gauge(f"ingest_{name}", what, sum(one[name] for one in streams))
+            yield _gauge(f"ingest_{name}", what, sum(one.get(name, 0) for one in streams))
         if self._appends is not None:
             yield from append_metrics(self._appends)
         if self._streams_max:

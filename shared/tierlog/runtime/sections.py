@@ -54,6 +54,9 @@ class AttributeSettings(Section):
     cached_max: int = Field(default=100_000, gt=0)
     cached_all_max: int = Field(default=1_000_000, gt=0)
     """Of all streams together so many at most that can be fetched again; about 250 bytes each."""
+    unflushed_all_max: int = Field(default=2_000_000, gt=0)
+    """Of all streams together so many wait for a checkpoint, about 250 bytes each. From half of it
+    on those with most make one, and from three quarters on they take no new keys until then."""
     page_cache_bytes_max: PositiveBytes = 64 * MIB
     """Pages of the indexes in memory, of all streams together."""
     checkpoint_bytes: PositiveBytes = 256 * MIB

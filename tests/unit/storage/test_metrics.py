@@ -18,7 +18,8 @@ class Status:
         self.node = node
 
     def statistics(self):
-        streams = [{"appends_waiting": 1, "appends_sent": 2, "in_flight_bytes": 300}] * 2
+        raw = {"appends_waiting": 1, "appends_sent": 2, "in_flight_bytes": 300}
+        streams = [raw, {**raw, "attributes_unflushed": 7}]
         storage = self.node.statistics()
         return {"streams": streams, "recovering": {}, "storage": storage, "gc_alarm": None}
 
@@ -55,6 +56,7 @@ async def _every_number():
     assert len(samples) == len(statistics)
     assert found["tierlog_ingest_streams"] == 2
     assert found["tierlog_ingest_in_flight_bytes"] == 600
+    assert found["tierlog_ingest_attributes_unflushed"] == 7
     assert found["tierlog_storage_ledgers"] == 5
     assert found["tierlog_journal_fsync_duration_seconds_count"] >= 200
     assert found["tierlog_journal_written_bytes_total"] > 200 * 500

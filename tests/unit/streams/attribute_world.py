@@ -23,6 +23,7 @@ from tierlog.model.attributes import (
 from tierlog.model.core_attributes import DERIVED
 from tierlog.model.policy import Policy
 from tierlog.runtime.sections import AttributeSettings
+from tierlog_ingest.streams.attributes.crowd import Crowd
 from tierlog_ingest.streams.attributes.keeper import AttributeParts
 
 W1, W2 = UUID(int=1 << 100), UUID(int=2 << 100)
@@ -87,6 +88,7 @@ class AttributeCluster(SmallCluster):
             open_ledger=open_ledger or open_tier1,
             open_copy=open_copy,
             settings=self.settings,
+            crowd=Crowd(self.settings.unflushed_all_max),
         )
         return make_owners(self, name, catalog=catalog, settings=settings, attributes=parts)
 

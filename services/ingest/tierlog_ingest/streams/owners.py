@@ -93,7 +93,12 @@ class Owners:
         """Hold the owners' tasks until ``drain`` or cancellation."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
+            attributes = self._parts.attributes
+            crowd = None if attributes is None else attributes.crowd
+            looking = None if crowd is None else tasks.create_task(crowd.run(), name="crowd")
             await self._stopping.wait()
+            if looking is not None:
+                looking.cancel()
 
     async def drain(self) -> None:
         """Hand everything over, and let ``run`` end once that is done.

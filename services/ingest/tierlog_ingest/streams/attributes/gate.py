@@ -106,7 +106,7 @@ class AttributeGate:
         if not holds or (append.condition is None and self._goes_back(append, changes)):
             return False
         if state.is_full and not state.has_all(_keys_changed(append, changes)):
-            append.finish(_full())
+            append.finish(_full(of_all=not state.is_at_capacity))
             return False
         return True
 
@@ -340,12 +340,14 @@ def _keys_changed(append: Append, changes: Sequence[Change | None]) -> list[Attr
     return _writers(changes)
 
 
-def _full() -> RetryableError:
+def _full(*, of_all: bool) -> RetryableError:
+    limit = "unflushed_all_max" if of_all else "cached_max"
+    whose = "of all streams of this node" if of_all else "of the stream"
     return RetryableError(
-        "too many attributes wait to be written to tier 2",
+        f"too many attributes {whose} wait to be written to tier 2",
         reason=Reason.RESOURCE_EXHAUSTED,
         remedy="Nothing was appended; see whether tier 2 is within reach, and try again",
-        details={"budget": "owner.attributes.cached_max"},
+        details={"budget": f"owner.attributes.{limit}"},
         retry_after_s=1.0,
     )
 

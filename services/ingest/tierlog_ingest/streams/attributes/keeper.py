@@ -41,13 +41,14 @@ from tierlog.model.errors import (
     RetryableError,
     TierlogError,
 )
-from tierlog.model.ids import EntryId
+from tierlog.model.ids import EntryId, StreamName
 from tierlog.model.position import Position
 from tierlog.model.stream import ListedLedger, Stream
 from tierlog.ports.attributes import AttributeIndex
 from tierlog.ports.ids import Ids
 from tierlog.ports.streams import ATTRIBUTES_MAX, AttributeValues
 from tierlog.runtime.sections import AttributeSettings
+from tierlog_ingest.streams.attributes.crowd import Crowd
 from tierlog_ingest.streams.attributes.gate import AttributeGate
 from tierlog_ingest.streams.attributes.mending import LOSS_GRACE_S, IndexCare, not_rebuilt
 from tierlog_ingest.streams.attributes.replay import (
@@ -86,6 +87,8 @@ class AttributeParts:
     """Opens what tier 2 has of a ledger, for where its nodes don't give it."""
     room: Room | None = None
     """For what all keepers have in memory that can be fetched again; None: each has its own."""
+    crowd: Crowd | None = None
+    """For what all keepers have waiting for a checkpoint; None: only each has a limit."""
 
 
 class AttributeKeeper:
@@ -119,9 +122,30 @@ class AttributeKeeper:
         self._missed: tuple[Position, float] | None = None
         """Where a rebuild stands still that may give entries up, and since when."""
         self._care = IndexCare(claimed, self._entries, index=parts.index, catalog=catalog, ids=ids)
+        self._crowd = parts.crowd
+        if self._crowd is not None:
+            self._crowd.join(self)
 
     def __repr__(self) -> str:
         return f"<AttributeKeeper {self._claimed.name} {sorted(self._running)}>"
+
+    # Among all streams of the process
+
+    @property
+    def name(self) -> StreamName:
+        """Whose attributes they are."""
+        return self._claimed.name
+
+    @property
+    def unflushed(self) -> int:
+        """How many wait for a checkpoint, those that a rebuild has counted in among them."""
+        states = (self._gate.state, self._rebuilt)
+        return sum(one.unflushed_count for one in states if one is not None)
+
+    def crowd(self, *, is_full: bool) -> None:
+        """Take no further attributes until a flush, or take them again."""
+        if self._gate.state is not None:
+            self._gate.state.is_crowded = is_full
 
     # Rebuilding
 
@@ -266,7 +290,7 @@ class AttributeKeeper:
         if state is None:
             return
         if (
-            state.is_full
+            state.is_at_capacity
             or state.changes_since >= settings.checkpoint_updates
             or state.bytes_since >= settings.checkpoint_bytes
         ):
@@ -304,6 +328,8 @@ class AttributeKeeper:
 
     def end(self) -> None:
         """Stop all that runs."""
+        if self._crowd is not None:
+            self._crowd.leave(self)
         self._cancel_timer()
         self._tasks = None
         for task in self._running.values():

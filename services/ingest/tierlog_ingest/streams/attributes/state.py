@@ -64,6 +64,8 @@ class AttributeState:
         self.changes_since = 0
         """Changes that the base checkpoint lacks; more than attributes where some change often."""
         self.bytes_since = 0
+        self.is_crowded = False
+        """All streams of the process have so many waiting that this one is to have no more."""
         self._capacity = capacity
         self._room = room or Room(capacity)
         self._noted = 0
@@ -86,7 +88,7 @@ class AttributeState:
     def statistics(self) -> dict[str, int]:
         """Return how much is held."""
         return {
-            "attributes_unflushed": len(self._dirty) + len(self._flushing) + len(self._sent),
+            "attributes_unflushed": self.unflushed_count,
             "attributes_cached": len(self._clean),
             "event_count": self.core[EVENT_COUNT],
         }
@@ -117,9 +119,19 @@ class AttributeState:
         return self._piece
 
     @property
+    def unflushed_count(self) -> int:
+        """How many wait for a flush."""
+        return len(self._sent) + len(self._dirty) + len(self._flushing)
+
+    @property
+    def is_at_capacity(self) -> bool:
+        """Whether as many wait for a flush as one stream may have waiting."""
+        return self.unflushed_count >= self._capacity
+
+    @property
     def is_full(self) -> bool:
         """Whether no further attribute may change before a flush: what waits for one is bounded."""
-        return len(self._sent) + len(self._dirty) + len(self._flushing) >= self._capacity
+        return self.is_crowded or self.is_at_capacity
 
     def has_all(self, keys: Iterable[AttributeKey]) -> bool:
         """Tell whether these wait for a flush already, so that they take no room."""
@@ -275,8 +287,7 @@ class AttributeState:
             self.base = base
 
     def _evict(self) -> None:
-        hot = len(self._sent) + len(self._dirty) + len(self._flushing)
-        room = max(0, self._capacity - hot)
+        room = max(0, self._capacity - self.unflushed_count)
         if len(self._clean) > room:
             self._drop(len(self._clean) - room)
         if len(self._clean) != self._noted:
