@@ -5,10 +5,11 @@ bytes: block by binary search, then from the nearest remembered offset a walk ov
 ids stand nowhere and are counted. Does not own fetching (``ranges``).
 
 Invariants:
-    * A block is believed only after its header was compared with the index. Whoever reads up to
-      its end finds exactly as many entries as both say. Anything else is ``CorruptError`` with the
-      object and the byte. Before that a flipped length may give another entry under an id: ids
-      stand nowhere in this layout.
+    * A block is believed only after its header was compared with the index, and all its lengths
+      were walked, once for a handle: exactly as many entries as both say end where its padding
+      begins, or the object. Anything else is ``CorruptError`` with the object and the byte. So one
+      flipped length gives nobody another entry under an id, which stands nowhere in this layout.
+      Lengths that are spoilt after that, or several that make up for each other, may.
     * A walk holds no more than a range at once, and has room for it.
     * Payloads have no checksum in this layout: only a full verification finds a flipped one.
     * No state is tied to one reader: any number may use a handle at once.
@@ -16,6 +17,7 @@ Invariants:
 Retries: what turned out damaged is forgotten, so that the next try reads the bucket again.
 """
 
+import asyncio
 import hashlib
 from bisect import bisect_right
 
@@ -36,12 +38,12 @@ from tierlog.format.single import (
     walk_entries,
 )
 from tierlog.model.errors import CorruptError
-from tierlog.model.ids import EntryId
+from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.index_loader import INDEX_TTL_S
-from tierlog.offload.offsets import Note
-from tierlog.offload.ranges import object_gone
+from tierlog.offload.offsets import Note, OffsetsCache
+from tierlog.offload.ranges import Ranges, object_gone
 from tierlog.offload.tier2_reader import FramesRead, ObjectHandle, Steps
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads
@@ -55,6 +57,20 @@ PADDING_CHECKED = 4
 
 class SingleHandle(ObjectHandle[SingleIndex]):
     """``ReadHandle`` over a single object, which knows no times."""
+
+    def __init__(
+        self,
+        ledger_id: LedgerId,
+        location: Tier2Location,
+        index: SingleIndex,
+        *,
+        ranges: Ranges,
+        offsets: OffsetsCache,
+    ) -> None:
+        super().__init__(ledger_id, location, index, ranges=ranges, offsets=offsets)
+        self._walked: set[int] = set()
+        """Where the blocks begin whose lengths were walked."""
+        self._walks: dict[int, asyncio.Lock] = {}
 
     @property
     def _block_header_len(self) -> int:
@@ -88,18 +104,45 @@ class SingleHandle(ObjectHandle[SingleIndex]):
         if entries_max is not None:
             wanted = min(wanted, max(1, entries_max))
         try:
-            await self._check_header(block)
+            await self._check_block(block)
             at = await self._find(block, first_entry_id)
             return await self._take(block, first_entry_id, at, bytes_max, wanted, alone_max)
         except CorruptError:
             self._forget()
             raise
 
-    async def _check_header(self, block: BlockRange) -> None:
-        """Compare a block's header with the index, once for as long as its start is remembered."""
-        start = Note(block.first_entry_id, block.offset + BLOCK_HEADER_LEN)
-        if self._offsets.floor(self._source.key, block.first_entry_id) == start:
+    def _forget(self) -> None:
+        super()._forget()
+        self._walked.clear()
+
+    async def _check_block(self, block: BlockRange) -> None:
+        """Compare a block with the index, and walk all its lengths, once for all who read it."""
+        if block.offset in self._walked:
             return
+        # Room first: who is refused is told so in time, and not after all who were before it.
+        async with (
+            self._ranges.walking(self._source),
+            self._walks.setdefault(block.offset, asyncio.Lock()),
+        ):
+            if block.offset not in self._walked:
+                await self._check_header(block)
+                await self._check_lengths(block)
+                self._walked.add(block.offset)
+        self._walks.pop(block.offset, None)
+
+    async def _check_lengths(self, block: BlockRange) -> None:
+        known, at = block.first_entry_id, block.offset + BLOCK_HEADER_LEN
+        steps = Steps(self._ranges, self._source, block.offset + block.length)
+        while known <= block.last_entry_id:
+            stop = await steps.end(at)
+            starts, at = await self._walk(block, at, stop, block.last_entry_id + 1 - known)
+            known = EntryId(known + len(starts))
+            if known <= block.last_entry_id:
+                self._offsets.note(self._source.key, known, at)
+        await self._check_end(block, at)
+
+    async def _check_header(self, block: BlockRange) -> None:
+        start = Note(block.first_entry_id, block.offset + BLOCK_HEADER_LEN)
         raw = await self._ranges.read(self._source, block.offset, block.offset + BLOCK_HEADER_LEN)
         try:
             header = SingleBlockHeader.decode(raw)

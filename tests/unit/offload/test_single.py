@@ -1,6 +1,8 @@
 """The single-object layout in a bucket: what is written, what is read of it, what damage does."""
 
+import asyncio
 import hashlib
+import itertools
 from contextlib import suppress
 from uuid import UUID
 
@@ -275,6 +277,56 @@ def test_entries_that_end_before_their_block_does_are_never_taken_for_all(raw: b
             with pytest.raises(CorruptError) as found:
                 await tier2.read_frames(EntryId(first), size)
             assert found.value.details == {"object": KEY, "offset": str(INDEX + 27)}
+
+    run_virtual(main())
+
+
+def test_one_flipped_length_gives_nobody_another_entry():
+    async def main():
+        world = World()
+        entries = [bytes([65 + number]) * 12 for number in range(24)]
+        copy = await copied(world, entries)
+        info, whole = world.bucket.objects[KEY]
+        tier2 = await driver_of(world).read_offloaded(LEDGER, UUID_1, copy=copy)
+        first_block = tier2.index.block_of(EntryId(0))
+        refused: list[str] = []
+        for number, bit in itertools.product(range(first_block.last_entry_id + 1), range(32)):
+            at = first_block.offset + 20 + 16 * number + 3 - bit // 8
+            spoilt(world, at, bytes([whole[at] ^ 1 << bit % 8]))
+            for entry_id in range(first_block.last_entry_id + 1):
+                tier2 = await driver_of(world).read_offloaded(LEDGER, UUID_1, copy=copy)
+                try:
+                    read = await tier2.read_frames(EntryId(entry_id), 1, entries_max=1)
+                except CorruptError as error:
+                    refused.append(error.details["object"])
+                else:
+                    assert bytes(read.frames[12:]) == entries[entry_id]
+            world.bucket.objects[KEY] = (info, whole)
+        assert refused == [KEY] * 32 * (first_block.last_entry_id + 1) ** 2
+
+    run_virtual(main())
+
+
+def test_the_lengths_of_a_block_are_walked_once_for_all_who_read_it():
+    async def main():
+        world = World()
+        entries = [bytes([65 + number]) * 12 for number in range(24)]
+        copy = await copied(world, entries)
+        driver = driver_of(world)
+        tier2 = await driver.read_offloaded(LEDGER, UUID_1, copy=copy)
+        block = tier2.index.block_of(EntryId(0))
+        async with asyncio.TaskGroup() as group:
+            for entry_id in range(block.last_entry_id + 1):
+                group.create_task(tier2.read_frames(EntryId(entry_id), 1))
+        assert driver.ranges.bytes_fetched <= block.length + 2 * SMALL_RANGES.range_bytes
+        before = driver.ranges.fetches
+        driver.ranges.forget(KEY)
+        await tier2.read_frames(EntryId(0), 1)
+        assert driver.ranges.fetches - before == 1
+        # What turned out damaged is walked again.
+        tier2._forget()
+        await tier2.read_frames(EntryId(0), 1)
+        assert driver.ranges.fetches - before > 2
 
     run_virtual(main())
 

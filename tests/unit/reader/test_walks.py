@@ -96,7 +96,8 @@ def test_many_walks_at_once_wait_for_room_and_fetch_nothing_before_they_have_it(
         walks = Shares(ROOM, wait_s_max=5, what="a walk")
         handle, objects = await handle_of(layout, walks)
         async with walks.room("another", ROOM):
-            await handle.read_frames(EntryId(0), 1)  # no walk
+            if layout == "block":  # in the other one the first read within a block is a walk
+                await handle.read_frames(EntryId(0), 1)
             known = objects.fetches
             reads = [asyncio.ensure_future(handle.read_frames(FAR, 1)) for _ in range(5)]
             await asyncio.sleep(1)
