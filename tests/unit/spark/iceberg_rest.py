@@ -63,13 +63,12 @@ class RestServer(ThreadingHTTPServer):
 
     def _commit(self, name: tuple[str, str], body: bytes) -> Answer:
         asked = CommitTableRequest.model_validate_json(body)
-        with contextlib.suppress(NoSuchTableError):
+        try:
             table = self.catalog.load_table(name)
-            done = self.catalog.commit_table(table, asked.requirements, asked.updates)
-            return self.answers.pop(0) if self.answers else 200, _told(done)
-        staged = self.catalog._create_staged_table(name, Schema())
-        done = self.catalog.commit_table(staged, asked.requirements, asked.updates)
-        return 200, _told(done)
+        except NoSuchTableError:
+            table = self.catalog._create_staged_table(name, Schema())
+        done = self.catalog.commit_table(table, asked.requirements, asked.updates)
+        return self.answers.pop(0) if self.answers else 200, _told(done)
 
 
 def _told(table: Any) -> dict[str, Any]:

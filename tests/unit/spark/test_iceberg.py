@@ -138,6 +138,15 @@ def test_a_shortened_log_says_the_same(export, catalog):
     same(export, catalog)
 
 
+def killed(given):
+    """Fill tables by processes that are killed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.spark.iceberg_kit", json.dumps(given)],
+        cwd=ROOT, capture_output=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == [signal.SIGKILL] * len(given)
+
+
 def test_a_process_that_is_killed_leaves_each_row_once(tmp_path):
     cases = {where: tmp_path / where for where in ("before", "in", "behind")}
     exports = {where: Export(folder / "exports") for where, folder in cases.items()}
@@ -146,18 +155,31 @@ def test_a_process_that_is_killed_leaves_each_row_once(tmp_path):
         with catalog_at(cases[where] / "state") as catalog:
             filled(export, catalog)
         export.commit(DAY, DAY + 5)
-    given = [(one, str(exports[one].folder), str(cases[one] / "state")) for one in cases]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.spark.iceberg_kit", json.dumps(given)],
-        cwd=ROOT, capture_output=True, check=True,
-    )  # fmt: skip
-    assert json.loads(done.stdout) == [signal.SIGKILL] * 3
+    killed([(one, str(exports[one].folder), str(cases[one] / "state")) for one in cases])
     for where, export in exports.items():
         with catalog_at(cases[where] / "state") as catalog:
             landed = where == "behind"
             assert of(catalog).properties[NUMBER] == ("2" if landed else "1")
             assert filled(export, catalog).counts["files"] == (0 if landed else 2)
             same(export, catalog)
+
+
+def test_a_process_that_is_killed_as_it_makes_the_table_leaves_none_or_all_of_it(tmp_path):
+    cases = {where: tmp_path / where for where in ("before", "in", "behind")}
+    exports = {where: Export(folder / "exports") for where, folder in cases.items()}
+    for where, export in exports.items():
+        export.commit(DAY, DAY + 5)
+        cases[where].joinpath("state").mkdir()
+    killed([(one, str(exports[one].folder), str(cases[one] / "state")) for one in cases])
+    for where, export in exports.items():
+        with catalog_at(cases[where] / "state") as catalog:
+            landed = where == "behind"
+            assert catalog.table_exists(TABLE) is landed
+            if landed:
+                same(export, catalog)
+            assert filled(export, catalog).counts["files"] == (0 if landed else 2)
+            same(export, catalog)
+            assert len(of(catalog).snapshots()) == 1
 
 
 class Meeting(SqlCatalog):
@@ -244,7 +266,7 @@ class Deaf(SqlCatalog):
         self.lands = True
 
     def commit_table(self, table, requirements, updates):
-        if not self.errors or not table.metadata.snapshots:
+        if not self.errors:
             return SqlCatalog.commit_table(self, table, requirements, updates)
         if self.lands:
             SqlCatalog.commit_table(self, table, requirements, updates)
@@ -271,6 +293,30 @@ def test_a_lost_answer_is_looked_for_before_anything_else(export, tmp_path, erro
         }  # fmt: skip
         assert catalog.errors == []
         same(export, catalog)
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_table_whose_making_got_no_answer_is_made_once(export, tmp_path, error, lands):
+    with catalog_of(tmp_path / "state", Deaf) as catalog:
+        catalog.errors, catalog.lands = [error], lands
+        done = filled(export, catalog)
+        assert (done.counts["files"], done.counts["commits"]) == (2, 1)
+        assert catalog.errors == []
+        same(export, catalog)
+        assert len(of(catalog).snapshots()) == 1
+
+
+def test_a_catalog_that_can_make_no_table_is_refused(export, tmp_path):
+    class Bare(SqlCatalog):
+        def commit_table(self, table, requirements, updates):
+            raise NotImplementedError
+
+    with (
+        catalog_of(tmp_path / "state", Bare) as catalog,
+        pytest.raises(RefusedError, match="can't do with this kind of catalog"),
+    ):
+        filled(export, catalog)
 
 
 def test_a_catalog_that_never_answers_is_given_up(export, tmp_path):

@@ -119,11 +119,11 @@ class _Filling:
             if tries == TRIES:
                 raise self._ended(sent)
             tries += 1
-            if table is None:
-                self._create(list(together(new, files_max=self.files_max)))
-                continue
             batch = list(together(new, files_max=self.files_max))
-            sent = self.tables.add(table, batch, self._then(batch))
+            then = self._then(batch)
+            sent = (
+                self._create(batch, then) if table is None else self.tables.add(table, batch, then)
+            )
 
     def _known(self, table: "Table | None") -> Known:
         from tierlog_spark.jobs.iceberg.tables import known_from  # noqa: PLC0415 - an extra
@@ -151,10 +151,10 @@ class _Filling:
         self.run.progress(what, self.files, self.files + len(new))
         return new
 
-    def _create(self, files: list[Committed]) -> None:
-        place = self.target.place
+    def _create(self, files: list[Committed], then: Known) -> "Added":
+        properties = properties_of(self.target.place)
         dated = not self._name(files[0]).startswith(f"date={NO_DATE}/")
-        self.tables.create(files, dated=dated, properties=properties_of(place))
+        return self.tables.create(files, then, dated=dated, properties=properties)
 
     def _then(self, batch: list[Committed]) -> Known:
         return Known(number=batch[-1].commit, file=self._name(batch[-1]))

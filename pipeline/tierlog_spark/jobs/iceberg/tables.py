@@ -112,6 +112,11 @@ def plain_errors(what: str) -> Iterator[None]:
         raise
     except NotInstalledError as error:
         raise RefusedError(f"{what}: {error}", remedy="Install what it names") from error
+    except NotImplementedError as error:
+        raise RefusedError(
+            f"{what}: PyIceberg can't do with this kind of catalog what it takes",
+            remedy="Use a catalog of kind REST, SQL, Glue or Hive",
+        ) from error
     except (UnauthorizedError, OAuthError) as error:
         raise RefusedError(
             f"{what}: {error}", reason=Reason.UNAUTHENTICATED, remedy=_CONFIGURE
@@ -191,38 +196,37 @@ class Tables:
                 return None
 
     def create(
-        self, files: Sequence[Committed], *, dated: bool, properties: Mapping[str, str]
-    ) -> None:
-        """Make the table for files that are to be added; another run may do so at the same time.
+        self,
+        files: Sequence[Committed],
+        then: Known,
+        *,
+        dated: bool,
+        properties: Mapping[str, str],
+    ) -> "Added":
+        """Make the table with files in it, in one commit; another run may make it at the same time.
 
-        All of them are looked at before: what they are refused for leaves no empty table.
+        Whatever is killed or refused on the way, there is no table without them.
         """
         first = files[0]
         with plain_errors(f"table {self.text}"), _refused(self.text, first.path):
             schemas = _schemas(load_file_io(self.catalog.properties, uri_of(first)), files)
             try:
-                self._create(schemas, dated=dated, properties=properties)
+                transaction = self._begun(schemas, properties)
             except NoSuchNamespaceError:
                 self.catalog.create_namespace_if_not_exists(self.name[:-1])
-                self._create(schemas, dated=dated, properties=properties)
+                transaction = self._begun(schemas, properties)
+            if dated:
+                with transaction.update_spec() as spec:
+                    spec.add_field(TIME, DayTransform())
+            self._stage(transaction, schemas, files, then)
+        return self._committed(transaction)
 
-    def _create(
-        self,
-        schemas: Sequence[tuple[Schema, Committed]],
-        *,
-        dated: bool,
-        properties: Mapping[str, str],
-    ) -> None:
-        transaction = self.catalog.create_table_transaction(
+    def _begun(
+        self, schemas: Sequence[tuple[Schema, Committed]], properties: Mapping[str, str]
+    ) -> Transaction:
+        return self.catalog.create_table_transaction(
             self.name, schemas[0][0], properties=dict(properties)
         )
-        if dated:
-            with transaction.update_spec() as spec:
-                spec.add_field(TIME, DayTransform())
-        self._grow(transaction, schemas)
-        # Who comes second finds it there when it looks again.
-        with contextlib.suppress(TableAlreadyExistsError, CommitFailedException):
-            transaction.commit_transaction()
 
     def _grow(self, transaction: Transaction, schemas: Sequence[tuple[Schema, Committed]]) -> None:
         for schema, file in schemas:
@@ -241,26 +245,39 @@ class Tables:
         )
         export.known = known_from(table.metadata)
         with plain_errors(f"table {self.text}"), _refused(self.text, "the files"):
-            transaction = self._staged(export, files, then)
-            snapshot = transaction.table_metadata.current_snapshot_id
+            transaction = export.transaction()
+            self._stage(transaction, _schemas(export.io, files), files, then)
+        return self._committed(transaction)
+
+    def _stage(
+        self,
+        transaction: Transaction,
+        schemas: Sequence[tuple[Schema, Committed]],
+        files: Sequence[Committed],
+        then: Known,
+    ) -> None:
+        self._grow(transaction, schemas)
+        transaction.set_properties(then.properties())
+        transaction.add_files([uri_of(one) for one in files], snapshot_properties=then.properties())
+
+    def _committed(self, transaction: Transaction) -> "Added":
+        snapshot = transaction.table_metadata.current_snapshot_id
         assert snapshot is not None
         try:
             transaction.commit_transaction()
-        except (CommitFailedException, ValidationException, _OvertakenError) as error:
+        except (
+            CommitFailedException,
+            TableAlreadyExistsError,
+            ValidationException,
+            _OvertakenError,
+        ) as error:
             return Added(snapshot, Came.OVERTAKEN, error)
-        except (UnauthorizedError, ForbiddenError, BadRequestError):
+        except (UnauthorizedError, ForbiddenError, BadRequestError, NotImplementedError):
             with plain_errors(f"table {self.text}"):
                 raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the commit may be there
             return Added(snapshot, Came.UNKNOWN, error)
         return Added(snapshot, Came.ADDED)
-
-    def _staged(self, export: Table, files: Sequence[Committed], then: Known) -> Transaction:
-        transaction = export.transaction()
-        self._grow(transaction, _schemas(export.io, files))
-        transaction.set_properties(then.properties())
-        transaction.add_files([uri_of(one) for one in files], snapshot_properties=then.properties())
-        return transaction
 
 
 @dataclass(frozen=True, slots=True)
