@@ -3,7 +3,9 @@
 import asyncio
 import functools
 import hashlib
+import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -54,9 +56,23 @@ class DyingTarget(FolderTarget):
 
     def put_new(self, name: str, body: bytes) -> bool:
         self._step()
+        if not self.left["steps"]:
+            self._die_in(name, body)
+        self._step()
         is_ours = FolderTarget.put_new(self, name, body)
         self._step()
         return is_ours
+
+    def _die_in(self, name: str, body: bytes) -> None:
+        """Leave what a process leaves that is killed when the file has no name yet."""
+        child = os.fork()
+        if child == 0:
+            try:
+                os.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+                FolderTarget.put_new(self, name, body)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -127,6 +143,7 @@ def test_a_run_that_dies_at_any_step_leaves_each_entry_in_one_file(
         counting = {one.path for one in committed_files(str(folder), STREAM, S3)}
         lying = {f"{folder / STREAM}/{one}" for one in names if one.endswith(".parquet")}
         assert lying == counting
+        assert [one for one in names if "/." in one] == []
         if not died[0]:
             break
     else:

@@ -26,6 +26,28 @@ def test_a_folder_keeps_whole_files_and_gives_a_name_once(tmp_path):
     assert target.names() == ["log/1"]
 
 
+def test_a_writer_whose_file_was_cleaned_away_meanwhile_is_told_who_has_the_name(
+    tmp_path, monkeypatch
+):
+    target, link = FolderTarget(tmp_path), os.link
+
+    def late(beside, path):
+        target.put_new(Path(path).name, b"theirs")
+        Path(beside).unlink()
+        link(beside, path)
+
+    def put_late(name):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                os, "link", lambda *given: (patch.setattr(os, "link", link), late(*given))
+            )
+            return target.put_new(name, b"mine")
+
+    assert not put_late("1.json")
+    assert target.get(["1.json"]) == [b"theirs"]
+    assert target.names() == ["1.json"]
+
+
 @pytest.mark.parametrize("hidden", ["_tierlog_commits", "s"])
 def test_a_folder_that_can_not_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch, hidden):
     target = FolderTarget(tmp_path / "s")

@@ -50,6 +50,10 @@ FOLDER: Final = "_tierlog_commits"
 _NUMBER_LEN: Final = 20
 _RECORD: Final = re.compile(rf"{FOLDER}/(\d{{{_NUMBER_LEN}}})\.json", re.ASCII)
 _CHECKPOINT: Final = re.compile(rf"{FOLDER}/checkpoint-(\d{{{_NUMBER_LEN}}})\.json", re.ASCII)
+# What a record or a checkpoint was in a folder before it got its name (``targets``).
+_BESIDE: Final = re.compile(
+    rf"{FOLDER}/\.(?:checkpoint-)?(\d{{{_NUMBER_LEN}}})\.json\.[0-9a-f]{{16}}", re.ASCII
+)
 _FILE: Final = re.compile(
     rf"date=[^/]+/part-(\d{{{_NUMBER_LEN}}})-[0-9a-f]{{32}}-\d+-\d+\.parquet", re.ASCII
 )
@@ -142,18 +146,19 @@ def files_of_run(names: Iterable[str], number: int, run: str) -> list[str]:
 def left_behind(
     names: Iterable[str], records: Iterable[Record], *, cleaned_below: int, below: int
 ) -> list[str]:
-    """Return data files that no commit names and that none ever will.
+    """Return files of data that no commit names, and those of records, that none ever will be.
 
     ``records`` has all of the numbers from ``cleaned_below`` up to ``below``, which is a claim's.
     """
     named = {one.name for record in records for one in record.files}
-    return sorted(
-        name
-        for name in names
-        if (number := file_number(name)) is not None
-        and cleaned_below <= number < below
-        and name not in named
-    )
+
+    def is_left(name: str) -> bool:
+        if (beside := _BESIDE.fullmatch(name)) is not None:
+            return int(beside[1]) < below
+        number = file_number(name)
+        return number is not None and cleaned_below <= number < below and name not in named
+
+    return sorted(filter(is_left, names))
 
 
 def encode_record(record: Record) -> bytes:

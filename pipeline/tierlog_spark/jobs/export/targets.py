@@ -4,7 +4,8 @@ Owns whole files under names with slashes. Does not own what they mean (``log``)
 
 Invariants:
     * When ``put`` or ``put_new`` returns, the file is there to stay.
-    * ``put_new`` never changes a file, and never shows half of one.
+    * ``put_new`` never changes a file, and never shows half of one. In a folder, whoever is killed
+      in it leaves one beside the name, hidden (``log`` knows these by their names).
     * A target is pickled to tasks: it holds where it is, and no connection.
 """
 
@@ -123,8 +124,9 @@ class FolderTarget:
         _write(beside, body)
         try:
             os.link(beside, path)
-        except FileExistsError:
-            return path.read_bytes() == body
+        except (FileExistsError, FileNotFoundError):
+            # Who took the name since may have cleaned away what lay beside it.
+            return self._get(name) == body
         finally:
             beside.unlink(missing_ok=True)
         for folder in made:
