@@ -19,7 +19,7 @@ from tierlog.attributes.pages import IndexPages
 from tierlog.attributes.tree import Scan, drive_async, scan
 from tierlog.format.attribute_objects import attributes_folder, moved_key
 from tierlog.format.index import BlockRange
-from tierlog.format.keys import key_prefix, object_keys, require_key
+from tierlog.format.keys import ObjectRole, ParsedKey, key_prefix, object_keys, require_key
 from tierlog.format.manifest import unkeep
 from tierlog.model.attributes import AttributeKey, Checkpoint
 from tierlog.model.errors import Reason, RefusedError
@@ -35,6 +35,7 @@ from tierlog.offload.groups import plain_errors
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.ranges import RangeLimits
 from tierlog.offload.restore import moved_here
+from tierlog.offload.single_driver import SINGLE_DRIVER
 from tierlog.offload.tier2_reader import ObjectHandle
 from tierlog.ports.objects import ObjectStore
 from tierlog.ports.spending import CostMeter
@@ -214,16 +215,17 @@ class Bucket:
         """Return ledgers by the keys of their data objects, each once, and their blocks."""
         found = []
         names = [require_key(self._s3.key_prefix, key) for key in keys]
-        # A ledger's other objects name it too.
-        for parsed in {(one.uuid, one.ledger_id): one for one in names}.values():
+        # A ledger's other objects name it too; a single object is a copy by itself.
+        for parsed in {(one.uuid, one.ledger_id, is_single(one)): one for one in names}.values():
             named = object_keys(self._s3.key_prefix, parsed.uuid, parsed.ledger_id)
-            side = await self.objects.head(named.side)
+            single = is_single(parsed)
+            side = None if single else await self.objects.head(named.side)
             location = Tier2Location(
-                driver=DRIVER,
+                driver=SINGLE_DRIVER if single else DRIVER,
                 endpoint_name=self._s3.endpoint_name,
                 bucket=self._s3.bucket,
-                data_key=named.data,
-                index_key=named.index,
+                data_key=named.single if single else named.data,
+                index_key=named.single if single else named.index,
                 side_key=named.side if side is not None else "",
             )
             ledger = StoredLedger(
@@ -289,6 +291,11 @@ def opened_store(
     """Give the objects of the bucket that the settings name."""
     # Nothing else is needed, least of all the environment of an executor.
     return open_bucket(Settings.model_construct(s3=s3), s3.bucket, meter=meter)
+
+
+def is_single(key: ParsedKey) -> bool:
+    """Tell whether a key is of an object that holds its index too."""
+    return key.role is ObjectRole.SINGLE
 
 
 def _created_ms(known: KnownManifest) -> int:

@@ -11,7 +11,7 @@ Invariants:
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -77,16 +77,31 @@ class StoredLedger:
         """How long its data object is; of one that nothing is known of, longer than any."""
         return INT64_MAX if self.copy is None else self.copy.data_len
 
+    @property
+    def needs_comparing(self) -> bool:
+        """Whether only a look at all of the copy tells that its payloads are right.
+
+        A single object has a digest of all of it and no other, and an entry of a raw stream none.
+        """
+        copy = self.copy
+        if not self.raw or copy is None or copy.side_len:
+            return False
+        return self.location.is_single and bool(copy.data_sha256)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePart:
-    """Entries of one ledger that one task reads from the object store."""
+    """Entries of one ledger that one task reads from the object store.
+
+    ``compared``: behind it the whole copy is compared with what was written.
+    """
 
     ledger: StoredLedger
     first_entry_id: EntryId
     last_entry_id: EntryId
     ms_min: int
     ms_max: int
+    compared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,8 +294,8 @@ def cut(
 def store_parts(
     ledger: StoredLedger, pieces: Iterable[tuple[EntryId, EntryId]], bounds: Bounds
 ) -> list[StorePart]:
-    """Return a part for each piece."""
-    return [
+    """Return a part for each piece; the last of a whole ledger compares it, where need be."""
+    found = [
         StorePart(
             ledger=ledger,
             first_entry_id=first,
@@ -290,3 +305,9 @@ def store_parts(
         )
         for first, last in pieces
     ]
+    if found and ledger.needs_comparing:
+        assert ledger.copy is not None
+        whole = (0, ledger.copy.entry_count - 1)
+        if (found[0].first_entry_id, found[-1].last_entry_id) == whole:
+            found[-1] = replace(found[-1], compared=True)
+    return found

@@ -6,6 +6,8 @@ checked before anything is made of them (``tierlog.offload.ranges``). Does not o
 Invariants:
     * Memory is bounded by the ranges that are fetched ahead, whatever a part's length.
     * Each error names the object or the stream, and where in it.
+    * A copy of which only its whole digest tells a flipped byte is compared behind a read of all of
+      it: what is right by then was so when it was read.
 """
 
 import asyncio
@@ -18,13 +20,17 @@ import numpy as np
 from tierlog.format.frame import Offsets
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import INT64_MAX, EntryId
+from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.single_reader import SingleHandle
 from tierlog.offload.tier2_reader import FramesRead, ObjectHandle, Tier2Handle
+from tierlog.offload.verify import ReadBack, verify_copy
+from tierlog.ports.objects import ObjectStore
 from tierlog.runtime.settings import S3Settings
 from tierlog.wiring.compression import decompressors
 from tierlog_spark.batches import record_batches
+from tierlog_spark.bucket import opened_store
 from tierlog_spark.decoding import EventColumns, events_in, raw_events
-from tierlog_spark.planning import StorePart
+from tierlog_spark.planning import StoredLedger, StorePart
 from tierlog_spark.worker import Batches, opened_copy
 
 FETCHES_AHEAD: Final = 2
@@ -52,6 +58,22 @@ async def store_batches(
                         events, schema, stream=ledger.stream, ledger_id=ledger.ledger_id
                     ):
                         yield batch
+    if part.compared:
+        async with opened_store(s3) as objects:
+            await compare_copy(objects, ledger)
+
+
+async def compare_copy(objects: ObjectStore, ledger: StoredLedger) -> None:
+    """Raise ``CorruptError`` unless a copy is what was written, read again as a whole."""
+    assert ledger.copy is not None
+    try:
+        await verify_copy(objects, ledger.location, ledger.copy, read_back=ReadBack.FULL)
+    except CorruptError as error:
+        raise CorruptError(
+            f"ledger {ledger.ledger_id} of stream {ledger.stream}: {error.message}",
+            remedy=REPAIR_COPY,
+            details=error.details,
+        ) from error
 
 
 async def _frames(

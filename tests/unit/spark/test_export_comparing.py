@@ -1,6 +1,7 @@
 """An export of raw single objects, whose payloads no read compares, compares each as a whole."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +19,18 @@ from tierlog.format.manifest import keep
 from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId
 from tierlog.model.manifest import ManifestCopy, ManifestLedger
+from tierlog.model.scrub import REPAIR_COPY
 from tierlog.model.stream import ListedLedger
 from tierlog.runtime.settings import S3Settings
+from tierlog_spark.bucket import opened
 from tierlog_spark.jobs import fanout
 from tierlog_spark.jobs.export import ExportOptions, committed_files, tasks
 from tierlog_spark.jobs.export.comparing import uncompared
 from tierlog_spark.jobs.export.job import export_to
 from tierlog_spark.jobs.export.targets import FolderTarget
 from tierlog_spark.jobs.frame import JobRun
-from tierlog_spark.planning import StoredLedger
+from tierlog_spark.planning import ALL, StoredLedger, StorePart, store_parts
+from tierlog_spark.reading import store_batches
 
 S3 = S3Settings(bucket="b")
 Work = Callable[[Iterable[Any]], Iterator[Any]]
@@ -103,12 +107,73 @@ def test_a_flipped_byte_of_a_raw_single_object_is_not_committed(
     assert payloads["payload"].to_pylist() == ENTRIES
 
 
+def parts_of(ledger: StoredLedger, *pieces: tuple[int, int]) -> list[StorePart]:
+    return store_parts(ledger, [(EntryId(one), EntryId(last)) for one, last in pieces], ALL)
+
+
 async def test_only_what_nothing_else_vouches_for_is_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ledger = await raw_copy(ManifestBucket(monkeypatch))
     assert ledger.copy is not None
-    assert uncompared([ledger, ledger]) == [ledger]
-    assert uncompared([replace(ledger, raw=False)]) == [], "entries have their own checksums"
-    assert uncompared([replace(ledger, copy=replace(ledger.copy, side_len=9))]) == []
-    assert uncompared([replace(ledger, copy=None)]) == [], "nothing says what it must be"
+    last = len(ENTRIES) - 1
+    some = parts_of(ledger, (0, 0), (1, last - 1))
+    assert uncompared([*some, *some]) == [ledger]
+    whole = parts_of(ledger, (0, 0), (1, last))
+    assert [one.compared for one in whole] == [False, True]
+    assert uncompared(whole) == [], "its last part does"
+    for other in (
+        # Entries have their own checksums; grains have theirs; nothing says what it must be.
+        replace(ledger, raw=False),
+        replace(ledger, copy=replace(ledger.copy, side_len=9)),
+        replace(ledger, copy=replace(ledger.copy, data_sha256=b"")),
+        replace(ledger, copy=None),
+    ):
+        assert not any(one.compared for one in parts_of(other, (0, last)))
+        assert uncompared(parts_of(other, (0, 0))) == []
+
+
+async def test_a_read_of_a_whole_raw_single_object_tells_a_flipped_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = ManifestBucket(monkeypatch)
+    ledger = await raw_copy(bucket)
+    last = len(ENTRIES) - 1
+    schema = pa.schema([("payload", pa.binary())])
+
+    async def read(*pieces: tuple[int, int]) -> list[bytes]:
+        found: list[bytes] = []
+        for part in parts_of(ledger, *pieces):
+            async with contextlib.aclosing(
+                store_batches(part, S3, schema, fetch_bytes=4096)
+            ) as batches:
+                async for batch in batches:
+                    found += batch["payload"].to_pylist()
+        return found
+
+    assert await read((0, 0), (1, last)) == ENTRIES
+    last_byte = bucket.objects.objects[KEY][1].index(ENTRIES[-1]) + len(ENTRIES[-1]) - 1
+    bucket.objects.damage(KEY, last_byte)
+    for pieces in ([(0, last)], [(0, 0), (1, last)]):
+        with pytest.raises(CorruptError, match=f"ledger {LEDGER} of stream .*{KEY}") as caught:
+            await read(*pieces)
+        assert caught.value.remedy == REPAIR_COPY
+    # Of a part of it nothing tells.
+    assert await read((0, 0)) == ENTRIES[:1]
+
+
+async def test_a_single_object_is_read_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = ManifestBucket(monkeypatch)
+    await raw_copy(bucket)
+    async with opened(S3) as found:
+        [(ledger, blocks)] = await found.by_keys([KEY, KEY])
+    assert (ledger.ledger_id, ledger.location.is_single) == (LEDGER, True)
+    last = blocks[-1].last_entry_id
+    schema = pa.schema([("payload", pa.binary())])
+    [part] = parts_of(ledger, (0, last))
+    rows = [
+        row
+        async for batch in store_batches(part, S3, schema, fetch_bytes=4096)
+        for row in batch["payload"].to_pylist()
+    ]
+    assert rows == ENTRIES

@@ -68,7 +68,7 @@ def write_batch(
         reads = run.spark.sparkContext.parallelize(parts, len(parts))
         rows = reads.mapPartitions(_ReadAndWrite(options.s3, task)).collect()
     # Behind the reads: what is right by then was so when it was read.
-    compare(run, options.s3, (one.ledger for one in parts))
+    compare(run, options.s3, parts)
     return rows
 
 
