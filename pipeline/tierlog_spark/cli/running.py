@@ -63,6 +63,11 @@ def run_job(
             f"--memory {memory} is too little for Spark's JVM",
             remedy=f"Give {MEMORY_MB_MIN}M or more",
         )
+    if metrics is not None and not metrics.parent.is_dir():
+        raise RefusedError(
+            f"--metrics {metrics}: there is no folder {metrics.parent}",
+            remedy="Make it, or name a file in one that is there",
+        )
     cores = cores or os.cpu_count() or 1
     with (
         job_session(cores=cores, memory_mb=memory_mb) as spark,
@@ -84,16 +89,17 @@ def tell(
     quiet: bool,
     ends: Mapping[str, int] = NO_ENDS,
 ) -> None:
-    """Write a report's metrics, show it, and exit as its counts say.
+    """Show a report, write its metrics, and exit as its counts say.
 
     ``ends``: the exit codes of counts that are not 0; the first one that is not holds.
     """
     from tierlog_spark.jobs.frame import write_metrics
 
     code = next((code for name, code in ends.items() if report.counts.get(name)), 0)
+    # First: no report of hours may be lost to a file that can't be written.
+    show_report(report, columns, output, quiet=quiet)
     if metrics is not None:
         write_metrics(report, metrics, wall_ms=run.clock.wall_ms(), exit_code=code)
-    show_report(report, columns, output, quiet=quiet)
     if code:
         raise typer.Exit(code)
 

@@ -239,3 +239,16 @@ def test_an_error_of_the_job_is_told_with_its_remedy(
     told = words("scrub", code=2).stderr
     assert "error: the bucket is another cluster's" in told
     assert "remedy: Correct the settings" in told
+
+
+def test_a_report_is_not_lost_to_its_metrics(
+    words: Words, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = placed(monkeypatch, scrub, "scrub")
+    done = words("scrub", "--metrics", str(tmp_path / "none" / "scrub.prom"), code=2)
+    assert f"there is no folder {tmp_path / 'none'}" in done.stderr
+    assert asked.given == (), "nothing was begun"
+    # What can't be written in the end, since a folder has that name.
+    done = words("scrub", "-o", "json", "--metrics", str(tmp_path), code=1)
+    assert json.loads(done.stdout)["job"] == "job"
+    assert "error: " in done.stderr
