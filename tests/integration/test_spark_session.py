@@ -1,6 +1,6 @@
 """`format("tierlog")` in a real Spark session: batch, streaming, and the how-to as it stands.
 
-All tests with a session are here, so that one process starts one.
+All tests with a session that are of no job are here, so that one process starts one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 
 from tests.integration.spark_kit import (
     T0,
+    Row,
     blocks_of,
     entries_of,
     environment_of,
@@ -29,15 +30,19 @@ from tests.integration.spark_kit import (
     spoil,
 )
 from tests.integration.test_spark_sink import place_of, staged_for
-from tierlog.client import SyncClient
+from tierlog.client import StreamWriter, StructuredEvent, SyncClient, open_client
 from tierlog.format.entry import encode_entry
 from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.policy import MIB, Policy
+from tierlog.model.position import Position
 from tierlog_spark.jobs.frame import plain_spark_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tests.plugins.fix_cluster import ServiceCluster
+    from tierlog.client import Client
     from tierlog.embedded.supervisor import EmbeddedServers
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -253,6 +258,160 @@ async def test_the_notebook_plots_what_the_changelogs_of_this_machine_say(
         plot = (tmp_path / f"changelogs-{name}.png").read_bytes()
         assert plot.startswith(b"\x89PNG")
         assert len(plot) > 10_000
+
+
+LEDGER_EVENTS = 40
+
+
+class Moving:
+    """A stream whose ledgers, of eight entries, are offloaded and deleted locally by themselves."""
+
+    POLICY = Policy(ledger_entries_max=8, block_size=5 * MIB, offload_time_ms=0, deletion_lag_ms=0)
+
+    def __init__(self, cluster: ServiceCluster, client: Client, writer: StreamWriter) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.name = writer.stream
+        self.sent: list[bytes] = []
+        self.end = Position(LedgerId(0), EntryId(0))
+        self._writer = writer
+
+    async def append(self, entries: int) -> None:
+        """Append entries of five events, one after the other."""
+        for _ in range(entries):
+            number = len(self.sent)
+            some = [f"{number + one}".encode() * 20 for one in range(5)]
+            for payload in some:
+                await self._writer.send(StructuredEvent(payload=payload, key=payload[:2]))
+            last = await self._writer.flush()
+            assert last is not None
+            self.sent += some
+            self.end = Position(last.ledger_id, EntryId(last.entry_id + 1))
+            await asyncio.sleep(0.05)
+
+    async def gone(self) -> int:
+        """How many ledgers are in tier 2 alone."""
+        ledgers = (await self.client.stream(self.name))["ledgers"]
+        return sum(bool(one["complete"] and not one["tier1"]) for one in ledgers)
+
+    async def until_gone(self, count: int) -> None:
+        """Wait until so many ledgers are in tier 2 alone."""
+
+        async def enough() -> bool:
+            return await self.gone() >= count
+
+        await self.cluster.until(enough, what=f"{count} ledgers of {self.name} in tier 2 alone")
+
+
+class ThreeWays:
+    """One stream by `direct`, `service` and `auto`, in a session."""
+
+    def __init__(self, spark: SparkSession, given: dict[str, str], folder: Path) -> None:
+        self._spark = spark
+        self._given = given
+        self._folder = folder
+
+    def planned(self, mode: str, **more: str) -> tuple[DataFrame, int]:
+        """A read whose tasks are fixed, and how many these are."""
+        given = {**self._given, "readMode": mode, **more}
+        spark: Any = self._spark
+        frame = spark.read.format("tierlog").options(**given).load()
+        # What ``collect`` does before it plans, or another thread's session is asked for settings.
+        spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
+        return frame, frame._jdf.queryExecution().toRdd().getNumPartitions()
+
+    def rows(self, mode: str, **more: str) -> list[Row]:
+        return rows_of(self.planned(mode, **more)[0])
+
+    def streamed(self, into: str, mode: str, **more: str) -> tuple[list[Row], int]:
+        """Go on with a query until it has what is there now; all its rows, and its batches."""
+        given = {**self._given, "readMode": mode, **more}
+        out, checkpoint = self._folder / into, self._folder / f"{into}-checkpoint"
+        query = (
+            self._spark.readStream.format("tierlog")
+            .options(**given)
+            .load()
+            .writeStream.format("parquet")
+            .option("path", str(out))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        batches = sum(one["numInputRows"] > 0 for one in query.recentProgress)
+        return sorted(
+            rows_of(self._spark.read.parquet(str(out))), key=lambda row: row[1:4]
+        ), batches
+
+
+def rows_of(frame: DataFrame) -> list[Row]:
+    return [plain(row) for row in frame.collect()]
+
+
+def payloads_in(rows: list[Row]) -> list[bytes]:
+    return [row[-1] for row in rows]
+
+
+async def test_direct_service_and_auto_agree_while_ledgers_are_offloaded_and_deleted(
+    cluster: ServiceCluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    name = "spark-three-ways"
+    reader = cluster.address("reader", "http")
+    given = options_of(cluster.settings.s3, stream=name, readerAddress=reader)
+    ways = ThreeWays(spark, given, tmp_path)
+    async with open_client(cluster.settings) as client:
+        await client.create_stream(name, policy=Moving.POLICY)
+        async with client.writer(name) as writer:
+            assert isinstance(writer, StreamWriter)
+            moving = Moving(cluster, client, writer)
+            await moving.append(19)
+            await moving.until_gone(2)
+            await agree_in_batches(moving, ways)
+            for mode in ("auto", "service"):
+                await agrees_as_a_stream(moving, ways, mode)
+        await client.seal(name)
+        await moving.until_gone(len((await client.stream(name))["ledgers"]))
+        every = await asyncio.to_thread(ways.rows, "direct")
+        assert payloads_in(every) == moving.sent
+        for into, mode in (("auto", "direct"), ("service", "auto")):
+            # The checkpoint goes on with another way.
+            assert (await asyncio.to_thread(ways.streamed, into, mode))[0] == every
+
+
+async def agree_in_batches(moving: Moving, ways: ThreeWays) -> None:
+    """Plan reads; write, offload and delete; read what was planned."""
+    async with asyncio.TaskGroup() as group:
+        there, sent, end = await moving.gone(), len(moving.sent), str(moving.end)
+        auto, tasks = await asyncio.to_thread(ways.planned, "auto", end=end)
+        service, single = await asyncio.to_thread(ways.planned, "service", end=end)
+        assert tasks > there, "each ledger of the bucket has a task, and the tail has one"
+        assert single == 1
+        group.create_task(moving.append(24))
+        # The tail was in tier 1 when it was planned, and is in tier 2 alone now.
+        await moving.until_gone(there + 2)
+        served = await asyncio.to_thread(rows_of, service)
+        assert payloads_in(served) == moving.sent[:sent]
+        assert await asyncio.to_thread(rows_of, auto) == served
+        # Of what is complete in the bucket nothing is left out; where that ends, it ends.
+        direct = await asyncio.to_thread(ways.rows, "direct")
+        assert payloads_in(direct) == moving.sent[: len(direct)]
+        assert len(direct) >= (there + 2) * LEDGER_EVENTS
+        assert len(direct) % LEDGER_EVENTS == 0, "whole ledgers"
+        both = min(len(direct), len(served))
+        assert direct[:both] == served[:both]
+
+
+async def agrees_as_a_stream(moving: Moving, ways: ThreeWays, mode: str) -> None:
+    async with asyncio.TaskGroup() as group:
+        sent = len(moving.sent)
+        group.create_task(moving.append(16))
+        limit = str(sent // 5 // 2)
+        some, batches = await asyncio.to_thread(
+            ways.streamed, mode, mode, maxEntriesPerTrigger=limit
+        )
+        assert batches > 1
+        assert len(some) >= sent
+        assert payloads_in(some) == moving.sent[: len(some)]
 
 
 def test_what_an_executor_raises_of_ours_comes_as_what_it_is(spark: SparkSession) -> None:
