@@ -151,8 +151,6 @@ class _Try:
     """So often the first ledger went while it was looked at."""
     failures: dict[Tier, TierlogError] = field(default_factory=dict)
     failed_ledger: LedgerId | None = None
-    asked_copy: OffloadContext | None = None
-    """By which tier 2 was asked last."""
 
     def left_s(self) -> float:
         return max(0.0, self.deadline_s - asyncio.get_running_loop().time())
@@ -172,9 +170,13 @@ class _Try:
         self.failures[tier] = error
         self.fresh = True
 
+<<<<<<< ours
     def gone(self, ledger_id: LedgerId, now: OffloadContext | None) -> Mapping[Tier, TierlogError]:
         if now and self.asked_copy and now.uuid != self.asked_copy.uuid:
             self.failures.pop(Tier.TIER2, None)  # a repaired copy took the place of that one
+=======
+    def gone(self, ledger_id: LedgerId) -> Mapping[Tier, TierlogError]:
+>>>>>>> theirs
         return self.failures if self.failed_ledger == ledger_id else {}
 
 
@@ -448,9 +450,8 @@ class StreamSource:
         self, spot: Spot, budget: Budget, state: _Try, snapshot: StreamSnapshot, priority: str
     ) -> Answer | None:
         ledger, stream = spot.ledger, snapshot.stream.name
-        again = state.failed_ledger == ledger.ledger_id
-        context = await self._views.context(ledger.ledger_id, fresh=again)
-        failures = state.gone(ledger.ledger_id, context)
+        failures = state.gone(ledger.ledger_id)
+        context = await self._views.context(ledger.ledger_id, fresh=bool(failures))
         try:
             tier = choose_tier(
                 ledger,
@@ -468,7 +469,6 @@ class StreamSource:
                     chunk = await self._tier1.read(ledger, spot.entry_id, budget)
             else:
                 assert context is not None
-                state.asked_copy = context
                 with (
                     spending(Cause.READ, stream),
                     step("tier2", f"ledger {ledger.ledger_id}"),
