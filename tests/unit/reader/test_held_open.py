@@ -6,11 +6,14 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.scrubs import repairer
 from tests.unit.reader.test_source import numbered
 from tests.unit.reader.world import STREAM, ReaderWorld, budget, payloads
 from tests.unit.scheduler.test_scheduler import running, states
+from tierlog.model.errors import RetryableError
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
+from tierlog.ports.throttle import TokenBucket
 from tierlog_reader.places import Tier
 from tierlog_reader.source import StreamSource
 
@@ -79,5 +82,42 @@ def test_readers_held_open_see_no_gap_and_no_error_when_their_ledgers_move(age_s
             assert set(task.result().values()) == {Tier.TIER1, Tier.TIER2}
             tiers = list(task.result().values())
             assert tiers.index(Tier.TIER2) == tiers.count(Tier.TIER1), "there is one way only"
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("age_s", "retries_max"), [(0.5, 0), (NEVER_AGAIN_S, 1)])
+def test_a_reader_held_open_goes_on_in_the_copy_that_a_repair_put_in_its_place(age_s, retries_max):
+    """The objects that it reads are replaced under it, and swept (B10).
+
+    Who knows only the copy that is gone is told to come again, once.
+    """
+
+    async def main():
+        world = ReaderWorld()
+        await world.start()
+        ledger_id = await world.sealed(A)
+        await world.offloaded(ledger_id)
+        await world.gone_locally(ledger_id)
+        was = await world.context(ledger_id)
+        assert was.uuid is not None
+        retries = 0
+        async with world.reader(age_s=age_s) as source:
+            answer = await source.read(STREAM, Edge.EARLIEST, budget(entries=5))
+            found = payloads(answer)
+            pace = TokenBucket(world.clock, per_s=1e9)
+            assert (await repairer(world).repair(was, "seen damaged", pace)).repaired
+            await world.offloader().delete_offloaded(ledger_id, was.uuid, was.location)
+            await asyncio.sleep(1)
+            while retries <= retries_max and answer.chunk is not None:
+                try:
+                    answer = await source.read(STREAM, answer.resume, budget(entries=5))
+                except RetryableError:
+                    retries += 1
+                    continue
+                found += payloads(answer) if answer.chunk is not None else []
+        assert found == A
+        assert retries <= retries_max
+        assert (await world.context(ledger_id)).uuid != was.uuid
 
     run_virtual(main())
