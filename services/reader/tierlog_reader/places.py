@@ -1,7 +1,8 @@
 """Where the entry behind a position is: the decision table of reading (protocols.md section 5).
 
 Owns two decisions, as functions of values: which ledger and entry a position of a stream means
-(``locate``), and which tier to ask for it (``choose_tier``). Does not own the asking.
+(``locate``), and which tier to ask for it (``choose_tier``), after which ``Failures``. Does not own
+the asking.
 
 Invariants:
     * A position at a ledger's end means the next ledger's first entry, once there is one; also
@@ -13,12 +14,13 @@ Invariants:
       leaves the list when it is closed.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
+from uuid import UUID
 
-from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import (
     GONE_FROM_TIER1,
@@ -105,6 +107,28 @@ def locate(
     if where.entry_id > ledger.last_entry_id + 1:
         raise no_such_entry(stream, where, last=ledger.last_entry_id)
     return _first_of(ledgers, index + 1, resume=where)
+
+
+@dataclass(slots=True)
+class Failures:
+    """The tiers that failed for one ledger; of tier 2 it is one copy that did."""
+
+    errors: dict[Tier, TierlogError] = field(default_factory=dict)
+    copy: UUID | None = None
+
+    def note(self, tier: Tier, error: TierlogError, context: OffloadContext | None) -> None:
+        self.errors[tier] = error
+        if tier is Tier.TIER2 and context is not None:
+            self.copy = context.uuid
+
+    def of(self, context: OffloadContext | None) -> Mapping[Tier, TierlogError]:
+        """Return what failed of what is there: a repair puts another copy in a damaged one's place.
+
+        What was known of that is no word on the new one.
+        """
+        if context is not None and context.uuid != self.copy:
+            self.errors.pop(Tier.TIER2, None)
+        return self.errors
 
 
 def choose_tier(

@@ -6,13 +6,13 @@ when it turns out not to have the ledger, wait at the tail. Does not own how a t
 Consistency: an answer is frames of one ledger from the asked entry on, never a gap and never
 past the LAC of an open ledger. An empty answer says "not yet", and only at the tail.
 Retries: a tier that fails, lacks or damages a ledger is left for the other one, after a fresh
-look at the metadata, at most once each; then its error is told. A position is refused after a
-fresh look alone.
+look at the metadata, at most once each, and each copy in tier 2; then its error is told. A
+position is refused after a fresh look alone.
 Cancellation: a read keeps nothing that another one waits for.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ from tierlog_reader.chunk import NO_ROOM, Answer, Budget, Chunk, ReadRoom
 from tierlog_reader.places import (
     AtEnd,
     BehindLast,
+    Failures,
     Following,
     Place,
     Spot,
@@ -149,7 +150,7 @@ class _Try:
     """So long memory was waited at, up to now."""
     trims_met: int = 0
     """So often the first ledger went while it was looked at."""
-    failures: dict[Tier, TierlogError] = field(default_factory=dict)
+    failures: Failures = field(default_factory=Failures)
     failed_ledger: LedgerId | None = None
 
     def left_s(self) -> float:
@@ -163,21 +164,11 @@ class _Try:
             return self.trims_met <= TRIMS_MET_MAX
         return not fresh and error.reason in UNLISTED_REASONS
 
-    def failed(self, ledger_id: LedgerId, tier: Tier, error: TierlogError) -> None:
+    def failures_of(self, ledger_id: LedgerId) -> Failures:
+        """Return what failed of a ledger; of another one nothing is known any more."""
         if self.failed_ledger != ledger_id:
-            self.failures.clear()
-        self.failed_ledger = ledger_id
-        self.failures[tier] = error
-        self.fresh = True
-
-<<<<<<< ours
-    def gone(self, ledger_id: LedgerId, now: OffloadContext | None) -> Mapping[Tier, TierlogError]:
-        if now and self.asked_copy and now.uuid != self.asked_copy.uuid:
-            self.failures.pop(Tier.TIER2, None)  # a repaired copy took the place of that one
-=======
-    def gone(self, ledger_id: LedgerId) -> Mapping[Tier, TierlogError]:
->>>>>>> theirs
-        return self.failures if self.failed_ledger == ledger_id else {}
+            self.failed_ledger, self.failures = ledger_id, Failures()
+        return self.failures
 
 
 class StreamSource:
@@ -255,11 +246,13 @@ class StreamSource:
 
         A tier that fails is left for the other one, as in a read.
         """
-        gone: dict[Tier, TierlogError] = {}
+        failed = Failures()
         while True:
             context = None
             if ledger.closed:
-                context = await self._views.context(ledger.ledger_id, fresh=bool(gone))
+                fresh = bool(failed.errors)
+                context = await self._views.context(ledger.ledger_id, fresh=fresh)
+            gone = failed.of(context)
             try:
                 tier = choose_tier(ledger, context, priority=Tier.TIER2.value, gone=frozenset(gone))
             except RetryableError as nowhere:
@@ -272,7 +265,7 @@ class StreamSource:
                     return await self._tier2.entry_at_time(ledger, context, publish_ms)
             except (RefusedError, RetryableError, CorruptError) as error:
                 _reraise_unless_gone(error)
-                gone[tier] = error
+                failed.note(tier, error, context)
 
     async def end(self, stream: StreamName) -> tuple[StreamSnapshot, Position | Edge]:
         """Return the list of ledgers as of now, and the end that ``bounds`` says of it."""
@@ -450,8 +443,9 @@ class StreamSource:
         self, spot: Spot, budget: Budget, state: _Try, snapshot: StreamSnapshot, priority: str
     ) -> Answer | None:
         ledger, stream = spot.ledger, snapshot.stream.name
-        failures = state.gone(ledger.ledger_id)
-        context = await self._views.context(ledger.ledger_id, fresh=bool(failures))
+        failed = state.failures_of(ledger.ledger_id)
+        context = await self._views.context(ledger.ledger_id, fresh=bool(failed.errors))
+        failures = failed.of(context)
         try:
             tier = choose_tier(
                 ledger,
@@ -482,7 +476,8 @@ class StreamSource:
             log.info(
                 "tier.left", stream=stream, ledger_id=ledger.ledger_id, tier=tier, cause=str(error)
             )
-            state.failed(ledger.ledger_id, tier, error)
+            failed.note(tier, error, context)
+            state.fresh = True
             return None
         return Answer(chunk=chunk, resume=chunk.end)
 
