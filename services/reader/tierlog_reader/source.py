@@ -408,9 +408,7 @@ class StreamSource:
 
     def _is_awaited(self, spot: Spot) -> bool:
         """Say whether somebody waits in tier 1 for this entry, or for one before it."""
-        if self._memory is None:
-            return False
-        awaited = self._memory.awaited(spot.ledger.ledger_id)
+        awaited = None if self._memory is None else self._memory.awaited(spot.ledger.ledger_id)
         return awaited is not None and awaited <= spot.entry_id
 
     async def _settled(self, place: Place, state: _Try) -> Spot | AtEnd | None:
@@ -422,9 +420,11 @@ class StreamSource:
             last = await self._tier1.last_confirmed(ledger_id)
         except RefusedError as error:
             _reraise_unless_gone(error)
-            if state.gone(ledger_id):  # and a list that was read since has it as open
+            failed = state.failures_of(ledger_id)
+            if failed.errors:  # and a list that was read since has it as open
                 raise _unknown(error) from error
-            state.failed(ledger_id, Tier.TIER1, error)
+            failed.note(Tier.TIER1, error, None)
+            state.fresh = True
             return None
         return _spot(place, last)
 
