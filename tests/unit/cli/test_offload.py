@@ -1,6 +1,7 @@
 """``tierlog offload …``: what it says while it waits, and what of its options is refused."""
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -96,6 +97,25 @@ def test_an_offload_that_does_not_come_names_where_it_may_have_been_refused(
     assert done.exit_code == 5
     assert "is in tier 2 after 600 s [UNAVAILABLE]" in done.stderr
     assert "tierlog dlq list" in done.stderr
+
+
+@pytest.mark.parametrize(("wait", "left"), [([], 2), (["--wait"], 0)])
+def test_leftovers_are_shown_or_waited_for_until_none_is_left(
+    monkeypatch: pytest.MonkeyPatch, wait: list[str], left: int
+) -> None:
+    class Sweeping(Scheduler):
+        async def leftovers(self, stream: str) -> list[dict[str, Any]]:
+            assert stream == "logs"
+            now_s = asyncio.get_running_loop().time()
+            gone_s = zip(LEDGERS, (60, 300), strict=True)
+            return [{"ledger_id": one, "uuid": "u"} for one, at_s in gone_s if now_s < at_s]
+
+    monkeypatch.setattr(offload, "with_client", over(Sweeping(0, 0)))
+    done = CliRunner().invoke(main.app, ["offload", "gc", "logs", *wait, "-o", "json"])
+    assert done.exit_code == 0, done.output
+    assert [one["ledger_id"] for one in json.loads(done.stdout)] == [*LEDGERS][:left]
+    told = [f"{count} attempts to clean" for count in (2, 1)] if wait else []
+    assert done.stderr.splitlines() == told
 
 
 @pytest.mark.parametrize("seconds", ["-1", "nan", "soon"])
