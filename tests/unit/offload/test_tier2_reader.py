@@ -294,6 +294,23 @@ def test_every_cut_is_seen():
         assert damaged_reading(ENTRIES, lambda raw, cut=cut: raw[:cut]) is None
 
 
+@pytest.mark.parametrize("size", [28, 64, 512])
+def test_zeros_in_the_middle_are_never_taken_for_the_end(size: int):
+    """As a page that a disk lost (B12); a payload alone is guarded by side objects, not here."""
+    length, told = run_virtual(_data_len()), 0
+    for start in range(0, length, 13):
+
+        def zero(raw: bytes, start: int = start) -> bytes:
+            return raw[:start] + bytes(len(raw[start : start + size])) + raw[start + size :]
+
+        found = damaged_reading(ENTRIES, zero)
+        if found is None:
+            told += 1
+        else:
+            assert [len(one) for one in found] == [len(one) for one in ENTRIES], start
+    assert told > 20
+
+
 async def _data_len() -> int:
     handle, _, _ = await copied(World(), ENTRIES)
     return int(handle.index.data_len)
