@@ -142,6 +142,25 @@ def test_a_damaged_and_a_missing_copy_are_passed_over_and_reported():
     run_virtual(main())
 
 
+def test_where_each_copy_lost_another_third_all_is_read():
+    async def main():
+        cluster = SmallCluster(3)
+        damages = []
+        handle = await closed_ledger(cluster, on_damage=lambda *damage: damages.append(damage))
+        ledger_id = handle.ledger_id
+        names = ("n1", "n2", "n3")
+        runs = cluster.nodes["n1"].runs[ledger_id].values()
+        lost = {(names[at % 3], run.first_entry_id) for at, run in enumerate(runs)}
+        assert len({name for name, _ in lost}) == 3
+        for name, entry_id in lost:
+            cluster.nodes[name].damaged.add((ledger_id, entry_id))
+        assert await read(handle) == ALL
+        assert damages
+        assert {(name, entry_id) for _, name, entry_id in damages} <= lost
+
+    run_virtual(main())
+
+
 def test_a_node_that_can_not_be_reached_is_no_damage():
     async def main():
         cluster = SmallCluster(3)

@@ -168,6 +168,29 @@ async def test_damaged_runs_are_written_anew_from_a_good_copy():
 
 
 @on_virtual_time
+async def test_where_each_copy_lost_another_third_nothing_is_lost_and_all_are_mended():
+    cluster = LackingCluster()
+    catalog = await cluster.begin()
+    ledger_id = await cluster.ledger(catalog)
+    first = [run.first_entry_id for run in cluster.runs(N1, ledger_id)]
+    lost = {node: first[number::3] for number, node in enumerate((N1, N2, N3))}
+    assert all(len(entries) == 2 for entries in lost.values()), "each run is bad in one copy"
+    for node, entries in lost.items():
+        cluster.nodes[node].damaged |= {(ledger_id, one) for one in entries}
+        await catalog.underreplicated.add(
+            ledger_id, reason=CopyTrouble.DAMAGED, nodes=[node], entries=tuple(entries)
+        )
+    worker = cluster.worker()
+    for _ in lost:
+        await worker.round()
+    for node, entries in lost.items():
+        added = {run.first_entry_id for run in cluster.nodes[node].recovery_adds}
+        assert set(entries) <= added
+    assert await catalog.underreplicated.list() == []
+    assert await _whole(cluster, catalog, ledger_id)
+
+
+@on_virtual_time
 async def test_damage_that_is_met_while_copying_is_mended_too():
     cluster = LackingCluster()
     catalog = await cluster.begin()
