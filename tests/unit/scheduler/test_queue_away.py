@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import pytest
 from prometheus_client import REGISTRY
 
 from tests.simulation.virtual_loop import run_virtual
@@ -17,6 +18,7 @@ from tierlog.model.ids import StreamName
 from tierlog.model.policy import Policy
 from tierlog.offload.awaited_publisher import AwaitedPublisher
 from tierlog.runtime.http import serve_http
+from tierlog.runtime.worker import WorkerLimits, run_worker
 from tierlog_scheduler.main import _app
 
 STREAMS = 3 * LIMITS.streams_in_flight_max
@@ -46,6 +48,29 @@ def test_a_pass_waits_for_it_once_and_the_next_one_asks_for_all():
         setattr(stuck, "publish", there.publish)  # noqa: B010
         await leader.run_pass()
         assert len(world.queue.events(TOPICS.requested)) == 2 * STREAMS
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("how", ["slow", "refuses"])
+def test_all_that_became_due_in_ten_minutes_without_it_is_complete_a_minute_later(how):
+    async def main():
+        world, stop = World(), asyncio.Event()
+        await due(world, streams=STREAMS)
+        stuck, there = Stuck(how), world.queue.publisher()
+        leader = scheduler(world, publisher=stuck)
+        source = world.queue.source([TOPICS.requested], group="g")
+        limits = WorkerLimits(in_flight_max=2, drain_s_max=5)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(leader.run(stop))
+            tasks.create_task(run_worker(source, world.worker().handle, stop=stop, limits=limits))
+            await asyncio.sleep(600)
+            assert not any([(await world.context(one)).complete for one in world.ledgers])
+            setattr(stuck, "publish", there.publish)  # noqa: B010
+            await asyncio.sleep(60)
+            found = [await world.context(one) for one in world.ledgers]
+            stop.set()
+        assert [(one.complete, one.attempt_count) for one in found] == [(True, 1)] * 2 * STREAMS
 
     run_virtual(main())
 
