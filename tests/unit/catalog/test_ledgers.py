@@ -313,7 +313,7 @@ async def test_the_local_copy_goes_with_its_flag_in_one_transaction():
         assert [one.ledger_id for one in snapshot.ledgers] == [ledger_id]
 
 
-@pytest.mark.covers("A08")
+@pytest.mark.covers("A08", "B01")
 @on_virtual_time
 async def test_no_local_copy_is_deleted_before_the_ledger_is_tagged_complete():
     world = World()

@@ -206,7 +206,7 @@ def test_a_step_of_a_ledger_is_legal_only_if_the_table_says_so(before, after):
             ledger.moved_to(after)
 
 
-@pytest.mark.covers("A03")
+@pytest.mark.covers("A03", "B01")
 def test_a_closed_ledger_never_changes_again():
     closed = _ledger(1, 1, 1).moved_to(LedgerState.CLOSED, last_entry_id=EntryId(4), length=9)
     assert closed.moved_to(LedgerState.CLOSED, last_entry_id=EntryId(7), length=1) is closed

@@ -95,7 +95,7 @@ def exported(world: World, key: str = KEY) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("single", [False, True])
-@pytest.mark.covers("A23", "B01")
+@pytest.mark.covers("A23")
 def test_batches_are_broken_into_single_events(single: bool):
     async def main():
         world = World()

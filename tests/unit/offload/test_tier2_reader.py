@@ -85,7 +85,7 @@ def test_frames_from_anywhere(lengths, bytes_max, rng):
     run_virtual(main())
 
 
-@pytest.mark.covers("A79")
+@pytest.mark.covers("A79", "B01")
 def test_ranges_are_of_one_mebibyte_unless_told_otherwise():
     async def main():
         world = World()

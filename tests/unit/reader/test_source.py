@@ -47,7 +47,7 @@ async def test_a_stream_reads_as_one_whichever_tier_holds_what():
         assert await world.read_all(source, size=100_000) == A + B + C
 
 
-@pytest.mark.covers("A09")
+@pytest.mark.covers("A09", "B01")
 @pytest.mark.parametrize(("priority", "tier"), [("tier2", Tier.TIER2), ("tier1", Tier.TIER1)])
 def test_policy_decides_where_to_read_what_both_tiers_have(priority, tier):
     @on_virtual_time

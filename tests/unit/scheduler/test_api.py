@@ -155,7 +155,7 @@ async def test_offloads_that_are_local_are_those_that_were_tried_or_asked_for(wo
     assert await found("complete") == [there]
 
 
-@pytest.mark.covers("A26", "A27", "A33")
+@pytest.mark.covers("A26", "A27", "A33", "B01")
 async def test_offload_before_a_position(world):
     claimed = await world.stream()
     ledgers = [await world.seal(claimed, ENTRIES) for _ in range(3)]
@@ -180,7 +180,7 @@ async def test_offload_before_a_position(world):
         await ask(session, "POST", "/v1/streams/none/offload", status=404, json={})
 
 
-@pytest.mark.covers("A36", "A38")
+@pytest.mark.covers("A36", "A38", "B01")
 async def test_policy_in_both_units(world):
     await world.stream(policy=Policy(ledger_bytes_max=10**6))
     path = f"/v1/streams/{STREAM}/policy"

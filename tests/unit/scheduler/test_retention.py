@@ -247,7 +247,7 @@ def test_what_is_changed_after_a_pass_decided_is_not_trimmed_by_it(monkeypatch):
     run_virtual(main())
 
 
-@pytest.mark.covers("A24", "A25", "B12")
+@pytest.mark.covers("A24", "A25", "B12", "B01")
 def test_retention_takes_ledgers_out_of_everything():
     async def main():
         world = World()
