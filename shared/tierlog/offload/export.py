@@ -11,8 +11,9 @@ Invariants:
     * An export is never read back, nothing depends on it, and it goes with its attempt: every
       deletion of an attempt takes its key along (``tierlog.offload.cleaning``).
     * It appears whole or not at all. What is being made takes at most two parts of memory (lines,
-      and their body), one run, and the events of one entry, which compressed ones may make
-      ``EVENTS_LEN_MAX``; one is made at a time, so that this is all beside the upload budget.
+      and their body), what a run is received with, and the events of one entry, which compressed
+      ones may make ``EVENTS_LEN_MAX``. One is made at a time, and all of that is room of the upload
+      budget, which it waits for before it reads: uploads and exports together keep to one bound.
 
 Crash (leaks): an open upload under the attempt's export key, which the attempt's deletion, or a
 scrub, aborts. Who is cancelled, or out of time, tries to abort it.
@@ -39,7 +40,8 @@ from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import KEY_RAW
 from tierlog.model.offload import Tier2Copy, Tier2Location
-from tierlog.offload.blocks import PART_NUMBER_MAX
+from tierlog.offload.blocks import BESIDE_BYTES, PART_NUMBER_MAX
+from tierlog.offload.budget import UploadBudget, UploadShare
 from tierlog.offload.driver import Tier2Settings, stream_of, user_metadata
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.timed import CopyTime, OffloaderAround
@@ -78,15 +80,22 @@ class Exporter:
         *,
         part_bytes: int = PART_BYTES,
         decompressors: Mapping[Codec, Decompress] | None = None,
+        budget: UploadBudget | None = None,
     ) -> None:
         self._objects = objects
         self._settings = settings
         self._part_bytes = part_bytes
         self._decompressors = decompressors
+        self._budget = budget or UploadBudget()
         self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Exporter {self._settings.endpoint_name}/{self._settings.bucket}>"
+
+    @property
+    def memory(self) -> int:
+        """The most that an export takes while it is made."""
+        return 2 * self._part_bytes + EVENTS_LEN_MAX + BESIDE_BYTES
 
     async def export(
         self,
@@ -100,17 +109,20 @@ class Exporter:
         key = keys.export_key(location)
         metadata = user_metadata(self._settings, ObjectRole.EXPORT, handle, extra)
         with spending(Cause.OFFLOAD, stream_of(handle, extra)):
+            # In turn, so that one alone waits for room, behind the uploads that began before it.
             async with self._turn:
-                return await self._export(handle, key, metadata)
+                with self._budget.share() as share:
+                    await share.take(self.memory)
+                    return await self._export(handle, key, metadata, share)
 
     async def _export(
-        self, handle: ReadHandle, key: str, metadata: Mapping[str, str]
+        self, handle: ReadHandle, key: str, metadata: Mapping[str, str], share: UploadShare
     ) -> ExportCopy:
         upload_id = await self._objects.create_upload(
             key, metadata=metadata, content_type=CONTENT_TYPE
         )
         try:
-            return await self._write(handle, key, upload_id)
+            return await self._write(handle, key, upload_id, share)
         except (Exception, asyncio.CancelledError):
             await self._abort(key, upload_id)
             raise
@@ -122,7 +134,9 @@ class Exporter:
         except TierlogError as error:
             log.warning("export.abort_failed", key=key, cause=str(error))
 
-    async def _write(self, handle: ReadHandle, key: str, upload_id: str) -> ExportCopy:
+    async def _write(
+        self, handle: ReadHandle, key: str, upload_id: str, share: UploadShare
+    ) -> ExportCopy:
         parts: list[Part] = []
         told = _Told()
         async with aclosing(self._parts(handle, told)) as bodies:
@@ -134,9 +148,10 @@ class Exporter:
                         f"{PART_NUMBER_MAX} parts of {self._part_bytes} bytes",
                         remedy="Roll ledgers earlier",
                     )
-                part = await self._objects.upload_part(
-                    key, upload_id, number, [body], crc32c=crc32c(body)
-                )
+                async with share.sending():
+                    part = await self._objects.upload_part(
+                        key, upload_id, number, [body], crc32c=crc32c(body)
+                    )
                 parts.append(part)
         await self._objects.complete_upload(key, upload_id, parts)
         found = ExportCopy(

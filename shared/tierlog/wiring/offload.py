@@ -157,14 +157,12 @@ def ledger_offloader(
 ) -> LedgerOffloader:
     """Return the drivers, the one that the settings name for new copies."""
     tier2 = tier2_settings(settings, cluster)
+    budget = UploadBudget(
+        bytes_max=bytes_for_blocks(settings.offloader.memory_bytes_max),
+        parts_max=settings.offloader.parts_in_flight_max,
+    )
     parts = DriverParts(
-        objects=objects,
-        settings=tier2,
-        budget=UploadBudget(
-            bytes_max=bytes_for_blocks(settings.offloader.memory_bytes_max),
-            parts_max=settings.offloader.parts_in_flight_max,
-        ),
-        retries=upload_retries(settings),
+        objects=objects, settings=tier2, budget=budget, retries=upload_retries(settings)
     )
     writes = driver_name(settings.s3.driver, settings.s3.layout)
     offloader: LedgerOffloader = Drivers(parts, writes=writes, others=drivers)
@@ -172,7 +170,7 @@ def ledger_offloader(
         offloader = TimedOffloader(offloader, copy_time)
     if not settings.s3.export_events:
         return offloader
-    exporter = Exporter(objects, tier2, decompressors=decompressors())
+    exporter = Exporter(objects, tier2, decompressors=decompressors(), budget=budget)
     return ExportingOffloader(offloader, exporter, copy_time)
 
 

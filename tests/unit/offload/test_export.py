@@ -30,6 +30,7 @@ from tests.unit.offload.world import (
     metadata_of,
 )
 from tierlog.adapters.memory.faults import Faults, Outcome, no_faults
+from tierlog.adapters.memory.objects import MemoryObjects, MemoryObjectsClient
 from tierlog.format.entry import StructuredEvent, encode_entry
 from tierlog.format.export import lines_of
 from tierlog.format.keys import ObjectRole, parse_key
@@ -40,9 +41,11 @@ from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import KEY_RAW
 from tierlog.model.offload import Tier2Copy
 from tierlog.model.scrub import FindingKind
+from tierlog.offload.budget import UploadBudget
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
 from tierlog.offload.export import Exporter, ExportingOffloader
 from tierlog.offload.single_driver import SingleObjectOffloader
+from tierlog.ports.spending import CostMeter
 
 LEDGER = LedgerId(7)
 UUID_1 = UUID(int=1)
@@ -281,7 +284,7 @@ def test_an_error_of_an_export_that_nobody_foresaw_leaves_the_copy_whole_and_not
 
 
 def test_exports_are_made_one_at_a_time():
-    """Each takes memory beside the upload budget, however many ledgers are on their way."""
+    """Each takes room that uploads want, however many ledgers are on their way."""
 
     class Watched(ListHandle):
         reading, most = 0, 0
@@ -312,6 +315,46 @@ def test_exports_are_made_one_at_a_time():
         )
         assert len([key for key in world.bucket.objects if key.endswith("export.ndjson")]) == 5
         assert Watched.most == 1
+
+    run_virtual(main())
+
+
+class PacedBucket(MemoryObjectsClient):
+    """Takes a second for a part, and sees what is held, and sent at once, at each."""
+
+    def __init__(self, bucket: MemoryObjects, budget: UploadBudget) -> None:
+        super().__init__(bucket, no_faults(), CostMeter())
+        self._budget = budget
+        self.flying = self.flying_peak = 0
+        self.held: dict[bool, list[int]] = {True: [], False: []}
+        """By whether it was an export's part."""
+
+    async def upload_part(self, key: str, upload_id: str, number: int, *args: Any, **named: Any):
+        self.held[key.endswith("-export.ndjson")].append(self._budget.held_bytes)
+        self.flying += 1
+        self.flying_peak = max(self.flying_peak, self.flying)
+        await asyncio.sleep(1.0)
+        self.flying -= 1
+        return await super().upload_part(key, upload_id, number, *args, **named)
+
+
+def test_exports_and_uploads_together_keep_to_one_bound():
+    """Of bytes, and of parts on their way; an export has its room before it is made."""
+
+    async def main():
+        world, budget = World(), UploadBudget(bytes_max=40_000_000, parts_max=2)
+        objects = PacedBucket(world.bucket, budget)
+        exporter = Exporter(objects, TIER2, part_bytes=100, budget=budget)
+        driver = ExportingOffloader(BlockOffloader(objects, TIER2, budget=budget), exporter)
+        plain = handle_of(ENTRIES)
+        handles = [ListHandle(LedgerId(n), ENTRIES, plain.ledger_metadata) for n in range(20)]
+        await asyncio.gather(*(driver.offload(one, world.ids.uuid(), {}) for one in handles))
+        assert driver.exported == 20
+        assert min(objects.held[True]) >= exporter.memory
+        assert max(objects.held[False]) > exporter.memory, "uploads go on beside an export"
+        assert budget.held_bytes_peak <= 40_000_000
+        assert objects.flying_peak == 2
+        assert budget.held_bytes == 0
 
     run_virtual(main())
 

@@ -19,12 +19,14 @@ from tierlog.format.run import Run
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.node import Cluster
+from tierlog.offload.budget import UploadBudget
 from tierlog.offload.driver import BlockOffloader
 from tierlog.offload.export import Exporter, ExportingOffloader
 from tierlog.offload.messages import parse_result
 from tierlog.offload.timed import CopyTime
 from tierlog.proto.v1 import events_pb2 as pb
 from tierlog.runtime.settings import Settings
+from tierlog.wiring import offload as wiring
 from tierlog.wiring.offload import ledger_offloader
 
 HOUR = 3600.0
@@ -63,6 +65,18 @@ def wired(world: World) -> ExportingOffloader:
     )
     assert isinstance(found, ExportingOffloader)
     return found
+
+
+def test_exports_and_uploads_are_wired_with_one_budget(monkeypatch):
+    made: list[UploadBudget] = []
+    monkeypatch.setattr(wiring, "Exporter", lambda *_, budget, **__: made.append(budget))
+    drivers = wiring.Drivers
+    monkeypatch.setattr(
+        wiring, "Drivers", lambda parts, **how: made.append(parts.budget) or drivers(parts, **how)
+    )
+    wired(World())
+    of_uploads, of_exports = made
+    assert of_uploads is of_exports
 
 
 def test_a_copy_is_complete_whose_export_takes_too_long():
