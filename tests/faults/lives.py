@@ -7,7 +7,6 @@ complete copy; a scrub mends it. Either ends at rest, with everything read back.
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -150,9 +149,6 @@ async def _stop(lane: Lane, plan: Plan, judge: Judge) -> None:
 # Scrubs
 
 
-_planted: Final = itertools.count(10**6)
-
-
 async def _scrub_life(lane: Lane, plan: Plan, judge: Judge, over: Over) -> Told:
     ledger_id = max(lane.wanted.fates)
     await _plant(lane, ledger_id)
@@ -183,10 +179,11 @@ async def _plant(lane: Lane, ledger_id: LedgerId) -> None:
         cluster_name="tierlog",
         software=SOFTWARE,
     )
-    orphan = keys.object_keys(prefix, uuid4(), LedgerId(next(_planted)))
+    given = lane.parts.catalog.ledgers
+    orphan = keys.object_keys(prefix, uuid4(), await given.new_id())
     for key in (orphan.data, orphan.side, orphan.index):
         await objects.put(key, b"planted", metadata=beside)
-    stray = keys.object_keys(prefix, uuid4(), LedgerId(next(_planted))).data
+    stray = keys.object_keys(prefix, uuid4(), await given.new_id()).data
     await objects.create_upload(stray, metadata=beside, content_type="application/octet-stream")
     await objects.delete(context.location.side_key)
 

@@ -117,10 +117,10 @@ async def _scrub(world: SmallWorld) -> dict[LedgerId, Fate]:
     cluster = await world.catalog.nodes.ensure_cluster()
     bucket = world.servers.bucket.connect()
     own = beside(cluster.cluster_id, STREAM)
-    orphan = keys.object_keys("", UUID(int=5), LedgerId(900))
+    orphan = keys.object_keys("", UUID(int=5), await world.catalog.ledgers.new_id())
     for key in (orphan.data, orphan.side, orphan.index):
         await bucket.put(key, b"planted", metadata=own)
-    stray = keys.object_keys("", UUID(int=6), LedgerId(901)).data
+    stray = keys.object_keys("", UUID(int=6), await world.catalog.ledgers.new_id()).data
     await bucket.create_upload(stray, metadata=own, content_type="")
     # A manifest that names the copy, as there is one in a bucket that is in use.
     leader = world.process("scheduler", 9)

@@ -113,6 +113,8 @@ async def test_each_kind_is_found_and_mended_and_the_rest_left_alone(
         tmp_path / "cluster",
         name=name,
         env={
+            # So that the ids of what is planted were given.
+            "TIERLOG_CLUSTER__LEDGER_ID_BASE": "2000000",
             "TIERLOG_SCHEDULER__SCRUB_SAFETY_AGE_S": str(SAFETY_S),
             "TIERLOG_SCHEDULER__SCRUB_INTERVAL_S": "0",
         },
