@@ -310,7 +310,7 @@ def known_faults(reports: Iterable[ScrubReport]) -> KnownFaults | None:
     if not done:
         return None
     looked = list(_since_all_was_seen(done))
-    left = {kind: max(one.left[kind] for one in looked) for kind in FAULTS}
+    left = Counter[FindingKind]({kind: max(one.left[kind] for one in looked) for kind in FAULTS})
     deep = list(_since_all_was_seen(one for one in done if one.wish.deep))
     left[FindingKind.DAMAGED_DATA] = max(
         one.left[FindingKind.DAMAGED_DATA] - _damaged_indexes(one) for one in looked

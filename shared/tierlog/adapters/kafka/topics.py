@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -162,9 +163,8 @@ def _mark(admin: _Admin, name: str, timeout_s: float) -> TopicMark:
         return TopicMark()
     topic = described[name].result()
     places = [TopicPartition(name, part.id) for part in topic.partitions]
-    listed = admin.client.list_offsets(
-        {place: OffsetSpec.latest() for place in places}, request_timeout=timeout_s
-    )
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    listed = admin.client.list_offsets(dict.fromkeys(places, latest), request_timeout=timeout_s)
     ends = {}
     for place, future in listed.items():
         _result(admin, future, f"asking for the end of topic {name}", timeout_s)
