@@ -5,14 +5,15 @@ Kafka through proxies of their own; the node says of itself that it is on anothe
 address, where proxies are too. Appends and everything that looks go straight to the servers.
 
 One stream lives through everything: each life seals a ledger of three blocks, which comes to tier
-2 and loses its local copy, while the ledger of the life before is trimmed.
+2 and loses its local copy, while the ledger of the life before is trimmed. In a lane that deletes
+each life makes the stream anew, and nothing of it may be left.
 """
 
 import asyncio
 import contextlib
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -29,9 +30,10 @@ from tierlog.embedded.nodes import quorum_environment
 from tierlog.embedded.ports import LOOPBACK
 from tierlog.embedded.services import SERVICE_PORTS, EmbeddedServices, ServiceSpec, service_spec
 from tierlog.embedded.supervisor import EmbeddedServers
+from tierlog.format import paths
 from tierlog.format.attribute_objects import parse_attribute_key
 from tierlog.format.manifest import is_manifest_key
-from tierlog.model.errors import RetryableError, TierlogError
+from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, NodeId, StreamName
 from tierlog.model.policy import MIB, Policy
 from tierlog.runtime.settings import KafkaSettings, S3Settings, Settings, ZooKeeperSettings
@@ -50,6 +52,7 @@ POLICY: Final = Policy(
 KEPT: Final = Policy(
     offload_time_ms=0, deletion_lag_ms=-1, retention_size_bytes=1, block_size=5 * MIB
 )
+UNTRIMMED: Final = Policy(offload_time_ms=0, deletion_lag_ms=-1, block_size=5 * MIB)
 ENTRY_LEN: Final = 300_000
 ENTRIES: Final = 36
 """10.8 MB: two whole blocks, and the beginning of a third."""
@@ -95,6 +98,7 @@ class Lane:
         self._rng = random.Random(settings.s3.key_prefix)
         self._entries: dict[LedgerId, list[bytes]] = {}
         self._fates: dict[LedgerId, Fate] = {}
+        self._deleted = False
         self._control = GrpcStreamControl(
             f"{LOOPBACK}:{specs['ingest'].ports['grpc']}", timeout_s=20.0
         )
@@ -111,14 +115,36 @@ class Lane:
         for proxy in self._node_proxies:
             proxy.judge = self.judges[reader] if proxy.server == "node" else None
 
-    async def create(self, policy: Policy) -> None:
-        """Make the stream, and one that is never offloaded.
+    async def create(self, policy: Policy | None) -> None:
+        """Make the stream, if it has a policy, and one that is never offloaded.
 
         A node takes metadata without any ledger for a failure, and frees nothing then.
         """
         await self._control.create_stream(STAYING, raw=True, policy=None, exist_ok=False)
         await self._control.append(STAYING, [b"kept"])
+        if policy is not None:
+            await self.make(policy)
+
+    async def make(self, policy: Policy) -> None:
+        """Make the stream."""
         await self._control.create_stream(STREAM, raw=True, policy=policy, exist_ok=False)
+        self._deleted = False
+
+    async def delete(self) -> None:
+        """Begin to delete the stream: nothing of it is to be left."""
+        await self.parts.catalog.retention.begin_stream_deletion(STREAM)
+        self._deleted = True
+        self._fates = dict.fromkeys(self._fates, Fate.TRIMMED)
+
+    async def until_uploading(self, ledger_id: LedgerId, *, seconds: float) -> None:
+        """Wait until an attempt of a ledger has begun to upload."""
+
+        async def done() -> bool:
+            context = await self.parts.catalog.contexts.get(ledger_id)
+            uploads = await self.parts.objects.list_uploads(self.settings.s3.key_prefix)
+            return bool(uploads) or (context is not None and context.complete)
+
+        await until(done, seconds, lambda: f"ledger {ledger_id} is not uploaded")
 
     async def seal(self, fate: Fate) -> LedgerId:
         """Append a ledger of three blocks and close it; those before are trimmed for it."""
@@ -177,7 +203,6 @@ class Lane:
         prefix = self.settings.s3.key_prefix
         keys = [one.key async for one in objects.list(prefix)]
         node = await self.parts.nodes.client(NODE)
-        stream = (await catalog.streams.snapshot(STREAM)).stream
         copies: dict[LedgerId, list[bytes]] = {}
         for ledger_id, context in contexts.items() if read else ():
             assert context.uuid is not None
@@ -194,9 +219,30 @@ class Lane:
             ],
             uploads=[one.key for one in await objects.list_uploads(prefix)],
             held=set(await node.list_ledgers()) & self._fates.keys(),
-            deleting=stream.deleting,
+            deleting=await self._deleting(),
             read=copies,
         )
+
+    async def _deleting(self) -> Collection[LedgerId]:
+        try:
+            return (await self.parts.catalog.streams.snapshot(STREAM)).stream.deleting
+        except RefusedError as error:
+            if self._deleted and error.reason is Reason.STREAM_NOT_FOUND:
+                return ()
+            raise
+
+    async def _left_of_stream(self) -> list[str]:
+        """Return what the metadata still have of a stream that is deleted; see ``seen`` too."""
+        places = [
+            paths.stream_path(STREAM),
+            paths.pages_path(STREAM),
+            paths.attributes_path(STREAM),
+        ]
+        for ledger_id in self._fates:
+            places += [paths.ledger_path(ledger_id), paths.context_path(ledger_id)]
+            places.append(paths.ledger_lock_path(ledger_id))
+        store = self.parts.catalog.store
+        return [f"not deleted: {one}" for one in places if await store.get(one) is not None]
 
     @property
     def wanted(self) -> Wanted:
@@ -221,6 +267,8 @@ class Lane:
 
         async def done() -> bool:
             wrong[:] = invariants.wrong_at_rest(await self.seen(), self.wanted)
+            if self._deleted:
+                wrong.extend(await self._left_of_stream())
             return not wrong
 
         await until(done, seconds, lambda: "\n".join(wrong))

@@ -2,7 +2,9 @@
 
 ``life``: a ledger of three blocks is sealed, comes to tier 2, loses its local copy, and the ledger
 before it is trimmed. ``scrub_life``: the bucket gets what nobody names and loses an object of a
-complete copy; a scrub mends it. Either ends at rest, with everything read back.
+complete copy; a scrub mends it. Either ends at rest, with everything read back. ``_deleting_life``:
+a stream is made that has a ledger in both tiers and one in mid-upload, and is deleted; nothing of
+it is left, in the bucket, on the node or in the metadata.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from uuid import uuid4
 import aiohttp
 
 from tests.faults.invariants import Fate
-from tests.faults.lane import SAFETY_S, STREAM, Lane, until
+from tests.faults.lane import SAFETY_S, STREAM, UNTRIMMED, Lane, until
 from tests.faults.proxy import COUNTED, Act, Judge, Place
 from tierlog.embedded.services import SERVICE_PORTS
 from tierlog.format import keys
@@ -51,10 +53,12 @@ class Plan:
     place: Place | None = None
     trouble: Trouble | None = None
     scrub: bool = False
+    delete: bool = False
 
     def __str__(self) -> str:
         what = self.trouble.name.lower() if self.trouble is not None else "no trouble"
-        return f"{'scrub: ' if self.scrub else ''}{self.victim} {what} at {self.place}"
+        kind = "scrub: " * self.scrub + "delete: " * self.delete
+        return f"{kind}{self.victim} {what} at {self.place}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +75,50 @@ async def life(lane: Lane, plan: Plan) -> Told:
     """Live once; raises ``AssertionError`` with what is wrong."""
     lane.count_anew(reader="scheduler" if plan.scrub else "offloader")
     judge = lane.judges[plan.victim]
-    if plan.place is not None and plan.trouble is not None:
-        act = plan.trouble.value if isinstance(plan.trouble.value, Act) else Act.HOLD_REQUEST
-        judge.arm(plan.place, act)
+    if not plan.delete:
+        _arm(judge, plan)
     async with _trouble(lane, plan, judge) as over:
         if plan.scrub:
             return await _scrub_life(lane, plan, judge, over)
+        if plan.delete:
+            return await _deleting_life(lane, plan, judge, over)
         ledger_id = await lane.seal(Fate.MOVED)
         took_s = await lane.until_complete(ledger_id, seconds=COMPLETE_S_MAX)
         await lane.until_rest(seconds=REST_S_MAX)
-        if await over():
-            # A place behind all of that may have come only now.
-            if plan.trouble is Trouble.STOP:
-                await scrubbed(lane)
-            await lane.until_rest(seconds=REST_S_MAX)
+        await _over(lane, plan, over)
+    return _told(plan, judge, took_s)
+
+
+def _arm(judge: Judge, plan: Plan) -> None:
+    if plan.place is not None and plan.trouble is not None:
+        act = plan.trouble.value if isinstance(plan.trouble.value, Act) else Act.HOLD_REQUEST
+        judge.arm(plan.place, act)
+
+
+async def _over(lane: Lane, plan: Plan, over: "Over") -> None:
+    """See that it rests again after a trouble: a place behind all of it may have come only now."""
+    if await over():
+        if plan.trouble is Trouble.STOP:
+            await scrubbed(lane)
+        await lane.until_rest(seconds=REST_S_MAX)
+
+
+async def _deleting_life(lane: Lane, plan: Plan, judge: Judge, over: "Over") -> Told:
+    await lane.make(UNTRIMMED)
+    whole = await lane.seal(Fate.COMPLETE)
+    took_s = await lane.until_complete(whole, seconds=COMPLETE_S_MAX)
+    lane.count_anew()
+    if plan.victim == "offloader":
+        _arm(judge, plan)
+    uploading = await lane.seal(Fate.COMPLETE)
+    await lane.until_uploading(uploading, seconds=COMPLETE_S_MAX)
+    if plan.victim == "scheduler":
+        # Of the deletion alone: what comes before it is another life's.
+        lane.count_anew()
+        _arm(judge, plan)
+    await lane.delete()
+    await lane.until_rest(seconds=REST_S_MAX)
+    await _over(lane, plan, over)
     return _told(plan, judge, took_s)
 
 

@@ -1,7 +1,8 @@
 """Every point of real processes: ``python -m tests.faults.run`` (``make faults``).
 
-Lives a ledger once without trouble to learn the requests of offloader and scheduler, and of a
-scrub, then once for each of them and each trouble. Several lanes, each with processes of its own,
+Lives a ledger once without trouble to learn the requests of offloader and scheduler, of a scrub and
+of a stream's deletion, then once for each of them and each trouble. At a share of the places the
+process is stopped past its session too, and resumed. Several lanes, each with processes of its own,
 work side by side over the same servers. A place that did not come again is tried again, and what
 never came is told by name. Ends with exit code 1 when a life ended badly, or when more than a tenth
 of all places never came; logs are kept then.
@@ -30,6 +31,7 @@ from tierlog.embedded.supervisor import EmbeddedServers
 from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.sections import LogSettings
 
+KINDS: Final = ("scrub", "offload", "delete")
 KILLS: Final = (Trouble.KILL_BEFORE, Trouble.KILL_AFTER)
 TELL_EACH: Final = 20
 REDRAWN_MAX: Final = 3
@@ -79,9 +81,12 @@ class Score:
         return found
 
 
-async def first_lives(lane: Lane, *, scrub: bool) -> list[Told]:
+async def first_lives(lane: Lane, kind: str) -> list[Told]:
     """Make the stream, and live without trouble, once for each process."""
-    if scrub:
+    if kind == "delete":
+        await lane.create(None)
+        return [await life(lane, Plan(victim=one, delete=True)) for one in VICTIMS]
+    if kind == "scrub":
         await lane.create(KEPT)
         await lane.seal(Fate.COMPLETE)
         await lane.until_rest()
@@ -135,6 +140,16 @@ def share_of(plans: Sequence[Plan], count: int, seed: int) -> list[Plan]:
     return drawn[:count]
 
 
+def stops_of(told: Sequence[Told], share: float, seed: int) -> list[Plan]:
+    """Return a share of the places, drawn by a seed, at which a process is stopped; of no scrub's.
+
+    A leader that is stopped in a scrub takes the scrub along: nobody else goes on with it.
+    """
+    lives = [one for one in told if not one.plan.scrub]
+    plans = [plan for one in lives for plan in plans_at(one, troubles=(Trouble.STOP,))]
+    return share_of(plans, round(share * len(plans)), seed)
+
+
 async def _lane(
     servers: EmbeddedServers,
     folder: Path,
@@ -150,19 +165,20 @@ async def _lane(
     async with AsyncExitStack() as stack:
         async with opens:  # processes of all lanes that start at once are not ready in time
             lane = await stack.enter_async_context(open_lane(servers, settings, folder))
-        told = await first_lives(lane, scrub=_scrubs(number))
+        told = await first_lives(lane, _kind(number, chosen.kinds))
         if not shared.done():
             # The points are those of the lane that was first.
             plans = [plan for one in told for plan in plans_at(one, troubles=chosen.troubles)]
             print(f"{_counts(told)}; {len(plans)} lives in all", flush=True)
+            plans += stops_of(told, chosen.stops, chosen.seed)
             drawn = share_of(plans, chosen.lives or len(plans), chosen.seed)
             shared.set_result(deque(drawn))
         await live_all(partial(life, lane), shared.result(), score)
 
 
-def _scrubs(number: int) -> bool:
-    """Tell whether a lane scrubs: every other one, as there are about as many points."""
-    return number % 2 == 0
+def _kind(number: int, kinds: Sequence[str]) -> str:
+    """Return what a lane does: each kind in its turn, as there are about as many points."""
+    return kinds[number % len(kinds)]
 
 
 def _counts(told: Sequence[Told]) -> str:
@@ -170,20 +186,21 @@ def _counts(told: Sequence[Told]) -> str:
     for one in told:
         servers = Counter(place.server for place in one.places)
         each = ", ".join(f"{server} {count}" for server, count in sorted(servers.items()))
-        parts.append(f"{one.plan.victim}{' at a scrub' * one.plan.scrub}: {each}")
+        of = " at a scrub" * one.plan.scrub + " at a deletion" * one.plan.delete
+        parts.append(f"{one.plan.victim}{of}: {each}")
     return "; ".join(parts)
 
 
 async def _run(keep: Path, chosen: argparse.Namespace) -> Score:
     score = Score()
     loop = asyncio.get_running_loop()
-    shared: dict[bool, asyncio.Future[deque[Plan]]] = {
-        scrub: loop.create_future() for scrub in (False, True)
+    shared: dict[str, asyncio.Future[deque[Plan]]] = {
+        kind: loop.create_future() for kind in chosen.kinds
     }
     opens = asyncio.Lock()
     async with EmbeddedServers(keep / "servers") as servers, asyncio.TaskGroup() as group:
         for number in range(chosen.lanes):
-            folder, plans = keep / f"lane-{number}", shared[_scrubs(number)]
+            folder, plans = keep / f"lane-{number}", shared[_kind(number, chosen.kinds)]
             group.create_task(_lane(servers, folder, number, chosen, plans, score, opens=opens))
     return score
 
@@ -191,13 +208,17 @@ async def _run(keep: Path, chosen: argparse.Namespace) -> Score:
 def main(arguments: list[str] | None = None) -> int:
     """Run it; the process's exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lanes", type=int, default=4, help="side by side; every other one scrubs")
+    parser.add_argument("--lanes", type=int, default=6, help="side by side, each kind in its turn")
     parser.add_argument("--seed", type=int, default=1, help="draws the order")
     parser.add_argument("--lives", type=int, default=0, help="of each kind at most; 0: all")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of lives")
+    parser.add_argument(
+        "--stops", type=float, default=0.1, help="the share of places with a stop too"
+    )
     parser.add_argument("--kills-only", action="store_true", help="no dropped or doubled requests")
     parser.add_argument("--keep", type=Path, help="where logs are kept")
     chosen = parser.parse_args(arguments)
-    assert chosen.lanes >= 2
+    assert chosen.lanes >= len(chosen.kinds)
     chosen.troubles = KILLS if chosen.kills_only else (*KILLS, *OTHERS)
     keep = chosen.keep or Path(tempfile.mkdtemp(prefix="tierlog-faults-"))
     keep.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ Parts = Mapping[str, Part]
 
 
 async def kill(lane: Lane, parts: Parts) -> None:
-    calm = await first_lives(lane, scrub=False)
+    calm = await first_lives(lane, "offload")
     for victim, one in zip(VICTIMS, calm, strict=True):
         assert SERVERS[victim] <= {place.server for place in one.places}
         await lived(lane, parts[victim], plans_at(one, troubles=KILLS), lives=2)
@@ -65,12 +65,23 @@ async def kill(lane: Lane, parts: Parts) -> None:
 
 
 async def kill_scrubs(lane: Lane, parts: Parts) -> None:
-    (calm,) = await first_lives(lane, scrub=True)
+    (calm,) = await first_lives(lane, "scrub")
     await lived(lane, parts["scrub"], plans_at(calm, troubles=KILLS), lives=2)
 
 
+async def kill_deletions(lane: Lane, parts: Parts) -> None:
+    calm = await first_lives(lane, "delete")
+    by_scheduler = [one for one in calm if one.plan.victim == "scheduler"]
+    part = parts["deletion"]
+    for lives, told, troubles in ((3, by_scheduler, KILLS), (1, calm, (Trouble.STOP,))):
+        plans = [plan for one in told for plan in plans_at(one, troubles=troubles)]
+        await lived(lane, part, plans, lives=lives)
+
+
 async def stop(lane: Lane, parts: Parts) -> None:
-    await lane.create(POLICY)
+    calm = await first_lives(lane, "offload")
+    plans = [plan for one in calm for plan in plans_at(one, troubles=(Trouble.STOP,))]
+    await lived(lane, parts["zombies anywhere"], plans, lives=1)
     at = AT_THE_END[random.Random(SEED).choice(list(AT_THE_END))]
     plan = Plan(victim="offloader", place=at, trouble=Trouble.STOP)
     parts["zombie offloader"].told.append(await life(lane, plan))
@@ -139,7 +150,8 @@ Duty = Callable[[Lane, Parts], Awaitable[None]]
 DUTIES: dict[str, tuple[Duty, tuple[str, ...]]] = {
     "kill": (kill, (*VICTIMS, "others")),
     "scrub": (kill_scrubs, ("scrub",)),
-    "stop": (stop, ("zombie offloader", "zombie scheduler")),
+    "delete": (kill_deletions, ("deletion",)),
+    "stop": (stop, ("zombie offloader", "zombie scheduler", "zombies anywhere")),
 }
 
 
@@ -226,6 +238,16 @@ def test_requests_dropped_delayed_and_doubled(check, parts):
 def test_a_scrub_killed_at_a_share_of_its_requests(check, parts):
     check("scrub", lives=2)
     assert parts["scrub"].points > 30
+
+
+def test_a_stream_s_deletion_killed_and_stopped_at_a_share_of_its_requests(check, parts):
+    check("deletion", lives=4)
+    assert parts["deletion"].points > 60
+    assert {told.plan.trouble for told in parts["deletion"].told} >= {Trouble.STOP}
+
+
+def test_offloader_or_scheduler_stopped_at_a_drawn_request_changes_nothing(check):
+    check("zombies anywhere", lives=1)
 
 
 def test_an_offloader_stopped_past_its_session_changes_nothing(check):
