@@ -6,6 +6,7 @@ its export is; what the export had begun is taken away.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -21,6 +22,7 @@ from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.node import Cluster
 from tierlog.offload.budget import UploadBudget
 from tierlog.offload.driver import BlockOffloader
+from tierlog.offload.drivers import DriverParts, Drivers
 from tierlog.offload.export import Exporter, ExportingOffloader
 from tierlog.offload.messages import parse_result
 from tierlog.offload.timed import CopyTime
@@ -69,11 +71,14 @@ def wired(world: World) -> ExportingOffloader:
 
 def test_exports_and_uploads_are_wired_with_one_budget(monkeypatch):
     made: list[UploadBudget] = []
+
+    def drivers(parts: DriverParts, **how: Any) -> Drivers:
+        assert parts.budget is not None
+        made.append(parts.budget)
+        return Drivers(parts, **how)
+
     monkeypatch.setattr(wiring, "Exporter", lambda *_, budget, **__: made.append(budget))
-    drivers = wiring.Drivers
-    monkeypatch.setattr(
-        wiring, "Drivers", lambda parts, **how: made.append(parts.budget) or drivers(parts, **how)
-    )
+    monkeypatch.setattr(wiring, "Drivers", drivers)
     wired(World())
     of_uploads, of_exports = made
     assert of_uploads is of_exports
