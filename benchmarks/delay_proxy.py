@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Final
 
 RECEIVE_BYTES: Final = 256 * 1024
@@ -81,11 +80,10 @@ class Proxy(socketserver.ThreadingTCPServer):
 
 
 @contextlib.asynccontextmanager
-async def delayed(address: str, round_trip_ms: float) -> AsyncIterator[str]:
-    """Run one in a process of its own; give where it listens, as host:port."""
-    host, _, port = address.partition(":")
+async def in_its_own_process(script: str, *arguments: str) -> AsyncIterator[str]:
+    """Run a server that prints its port and ends with its standard input; give its host:port."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(Path(__file__)), host, port, str(round_trip_ms),
+        sys.executable, script, *arguments,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -94,6 +92,12 @@ async def delayed(address: str, round_trip_ms: float) -> AsyncIterator[str]:
     finally:
         process.kill()
         await process.wait()
+
+
+def delayed(address: str, round_trip_ms: float) -> contextlib.AbstractAsyncContextManager[str]:
+    """Run one in a process of its own; give where it listens, as host:port."""
+    host, _, port = address.partition(":")
+    return in_its_own_process(__file__, host, port, str(round_trip_ms))
 
 
 def main() -> None:

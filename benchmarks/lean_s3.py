@@ -6,7 +6,6 @@ passes everything else on to the real server at HOST and PORT. Nothing is checke
 standard input does.
 """
 
-import asyncio
 import contextlib
 import os
 import re
@@ -18,6 +17,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
+
+from delay_proxy import in_its_own_process
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 RECEIVE_BYTES: Final = 256 * 1024
@@ -97,16 +98,8 @@ class LeanS3(socketserver.ThreadingTCPServer):
 async def lean_s3(url: str, folder: Path) -> AsyncIterator[str]:
     """Run one before the server at ``url``, in a process of its own; give its own URL."""
     host, _, port = urlsplit(url).netloc.partition(":")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(Path(__file__)), host, port, str(folder),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(await process.stdout.readline())}"
-    finally:
-        process.kill()
-        await process.wait()
+    async with in_its_own_process(__file__, host, port, str(folder)) as address:
+        yield f"http://{address}"
 
 
 def main() -> None:

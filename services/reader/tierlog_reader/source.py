@@ -448,11 +448,7 @@ class StreamSource:
         failures = failed.of(context)
         try:
             tier = choose_tier(
-                ledger,
-                context,
-                priority=priority,
-                gone=frozenset(failures),
-                entry_id=spot.entry_id,
+                ledger, context, priority=priority, gone=frozenset(failures), entry_id=spot.entry_id
             )
         except RetryableError as nowhere:
             told = [error for error in failures.values() if not isinstance(error, RefusedError)]
