@@ -3,6 +3,7 @@
 client    ``tierlog.client`` iterates over every entry, checksums verified, through the reader
 http      the same bytes over plain HTTP from the reader, looked at by nobody
 first     ``http`` from a reader that has just started and read nothing yet
+by obstore  ``client`` and ``http`` from a reader that fetches with obstore, where that is installed
 ranges    aioboto3 gets the same object by ranges of 1 MiB, one after the other
 aioboto3  it gets eight at a time, as the reader does
 obstore   the same with obstore, where that is installed (``make test-obstore`` does it)
@@ -63,6 +64,7 @@ WARM_OF_CACHE = 1.25
 READ_BYTES = 4 * MIB
 CACHE_BYTES = 256 * MIB
 OF_PLAIN = 0.9
+BY_OBSTORE = {"TIERLOG_READER__OBJECT_READS": "obstore"}
 
 
 async def read_by_client(parameters: Mapping[str, Any]) -> Result:
@@ -111,6 +113,7 @@ async def main() -> None:
     )
     size = arguments.size * MB
     cache = min(CACHE_BYTES, size // 4)
+    plain_names = plain_clients()
     settings = {"TIERLOG_READER__CACHE_BYTES_MAX": str(cache)}
     kinds = ["ingest", "reader", "offloader", "scheduler"]
     with folder_of(arguments) as folder:
@@ -120,8 +123,8 @@ async def main() -> None:
                 for stream, length in ((STREAM, size), (WARM, int(WARM_OF_CACHE * cache)))
             ]
 
-            async def ours(mode: str, *, used: bool) -> Result:
-                await cold_reader(bench)
+            async def ours(mode: str, *, used: bool, **changed: str) -> Result:
+                await cold_reader(bench, **changed)
                 if used:
                     await run_child(__file__, "http", warm, bench.env)
                 return await run_child(__file__, mode, whole, bench.env)
@@ -134,8 +137,13 @@ async def main() -> None:
                     "client": partial(ours, "client", used=True),
                     "http": partial(ours, "http", used=True),
                     "first": partial(ours, "http", used=False),
+                    **{
+                        f"{mode} by obstore": partial(ours, mode, used=True, **BY_OBSTORE)
+                        for mode in ("client", "http")
+                        if "obstore" in plain_names
+                    },
                     "ranges": partial(plain, "aioboto3", 1),
-                    **{name: partial(plain, name, IN_FLIGHT) for name in plain_clients()},
+                    **{name: partial(plain, name, IN_FLIGHT) for name in plain_names},
                 },
                 arguments.runs,
             )
@@ -152,14 +160,15 @@ def plain_clients() -> list[str]:
 
 def claims_of(runs: Mapping[str, Sequence[Result]]) -> list[Claim]:
     """Return what is claimed of what was measured."""
-    plain = [name for name in runs if name not in {"client", "http", "first", "ranges"}]
+    plain = [name for name in runs if name in {"aioboto3", "obstore", "threads"}]
     fastest = max(plain, key=lambda name: median(run["mb_per_s"] for run in runs[name]))
     return [
         ratio_claim("client / ranged GETs", runs, of="client", to="ranges", target=0.6),
         ratio_claim("http / ranged GETs", runs, of="http", to="ranges", target=0.6),
         *(
             ratio_claim(f"{name} / fastest: {fastest}", runs, of=name, to=fastest, target=OF_PLAIN)
-            for name in ("client", "http")
+            for name in runs
+            if name.startswith(("client", "http"))
         ),
         *(median_claim(name, runs[name], "mb_per_s", unit="MB/s") for name in runs),
         *(median_claim(f"{name}: CPU", runs[name], "cpu_s_per_gb", unit="s/GB") for name in runs),
