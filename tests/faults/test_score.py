@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.lives import Plan, Told, Trouble
 from tests.faults.proxy import Place
-from tests.faults.run import REDRAWN_MAX, TRIES_MAX, Score, live_all, until_met
+from tests.faults.run import REDRAWN_MAX, TRIES_MAX, Score, live_all, stops_of, until_met
 
 
 def plan_at(number: int) -> Plan:
@@ -65,3 +65,21 @@ async def test_further_places_are_drawn_until_one_came(first_met, lived):
         return told(plan, met=plan.place.nth == first_met)
 
     assert len(await until_met(live, [plan_at(number) for number in range(9)], 2)) == lived
+
+
+def test_a_share_of_places_is_stopped_at_and_none_of_a_scrub():
+    places = tuple(Place("zookeeper", "set", number) for number in range(20))
+    lives = [
+        Told(plan=plan, met=False, complete_s=1.0, places=places)
+        for plan in (
+            Plan(victim="offloader"),
+            Plan(victim="scheduler", delete=True),
+            Plan(victim="scheduler", scrub=True),
+        )
+    ]
+    stops = stops_of(lives, 0.25, seed=1)
+    assert len(set(stops)) == 10
+    assert {one.trouble for one in stops} == {Trouble.STOP}
+    assert not any(one.scrub for one in stops)
+    assert stops != stops_of(lives, 0.25, seed=2)
+    assert stops_of(lives, 0.0, seed=1) == []
