@@ -169,8 +169,8 @@ async def _lane(
         if not shared.done():
             # The points are those of the lane that was first.
             plans = [plan for one in told for plan in plans_at(one, troubles=chosen.troubles)]
-            print(f"{_counts(told)}; {len(plans)} lives in all", flush=True)
             plans += stops_of(told, chosen.stops, chosen.seed)
+            print(f"{_counts(told)}; {len(plans)} lives in all", flush=True)
             drawn = share_of(plans, chosen.lives or len(plans), chosen.seed)
             shared.set_result(deque(drawn))
         await live_all(partial(life, lane), shared.result(), score)

@@ -17,6 +17,7 @@ import pytest
 
 from tests.plugins.fix_corner import environment_of
 from tests.plugins.fix_faulty import OTHER, STORAGE, STREAM, Writer
+from tests.unit.offload.world import entries_of
 from tierlog.embedded.ports import LOOPBACK, Ports
 from tierlog.embedded.services import EmbeddedServices, service_spec
 from tierlog.format import paths
@@ -25,6 +26,9 @@ from tierlog.format.run import build_run
 from tierlog.model.errors import Reason
 from tierlog.model.ids import LedgerId, NodeId
 from tierlog.model.policy import MIB, Policy
+from tierlog.offload.messages import OffloadRequest, Trigger
+from tierlog.runtime.settings import ZooKeeperSettings
+from tierlog.wiring.offload import open_attempts
 
 pytestmark = pytest.mark.integration
 
@@ -140,7 +144,38 @@ async def check_reads_and_fences(node, writer):
         await storage.fence(LedgerId(first.ledger_id + 1000))
 
 
-async def test_a_full_disk_makes_the_node_read_only_and_space_makes_it_writable(node, cli):
+async def check_offloaded(node, corner):
+    """What a full disk closed goes to tier 2 and comes back whole, while the node takes nothing."""
+    written, read = await node.read_all(), {}
+    assert written
+    hosts = ZooKeeperSettings(hosts=node.env["TIERLOG_ZOOKEEPER__HOSTS"])
+    settings = corner.model_copy(update={"zookeeper": hosts})
+    stream = (await node.catalog.streams.snapshot(STREAM)).stream
+    async with open_attempts(settings, "beside a full disk") as (attempts, parts):
+        for listed in stream.ledgers:
+            ledger_id = listed.ledger_id
+            asked = OffloadRequest(
+                stream=STREAM,
+                incarnation=stream.incarnation,
+                ledger_id=ledger_id,
+                trigger=Trigger.ADMIN,
+                requested_ms=0,
+                request_count=1,
+            )
+            await attempts.offload(asked)
+            context = await parts.catalog.contexts.get(ledger_id)
+            assert context.complete
+            handle = await parts.offloader.read_offloaded(
+                ledger_id, context.uuid, context.location, copy=context.copy
+            )
+            entries = await entries_of(handle)
+            read |= {(ledger_id, number): one for number, one in enumerate(entries)}
+    assert read == written
+    assert (await node.statistics())["read_only"] == 1
+    assert await znodes(node) == (False, True)
+
+
+async def test_a_full_disk_makes_the_node_read_only_and_space_makes_it_writable(node, cli, corner):
     await node.start(**{FREE: str(8 * MIB), f"{STORAGE}FREE_BYTES_RESUME": str(16 * MIB)})
     await with_own_space(node)
     await create(node, STREAM)
@@ -159,6 +194,7 @@ async def test_a_full_disk_makes_the_node_read_only_and_space_makes_it_writable(
         assert node.log("node.read_only")
         await check_told(node, writer, cli)
         await check_reads_and_fences(node, writer)
+        await check_offloaded(node, corner)
         assert len(writer.acknowledged) == before, "nothing is acknowledged meanwhile"
         node.faults.set()
         child = node.child
