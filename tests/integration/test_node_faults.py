@@ -165,6 +165,7 @@ async def check_offloaded(node, corner):
             await attempts.offload(asked)
             context = await parts.catalog.contexts.get(ledger_id)
             assert context.complete
+            assert context.uuid is not None
             handle = await parts.offloader.read_offloaded(
                 ledger_id, context.uuid, context.location, copy=context.copy
             )
