@@ -92,8 +92,11 @@ async def apply_topics(
 
 async def mark_topic(bootstrap: str, name: str, *, timeout_s: float, how: How = PLAIN) -> TopicMark:
     """Return which topic of that name there is now, and how many events it has had."""
-    work = partial(_mark, _Admin(bootstrap, how), name, timeout_s)
-    return await in_thread("kafka-topics", work)
+    try:
+        work = partial(_mark, _Admin(bootstrap, how), name, timeout_s)
+        return await in_thread("kafka-topics", work)
+    except KafkaException as failure:  # no client can be made while files of kafka.tls are wrong
+        raise as_error(failure.args[0], f"describing topic {name}", bootstrap) from failure
 
 
 class _Admin:
