@@ -220,6 +220,9 @@ class BucketManifests:
         if standing is Standing.GONE:
             self._say_gone(known)
         elif standing is Standing.NEWEST and known.gone:
+            if not known.sha256:
+                # What it lacked is there again, and was not read.
+                return True
             # A list that lags behind what was put did not have it yet.
             self._known[name] = replace(known, gone=False)
         return standing is Standing.SUPERSEDED

@@ -81,6 +81,7 @@ class KnownManifest:
     """The newest manifest of a stream; generation 0: there is none yet.
 
     ``gone``: nobody can read it, as the bucket lacks objects of it; the next one is a snapshot.
+    Without ``sha256`` it is what was left of one: nothing goes behind it but that.
     """
 
     stream: StreamName
@@ -201,6 +202,7 @@ class ManifestStore:
             cluster_id=last.cluster_id,
             written_ms=last.written_ms,
             snapshot_generation=last.snapshot_generation,
+            part_keys=tuple(one.key for one in tail[0][0].parts),
             gone=True,
             head=last.head,
             ledgers=ledgers,

@@ -27,6 +27,7 @@ from tests.unit.scheduler.manifests_kit import (
     trim,
 )
 from tierlog.adapters.memory.faults import Outcome, no_faults
+from tierlog.format import manifest as fmt
 from tierlog.format.manifest import cluster_key
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.policy import Policy
@@ -349,5 +350,36 @@ def test_a_list_that_lags_behind_what_was_put_calls_for_nothing_more(monkeypatch
         # Behind the change comes one snapshot, written for nothing, and that is all.
         assert [len(manifests_of(world)), (await newest(world)).gone] == [3, False]
         assert await leader.gate.may_delete_local(await world.context(LedgerId(0)))
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_gap_that_is_not_mended_at_once_stays_one(
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    """Who read what is left of a manifest knows no ledger of a part that is missing."""
+    monkeypatch.setattr(fmt, "PART_LEDGERS", 2)
+
+    async def main() -> None:
+        world, claimed, first, leader = await named()
+        rest = [await offloaded(world, claimed) for _ in range(4)]
+        await leader.visit()
+        part = next(key for key in manifests_of(world) if key.endswith(".part"))
+        taken = world.bucket.objects.pop(part)
+        other = Leader(world)
+        # The metadata can't be read in that pass.
+        await other.gate.look(STREAM)
+        assert other.gate.stopped(STREAM) is not None
+        if comes_back:
+            world.bucket.objects[part] = taken
+        for ledger_id in (first, *rest[:-1]):
+            await trim(world, ledger_id)
+        await other.visit()
+        assert other.gate.stopped(STREAM) is None
+        known = await read_by_another(world)
+        assert list(known.ledgers) == rest[-1:]
+        assert known.head is not None
+        assert await other.gate.let_go(STREAM, claimed.incarnation, first)
 
     run_virtual(main())
