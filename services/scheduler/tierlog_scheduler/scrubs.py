@@ -5,8 +5,9 @@ Owns the schedule and one scrub at a time. Does not own what a scrub does
 
 Invariants:
     * By schedule only the leader scrubs; asked for, any scheduler does. Two at once do no harm.
-    * What was found outlives the leader: at most ``reports_max`` reports are kept in the metadata,
-      each as long as there is room for. This process has its own, with all findings, besides.
+    * What was found outlives the leader: ``reports_max`` reports are kept in the metadata, and the
+      few older ones that say what these could not look at, each as long as there is room for. This
+      process has its own, with all findings, besides.
     * A scrub at work is kept there too, before it is promised and every ``TELL_EACH_S``: whichever
       scheduler is asked knows of it, and that nothing is heard of it any more: by how long it
       sees the same report itself, since clocks of two hosts may be hours apart.
@@ -117,17 +118,29 @@ class ScrubRunner:
 
     async def reports(self) -> Sequence[ScrubReport]:
         """Return what is kept, newest first; what this process did, as it is now."""
-        found = self._as_heard(await self._kept.reports())
-        found |= {one.scrub_id: one for one in self._reports}
-        # Its own that is not kept yet is the newest.
-        last = {one.scrub_id: math.inf for one in self._reports if not one.number}
+        kept = self._as_heard(await self._kept.reports())
+        found = kept | {one.scrub_id: one for one in self._reports}
+        places = self._own_places()
         newest = sorted(
             found.values(),
-            key=lambda one: (last.get(one.scrub_id, one.number), one.started_ms),
+            key=lambda one: (places.get(one.scrub_id, one.number), one.started_ms),
             reverse=True,
         )
         self.faults = known_faults(newest)
-        return newest[: self._schedule.reports_max]
+        # Of those beyond, what is kept: ``faults`` may be by it.
+        few = self._schedule.reports_max
+        return newest[:few] + [one for one in newest[few:] if one.scrub_id in kept]
+
+    def _own_places(self) -> dict[UUID, float]:
+        """Return where its own that are not kept stand among the numbers: as it made them."""
+        places: dict[UUID, float] = {}
+        behind = math.inf
+        for one in reversed(self._reports):
+            if one.number:
+                behind = one.number - 0.5
+            else:
+                places[one.scrub_id] = behind
+        return places
 
     def _as_heard(self, kept: Sequence[ScrubReport]) -> dict[UUID, ScrubReport]:
         now_s, before, self._heard = self._clock.monotonic_s(), self._heard, {}

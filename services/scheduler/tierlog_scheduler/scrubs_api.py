@@ -164,7 +164,7 @@ class ScrubsApi:
         report = await self._scrubs.ask((wish or ScrubWishDocument()).wish())
         return ScrubSummary.of(report)
 
-    async def scrubs(self, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> ScrubsAnswer:
+    async def scrubs(self, limit: Annotated[int, Query(ge=1, le=100)] = 100) -> ScrubsAnswer:
         """List the newest scrubs."""
         found = await self._scrubs.reports()
         return ScrubsAnswer(scrubs=[ScrubSummary.of(one) for one in found[:limit]])

@@ -8,15 +8,15 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.scrubs import plant, runner
+from tests.unit.offload.scrubs import plant, runner, scrubber
 from tests.unit.offload.test_scrub import offloaded, spoil
 from tests.unit.offload.test_scrub_attributes import grown
 from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.manifests_kit import Leader
 from tests.unit.scheduler.test_scheduler import scheduler
-from tierlog.adapters.memory.faults import Faults
+from tierlog.adapters.memory.faults import Faults, no_faults
 from tierlog.format.paths import stream_path
-from tierlog.model.scrub import FAULTS, FindingKind, ScrubReport, ScrubWish
+from tierlog.model.scrub import FAULTS, FindingKind, ScrubReport, ScrubState, ScrubWish
 from tierlog_scheduler.manifests import RESTORED, UNREAD
 from tierlog_scheduler.metrics import SchedulerCollector
 from tierlog_scheduler.scrubs import LOOK_AGAIN_S, ScrubRunner, ScrubSchedule
@@ -162,6 +162,10 @@ def test_what_a_scrub_could_not_look_at_is_as_it_was_found_before():
         second = runner(world, NEVER)
         await run_for(second, 60)
         assert told(second) == left
+        # Whoever is alerted finds what it is about.
+        for one in (found, second):
+            kinds = {each.kind for report in await one.reports() for each in report.findings}
+            assert FindingKind.MISSING_OBJECT in kinds
         await store.set(path, node.data, version=-1)
         world.bucket.objects[location.index_key] = lost
         await scrubbed(found, ScrubWish(repair=True))
@@ -210,5 +214,35 @@ def test_the_last_scrub_counts_whatever_the_clock_was_like_when_it_began(was_ahe
             newest, _ = await one.reports()
             assert newest.scrub_id == report.scrub_id
             assert told(one)[FINDINGS][FindingKind.DAMAGED_DATA] == 1
+
+    run_virtual(main())
+
+
+def test_one_that_could_not_be_kept_is_not_the_newest_for_ever():
+    async def main():
+        world = World()
+        await world.stream()
+        given = no_faults()
+        found = ScrubRunner(
+            scrubber(world, given),
+            world.catalog(given).scrubs,
+            leading=lambda: True,
+            clock=world.clock,
+            ids=world.ids,
+            schedule=NEVER,
+        )
+        given.outages = {"metadata"}
+        failed = await found.ask(ScrubWish())
+        await run_for(found, 60)
+        assert (failed.state, failed.number) == (ScrubState.FAILED, 0)
+        given.outages = set()
+        done = await found.ask(ScrubWish())
+        await run_for(found, 60)
+        assert done.is_clean
+        for _ in range(2):
+            assert [one.scrub_id for one in await found.reports()] == [
+                done.scrub_id,
+                failed.scrub_id,
+            ]
 
     run_virtual(main())
