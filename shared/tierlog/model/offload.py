@@ -419,6 +419,13 @@ class OffloadContext:
         """Return the context without that abandoned attempt."""
         return replace(self, abandoned=tuple(one for one in self.abandoned if one.uuid != uuid))
 
+    @property
+    def lacks_sound_copy(self) -> bool:
+        """Whether what other attempts left may be all that there is of a ledger that stays."""
+        if self.state is OffloadState.TRIMMING:
+            return False
+        return not self.complete or self.doubt is not None or self.repair is not None
+
     def in_tier1_deletion(self, uuid: UUID) -> bool:
         """Tell whether the local copy is being, or was, deleted in favour of that attempt."""
         return self.uuid == uuid and self.state in GONE_FROM_TIER1

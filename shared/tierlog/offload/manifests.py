@@ -34,7 +34,7 @@ from tierlog.format.versions import Format, current
 from tierlog.model.errors import CorruptError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import ClusterManifest, KeptLedger, ManifestHead
-from tierlog.model.offload import OffloadContext, OffloadState
+from tierlog.model.offload import OffloadContext
 from tierlog.offload.groups import plain_errors
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -212,16 +212,16 @@ class ManifestStore:
         """Tell whether an abandoned attempt may be the only whole copy of a ledger.
 
         It ended its uploads, and no other one is complete. By metadata from a backup the ledger may
-        seem to be in tier 1, and whoever named the attempt may be lost with the manifests.
+        seem to be in tier 1, and whoever named the attempt may be lost with the manifests. Where
+        the complete one is damaged, a repair reads what is good in the data of all others.
         """
-        if context.complete or context.state is OffloadState.TRIMMING:
-            return False
         attempt = next((one for one in context.abandoned if one.uuid == uuid), None)
-        if attempt is None:
+        if attempt is None or not context.lacks_sound_copy:
             return False
         # The index comes last, or all is in one object.
-        last = attempt.location.index_key or attempt.location.data_key
-        return await self._objects.head(last) is not None
+        at = attempt.location
+        wanted = at.data_key if context.complete else at.index_key or at.data_key
+        return await self._objects.head(wanted) is not None
 
     async def streams(self, only: StreamName | None = None) -> dict[tuple[StreamName, UUID], int]:
         """Return every incarnation of every stream, or of one, and its newest generation."""

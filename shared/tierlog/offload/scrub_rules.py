@@ -170,10 +170,9 @@ def may_be_last(
 
     By metadata from a backup it may seem to be in tier 1, or in a copy that was replaced since.
     """
-    if context.state is OffloadState.TRIMMING or (context.complete and context.doubt is None):
-        return False
     # The index comes last.
-    return any(one.key in {named.index, named.single} for one in there or ())
+    ended = any(one.key in {named.index, named.single} for one in there or ())
+    return ended and context.lacks_sound_copy
 
 
 def judge_copy(copy: Tier2Copy, sizes: Sizes, *, single: bool = False) -> Verdict | None:

@@ -1,0 +1,75 @@
+"""What attempts left of a ledger whose copy is damaged: a repair may have to read it."""
+
+import asyncio
+from uuid import UUID
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.scrubs import scrub
+from tests.unit.offload.world import ListHandle, World
+from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, scheduler
+from tierlog.model.ids import LedgerId
+from tierlog.model.offload import GONE_FROM_TIER1
+from tierlog.model.policy import Policy
+from tierlog.model.scrub import FindingKind, ScrubWish
+from tierlog.offload.manifests import BucketGuard
+from tierlog_scheduler.manifests import BucketManifests
+
+POLICY = Policy(offload_time_ms=0, deletion_lag_ms=60_000)
+FIRST, SECOND = UUID(int=9), UUID(int=10)
+
+
+async def lead(world: World, seconds: float) -> None:
+    """Let one leader lead for so long."""
+    stop = asyncio.Event()
+    gate = BucketManifests(world.manifests(), world.catalog())
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scheduler(world, manifests=gate).run(stop))
+        await asyncio.sleep(seconds)
+        stop.set()
+
+
+async def begin_repair(world: World, ledger_id: LedgerId, uuid: UUID) -> None:
+    contexts = world.catalog().contexts
+    damaged = (await world.context(ledger_id)).uuid
+    assert damaged is not None
+    location = world.offloader().location(ledger_id, uuid)
+    await contexts.begin_repair(
+        ledger_id, damaged=damaged, uuid=uuid, location=location, worker="w"
+    )
+
+
+def test_what_a_repair_reads_is_not_swept_under_it() -> None:
+    """The one before it ended all its uploads, and died; since then the damaged copy has gone."""
+
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream(policy=POLICY)
+        ledger_id = await world.seal(claimed, ENTRIES)
+        metadata = await world.catalog().ledgers.get(ledger_id)
+        await world.worker().handle(world.request(claimed, ledger_id))
+        await lead(world, 600)
+        before = await world.context(ledger_id)
+        assert before.state in GONE_FROM_TIER1
+        assert before.uuid is not None
+        await begin_repair(world, ledger_id, FIRST)
+        handle = ListHandle(ledger_id, world.ledgers[ledger_id], metadata)
+        await world.offloader().offload(handle, FIRST, {})
+        for key in [one for one in world.bucket.objects if str(before.uuid) in one]:
+            del world.bucket.objects[key]
+        assert (await scrub(world)).counts[FindingKind.POINTS_NOWHERE] == 1
+        # At it now: what it copies is the abandoned one's.
+        await begin_repair(world, ledger_id, SECOND)
+        assert (await world.context(ledger_id)).swept_at(FIRST) == 0
+        await lead(world, HOUR)
+        context = await world.context(ledger_id)
+        assert not await BucketGuard(world.manifests()).may_clean(context, FIRST)
+        report = await scrub(world, ScrubWish(repair=True))
+        (found,) = [one for one in report.findings if one.kind is FindingKind.POINTS_NOWHERE]
+        assert (found.repaired, found.lost) == ("copied anew, from what is good in tier 2", ())
+        # Once a sound copy is complete nobody needs the others.
+        await lead(world, HOUR)
+        context = await world.context(ledger_id)
+        assert (context.abandoned, context.doubt) == ((), None)
+        assert not [one for one in world.bucket.objects if str(FIRST) in one]
+
+    run_virtual(main(), until_s=1e6)
