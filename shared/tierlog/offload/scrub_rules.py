@@ -9,8 +9,8 @@ Invariants:
       newest manifests, will never be named: an attempt is named before its first byte is sent.
     * What is younger than the safety age is never called an orphan, nor what is of a cluster
       with another id, or of none.
-    * Memory: about 70 bytes for each attempt in the bucket (23 MB for a million objects), and
-      what one stream needs.
+    * Memory: about 70 bytes for each attempt in the bucket (23 MB for a million objects), as much
+      again for each that nothing names, and what one stream needs.
 """
 
 from array import array
@@ -157,10 +157,13 @@ class Survey:
                 self.name(kept.uuid, ledger_id)
 
     def unnamed(self) -> Iterator[SeenAttempt]:
-        """Iterate over the attempts that nothing has named."""
-        for row, named in enumerate(self._named):
-            if not named:
-                yield SeenAttempt(UUID(bytes=self._raw_uuid(row)), LedgerId(self._ledgers[row]))
+        """Iterate over the attempts that nothing has named, of the newest ledger first.
+
+        An id that is still to be given says that the metadata are older, before others are judged.
+        """
+        rows = (row for row, named in enumerate(self._named) if not named)
+        for row in sorted(rows, key=self._ledgers.__getitem__, reverse=True):
+            yield SeenAttempt(UUID(bytes=self._raw_uuid(row)), LedgerId(self._ledgers[row]))
 
 
 def may_be_last(

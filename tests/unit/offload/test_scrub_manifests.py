@@ -13,7 +13,7 @@ from tests.unit.offload.scrubs import BOTH, DEEP, SAFETY_S, kinds, plant, scrub,
 from tests.unit.offload.test_scrub import ENTRIES, offloaded, spoil, write_manifest
 from tests.unit.offload.test_scrub_crew import both
 from tests.unit.offload.world import CLUSTER, STREAM, World
-from tests.unit.scheduler.manifests_kit import manifests_of, trim
+from tests.unit.scheduler.manifests_kit import backup, manifests_of, restore, trim
 from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.format.manifest import cluster_key
 from tierlog.model.ids import StreamName
@@ -142,5 +142,28 @@ def test_a_copy_that_is_repaired_while_others_are_read_makes_no_older_metadata(
             stop.set()
         assert kinds(report) == (["manifest-unreadable"] if unread else [])
         assert bool(report.deletions_stopped) == unread
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("later", [4, 6])
+def test_an_id_that_is_still_to_be_given_stops_the_deletion_of_all_others(later: int) -> None:
+    """Wherever its objects are listed: what else the metadata do not know, they may have forgotten.
+
+    A ledger that was staged at the time of the backup, and attached since, has no context.
+    """
+
+    async def main() -> None:
+        world, _ = await offloaded()
+        kept = await plant(world, 5, ledger=7)
+        given = await world.catalog().ledgers.next_id()
+        nodes = backup(world.metadata)
+        await plant(world, later, ledger=given)
+        restore(world.metadata, nodes)
+        world.clock.advance(2 * SAFETY_S)
+        report = await scrub(world, BOTH)
+        assert kinds(report) == ["metadata-older", "orphan-objects", "orphan-objects"]
+        assert kept in world.bucket.objects
+        assert not report.repaired
 
     run_virtual(main())
