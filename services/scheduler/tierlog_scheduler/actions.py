@@ -74,7 +74,7 @@ class Memory:
     swept_seen_ms: dict[UUID, int] = field(default_factory=dict)
     closed_seen_ms: dict[LedgerId, int] = field(default_factory=dict)
     unseen_ms: dict[UUID, int] = field(default_factory=dict)
-    """Sweeps after which nobody knew whether an upload is open."""
+    """Sweeps after which nobody knew whether an upload is open, or that wait for a sound copy."""
     attributes_swept_ms: dict[StreamName, int] = field(default_factory=dict)
     unneeded: UnneededSeen = field(default_factory=UnneededSeen)
     queue: TopicMark | None = None
@@ -388,6 +388,9 @@ class Actions:
             allowed = await self._manifests.may_sweep(context, attempt.uuid)
         if not allowed:
             log.info("attempt.kept", ledger_id=ledger_id, uuid=str(attempt.uuid))
+            if context.lacks_sound_copy:
+                # That may stay so for long.
+                self._memory.unseen_ms[attempt.uuid] = now.progress_ms
             return
         try:
             await self._offloader.delete_offloaded(ledger_id, attempt.uuid, attempt.location)

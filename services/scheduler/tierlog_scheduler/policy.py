@@ -139,7 +139,8 @@ class StreamView:
     ``trimmed``: ledgers that left the list, and of which something is left (None: no context).
     ``…_seen…``: the progress at which leaders first saw that it was so; ``closed_seen_ms``
     only of ledgers that are not offloaded, or whose successor came late or has not come yet.
-    ``unseen_ms``: when an attempt was swept without seeing whether an upload of it is open.
+    ``unseen_ms``: when an attempt was swept without seeing whether an upload of it is open, or was
+    kept, as its ledger has no sound copy.
     """
 
     ledgers: Sequence[LedgerView]

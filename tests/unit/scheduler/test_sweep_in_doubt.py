@@ -7,6 +7,7 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import scrub
 from tests.unit.offload.world import ListHandle, World
 from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, scheduler
+from tierlog.adapters.memory.faults import Faults, no_faults
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import GONE_FROM_TIER1
 from tierlog.model.policy import Policy
@@ -18,12 +19,12 @@ POLICY = Policy(offload_time_ms=0, deletion_lag_ms=60_000)
 FIRST, SECOND = UUID(int=9), UUID(int=10)
 
 
-async def lead(world: World, seconds: float) -> None:
+async def lead(world: World, seconds: float, given: Faults | None = None) -> None:
     """Let one leader lead for so long."""
     stop = asyncio.Event()
-    gate = BucketManifests(world.manifests(), world.catalog())
+    gate = BucketManifests(world.manifests(given), world.catalog(given))
     async with asyncio.TaskGroup() as group:
-        group.create_task(scheduler(world, manifests=gate).run(stop))
+        group.create_task(scheduler(world, given, manifests=gate).run(stop))
         await asyncio.sleep(seconds)
         stop.set()
 
@@ -71,5 +72,33 @@ def test_what_a_repair_reads_is_not_swept_under_it() -> None:
         context = await world.context(ledger_id)
         assert (context.abandoned, context.doubt) == ((), None)
         assert not [one for one in world.bucket.objects if str(FIRST) in one]
+
+    run_virtual(main(), until_s=1e6)
+
+
+def test_what_is_kept_for_long_is_not_asked_about_in_each_pass() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream(policy=Policy(offload_time_ms=-1))
+        ledger_id = await world.seal(claimed, ENTRIES)
+        metadata = await world.catalog().ledgers.get(ledger_id)
+        location = world.offloader().location(ledger_id, FIRST)
+        await world.catalog().contexts.begin_attempt(
+            ledger_id, uuid=FIRST, location=location, worker="w"
+        )
+        handle = ListHandle(ledger_id, world.ledgers[ledger_id], metadata)
+        await world.offloader().offload(handle, FIRST, {})
+        await world.catalog().contexts.give_up_attempt(ledger_id, uuid=FIRST)
+        counted = no_faults()
+        counted.calls = calls = []
+        await lead(world, HOUR, counted)
+        assert (await world.context(ledger_id)).swept_at(FIRST) == 0
+        # 360 passes.
+        assert 10 <= calls.count("objects.head") <= 14
+        assert calls.count("objects.list") <= 20
+        # It goes once there is a whole copy, be it a little later.
+        await world.worker().handle(world.request(claimed, ledger_id))
+        await lead(world, HOUR)
+        assert (await world.context(ledger_id)).abandoned == ()
 
     run_virtual(main(), until_s=1e6)
