@@ -90,7 +90,8 @@ def test_what_is_kept_for_long_is_not_asked_about_in_each_pass() -> None:
         await world.offloader().offload(handle, FIRST, {})
         await world.catalog().contexts.give_up_attempt(ledger_id, uuid=FIRST)
         counted = no_faults()
-        counted.calls = calls = []
+        calls: list[str] = []
+        counted.calls = calls
         await lead(world, HOUR, counted)
         assert (await world.context(ledger_id)).swept_at(FIRST) == 0
         # 360 passes.
