@@ -34,7 +34,13 @@ from fastapi import FastAPI, Header, Path, Query, Request
 from fastapi.responses import Response
 
 from tierlog.format.checksum import Buffer
-from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
+from tierlog.model.errors import (
+    CorruptError,
+    Reason,
+    RefusedError,
+    RetryableError,
+    TierlogError,
+)
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, StreamName, stream_name
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
@@ -143,9 +149,11 @@ class EntryPages:
         """Return where a text says to begin."""
         return await self._seek.start(stream, parse_start(text))
 
-    async def raw_ledger(self, stream: StreamName, where: Position) -> ListedLedger | None:
+    async def raw_ledger(
+        self, stream: StreamName, where: Position, *, fresh: bool = False
+    ) -> ListedLedger | None:
         """Return a raw ledger as it is listed, None while it is open; or refuse."""
-        snapshot = await self._reads.source.snapshot(stream)
+        snapshot = await self._reads.source.snapshot(stream, fresh=fresh)
         if not snapshot.stream.raw:
             raise RefusedError(
                 f"entries of stream {stream} have append headers: they are no plain bytes",
@@ -168,12 +176,14 @@ class EntryPages:
         try:
             yield b""
             while True:
+                metrics.count_entries(page.entries)
                 body = memoryview(_joined(page.entries))
                 for at in range(0, len(body), PIECE_BYTES):
                     yield bytes(body[at : at + PIECE_BYTES])
                 del body
                 room.leave()
                 if page.at_end:
+                    _check_whole(wish, page.resume)
                     return
                 wish = replace(wish, where=page.resume)
                 del page  # whoever waits for the next one holds nothing
@@ -273,15 +283,17 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         name = stream_name(stream)
         where = Position(LedgerId(ledger_id), EntryId(first))
         found = await pages.raw_ledger(name, where)
+        end = Position(LedgerId(ledger_id + 1), EntryId(0))
+        if found is None and asked is None:
+            end = await pages.confirmed(name, end)
+            if end.ledger_id > ledger_id:  # it was closed since it was listed so
+                found = await pages.raw_ledger(name, where, fresh=True)
         count = None if found is None else found.entry_count
         until = None if last is None else last + 1
         if count is not None:
             until = count if until is None else min(until, count)
-        end = Position(LedgerId(ledger_id + 1), EntryId(0))
         if until is not None:
             end = Position(where.ledger_id, EntryId(until))
-        elif asked is None:
-            end = await pages.confirmed(name, end)
         budget = pages.limits.budget(
             entries_max=ENTRIES_MAX,
             bytes_max=pages.limits.response_bytes_max // COPIES[OCTETS],
@@ -303,6 +315,17 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         return answer
 
     app.add_api_route("/v1/streams/{stream}/ledgers/{ledger_id}", ledger, response_class=Response)
+
+
+def _check_whole(wish: _Wish, resume: Position | Edge) -> None:
+    """Raise unless nothing is left before the end that was told."""
+    if wish.until is not None and not _is_at(resume, wish.until):
+        raise RetryableError(
+            f"stream {wish.stream} has entries from {resume} to {wish.until}, and nobody confirms "
+            "them now",
+            reason=Reason.UNKNOWN,
+            remedy="Check that the storage nodes of the ledger are up",
+        )
 
 
 def _joined(entries: Sequence[FoundEntry]) -> bytes:

@@ -7,7 +7,11 @@ import aiohttp
 import pytest
 
 from tests.unit.reader.test_pages import MIB, URL, served
-from tests.unit.reader.world import ReaderWorld, on_virtual_time
+from tests.unit.reader.test_pages_counted import grown
+from tests.unit.reader.test_tail import closed as closed_now
+from tests.unit.reader.world import N1, ReaderWorld, on_virtual_time
+from tierlog.adapters.memory.storage_node import MemoryStorageNode
+from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.runtime.http import serve_http
 from tierlog_reader.documents import OCTETS
 from tierlog_reader.http_entries import COPIES
@@ -116,3 +120,48 @@ async def test_what_can_not_be_read_to_its_end_is_an_error_to_the_client(closed)
                 await answer.read()
         await asyncio.sleep(0.1)
         assert shares.used_bytes == 0
+
+
+@on_virtual_time
+async def test_all_of_it_counts_as_served():
+    world, ledger = await raw_world()
+    async with served(world) as (client, _):
+        size = len(WHOLE) + FRAME_HEADER_LEN * len(ENTRIES)
+        assert await grown(client.get(f"{URL}/ledgers/{ledger}")) == [100, 0, size, 0, 0]
+
+
+class Forgetting(MemoryStorageNode):
+    """A node in whose place, once most was read, one answers that knows less to be confirmed."""
+
+    def read(self, ledger_id, first_entry_id, **named):
+        if first_entry_id > 60:
+            self.lacs[ledger_id] = min(self.lacs[ledger_id], 83)
+        return super().read(ledger_id, first_entry_id, **named)
+
+
+async def test_an_open_ledger_of_which_less_is_known_later_is_an_error_to_the_client():
+    world, ledger = await raw_world(closed=False)
+    forgetting = Forgetting(N1)
+    forgetting.runs, forgetting.lacs = world.node.runs, world.node.lacs
+    world.node = forgetting
+    async with listening(world) as (session, shares):
+        async with session.get(f"{URL}/ledgers/{ledger}") as answer:
+            assert (answer.status, answer.headers["Tierlog-Next"]) == (200, f"{ledger}:100")
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        await asyncio.sleep(0.1)
+        assert shares.used_bytes == 0
+
+
+@on_virtual_time
+async def test_a_ledger_that_was_closed_just_now_is_a_closed_one():
+    world, ledger = await raw_world(closed=False)
+    async with served(world) as (client, _):
+        await client.get(f"{URL}/entries", params={"limit": 1})  # the list is known, as of now
+        await closed_now(world, ledger, ENTRIES)
+        await world.sealed([])
+        await world.opened([b"next"])
+        answer = await client.get(f"{URL}/ledgers/{ledger}")
+        assert answer.content == WHOLE
+        assert answer.headers["Content-Length"] == str(len(WHOLE))
+        assert answer.headers["Tierlog-Next"] == f"{ledger}:100"
