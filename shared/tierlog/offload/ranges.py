@@ -432,6 +432,8 @@ class Ranges:
 
         False: there is none, and it was to be ahead. Within ``run`` it may return before it landed.
         """
+        if self._pace is not None and flight.ahead and not self._has_room(source, span):
+            return False  # it would pay for what is not fetched
         flight.stop = span.units[-1].start // self._unit_of(source) + 1
         self._flying.update(dict.fromkeys(span.units, flight))
         try:
@@ -446,6 +448,13 @@ class Ranges:
         ahead, kept = flight.ahead, asyncio.get_running_loop().create_future()
         await self._outlasting.begin(self._bring_for_all(source, span, flight, kept))
         return await kept if ahead else True
+
+    def _has_room(self, source: Source, span: _Span) -> bool:
+        """Say whether memory has room now for what is ahead; it is taken once it has its turn."""
+        blank = self._memory.blank(source.key, span.start, span.end - span.start, ahead=True)
+        if blank is not None:
+            blank.give_up()
+        return blank is not None
 
     async def _bring_for_all(
         self, source: Source, span: _Span, flight: _Flight, kept: "asyncio.Future[bool]"

@@ -9,6 +9,7 @@ from tests.unit.catalog.world import on_virtual_time
 from tests.unit.offload.world import World
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.offload.pacing import ReadPace
+from tierlog.offload.range_memory import LastRanges
 from tierlog.offload.ranges import RangeLimits, Ranges, Source
 from tierlog.ports.spending import IN, NAMESPACE, PROCESS, Cause, CostMeter, spending
 
@@ -20,13 +21,15 @@ SIZE = 32 * MIB
 class Paced:
     """Objects of 32 MiB in a bucket, and ranges of them under limits."""
 
-    def __init__(self, *, per_s: float = 0, namespaces=(), in_flight_max: int = 1) -> None:
+    def __init__(
+        self, *, per_s: float = 0, namespaces=(), in_flight_max: int = 1, memory=None
+    ) -> None:
         self.world = World()
         self.meter = CostMeter()
         self.pace = ReadPace(self.world.clock, self.meter, per_s=per_s, namespaces=namespaces)
         limits = RangeLimits(in_flight_max=in_flight_max, kept_bytes_max=256 * MIB, growth_max=16)
         self.objects = self.world.bucket.connect(no_faults())
-        self.ranges = Ranges(self.objects, limits, pace=self.pace)
+        self.ranges = Ranges(self.objects, limits, memory, pace=self.pace)
 
     async def fill(self) -> None:
         for key in KEYS:
@@ -141,6 +144,33 @@ async def test_who_goes_while_it_waits_has_paid_nothing_and_holds_up_nobody():
     last = asyncio.create_task(paced.read("x", "c", 0, MIB))
     await asyncio.wait([first, last, *going])
     assert last.result() == pytest.approx(3, abs=0.1)
+
+
+class NoRoomAhead(LastRanges):
+    """Memory that is full of what is needed sooner than what is fetched ahead."""
+
+    def blank(self, key, start, size, *, ahead):
+        return None if ahead else super().blank(key, start, size, ahead=ahead)
+
+
+@on_virtual_time
+async def test_what_there_is_no_room_for_ahead_pays_nothing():
+    paced = Paced(per_s=MIB, memory=NoRoomAhead(256 * MIB))
+    await paced.fill()
+
+    async def ahead() -> None:
+        while True:
+            await paced.ranges.warm(Source("a", SIZE), 0, 8 * MIB)
+            await asyncio.sleep(0.1)
+
+    with spending(Cause.READ, "x"):
+        other = asyncio.create_task(ahead())
+    for at in range(0, 8 * MIB, MIB):
+        there_s = await paced.read("x", "b", at, at + MIB)
+        await asyncio.sleep(0.01)  # what it does with them
+    other.cancel()
+    assert there_s == pytest.approx(7, abs=0.1)
+    assert paced.ranges.bytes_fetched == 8 * MIB
 
 
 @on_virtual_time
