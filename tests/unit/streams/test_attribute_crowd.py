@@ -8,6 +8,7 @@ tier 2 is within reach, who has most makes a checkpoint early and nobody waits f
 # mypy: disable-error-code="index,arg-type,union-attr,var-annotated,assignment"
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.ledger.small_cluster import STREAM
 from tests.unit.streams.attribute_world import AttributeCluster, key_of, send
 from tests.unit.streams.test_owners import running
+from tierlog.adapters.memory.attributes import MemoryAttributes
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import StreamName
@@ -56,11 +58,11 @@ def looked(*sizes, limit=100):
 def test_who_has_most_flushes_early_and_leaves_room_to_the_others():
     assert looked(30, 20) == ([False] * 2, [False] * 2), "half of it is nobody's matter"
     assert looked(10, 40, 10) == ([False] * 3, [False, True, False]), "20 are left then"
-    # 20 are left: those with most take no more until the others have fewer.
-    assert looked(30, 30, 10, 10) == ([True, True, True, False], [True, False, False, False])
-    assert looked(60, 40, 0) == ([True] * 3, [True, False, False]), "nothing is left"
-    assert looked(*[1] * 120)[0] == [True] * 120
-    assert sum(looked(*[1] * 120)[1]) == 70
+    # 20 are left: those with most take no more until they have fewer, or the others.
+    assert looked(30, 30, 10, 10) == ([True, True, True, False], [True, True, True, False])
+    assert looked(60, 40, 0) == ([True] * 3, [True, True, False]), "nothing is left"
+    assert looked(*[1] * 120) == ([True] * 120, [True] * 120)
+    assert sum(looked(*[1] * 70)[1]) == 20, "nobody is full"
 
 
 def test_what_was_flushed_lets_all_go_on_and_who_left_does_not_count():
@@ -166,5 +168,40 @@ def test_a_start_replays_what_waited_and_goes_on_whatever_the_limit():
             assert found.values == {key_of(one): 1 for one in WRITERS[1:30]} | {
                 key_of(WRITERS[0]): 2
             }
+
+    run_virtual(main())
+
+
+class WithoutCheckpoints(MemoryAttributes):
+    """Indexes of which one stream's takes none: it is damaged, say, and an admin is waited for."""
+
+    def flush(self, claimed, base, **named):
+        if claimed.name == STREAM:
+            raise RetryableError("the index is damaged", remedy="Accept the loss")
+        return super().flush(claimed, base, **named)
+
+
+def test_who_can_make_no_checkpoint_keeps_nobody_else_waiting():
+    async def main():
+        # Those of the other stream would come after hours by themselves.
+        cluster = AttributeCluster(unflushed_all_max=40, checkpoint_interval_s=10_000)
+        cluster.index = WithoutCheckpoints()
+        await (await cluster.start()).streams.create(OTHER)
+        owners, refused = cluster.owners(), 0
+        async with running(owners, drain=False):
+            for writer in WRITERS:
+                with suppress(RetryableError):
+                    await send(owners, STREAM, writer, 1)
+                await asyncio.sleep(0.3)
+            for writer in WRITERS:
+                async with asyncio.timeout(5):
+                    while True:
+                        with suppress(RetryableError):
+                            await send(owners, OTHER, writer, 1)
+                            break
+                        refused += 1
+                        await asyncio.sleep(1)
+                await asyncio.sleep(0.1)
+        assert refused, "what waits is bounded"
 
     run_virtual(main())

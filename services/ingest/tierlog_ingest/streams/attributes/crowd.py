@@ -6,7 +6,8 @@ nothing is ever let go here.
 
     of ``limit`` wait           those with most, until the others together have no more than …
     more than half              … half of it, make a checkpoint
-    more than three quarters    … what is left of it, take no new attribute; else nobody does
+    more than three quarters    … what is left of it, take no new attribute, and make one, too;
+                                else nobody does
 
 Invariants:
     * What waits passes ``limit`` by what is sent within ``LOOK_S``, and by what is replayed: a
@@ -84,8 +85,10 @@ class Crowd:
         sizes.sort(key=lambda found: (-found[0], found[1].name))
         others = total
         for size, one in sizes:
+            is_full = total > 3 * self.limit // 4 and others >= self.limit - total
             # In this order: who is full by its flush is not full any more once that is done.
-            one.crowd(is_full=total > 3 * self.limit // 4 and others >= self.limit - total)
-            if others > half:
+            one.crowd(is_full=is_full)
+            # Also who is full for others: of these, one may never come to the end of its own.
+            if size and (is_full or others > half):
                 one.flush_soon()
             others -= size
