@@ -15,6 +15,7 @@ Invariants:
 from collections.abc import Sequence
 from typing import Final
 
+from tierlog.model.ids import INT64_MAX
 from tierlog.offload.ranges import Turns, Urgent
 from tierlog.ports.clock import Clock
 from tierlog.ports.spending import IN, NAMESPACE, PROCESS, CostMeter, purpose
@@ -57,7 +58,8 @@ class ReadPace:
     def at_once(self) -> int | None:
         """How long one request ahead of its reader may be; None: as long as it likes."""
         rates = [line.per_s for line, _ in self._lines()]
-        return int(min(rates) * AT_ONCE_S) if rates else None
+        # A rate may be infinite, as settings have floats.
+        return int(min(INT64_MAX, *rates) * AT_ONCE_S) if rates else None
 
     async def take(self, length: int, request: Urgent) -> None:
         """Wait until so many bytes may come, for the stream that this task spends on."""

@@ -179,3 +179,13 @@ async def test_memory_is_no_fetch_and_waits_for_nothing():
     await paced.fill()
     there_s = await paced.read("x", "a", 0, 2 * MIB)
     assert await paced.read("x", "a", 0, 2 * MIB) == there_s
+
+
+@on_virtual_time
+async def test_a_rate_without_an_end_is_no_limit():
+    paced = Paced(per_s=float("inf"), namespaces=["x=" + "9" * 400])
+    await paced.fill()
+    with spending(Cause.READ, "x.orders"):
+        await paced.ranges.warm(Source("a", SIZE), 0, SIZE, growth=16)
+    assert paced.ranges.bytes_fetched == SIZE
+    assert asyncio.get_running_loop().time() < 0.1
