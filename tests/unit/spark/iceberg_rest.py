@@ -8,12 +8,17 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyiceberg.catalog.sql import SqlCatalog
 
@@ -21,13 +26,17 @@ Answer = tuple[int, Any]
 
 
 class RestServer(ThreadingHTTPServer):
-    """``answers``: what comes, instead of 200, of the next commits; 0: nothing at all."""
+    """``answers``: what comes, instead of 200, of the next commits; 0: nothing at all.
+
+    ``before``: what others do before a table is begun.
+    """
 
     def __init__(self, catalog: SqlCatalog) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.catalog = catalog
         self.answers: list[int] = []
         self.config_status = 200
+        self.before: list[Callable[[], object]] = []
 
     @property
     def url(self) -> str:
@@ -44,6 +53,8 @@ class RestServer(ThreadingHTTPServer):
                 self.catalog.create_namespace(name)
                 return 200, {"namespace": [name]}
             case "POST", ["namespaces", name, "tables"]:
+                while self.before:
+                    self.before.pop()()
                 return 200, self._staged(name, json.loads(body))
             case "GET", ["namespaces", name, "tables", table]:
                 return 200, _told(self.catalog.load_table((name, table)))
@@ -52,6 +63,8 @@ class RestServer(ThreadingHTTPServer):
         return 404, None
 
     def _staged(self, namespace: str, asked: dict[str, Any]) -> Any:
+        if self.catalog.table_exists((namespace, asked["name"])):
+            raise TableAlreadyExistsError(f"table {asked['name']} exists")
         schema = Schema.model_validate(asked["schema"])
         staged = self.catalog._create_staged_table(
             (namespace, asked["name"]), schema, properties=asked["properties"]
@@ -89,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = self.server.answer(self.command, path, body)
         except (NoSuchTableError, NoSuchNamespaceError) as error:
             status, answer = 404, _error(error, 404)
-        except CommitFailedException as error:
+        except (CommitFailedException, TableAlreadyExistsError) as error:
             status, answer = 409, _error(error, 409)
         if status == 0:
             self.close_connection = True

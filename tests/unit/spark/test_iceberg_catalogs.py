@@ -15,6 +15,7 @@ from tests.unit.spark.iceberg_kit import (
     TABLE,
     Export,
     catalog_at,
+    filled,
     options_for,
     properties_at,
     rows_in,
@@ -110,6 +111,17 @@ def test_a_rest_catalog_is_named_by_its_uri(export, configured, tmp_path):
         server.config_status = 503
         with pytest.raises(RetryableError, match="the catalog can't be reached"):
             fill_table(Run(), options_for(export.folder))
+
+
+def test_a_table_that_another_run_makes_first_is_filled(export, configured, tmp_path):
+    with catalog_at(tmp_path / "state") as catalog, rest_server(catalog) as server:
+        configured(uri=server.url)
+        catalog.create_namespace("logs")
+        server.before = [lambda: filled(export, catalog)]
+        done = fill_table(Run(), options_for(export.folder))
+        assert server.before == []
+        assert (done.counts["files"], done.counts["commits"]) == (0, 0)
+        assert rows_in(catalog.load_table(TABLE)) == export.rows()
 
 
 def test_a_catalog_that_is_nowhere_is_unavailable(export, configured, tmp_path):

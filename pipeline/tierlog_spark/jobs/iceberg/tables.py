@@ -17,6 +17,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -212,9 +213,8 @@ class Tables:
             schemas = _schemas(load_file_io(self.catalog.properties, uri_of(first)), files)
             try:
                 transaction = self._begun(schemas, properties)
-            except NoSuchNamespaceError:
-                self.catalog.create_namespace_if_not_exists(self.name[:-1])
-                transaction = self._begun(schemas, properties)
+            except TableAlreadyExistsError as error:
+                return Added(None, Came.OVERTAKEN, error)
             if dated:
                 with transaction.update_spec() as spec:
                     spec.add_field(TIME, DayTransform())
@@ -224,9 +224,17 @@ class Tables:
     def _begun(
         self, schemas: Sequence[tuple[Schema, Committed]], properties: Mapping[str, str]
     ) -> Transaction:
-        return self.catalog.create_table_transaction(
-            self.name, schemas[0][0], properties=dict(properties)
+        begin = partial(
+            self.catalog.create_table_transaction,
+            self.name,
+            schemas[0][0],
+            properties=dict(properties),
         )
+        try:
+            return begin()
+        except NoSuchNamespaceError:
+            self.catalog.create_namespace_if_not_exists(self.name[:-1])
+            return begin()
 
     def _grow(self, transaction: Transaction, schemas: Sequence[tuple[Schema, Committed]]) -> None:
         for schema, file in schemas:
@@ -282,14 +290,16 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What became of a commit, and the snapshot that it is."""
+    """What became of a commit, and the snapshot that it is; None: it was not even sent."""
 
-    snapshot: int
+    snapshot: int | None
     came: Came
     error: Exception | None = None
 
     def is_in(self, table: Table) -> bool:
         """Tell whether a table, as it was read since, has it."""
+        if self.snapshot is None:
+            return False
         return table.metadata.snapshot_by_id(self.snapshot) is not None
 
 
