@@ -20,6 +20,7 @@ Retries: what turned out damaged is forgotten, so that the next try reads the bu
 import asyncio
 import hashlib
 from bisect import bisect_right
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -37,7 +38,7 @@ from tierlog.format.single import (
     used_len_at,
     walk_entries,
 )
-from tierlog.model.errors import CorruptError
+from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
@@ -55,6 +56,15 @@ HEAD_BYTES = 64 * 1024
 PADDING_CHECKED = 4
 
 
+@dataclass(slots=True, eq=False)
+class _BlockWalk:
+    """A walk over a block's lengths: who has its turn does it for all who wait behind."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    error: TierlogError | None = None
+    """How it ended, unless well: who waited then is told so, and who comes later begins anew."""
+
+
 class SingleHandle(ObjectHandle[SingleIndex]):
     """``ReadHandle`` over a single object, which knows no times."""
 
@@ -70,7 +80,7 @@ class SingleHandle(ObjectHandle[SingleIndex]):
         super().__init__(ledger_id, location, index, ranges=ranges, offsets=offsets)
         self._walked: set[int] = set()
         """Where the blocks begin whose lengths were walked."""
-        self._walks: dict[int, asyncio.Lock] = {}
+        self._walks: dict[int, _BlockWalk] = {}
 
     @property
     def _block_header_len(self) -> int:
@@ -119,16 +129,23 @@ class SingleHandle(ObjectHandle[SingleIndex]):
         """Compare a block with the index, and walk all its lengths, once for all who read it."""
         if block.offset in self._walked:
             return
+        walk = self._walks.setdefault(block.offset, _BlockWalk())
         # Room first: who is refused is told so in time, and not after all who were before it.
-        async with (
-            self._ranges.walking(self._source),
-            self._walks.setdefault(block.offset, asyncio.Lock()),
-        ):
-            if block.offset not in self._walked:
+        async with self._ranges.walking(self._source), walk.turn:
+            if walk.error is not None:
+                raise walk.error  # no walk each for all who waited
+            if block.offset in self._walked:
+                return
+            try:
                 await self._check_header(block)
                 await self._check_lengths(block)
                 self._walked.add(block.offset)
-        self._walks.pop(block.offset, None)
+            except TierlogError as error:
+                walk.error = error
+                raise
+            finally:
+                if walk.error is not None or block.offset in self._walked:
+                    self._walks.pop(block.offset, None)
 
     async def _check_lengths(self, block: BlockRange) -> None:
         known, at = block.first_entry_id, block.offset + BLOCK_HEADER_LEN

@@ -21,7 +21,7 @@ from tests.unit.offload.world import (
     metadata_of,
 )
 from tierlog.adapters.memory.cache import MemoryCache
-from tierlog.adapters.memory.faults import Faults, Outcome, no_faults
+from tierlog.adapters.memory.faults import FaultRates, Faults, Outcome, no_faults
 from tierlog.adapters.memory.objects import MemoryObjects
 from tierlog.format.single import SingleIndex
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError, TierlogError
@@ -327,6 +327,54 @@ def test_the_lengths_of_a_block_are_walked_once_for_all_who_read_it():
         tier2._forget()
         await tier2.read_frames(EntryId(0), 1)
         assert driver.ranges.fetches - before > 2
+
+    run_virtual(main())
+
+
+def test_all_who_waited_for_a_walk_are_told_how_it_ended():
+    async def main():
+        world = World()
+        entries = [bytes([65 + number]) * 12 for number in range(24)]
+        copy = await copied(world, entries)
+        driver = driver_of(world)
+        tier2 = await driver.read_offloaded(LEDGER, UUID_1, copy=copy)
+        block = tier2.index.block_of(EntryId(0))
+        _, whole = world.bucket.objects[KEY]
+        at = block.offset + 20 + 16 * block.last_entry_id + 3
+        spoilt(world, at, bytes([whole[at] ^ 1]))
+
+        async def read(entry_id: EntryId) -> None:
+            with pytest.raises(CorruptError):
+                await tier2.read_frames(entry_id, 1)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(20):
+                group.create_task(read(EntryId(0)))
+        assert driver.ranges.bytes_fetched <= block.length + 2 * SMALL_RANGES.range_bytes
+        # Who comes later looks again.
+        spoilt(world, at, whole[at : at + 1])
+        assert await entries_of(tier2) == entries
+        assert not tier2._walks
+
+    run_virtual(main())
+
+
+def test_a_walk_whose_reader_goes_is_done_by_the_next_one():
+    async def main():
+        world = World()
+        entries = [bytes([65 + number]) * 12 for number in range(24)]
+        copy = await copied(world, entries)
+        slow = no_faults()
+        slow.rates_by_prefix = {"": FaultRates(delay_s_max=1)}
+        tier2 = await driver_of(world, slow).read_offloaded(LEDGER, UUID_1, copy=copy)
+        first = asyncio.create_task(tier2.read_frames(EntryId(0), 1))
+        await asyncio.sleep(0.01)
+        others = [asyncio.create_task(tier2.read_frames(EntryId(1), 1)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        first.cancel()
+        for one in others:
+            assert (await one).first_entry_id == 1
+        assert not tier2._walks
 
     run_virtual(main())
 
