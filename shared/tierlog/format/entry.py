@@ -65,6 +65,9 @@ _U32: Final = Struct(">I")
 _VARINT: Final = 0
 _LENGTH_DELIMITED: Final = 2
 _FIXED_LEN: Final = {1: 8, 5: 4}
+_VARINT_BITS: Final = 63
+_OTHERS_MAX: Final = 1000
+"""An event has three other fields; no later version has so many."""
 _PROPERTIES_TAG: Final = pb.StructuredEvent.PROPERTIES_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 
 assert _FIXED.size == CRC_OFFSET == 8
@@ -317,9 +320,10 @@ def unpacked_size(data: Buffer) -> tuple[int, int]:
 def properties_count(event: Buffer, *, count_max: int) -> int:
     """Count a StructuredEvent's properties without making any, up to one more than ``count_max``.
 
-    Those that come twice are counted twice. Of what is damaged those before it are.
+    Those that come twice are counted twice. Of what is damaged those before it are. An event of
+    nothing but other fields has too many, too: it would take as long to look through.
     """
-    raw, at, count = bytes(event), 0, 0
+    raw, at, count, others = bytes(event), 0, 0, 0
     try:
         while at < len(raw) and count <= count_max:
             tag, at = _varint(raw, at)
@@ -332,6 +336,9 @@ def properties_count(event: Buffer, *, count_max: int) -> int:
             else:
                 at += _FIXED_LEN.get(kind, 0)
             count += tag == _PROPERTIES_TAG
+            others += tag != _PROPERTIES_TAG
+            if others > _OTHERS_MAX:
+                return count_max + 1
     except IndexError:
         pass
     return count
@@ -344,6 +351,8 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
         return byte, at + 1
     found = shift = 0
     while byte >= 0x80:
+        if shift >= _VARINT_BITS:
+            raise IndexError("a number of more than ten bytes")
         found |= (byte & 0x7F) << shift
         shift, at = shift + 7, at + 1
         byte = raw[at]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -79,6 +80,20 @@ def test_properties_are_counted_without_being_made():
     assert properties_count(b"\x9a\x80\x00\x00", count_max=10) == 1, "a tag that is too long"
     assert properties_count(event[:-1] + b"\xff", count_max=10) == 2
     assert properties_count(b"", count_max=10) == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "count"),
+    [
+        (b"\xff" * 200_000, 0),  # a number without an end
+        (b"\x08\x01" * 4_000_000, 11),  # as many fields as have room
+        (b"\x1a\x00" * 4_000_000, 11),
+    ],
+)
+def test_no_event_takes_long_to_be_counted(event, count):
+    begun_s = time.process_time()
+    assert properties_count(event, count_max=10) == count
+    assert time.process_time() - begun_s < 0.5
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
