@@ -7,11 +7,13 @@ Invariants:
     * Who waits comes in order, in each line, those that a reader waits for first. So no read is
       behind what is fetched ahead, but for one request that pays just now; that is no longer than
       what its limits let through in ``AT_ONCE_S``, unless one range is.
-    * Nothing is refused. Who is cancelled has paid only if it was its turn.
+    * Nothing is refused. Who is cancelled here pays nothing: what it waited helps whoever comes
+      next, so that also a client gets there in the end whose own timeout is shorter than its wait.
     * A request waits for its namespace before it waits in the process's line, which it therefore
       does not hold up.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -36,6 +38,9 @@ class _Line(TokenBucket):
         await self._turns.take(request)
         try:
             await self.take(length)
+        except asyncio.CancelledError:
+            self.give_back(length)  # what it waited is there for whoever comes next
+            raise
         finally:
             self._turns.give_back()
 

@@ -50,6 +50,10 @@ class TokenBucket:
             self.waited_s += self._paid_until_s - now_s
             await asyncio.sleep(self._paid_until_s - now_s)
 
+    def give_back(self, count: float) -> None:
+        """Take back a payment for what does not move; no use to who waits already."""
+        self._paid_until_s -= count / self._per_s
+
 
 def requests_pace(clock: Clock, *, per_s_max: float) -> TokenBucket | None:
     """Return what all requests of a process wait for; None: it sends as many as it likes."""

@@ -146,6 +146,26 @@ async def test_who_goes_while_it_waits_has_paid_nothing_and_holds_up_nobody():
     assert last.result() == pytest.approx(3, abs=0.1)
 
 
+@pytest.mark.parametrize("limits", [{"per_s": MIB / 10}, {"namespaces": ["x=104857"]}])
+@on_virtual_time
+async def test_who_goes_before_its_time_comes_again_and_has_waited_so_long(limits):
+    paced = Paced(**limits)
+    await paced.fill()
+    await paced.read("x.orders", "a", 0, MIB)  # the burst
+    tries = 0
+    while True:
+        tries += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(4):
+                # Ten seconds' worth.
+                await paced.read("x.orders", "b", 0, MIB)
+                break
+    assert tries == 3
+    # Nobody pays for what nobody got.
+    begun_s = asyncio.get_running_loop().time()
+    assert await paced.read("x.orders", "c", 0, MIB) - begun_s == pytest.approx(10, abs=0.1)
+
+
 class NoRoomAhead(LastRanges):
     """Memory that is full of what is needed sooner than what is fetched ahead."""
 
