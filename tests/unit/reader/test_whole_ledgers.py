@@ -12,6 +12,7 @@ from tests.unit.reader.test_tail import closed as closed_now
 from tests.unit.reader.world import N1, ReaderWorld, on_virtual_time
 from tierlog.adapters.memory.storage_node import MemoryStorageNode
 from tierlog.format.frame import FRAME_HEADER_LEN
+from tierlog.model.ids import EntryId
 from tierlog.runtime.http import serve_http
 from tierlog_reader.documents import OCTETS
 from tierlog_reader.http_entries import COPIES
@@ -135,7 +136,7 @@ class Forgetting(MemoryStorageNode):
 
     def read(self, ledger_id, first_entry_id, **named):
         if first_entry_id > 60:
-            self.lacs[ledger_id] = min(self.lacs[ledger_id], 83)
+            self.lacs[ledger_id] = min(self.lacs[ledger_id], EntryId(83))
         return super().read(ledger_id, first_entry_id, **named)
 
 
