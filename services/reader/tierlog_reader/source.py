@@ -250,8 +250,7 @@ class StreamSource:
         while True:
             context = None
             if ledger.closed:
-                fresh = bool(failed.errors)
-                context = await self._views.context(ledger.ledger_id, fresh=fresh)
+                context = await self._views.context(ledger.ledger_id, fresh=bool(failed.errors))
             gone = failed.of(context)
             try:
                 tier = choose_tier(ledger, context, priority=Tier.TIER2.value, gone=frozenset(gone))
