@@ -7,7 +7,8 @@ Invariants:
     * Memory is bounded by the ranges that are fetched ahead, whatever a part's length.
     * Each error names the object or the stream, and where in it.
     * A copy of which only its whole digest tells a flipped byte is compared behind a read of all of
-      it: what is right by then was so when it was read.
+      it: what is right by then was so when it was read. Where several tasks read it, the one that
+      has its end compares it, behind its own part alone: others may still read theirs.
 """
 
 import asyncio

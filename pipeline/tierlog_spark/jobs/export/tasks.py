@@ -67,7 +67,7 @@ def write_batch(
     else:
         reads = run.spark.sparkContext.parallelize(parts, len(parts))
         rows = reads.mapPartitions(_ReadAndWrite(options.s3, task)).collect()
-    # Behind the reads: what is right by then was so when it was read.
+    # Behind the reads: what is right by then was so when it was read. Parts that compare did.
     compare(run, options.s3, parts)
     return rows
 
