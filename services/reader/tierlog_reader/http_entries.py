@@ -171,6 +171,12 @@ class EntryPages:
         latest = await self._reads.source.latest(stream)
         return min(latest, until) if isinstance(latest, Position) else until
 
+    async def length(self, ledger: ListedLedger | None, end: Position) -> int:
+        """Return the bytes of a ledger's entries before ``end``; 0: nobody says."""
+        if ledger is not None:
+            return ledger.length
+        return await self._reads.source.length(end.ledger_id, end.entry_id)
+
     async def whole(self, wish: _Wish, page: Page, room: HeldRoom) -> AsyncGenerator[bytes, None]:
         """Give nothing, then all from a page on that has its room; ended, it holds none."""
         try:
@@ -305,7 +311,12 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         if asked is None and page.entries and not page.at_end:
             pieces = pages.whole(wish, page, room)
             await anext(pieces)  # from here on the room goes with it, also when it is only closed
-            return _whole(pieces, end, found, pages.limits)
+            try:
+                length = await pages.length(found, end)
+            except BaseException:
+                await pieces.aclose()
+                raise
+            return _whole(pieces, end, found, length, pages.limits)
         answer = _held(page, room, _joined, pages.unpacking, OCTETS, pages.limits)
         if asked is not None and page.entries:
             shown = f"{first}-{page.entries[-1].position.entry_id}"
@@ -336,15 +347,15 @@ def _whole(
     pieces: AsyncGenerator[bytes, None],
     end: Position,
     ledger: ListedLedger | None,
+    length: int,
     limits: ReadLimits,
 ) -> Response:
-    """Return a ledger that is longer than a page; of a closed one the length is known."""
+    """Return a ledger that is longer than a page; without a length HTTP/1.0 can't tell a cut."""
     headers = {"Tierlog-Next": str(end), "Tierlog-Raw": "1", "Accept-Ranges": "entries"}
+    if length:
+        headers["Content-Length"] = str(length)
     if ledger is not None:
-        headers |= {
-            "Content-Length": str(ledger.length),
-            "Tierlog-Entry-Count": str(ledger.entry_count),
-        }
+        headers["Tierlog-Entry-Count"] = str(ledger.entry_count)
     return HeldStream(pieces, send_s_max=limits.send_s_max, media_type=OCTETS, headers=headers)
 
 

@@ -319,7 +319,7 @@ class StreamSource:
             if not one.closed:
                 assert isinstance(place, Spot)
                 count = int(place.entry_id)
-                length = await self._length(one.ledger_id, count)
+                length = await self.length(one.ledger_id, count)
             if count and len(found) == count_max:
                 resume = one.ledger_id
                 break
@@ -339,7 +339,7 @@ class StreamSource:
             resume=resume,
         )
 
-    async def _length(self, ledger_id: LedgerId, count: int) -> int:
+    async def length(self, ledger_id: LedgerId, count: int) -> int:
         """Return the bytes of the first entries of an open ledger; 0: nobody says."""
         if not count:
             return 0
