@@ -119,6 +119,7 @@ async def test_a_sweep_without_a_look_at_uploads_is_not_clean(place: Place, refu
 async def test_a_scrub_without_a_look_at_uploads_says_so(place: Place):
     world, offloader = World(), place.offloader()
     await world.stream(STREAM)
+    await world.catalog().nodes.ensure_cluster(ledger_id_base=LEDGER + 1)
     # Nobody names it.
     attempt = await place.offload(offloader)
     scrubs = scrubber(world, objects=place.store, safety_age_s=-1e12)

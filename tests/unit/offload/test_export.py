@@ -431,6 +431,7 @@ def test_an_export_that_outlived_its_ledger_is_an_orphan():
         world, _ = await exported_stream()
         driver = exporting(world)
         exporter = Exporter(world.bucket.connect(), TIER2)
+        await world.catalog().nodes.ensure_cluster(ledger_id_base=901)  # its id was given once
         gone = driver.location(LedgerId(900), UUID(int=5))
         told = await exporter.export(handle_of(ENTRIES), gone)
         world.clock.advance(SAFETY_S - 1)

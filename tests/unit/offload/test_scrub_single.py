@@ -87,6 +87,7 @@ def test_damage_is_found(damage: str, wish: ScrubWish, kind: str):
 def test_a_single_object_that_nobody_names_is_an_orphan_once_it_is_old():
     async def main():
         world, _ = await offloaded()
+        await world.catalog().nodes.ensure_cluster(ledger_id_base=902)  # ids that were given once
         store = world.bucket.connect()
         key = object_keys("", UUID(int=5), LedgerId(900)).single
         await store.put(key, b"bytes", metadata=metadata())
