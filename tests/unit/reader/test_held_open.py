@@ -10,6 +10,7 @@ from tests.unit.offload.scrubs import repairer
 from tests.unit.reader.test_source import numbered
 from tests.unit.reader.world import STREAM, ReaderWorld, budget, payloads
 from tests.unit.scheduler.test_scheduler import running, states
+from tierlog.model.offload import OffloadContext
 from tierlog.model.policy import Policy
 from tierlog.model.position import Edge, Position
 from tierlog.ports.throttle import TokenBucket
@@ -85,6 +86,23 @@ def test_readers_held_open_see_no_gap_and_no_error_when_their_ledgers_move(age_s
     run_virtual(main())
 
 
+async def in_tier2_alone(world: ReaderWorld) -> OffloadContext:
+    """Have a ledger that is in tier 2 and nowhere else."""
+    await world.start()
+    ledger_id = await world.sealed(A)
+    await world.offloaded(ledger_id)
+    await world.gone_locally(ledger_id)
+    return await world.context(ledger_id)
+
+
+async def replace_copy(world: ReaderWorld, was: OffloadContext) -> None:
+    """Repair a copy as if it were damaged, and sweep it."""
+    assert was.uuid is not None
+    pace = TokenBucket(world.clock, per_s=1e9)
+    assert (await repairer(world).repair(was, "seen damaged", pace)).repaired
+    await world.offloader().delete_offloaded(was.ledger_id, was.uuid, was.location)
+
+
 @pytest.mark.parametrize("age_s", [0.5, NEVER_AGAIN_S])
 def test_a_reader_held_open_goes_on_in_the_copy_that_a_repair_put_in_its_place(age_s):
     """The objects that it reads are replaced under it, and swept (B10).
@@ -94,24 +112,17 @@ def test_a_reader_held_open_goes_on_in_the_copy_that_a_repair_put_in_its_place(a
 
     async def main():
         world = ReaderWorld()
-        await world.start()
-        ledger_id = await world.sealed(A)
-        await world.offloaded(ledger_id)
-        await world.gone_locally(ledger_id)
-        was = await world.context(ledger_id)
-        assert was.uuid is not None
+        was = await in_tier2_alone(world)
         async with world.reader(age_s=age_s) as source:
             answer = await source.read(STREAM, Edge.EARLIEST, budget(entries=5))
             found = payloads(answer)
-            pace = TokenBucket(world.clock, per_s=1e9)
-            assert (await repairer(world).repair(was, "seen damaged", pace)).repaired
-            await world.offloader().delete_offloaded(ledger_id, was.uuid, was.location)
+            await replace_copy(world, was)
             await asyncio.sleep(1)
             while answer.chunk is not None:
                 answer = await source.read(STREAM, answer.resume, budget(entries=5))
                 found += payloads(answer) if answer.chunk is not None else []
         assert found == A
-        assert (await world.context(ledger_id)).uuid != was.uuid
+        assert (await world.context(was.ledger_id)).uuid != was.uuid
 
     run_virtual(main())
 
@@ -119,18 +130,11 @@ def test_a_reader_held_open_goes_on_in_the_copy_that_a_repair_put_in_its_place(a
 def test_a_time_is_looked_for_in_the_copy_that_a_repair_put_in_place_of_another():
     async def main():
         world = ReaderWorld()
-        await world.start()
-        ledger_id = await world.sealed(A)
-        await world.offloaded(ledger_id)
-        await world.gone_locally(ledger_id)
-        was = await world.context(ledger_id)
-        assert was.uuid is not None
+        was = await in_tier2_alone(world)
         async with world.reader(age_s=NEVER_AGAIN_S) as source, world.reader() as fresh:
             (ledger,) = (await source.snapshot(STREAM)).ledgers
-            assert await source.why(STREAM, ledger_id, Tier.TIER2), "it looked the copy up"
-            pace = TokenBucket(world.clock, per_s=1e9)
-            assert (await repairer(world).repair(was, "seen damaged", pace)).repaired
-            await world.offloader().delete_offloaded(ledger_id, was.uuid, was.location)
+            assert await source.why(STREAM, was.ledger_id, Tier.TIER2), "it looked the copy up"
+            await replace_copy(world, was)
             wanted = await fresh.entry_at_time(STREAM, ledger, 0)
             assert await source.entry_at_time(STREAM, ledger, 0) == wanted
 
