@@ -50,7 +50,9 @@ async def counted(out: set[str], turns: list[int]) -> tuple[Counter[str], int, i
     return found
 
 
-@pytest.mark.parametrize("out", [{one} for one in SERVERS] + [set(SERVERS)], ids=str)
+@pytest.mark.parametrize(
+    "out", [{one} for one in SERVERS] + [set(SERVERS)], ids=lambda out: "+".join(sorted(out))
+)
 def test_they_ask_and_turn_no_more_than_where_nothing_was(out: set[str], monkeypatch: Any) -> None:
     turns, select = [0], virtual_loop._JumpSelector.select
 
