@@ -10,6 +10,7 @@ import hashlib
 import random
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import aioboto3
@@ -149,6 +150,16 @@ async def test_so_does_a_small_object(trouble, if_none_match):
         await store.put("k", WHOLE, metadata={}, if_none_match=if_none_match)
         assert len(server.requests) == len(trouble) + 1
         check_plain(server.requests[-1], WHOLE)
+
+
+async def test_a_store_is_told_who_asks_in_few_words():
+    async with ScriptedS3(error(503, "SlowDown"), Answer(200, STAMP)) as server:
+        async with opened(server) as store:
+            await store.put("k", b"body", metadata={})
+        for request in server.requests:
+            product, *library = request.headers["user-agent"].split(" ")
+            assert product == f"tierlog/{version('tierlog')}"
+            assert len(library) <= 1  # its name and version, and nothing that is made anew
 
 
 async def test_tries_are_bounded_and_the_error_names_the_request():

@@ -17,6 +17,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from functools import partial
+from importlib.metadata import version
 from typing import Any, Final
 
 from aiobotocore.config import AioConfig
@@ -50,6 +51,10 @@ from tierlog.ports.throttle import TokenBucket
 from tierlog.runtime.settings import S3Settings
 
 READ_CHUNK_BYTES: Final = 256 * 1024
+USER_AGENT: Final = f"tierlog/{version('tierlog')}"
+"""Logs of a store tell by it who asked. The library's own is put together anew for each request,
+letter by letter, which takes a tenth of the processor that a ranged GET does.
+"""
 
 _TakePiece = Callable[[bytes], None]
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-.*/(\d+)", re.ASCII)
@@ -59,6 +64,7 @@ def client_config(settings: S3Settings) -> AioConfig:
     """Return how requests are signed, summed and timed out. Sent again they are by ``requests``."""
     return AioConfig(
         signature_version="s3v4",
+        user_agent=USER_AGENT,
         s3={
             "payload_signing_enabled": False,
             "addressing_style": "path" if settings.endpoint_url else "auto",
