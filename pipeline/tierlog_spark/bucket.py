@@ -49,8 +49,8 @@ from tierlog_spark.planning import StoredLedger
 _NO_CLUSTER: Final = UUID(int=0)
 _PULSAR_NAME: Final = "pulsar/managed-ledger"
 FETCHES_IN_FLIGHT: Final = 4
-KEPT_FETCHES: Final = 4
-"""The one that is read from, two that are fetched ahead of it, and one that these begin in.
+KEPT_FETCHES: Final = 3
+"""The one that is read from, and two that are fetched ahead of it.
 
 More would only be fresh memory instead of what was used just now: with eight, exports of large
 events ran at four fifths of the rate.

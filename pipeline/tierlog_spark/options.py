@@ -27,7 +27,7 @@ _E = TypeVar("_E", bound=StrEnum)
 
 MIB: Final = 1024 * 1024
 PARTITION_BYTES: Final = 64 * MIB
-FETCH_BYTES: Final = 4 * MIB
+FETCH_BYTES: Final = 8 * MIB
 FETCH_BYTES_MAX: Final = 256 * MIB
 
 _UNITS: Final = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB}
@@ -53,7 +53,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "columns": "which ones, with commas between them",
     "payload": "false: all columns but the payload",
     "partitionBytes": "how much one task reads, about (64m)",
-    "fetchBytes": "how much one request brings, about (4m)",
+    "fetchBytes": "how much one request brings, about (8m)",
     "pushDownFilters": "false: Spark applies all filters itself",
     "maxEntriesPerTrigger": "how many entries a batch of a streaming read takes",
     "maxBytesPerTrigger": "how many bytes of entries it takes, about",

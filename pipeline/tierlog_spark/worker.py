@@ -16,6 +16,7 @@ Invariants:
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Iterator
@@ -31,6 +32,13 @@ from tierlog_spark.bucket import Bucket, opened, opened_store
 from tierlog_spark.planning import StoredLedger
 
 Batches = AsyncGenerator[Any, None]
+
+# Parameters of the C library's malloc, as its malloc.h has them.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_LARGEST_KEPT_BYTES: Final = 32 * 1024 * 1024
+FREED_KEPT_BYTES: Final = 64 * 1024 * 1024
+"""So much memory that was freed a worker keeps for what it fetches next."""
 
 
 class _LoopThread:
@@ -105,6 +113,7 @@ def in_steps(batches: Batches) -> Generator[Any]:
 def _loop() -> Iterator[_LoopThread]:
     if TaskContext.get() is not None:
         if _KEPT.loop is None:
+            keep_freed_memory()
             _KEPT.loop = _LoopThread()
         elif not _KEPT.settled:
             # Spark collects garbage behind each task, and would look at all modules each time; the
@@ -118,6 +127,18 @@ def _loop() -> Iterator[_LoopThread]:
         yield loop
     finally:
         loop.close()
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, up to a bound; nothing where it is another than GNU's.
+
+    Each range is as large as one that was just let go. Given back to the system between, its pages
+    come anew and empty: a fifth of what reading costs.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, FREED_KEPT_BYTES)
 
 
 @contextlib.asynccontextmanager

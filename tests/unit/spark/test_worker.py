@@ -7,6 +7,10 @@ has is shown where the servers are (tests/integration/test_spark_direct.py).
 import asyncio
 import contextlib
 import gc
+import platform
+import resource
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -58,6 +62,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """What is kept, empty at first, and closed behind the test."""
     found = worker._Kept()
     monkeypatch.setattr(worker, "_KEPT", found)
+    # This process is no worker of Spark.
+    monkeypatch.setattr(worker, "keep_freed_memory", lambda: None)
     # Not the heap of all other tests.
     monkeypatch.setattr(gc, "freeze", lambda: None)
     yield found
@@ -201,3 +207,37 @@ def test_an_error_comes_behind_the_batches_before_it() -> None:
     assert next(steps) == 0
     with pytest.raises(OSError, match="in the middle"):
         next(steps)
+
+
+COUNTED_PAGES = """
+import resource
+from tierlog_spark.worker import keep_freed_memory
+if {kept}:
+    keep_freed_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def ranges():
+    before = faults()
+    for _ in range(20):
+        first, second = bytearray(8 << 20), bytearray(8 << 20)
+        third = bytearray(8 << 20)
+        del first, second, third
+    return faults() - before
+ranges()
+print(ranges())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only GNU's C library is told")
+def test_what_was_freed_is_used_again_without_new_pages():
+    pages = 20 * 3 * (8 << 20) // resource.getpagesize()
+    found = {}
+    for kept in (False, True):
+        code = COUNTED_PAGES.format(kept=kept)
+        told = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+        )
+        found[kept] = int(told.stdout)
+    assert found[True] < pages / 50
+    # It is what this is for: by itself the library gives them back each time.
+    assert found[False] > pages / 4
