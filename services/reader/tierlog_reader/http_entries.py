@@ -166,10 +166,11 @@ class EntryPages:
             raise no_such_entry(stream, where, last=listed[0].last_entry_id)
         return listed[0]
 
-    async def confirmed(self, stream: StreamName, until: Position) -> Position:
-        """Return what is confirmed now, or ``until`` if that is before it."""
+    async def confirmed(self, stream: StreamName, where: Position, until: Position) -> Position:
+        """Return what is confirmed now, or ``until``, unless that is between the two."""
         latest = await self._reads.source.latest(stream)
-        return min(latest, until) if isinstance(latest, Position) else until
+        # Of what lies behind it the read tells whether it is not there, or has nothing yet.
+        return latest if isinstance(latest, Position) and where < latest < until else until
 
     async def length(self, ledger: ListedLedger | None, end: Position) -> int:
         """Return the bytes of a ledger's entries before ``end``; 0: nobody says."""
@@ -189,7 +190,8 @@ class EntryPages:
                 del body
                 room.leave()
                 if page.at_end:
-                    _check_whole(wish, page.resume)
+                    if not _is_whole(wish, page.resume):
+                        raise _not_whole(wish, page.resume)
                     return
                 wish = replace(wish, where=page.resume)
                 del page  # whoever waits for the next one holds nothing
@@ -291,8 +293,8 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         found = await pages.raw_ledger(name, where)
         end = Position(LedgerId(ledger_id + 1), EntryId(0))
         if found is None and asked is None:
-            end = await pages.confirmed(name, end)
-            if end.ledger_id > ledger_id:  # it was closed since it was listed so
+            end = await pages.confirmed(name, where, end)
+            if end.ledger_id > ledger_id:  # it was closed since it was listed so, or is not there
                 found = await pages.raw_ledger(name, where, fresh=True)
         count = None if found is None else found.entry_count
         until = None if last is None else last + 1
@@ -317,6 +319,9 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
                 await pieces.aclose()
                 raise
             return _whole(pieces, end, found, length, pages.limits)
+        if asked is None and end.ledger_id == ledger_id and not _is_whole(wish, page.resume):
+            room.leave()
+            raise _not_whole(wish, page.resume)
         answer = _held(page, room, _joined, pages.unpacking, OCTETS, pages.limits)
         if asked is not None and page.entries:
             shown = f"{first}-{page.entries[-1].position.entry_id}"
@@ -328,15 +333,18 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
     app.add_api_route("/v1/streams/{stream}/ledgers/{ledger_id}", ledger, response_class=Response)
 
 
-def _check_whole(wish: _Wish, resume: Position | Edge) -> None:
-    """Raise unless nothing is left before the end that was told."""
-    if wish.until is not None and not _is_at(resume, wish.until):
-        raise RetryableError(
-            f"stream {wish.stream} has entries from {resume} to {wish.until}, and nobody confirms "
-            "them now",
-            reason=Reason.UNKNOWN,
-            remedy="Check that the storage nodes of the ledger are up",
-        )
+def _is_whole(wish: _Wish, resume: Position | Edge) -> bool:
+    """Say whether nothing is left before the end that was told."""
+    return wish.until is None or _is_at(resume, wish.until)
+
+
+def _not_whole(wish: _Wish, resume: Position | Edge) -> RetryableError:
+    return RetryableError(
+        f"stream {wish.stream} has entries from {resume} to {wish.until}, and nobody confirms "
+        "them now",
+        reason=Reason.UNKNOWN,
+        remedy="Check that the storage nodes of the ledger are up",
+    )
 
 
 def _joined(entries: Sequence[FoundEntry]) -> bytes:

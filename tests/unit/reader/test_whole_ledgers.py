@@ -156,6 +156,41 @@ async def test_an_open_ledger_of_which_less_is_known_later_is_an_error_to_the_cl
         assert shares.used_bytes == 0
 
 
+class Forgetful(MemoryStorageNode):
+    """One that knows of no more than the first few from the first read on."""
+
+    def read(self, ledger_id, first_entry_id, **named):
+        self.lacs[ledger_id] = min(self.lacs[ledger_id], EntryId(5))
+        return super().read(ledger_id, first_entry_id, **named)
+
+
+@on_virtual_time
+async def test_a_first_page_that_ends_before_the_end_that_was_told_is_an_error():
+    world, ledger = await raw_world(closed=False)
+    forgetful = Forgetful(N1)
+    forgetful.runs, forgetful.lacs = world.node.runs, world.node.lacs
+    world.node = forgetful
+    async with served(world) as (client, shares):
+        answer = await client.get(f"{URL}/ledgers/{ledger}")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "UNKNOWN")
+        assert f"entries from {ledger}:6 to {ledger}:100" in answer.json()["detail"]
+        assert shares.used_bytes == 0
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@on_virtual_time
+async def test_a_ledger_that_is_not_there_is_told_and_one_without_entries_has_nothing_yet(closed):
+    world, ledger = await raw_world(closed=closed)
+    async with served(world) as (client, _):
+        answer = await client.get(f"{URL}/ledgers/{ledger + 1000}")
+        assert (answer.status_code, answer.json()["reason"]) == (404, "LEDGER_NOT_FOUND")
+        if closed:
+            opened = await world.opened()
+            await asyncio.sleep(1)
+            answer = await client.get(f"{URL}/ledgers/{opened}")
+            assert (answer.status_code, answer.headers["Tierlog-Next"]) == (204, f"{ledger}:100")
+
+
 @on_virtual_time
 async def test_a_ledger_that_was_closed_just_now_is_a_closed_one():
     world, ledger = await raw_world(closed=False)
