@@ -5,7 +5,7 @@ ZooKeeper and the bucket may be away when it starts: they are waited for.
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import partial
 
 from tierlog.offload.drivers import MakeDriver
@@ -36,7 +36,7 @@ from tierlog_reader.limits import ReadLimits
 from tierlog_reader.memory import PIECES_BYTES, Held, held_of, parts_of
 from tierlog_reader.seek import TimeSeek
 from tierlog_reader.served import ServedReads
-from tierlog_reader.shares import Shares
+from tierlog_reader.shares import Client, GroupOf, Shares
 from tierlog_reader.source import StreamSource
 from tierlog_reader.tail import TailLimits, TailMemory
 from tierlog_reader.tier1 import StorageNodeTier
@@ -63,8 +63,10 @@ async def serve(
     ):
         known = reading_drivers(settings, parts.objects, cache=parts.shared, others=drivers)
         memory = CachedRanges(StreamingCache(budget.cache), objects_max=limits.handles_max)
-        walks = _walks(limits, budget.walks)
-        ranges = _ranges(parts, settings, memory, walks)
+        pace = _pace(parts, limits)
+        group_of = partial(_group_of, pace)
+        walks = _walks(limits, budget.walks, group_of)
+        ranges = _ranges(parts, settings, memory, walks, pace)
         tier2 = _tier2(parts, settings, partial(open_with, known), ranges)
         views = _views(parts, limits)
         tier1 = StorageNodeTier(
@@ -75,7 +77,7 @@ async def serve(
         )
         source = StreamSource(views, tier1, tier2, tail)
         held = held_of(budget, ranges, memory, tier2, views)
-        shares = _answers(limits, held)
+        shares = _answers(limits, held, group_of)
         metrics.watch(ranges, memory, parts.meter)
         metrics.watch_memory(held)
         metrics.watch_clients(shares, walks, tail)
@@ -131,11 +133,19 @@ def _unpacking(limits: ReadLimits) -> Unpacking:
     return Unpacking(decompressors=decompressors(), events_len_max=limits.response_bytes_max)
 
 
-def _answers(limits: ReaderSettings, held: Held) -> Shares:
+def _group_of(pace: ReadPace | None, client: Client) -> Hashable:
+    """Return the namespace whose limit a client waits for; see ``limits.client_of``."""
+    if pace is None or not isinstance(client, tuple):
+        return None
+    return pace.limited(client[1])
+
+
+def _answers(limits: ReaderSettings, held: Held, group_of: GroupOf) -> Shares:
     return Shares(
         held.parts.answers,
         wait_s_max=limits.room_wait_ms_max / 1000,
         beyond=lambda: held.beyond,
+        group_of=group_of,
     )
 
 
@@ -147,16 +157,23 @@ def _views(parts: ReaderParts, limits: ReaderSettings) -> Views:
     )
 
 
-def _walks(limits: ReaderSettings, bytes_max: int) -> Shares:
+def _walks(limits: ReaderSettings, bytes_max: int, group_of: GroupOf) -> Shares:
     return Shares(
         bytes_max,
         wait_s_max=limits.room_wait_ms_max / 1000,
         what="a walk to an entry",
         remedy="Come again; begin fewer reads at once within copies that have no side object",
+        group_of=group_of,
     )
 
 
-def _ranges(parts: ReaderParts, settings: Settings, memory: CachedRanges, walks: Shares) -> Ranges:
+def _ranges(
+    parts: ReaderParts,
+    settings: Settings,
+    memory: CachedRanges,
+    walks: Shares,
+    pace: ReadPace | None,
+) -> Ranges:
     limits = settings.reader
     return Ranges(
         TracedReads(parts.reads),
@@ -168,16 +185,15 @@ def _ranges(parts: ReaderParts, settings: Settings, memory: CachedRanges, walks:
         ),
         TracedMemory(memory),
         walks,
-        _pace(parts, limits),
+        None if pace is None else TracedPace(pace),
     )
 
 
-def _pace(parts: ReaderParts, limits: ReaderSettings) -> TracedPace | None:
+def _pace(parts: ReaderParts, limits: ReaderSettings) -> ReadPace | None:
     per_s, namespaces = limits.tier2_bytes_per_s_max, limits.tier2_namespace_bytes_per_s_max
     if not per_s and not namespaces:
         return None
-    pace = ReadPace(system_clock(), parts.meter, per_s=per_s, namespaces=namespaces)
-    return TracedPace(pace)
+    return ReadPace(system_clock(), parts.meter, per_s=per_s, namespaces=namespaces)
 
 
 def _tier2(

@@ -9,6 +9,8 @@ kept between reads (``memory``).
     one that holds some                          when it would then hold no more than is still free
 
 So ``n`` clients that take nothing hold an ``n + 1``-th each, and as much is left for whoever comes.
+All clients of one group, which wait for a limit of their own (``pacing``), are to others as one,
+and share with each other what that one would have.
 
 Invariants:
     * What is promised never passes ``bytes_max``; one answer alone is cut to it. Nothing more is
@@ -16,7 +18,8 @@ Invariants:
       one answer alone: so there is always one that goes out, whose room the next ones then have.
     * Clients that wait take turns. Who is within its share and does not fit is waited for, so
       that small answers of others never starve a large one; who is beyond its share is passed
-      over, so that a client that does not take its answers holds up nobody else.
+      over, so that a client that does not take its answers holds up nobody else. Where a group is
+      beyond its share, all of it is, and whose turn it was in it is the first of it again.
     * Who waits has what others gave back of ``beyond`` within ``LOOK_S``.
     * Nobody waits longer than ``wait_s_max``: then it is told to come again, RESOURCE_EXHAUSTED.
 
@@ -25,6 +28,7 @@ Cancellation: who stops waiting leaves no trace; room is given back however a re
 
 import asyncio
 import contextlib
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field
@@ -33,6 +37,8 @@ from typing import Final
 from tierlog.model.errors import Reason, RetryableError
 
 Client = Hashable
+GroupOf = Callable[[Client], Hashable]
+"""Says which group a client is of; None: of none."""
 SOONER: Final = (
     "Come again; ask for fewer bytes at once, take answers sooner, or start the reader with a "
     "larger reader.memory_bytes_max"
@@ -55,13 +61,31 @@ class _Waiter:
     granted: asyncio.Future[None]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Account:
-    """What one client holds, and who waits in its name."""
+    """What one client holds, or a group, and who waits in its name."""
 
+    group: "_Account | None" = None
     held: int = 0
     rooms: int = 0
     waiting: deque[_Waiter] = field(default_factory=deque)
+
+    def change(self, size: int, *, rooms: int = 0) -> None:
+        """Hold so much more, or less."""
+        self.held += size
+        self.rooms += rooms
+        if self.group is not None:
+            self.group.change(size, rooms=rooms)
+
+    def is_within(self, size: int, free: int) -> bool:
+        """Say whether so much more is within its share, and within its group's."""
+        group = self.group
+        return self.is_within_group(size, free) and (group is None or group.is_within(size, free))
+
+    def is_within_group(self, size: int, free: int) -> bool:
+        """Say whether so much more is within its share of what its group may have, or of all."""
+        left = free if self.group is None else free - self.group.held
+        return self.rooms == 0 or self.held + size <= left
 
 
 class Shares:
@@ -75,8 +99,10 @@ class Shares:
         what: str = "an answer",
         remedy: str = SOONER,
         beyond: Callable[[], int] = lambda: 0,
+        group_of: GroupOf = lambda _: None,
     ) -> None:
         assert bytes_max > 0
+        self._group_of = group_of
         self.bytes_max = bytes_max
         self._beyond = beyond
         self._what = what
@@ -84,6 +110,9 @@ class Shares:
         self._wait_s_max = wait_s_max
         # Whose turn it is comes first.
         self._accounts: OrderedDict[Client, _Account] = OrderedDict()
+        self._groups: weakref.WeakValueDictionary[Hashable, _Account] = (
+            weakref.WeakValueDictionary()
+        )
         self._look: asyncio.TimerHandle | None = None
         self.used_bytes = 0
         self.most_used_bytes = 0
@@ -110,8 +139,9 @@ class Shares:
     async def take(self, client: Client, size: int) -> Room:
         """Return room once there is some; whoever has it gives it back."""
         size = min(size, self.bytes_max)
-        account = self._accounts.setdefault(client, _Account())
-        if not self.waiting and self._within_share(account, size) and self._fits(size):
+        account = self._account(client)
+        within = account.is_within(size, self._free_bytes())
+        if not self.waiting and within and self._fits(size):
             self._promise(account, size)
             return Room(size)
         self.waits += 1
@@ -133,8 +163,7 @@ class Shares:
     def shrink(self, client: Client, room: Room, size: int) -> None:
         """Keep only ``size`` bytes of a room: the answer turned out smaller."""
         if size < room.size:
-            account = self._accounts[client]
-            account.held -= room.size - size
+            self._accounts[client].change(size - room.size)
             self.used_bytes -= room.size - size
             room.size = size
             self._grant()
@@ -142,16 +171,23 @@ class Shares:
     def give_back(self, client: Client, room: Room) -> None:
         """End a promise."""
         account = self._accounts[client]
-        account.held -= room.size
-        account.rooms -= 1
+        account.change(-room.size, rooms=-1)
         self.used_bytes -= room.size
         assert self.used_bytes >= 0, "more was given back than was promised"
         self._forget_idle(client, account)
         self._grant()
 
+    def _account(self, client: Client) -> _Account:
+        if client not in self._accounts:
+            name = self._group_of(client)
+            group = None if name is None else self._groups.get(name)
+            if name is not None and group is None:
+                group = self._groups[name] = _Account()
+            self._accounts[client] = _Account(group)
+        return self._accounts[client]
+
     def _promise(self, account: _Account, size: int) -> None:
-        account.held += size
-        account.rooms += 1
+        account.change(size, rooms=1)
         self.used_bytes += size
         self.most_used_bytes = max(self.most_used_bytes, self.used_bytes)
 
@@ -161,21 +197,23 @@ class Shares:
     def _fits(self, size: int) -> bool:
         return self.used_bytes == 0 or size <= self._free_bytes()
 
-    def _within_share(self, account: _Account, size: int) -> bool:
-        return account.rooms == 0 or account.held + size <= self._free_bytes()
-
     def _grant(self) -> None:
         """Give room to those who wait, in turns, until the first whose turn it is does not fit."""
         granted = True
         while granted:
             granted = False
+            beyond: set[_Account | None] = set()
             for client, account in list(self._accounts.items()):
                 while account.waiting and account.waiting[0].granted.cancelled():
                     account.waiting.popleft()
                 if not account.waiting:
                     continue
                 waiter = account.waiting[0]
-                if not self._within_share(account, waiter.size):
+                free = self._free_bytes()
+                if account.group in beyond or not account.is_within_group(waiter.size, free):
+                    continue
+                if not account.is_within(waiter.size, free):
+                    beyond.add(account.group)
                     continue
                 if not self._fits(waiter.size):
                     return

@@ -66,6 +66,10 @@ class ReadPace:
         # A rate may be infinite, as settings have floats.
         return int(min(INT64_MAX, *rates) * AT_ONCE_S) if rates else None
 
+    def limited(self, stream: str) -> str | None:
+        """Return a stream's namespace; None: it has no limit of its own."""
+        return self._namespaces.limited(stream)
+
     async def take(self, length: int, request: Urgent) -> None:
         """Wait until so many bytes may come, for the stream that this task spends on."""
         for line, reason in self._lines():

@@ -43,6 +43,7 @@ from tierlog.offload.groups import Outlasting, plain_errors
 from tierlog.offload.range_memory import Blank, LastRanges, LooseBlank, RangeMemory
 from tierlog.ports.filling import length_of
 from tierlog.ports.objects import ObjectReads
+from tierlog.ports.spending import purpose
 
 log = structlog.get_logger()
 
@@ -295,7 +296,8 @@ class Ranges:
         """Have room for a walk over an object, a range at a time, for the length of the context."""
         if self._walks is None:
             return contextlib.nullcontext()
-        return self._walks.room(source.key, WALK_COPIES * self.limits.range_bytes)
+        client = source.key, purpose().stream
+        return self._walks.room(client, WALK_COPIES * self.limits.range_bytes)
 
     def forget(self, key: str) -> None:
         """Drop what is kept of an object, which turned out damaged on its way or at its place."""

@@ -92,12 +92,17 @@ class NamespaceBuckets(Generic[Bucket]):
     def __repr__(self) -> str:
         return f"<NamespaceBuckets {self._rates}, {len(self._buckets)} in use>"
 
+    def limited(self, stream: str) -> str | None:
+        """Return a stream's namespace; None: it has no limit."""
+        name = namespace_of(StreamName(stream))
+        return name if self._rates.get(name, self._rates.get(EACH_OTHER)) else None
+
     def of(self, stream: str) -> Bucket | None:
         """Return the bucket of a stream's namespace; None: it has no limit."""
-        name = namespace_of(StreamName(stream))
-        rate = self._rates.get(name, self._rates.get(EACH_OTHER, 0))
-        if not rate:
+        name = self.limited(stream)
+        if name is None:
             return None
+        rate = self._rates.get(name, self._rates.get(EACH_OTHER, 0))
         if name not in self._buckets:
             self._buckets[name] = self._make(rate)
             if len(self._buckets) > NAMESPACES_MAX:
