@@ -72,12 +72,19 @@ class ReadPace:
 
     async def take(self, length: int, request: Urgent) -> None:
         """Wait until so many bytes may come, for the stream that this task spends on."""
-        for line, reason in self._lines():
-            begun_s = self._clock.monotonic_s()
-            try:
-                await line.wait(length, request)
-            finally:
-                self._meter.throttled_s[IN, reason] += self._clock.monotonic_s() - begun_s
+        paid = list[_Line]()
+        try:
+            for line, reason in self._lines():
+                begun_s = self._clock.monotonic_s()
+                try:
+                    await line.wait(length, request)
+                finally:
+                    self._meter.throttled_s[IN, reason] += self._clock.monotonic_s() - begun_s
+                paid.append(line)
+        except asyncio.CancelledError:
+            for line in paid:
+                line.give_back(length)
+            raise
 
     def _lines(self) -> list[tuple[_Line, str]]:
         found = [(self._namespaces.of(purpose().stream), NAMESPACE), (self._process, PROCESS)]

@@ -166,6 +166,21 @@ async def test_who_goes_before_its_time_comes_again_and_has_waited_so_long(limit
     assert await paced.read("x.orders", "c", 0, MIB) - begun_s == pytest.approx(10, abs=0.1)
 
 
+@on_virtual_time
+async def test_who_goes_while_it_waits_for_the_process_has_not_paid_its_namespace_either():
+    paced = Paced(per_s=MIB, namespaces=["x=104857"])
+    await paced.fill()
+    busy = asyncio.create_task(paced.read("y", "a", 0, 9 * MIB))
+    await asyncio.sleep(0.1)
+    for _ in range(3):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await paced.read("x.orders", "b", 0, MIB)
+    await busy
+    begun_s = asyncio.get_running_loop().time()
+    assert await paced.read("x.orders", "c", 0, MIB) - begun_s < 1.1, "it has its burst still"
+
+
 class NoRoomAhead(LastRanges):
     """Memory that is full of what is needed sooner than what is fetched ahead."""
 
