@@ -63,8 +63,7 @@ async def serve(
     ):
         known = reading_drivers(settings, parts.objects, cache=parts.shared, others=drivers)
         memory = CachedRanges(StreamingCache(budget.cache), objects_max=limits.handles_max)
-        pace = _pace(parts, limits)
-        group_of = partial(_group_of, pace)
+        pace, group_of = _pace(parts, limits)
         walks = _walks(limits, budget.walks, group_of)
         ranges = _ranges(parts, settings, memory, walks, pace)
         tier2 = _tier2(parts, settings, partial(open_with, known), ranges)
@@ -72,9 +71,8 @@ async def serve(
         tier1 = StorageNodeTier(
             views, parts.nodes, keys=ledger_keys(settings), on_damage=parts.damage
         )
-        tail = TailMemory(
-            tier1, memory.store, memory.manager, TailLimits(ledgers_max=limits.handles_max)
-        )
+        tails = TailLimits(ledgers_max=limits.handles_max)
+        tail = TailMemory(tier1, memory.store, memory.manager, tails)
         source = StreamSource(views, tier1, tier2, tail)
         held = held_of(budget, ranges, memory, tier2, views)
         shares = _answers(limits, held, group_of)
@@ -189,11 +187,13 @@ def _ranges(
     )
 
 
-def _pace(parts: ReaderParts, limits: ReaderSettings) -> ReadPace | None:
+def _pace(parts: ReaderParts, limits: ReaderSettings) -> tuple[ReadPace | None, GroupOf]:
+    """Return what reads wait for, and which clients wait for one limit together."""
     per_s, namespaces = limits.tier2_bytes_per_s_max, limits.tier2_namespace_bytes_per_s_max
-    if not per_s and not namespaces:
-        return None
-    return ReadPace(system_clock(), parts.meter, per_s=per_s, namespaces=namespaces)
+    pace = None
+    if per_s or namespaces:
+        pace = ReadPace(system_clock(), parts.meter, per_s=per_s, namespaces=namespaces)
+    return pace, partial(_group_of, pace)
 
 
 def _tier2(
