@@ -29,10 +29,10 @@ that waited for it fetch anew.
 
 import asyncio
 import contextlib
-from collections.abc import Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 import structlog
 
@@ -219,6 +219,43 @@ class Turns:
         turn.set_result(None)
 
 
+class Walk:
+    """Room for a walk over an object. Who waits for its pace has none: it would be others' room."""
+
+    def __init__(self, ranges: "Ranges", source: Source, rooms: WalkRooms | None) -> None:
+        self._ranges = ranges
+        self._source = source
+        self._rooms = rooms
+        self._held = contextlib.AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<Walk over {self._source.key}>"
+
+    async def __aenter__(self) -> Self:
+        await self._enter()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._held.aclose()
+
+    async def _enter(self) -> None:
+        if self._rooms is not None:
+            client = self._source.key, purpose().stream
+            size = WALK_COPIES * self._ranges.limits.range_bytes
+            await self._held.enter_async_context(self._rooms.room(client, size))
+
+    @contextlib.asynccontextmanager
+    async def left(self, start: int, end: int) -> AsyncIterator[None]:
+        """Have no room within the context where there is a pace; then these bytes have come."""
+        if not self._ranges.is_paced:
+            yield
+            return
+        await self._held.aclose()
+        yield
+        await self._ranges.bring(self._source, start, end)
+        await self._enter()
+
+
 class Ranges:
     """Reads of byte ranges over one object store."""
 
@@ -292,12 +329,23 @@ class Ranges:
                 for span in self._spans(source, start, end, exact=False, growth=growth):
                     group.create_task(self._warm(source, *span, waited_for=waited_for))
 
-    def walking(self, source: Source) -> AbstractAsyncContextManager[object]:
+    def walking(self, source: Source) -> "Walk":
         """Have room for a walk over an object, a range at a time, for the length of the context."""
-        if self._walks is None:
-            return contextlib.nullcontext()
-        client = source.key, purpose().stream
-        return self._walks.room(client, WALK_COPIES * self.limits.range_bytes)
+        return Walk(self, source, self._walks)
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether requests may have to wait for a limit of bytes a second."""
+        return self._pace is not None
+
+    async def bring(self, source: Source, start: int, end: int) -> None:
+        """Have the units of some bytes fetched, and kept if there is room for them."""
+        unit = self._unit_of(source)
+        for at in range(start // unit * unit, end, unit):
+            # Nothing is wanted of it but that it comes; None: who fetched it gave up.
+            while self._memory.known_end(source.key, at) < min(at + unit, source.size):
+                if await self._landed(source, at, at, at // unit + 1) is not None:
+                    break
 
     def forget(self, key: str) -> None:
         """Drop what is kept of an object, which turned out damaged on its way or at its place."""

@@ -10,7 +10,8 @@ Invariants:
       begins, or the object. Anything else is ``CorruptError`` with the object and the byte. So one
       flipped length gives nobody another entry under an id, which stands nowhere in this layout.
       Lengths that are spoilt after that, or several that make up for each other, may.
-    * A walk holds no more than a range at once, and has room for it.
+    * A walk holds no more than a range at once, and has room for it, but while what comes next waits
+      for its pace.
     * Payloads have no checksum in this layout: only a full verification finds a flipped one.
     * No state is tied to one reader: any number may use a handle at once.
 
@@ -44,7 +45,7 @@ from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.index_loader import INDEX_TTL_S
 from tierlog.offload.offsets import Note, OffsetsCache
-from tierlog.offload.ranges import Ranges, object_gone
+from tierlog.offload.ranges import Ranges, Walk, object_gone
 from tierlog.offload.tier2_reader import FramesRead, ObjectHandle, Steps
 from tierlog.ports.cache import SharedCache
 from tierlog.ports.objects import ObjectReads
@@ -130,15 +131,14 @@ class SingleHandle(ObjectHandle[SingleIndex]):
         if block.offset in self._walked:
             return
         walk = self._walks.setdefault(block.offset, _BlockWalk())
-        # Room first: who is refused is told so in time, and not after all who were before it.
-        async with self._ranges.walking(self._source), walk.turn:
+        # The turn first: who waits for it has no room, and is told with the first who is refused.
+        async with walk.turn:
             if walk.error is not None:
                 raise walk.error  # no walk each for all who waited
             if block.offset in self._walked:
                 return
             try:
-                await self._check_header(block)
-                await self._check_lengths(block)
+                await self._walk_block(block)
                 self._walked.add(block.offset)
             except TierlogError as error:
                 walk.error = error
@@ -147,9 +147,16 @@ class SingleHandle(ObjectHandle[SingleIndex]):
                 if walk.error is not None or block.offset in self._walked:
                     self._walks.pop(block.offset, None)
 
-    async def _check_lengths(self, block: BlockRange) -> None:
+    async def _walk_block(self, block: BlockRange) -> None:
+        async with self._ranges.walking(self._source) as walk:
+            async with walk.left(block.offset, block.offset + BLOCK_HEADER_LEN):
+                pass  # for the header, too
+            await self._check_header(block)
+            await self._check_lengths(block, walk)
+
+    async def _check_lengths(self, block: BlockRange, walk: Walk) -> None:
         known, at = block.first_entry_id, block.offset + BLOCK_HEADER_LEN
-        steps = Steps(self._ranges, self._source, block.offset + block.length)
+        steps = Steps(self._ranges, self._source, block.offset + block.length, walk)
         while known <= block.last_entry_id:
             stop = await steps.end(at)
             starts, at = await self._walk(block, at, stop, block.last_entry_id + 1 - known)
@@ -176,8 +183,8 @@ class SingleHandle(ObjectHandle[SingleIndex]):
         known, at = self._note_in(block, entry_id)
         if known == entry_id:
             return at
-        async with self._ranges.walking(self._source):
-            steps = Steps(self._ranges, self._source, block.offset + block.length)
+        async with self._ranges.walking(self._source) as walk:
+            steps = Steps(self._ranges, self._source, block.offset + block.length, walk)
             while known < entry_id:
                 stop = await steps.end(at)
                 starts, at = await self._walk(block, at, stop, entry_id - known)

@@ -24,6 +24,7 @@ that meets damage is tried once more with the grains of its first entry alone.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext
 from typing import Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -46,7 +47,7 @@ from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import Tier2Location
 from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.offsets import Note, OffsetsCache
-from tierlog.offload.ranges import Ranges, Source
+from tierlog.offload.ranges import Ranges, Source, Walk
 from tierlog.offload.side_reader import SideReader
 
 Table = TypeVar("Table", bound=BlockTable)
@@ -84,10 +85,11 @@ class EntryTooLongError(Exception):
 class Steps:
     """Where the steps of one walk end: a unit each, of which more and more are fetched at once."""
 
-    def __init__(self, ranges: Ranges, source: Source, end: int) -> None:
+    def __init__(self, ranges: Ranges, source: Source, end: int, walk: Walk | None = None) -> None:
         self._ranges = ranges
         self._source = source
         self._end = end
+        self._walk = walk
         grains = source.grains
         self._unit = ranges.limits.range_bytes if grains is None else grains.grain_len
         self._window, self._fetched = 1, 0
@@ -99,12 +101,14 @@ class Steps:
         """Return where a step from ``at`` ends."""
         number = at // self._unit
         stop = (number + 1) * self._unit
-        if stop > self._fetched:
-            self._fetched = (number + self._window) * self._unit
-            if self._window > 1:
-                upto = min(self._end, self._fetched)
-                await self._ranges.warm(self._source, at, upto, waited_for=True)
-            self._window = min(2 * self._window, self._ranges.limits.in_flight_max)
+        needed = min(self._end, max(stop, at + FRAME_HEADER_LEN))
+        async with nullcontext() if self._walk is None else self._walk.left(at, needed):
+            if stop > self._fetched:
+                self._fetched = (number + self._window) * self._unit
+                if self._window > 1:
+                    upto = min(self._end, self._fetched)
+                    await self._ranges.warm(self._source, at, upto, waited_for=True)
+                self._window = min(2 * self._window, self._ranges.limits.in_flight_max)
         return min(self._end, stop)
 
 
@@ -343,8 +347,8 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
             return note.offset
         if self._side is not None:
             return await self._walk_to(block, entry_id, note)
-        async with self._ranges.walking(self._source):
-            return await self._walk_to(block, entry_id, note)
+        async with self._ranges.walking(self._source) as walk:
+            return await self._walk_to(block, entry_id, note, walk)
 
     async def _look_at(
         self, block: BlockRange, entry_id: EntryId, note: Note, alone_max: int
@@ -358,9 +362,11 @@ class Tier2Handle(ObjectHandle[ObjectIndex]):
             assert frame_len is not None, "a header was read"
             self._check_room(entry_id, frame_len, alone_max)
 
-    async def _walk_to(self, block: BlockRange, entry_id: EntryId, note: Note) -> int:
+    async def _walk_to(
+        self, block: BlockRange, entry_id: EntryId, note: Note, walk: Walk | None = None
+    ) -> int:
         known, at = note
-        steps = Steps(self._ranges, self._source, block.offset + block.length)
+        steps = Steps(self._ranges, self._source, block.offset + block.length, walk)
         while known < entry_id:
             walked, at = await self._step(block, at, await steps.end(at), known)
             known = EntryId(known + walked.size)
