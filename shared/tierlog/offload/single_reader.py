@@ -10,8 +10,8 @@ Invariants:
       begins, or the object. Anything else is ``CorruptError`` with the object and the byte. So one
       flipped length gives nobody another entry under an id, which stands nowhere in this layout.
       Lengths that are spoilt after that, or several that make up for each other, may.
-    * A walk holds no more than a range at once, and has room for it, but while what comes next waits
-      for its pace.
+    * A walk holds no more than a range at once, and has room for it, but while what comes next
+      waits for its pace.
     * Payloads have no checksum in this layout: only a full verification finds a flipped one.
     * No state is tied to one reader: any number may use a handle at once.
 
