@@ -479,11 +479,14 @@ class _Run:
                 self._shared = True
             elif await self._named_now(seen, finding.stream):
                 return
-            elif finding.kind is FindingKind.ORPHAN_OBJECTS:
+            else:
                 await self._check_given(seen.ledger_id)
-                await self._delete(named, seen, finding)
+                if finding.kind is FindingKind.ORPHAN_OBJECTS:
+                    await self._delete(named, seen, finding)
         except TierlogError as error:
             self._report.skip(f"{named.data}: {error}")
+            if not self._manifests.was_given(seen.ledger_id):
+                self._stop(f"whether ledger {seen.ledger_id} was given can't be told")
             return
         self._report.add(finding, objects=len(looked), size=sum(one.size for one in looked))
 

@@ -191,17 +191,21 @@ class ManifestLook:
     def _is_young(self, context: OffloadContext) -> bool:
         return self._clock.wall_ms() - context.timestamp_ms < self._age_ms
 
+    def was_given(self, ledger_id: LedgerId) -> bool:
+        """Tell whether a ledger's id is known to have been given."""
+        return ledger_id < self._next_id
+
     async def not_given(self, ledger_id: LedgerId) -> Finding | None:
         """Say, once, that objects are of a ledger whose id is still to be given; None: it was."""
-        if ledger_id < self._next_id or self._is_behind:
+        if self.was_given(ledger_id) or self._is_behind:
             return None
         await self._pay(0)
         self._next_id = await self._ledgers.next_id()
-        if ledger_id < self._next_id:
+        if self.was_given(ledger_id):
             return None
-        self._is_behind = True
         # Ids go on, and one day they have passed it.
         await self._scrubs.note_behind()
+        self._is_behind = True
         return Finding(
             kind=FindingKind.METADATA_OLDER,
             ledger_id=ledger_id,

@@ -15,7 +15,11 @@ from tests.unit.offload.test_scrub_crew import both
 from tests.unit.offload.world import CLUSTER, STREAM, World
 from tests.unit.scheduler.manifests_kit import backup, manifests_of, restore, trim
 from tests.unit.scheduler.test_scheduler import scheduler
+from tierlog.adapters.memory.objects import MemoryObjectsClient
+from tierlog.catalog.ledgers import LedgerCatalog
+from tierlog.catalog.scrubs import ScrubCatalog
 from tierlog.format.manifest import cluster_key
+from tierlog.model.errors import RetryableError
 from tierlog.model.ids import StreamName
 from tierlog.model.scrub import Finding, ScrubReport, ScrubWish
 from tierlog.offload.scrub_manifests import ManifestLook
@@ -165,5 +169,60 @@ def test_an_id_that_is_still_to_be_given_stops_the_deletion_of_all_others(later:
         assert kinds(report) == ["metadata-older", "orphan-objects", "orphan-objects"]
         assert kept in world.bucket.objects
         assert not report.repaired
+
+    run_virtual(main())
+
+
+async def given_and_not(world: World) -> tuple[str, str]:
+    """Leave objects of a ledger with a given id, and of one whose id is to be given once more."""
+    kept = await plant(world, 5, ledger=7)
+    given = await world.catalog().ledgers.next_id()
+    nodes = backup(world.metadata)
+    later = await plant(world, 6, ledger=given)
+    restore(world.metadata, nodes)
+    return kept, later
+
+
+@pytest.mark.parametrize(
+    ("whose", "what"),
+    [(ScrubCatalog, "note_behind"), (LedgerCatalog, "next_id"), (MemoryObjectsClient, "head")],
+)
+def test_nor_is_any_deleted_where_that_could_not_be_told(
+    whose: type, what: str, monkeypatch: Any
+) -> None:
+    """The first question fails once: whether the id was given, or leaving the mark behind it."""
+
+    async def main() -> None:
+        world, _ = await offloaded()
+        lying = await given_and_not(world)
+        world.clock.advance(2 * SAFETY_S)
+        really, asked = getattr(whose, what), list[object]()
+
+        async def fails_once(self: Any, *given: Any) -> Any:
+            if not asked and given in ((), lying[1:]):
+                asked.append(given)
+                raise RetryableError("the connection is lost", remedy="Ask again")
+            return await really(self, *given)
+
+        monkeypatch.setattr(whose, what, fails_once)
+        report = await scrub(world, BOTH)
+        assert asked
+        assert set(lying) <= world.bucket.objects.keys()
+        assert not report.is_clean
+        report = await scrub(world, BOTH)
+        assert kinds(report) == ["metadata-older", "orphan-objects", "orphan-objects"]
+
+    run_virtual(main())
+
+
+def test_an_id_that_is_still_to_be_given_is_told_while_its_objects_are_young() -> None:
+    """Before they are old ids may have passed it."""
+
+    async def main() -> None:
+        world, _ = await offloaded()
+        await given_and_not(world)
+        report = await scrub(world)
+        assert kinds(report) == ["metadata-older"]
+        assert await world.catalog().scrubs.is_restored()
 
     run_virtual(main())
