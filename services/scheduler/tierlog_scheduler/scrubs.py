@@ -44,6 +44,7 @@ from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogEr
 from tierlog.model.scrub import (
     TELL_EACH_S,
     DeepPlace,
+    FindingKind,
     KnownFaults,
     ScrubReport,
     ScrubState,
@@ -251,7 +252,8 @@ class ScrubRunner:
             return
         if report.wish.deep:
             self._asked_from = report.deep_next
-        if report.wish.repair:
+        # One that finds metadata older deletes nothing, and may have left the mark itself.
+        if report.wish.repair and not report.counts[FindingKind.METADATA_OLDER]:
             try:
                 await self._kept.note_repaired()
             except TierlogError as error:
