@@ -35,6 +35,7 @@ from tierlog.model.errors import CorruptError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import ClusterManifest, KeptLedger, ManifestHead
 from tierlog.model.offload import OffloadContext
+from tierlog.offload.drivers import known_here
 from tierlog.offload.groups import plain_errors
 from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
@@ -218,6 +219,8 @@ class ManifestStore:
         attempt = next((one for one in context.abandoned if one.uuid == uuid), None)
         if attempt is None or not context.lacks_sound_copy:
             return False
+        if not known_here(attempt.location):
+            return True  # its driver alone could tell
         # The index comes last, or all is in one object.
         at = attempt.location
         wanted = at.data_key if context.complete else at.index_key or at.data_key
@@ -513,13 +516,13 @@ class BucketGuard:
     async def may_clean(self, context: OffloadContext, uuid: UUID) -> bool:
         try:
             known = await self._manifests.newest(context.stream, context.incarnation)
+            if not known.names(context.ledger_id, uuid):
+                return not await self._manifests.may_be_last(context, uuid)
         except TierlogError as error:
             log.warning("manifest.unread", stream=context.stream, cause=str(error))
             return False
-        if known.names(context.ledger_id, uuid):
-            log.error("manifest.names_abandoned", ledger_id=context.ledger_id, uuid=str(uuid))
-            return False
-        return not await self._manifests.may_be_last(context, uuid)
+        log.error("manifest.names_abandoned", ledger_id=context.ledger_id, uuid=str(uuid))
+        return False
 
 
 @dataclass(frozen=True, slots=True)

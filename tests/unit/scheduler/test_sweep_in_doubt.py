@@ -1,10 +1,12 @@
 """What attempts left of a ledger whose copy is damaged: a repair may have to read it."""
 
 import asyncio
+from unittest.mock import patch
 from uuid import UUID
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import scrub
+from tests.unit.offload.test_drivers import DrivenWorld, Shelf, drivers_of
 from tests.unit.offload.world import ListHandle, World
 from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, scheduler
 from tierlog.adapters.memory.faults import Faults, no_faults
@@ -101,5 +103,49 @@ def test_what_is_kept_for_long_is_not_asked_about_in_each_pass() -> None:
         await world.worker().handle(world.request(claimed, ledger_id))
         await lead(world, HOUR)
         assert (await world.context(ledger_id)).abandoned == ()
+
+    run_virtual(main(), until_s=1e6)
+
+
+def test_what_another_driver_ended_stays_until_there_is_a_sound_copy() -> None:
+    """Whether it is whole its driver alone knows: no key of it is one of the bucket's."""
+
+    async def main() -> None:
+        world, shelf = DrivenWorld(), Shelf()
+        world.driven_by = drivers_of(world, Shelf.name, shelf)
+        claimed = await world.stream(policy=Policy(offload_time_ms=-1))
+        ledger_id = await world.seal(claimed, ENTRIES)
+        metadata = await world.catalog().ledgers.get(ledger_id)
+        assert metadata is not None
+        location = shelf.location(ledger_id, FIRST)
+        await world.catalog().contexts.begin_attempt(
+            ledger_id, uuid=FIRST, location=location, worker="w"
+        )
+        await shelf.offload(world.open_ledger(ledger_id, metadata), FIRST, {})
+        await world.catalog().contexts.give_up_attempt(ledger_id, uuid=FIRST)
+        await lead(world, HOUR)
+        assert FIRST in shelf.kept
+        await world.worker().handle(world.request(claimed, ledger_id))
+        await lead(world, HOUR)
+        assert shelf.kept.keys() == {(await world.context(ledger_id)).uuid}
+
+    run_virtual(main(), until_s=1e6)
+
+
+def test_a_copy_is_made_also_where_what_is_left_of_another_one_can_not_be_looked_at() -> None:
+    async def main() -> None:
+        world, away = World(), no_faults()
+        away.outages = {"objects.head"}
+        claimed = await world.stream()
+        ledger_id = await world.seal(claimed, ENTRIES)
+        location = world.offloader().location(ledger_id, FIRST)
+        await world.catalog().contexts.begin_attempt(
+            ledger_id, uuid=FIRST, location=location, worker="w"
+        )
+        guard = BucketGuard(world.manifests(away))
+        with patch.object(BucketGuard, "may_clean", guard.may_clean):
+            await world.worker().handle(world.request(claimed, ledger_id))
+        context = await world.context(ledger_id)
+        assert (context.complete, context.swept_at(FIRST)) == (True, 0)
 
     run_virtual(main(), until_s=1e6)
