@@ -52,6 +52,7 @@ from tierlog.model.scrub import (
     ScrubWish,
     as_heard,
     known_faults,
+    places_of,
 )
 from tierlog.offload.scrub import Scrubber
 from tierlog.ports.clock import Clock
@@ -121,11 +122,9 @@ class ScrubRunner:
         """Return what is kept, newest first; what this process did, as it is now."""
         kept = self._as_heard(await self._kept.reports())
         found = kept | {one.scrub_id: one for one in self._reports}
-        places = self._own_places()
+        places = {**places_of(found.values()), **self._own_places()}
         newest = sorted(
-            found.values(),
-            key=lambda one: (places.get(one.scrub_id, one.number), one.started_ms),
-            reverse=True,
+            found.values(), key=lambda one: (places[one.scrub_id], one.started_ms), reverse=True
         )
         self.faults = known_faults(newest)
         # Of those beyond, what is kept: ``faults`` may be by it.

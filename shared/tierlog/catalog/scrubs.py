@@ -4,7 +4,8 @@ There and not in the bucket: a bucket that can't be reached, or refuses what is 
 a report may have to tell of; and nothing of ours lies there that no ledger names.
 
 Invariants:
-    * Which report is the newer one its number says, whatever the clocks said when they began.
+    * Which report is the newer one its number says, whatever the clocks said when they began; of
+      one that a release kept which gave none, a rolling upgrade's, the clock.
     * As many reports as are asked for, and the few older ones that say what these could not look
       at, each at most ``REPORT_LEN_MAX`` bytes.
     * What of it is damaged, or of another version, is passed over and goes first: nothing is
@@ -22,7 +23,14 @@ from tierlog.catalog.change import ensure_node, settle
 from tierlog.format import paths
 from tierlog.format.scrub_records import decode_report, decode_times, encode_report, encode_times
 from tierlog.model.errors import CorruptError, RefusedError
-from tierlog.model.scrub import KnownFaults, ScrubReport, ScrubState, ScrubTimes, known_faults
+from tierlog.model.scrub import (
+    KnownFaults,
+    ScrubReport,
+    ScrubState,
+    ScrubTimes,
+    known_faults,
+    places_of,
+)
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import MetadataStore, NoNodeError
 
@@ -61,7 +69,7 @@ class ScrubCatalog:
             return
         found = await self._all()
         # What can't be read goes first.
-        by_age = sorted(found, key=lambda name: _age(found[name]))
+        by_age = _by_age(found)
         # What a deep one found is known by no other, however many come behind it.
         deep = [name for name in by_age if _is_deep(found[name])][-1:]
         for name in by_age[: max(0, len(by_age) - keep)]:
@@ -80,8 +88,7 @@ class ScrubCatalog:
 
     async def reports(self) -> list[ScrubReport]:
         """Return what is kept, newest first, as of now (after ``sync``)."""
-        found = [one for one in (await self._all()).values() if one is not None]
-        return sorted(found, key=_age, reverse=True)
+        return _newest_first(await self._all())
 
     async def _all(self) -> dict[str, ScrubReport | None]:
         """Return what is kept by name; None: it can't be read."""
@@ -140,14 +147,26 @@ class ScrubCatalog:
         await settle(self._store, self._ids, paths.SCRUBS, one_round)
 
 
-def _age(report: ScrubReport | None) -> tuple[int, int, int]:
-    if report is None:
-        return (-1, 0, 0)
-    return (report.number, report.started_ms, report.scrub_id.int)
+def _by_age(found: Mapping[str, ScrubReport | None]) -> list[str]:
+    """Return the names, the oldest first; those of what can't be read before all."""
+    places = places_of(one for one in found.values() if one is not None)
+
+    def age(name: str) -> tuple[int, int, int]:
+        one = found[name]
+        if one is None:
+            return (-1, 0, 0)
+        return (places[one.scrub_id], one.started_ms, one.scrub_id.int)
+
+    return sorted(found, key=age)
+
+
+def _newest_first(found: Mapping[str, ScrubReport | None]) -> list[ScrubReport]:
+    by_age = (found[name] for name in reversed(_by_age(found)))
+    return [one for one in by_age if one is not None]
 
 
 def _known(found: Mapping[str, ScrubReport | None]) -> KnownFaults | None:
-    return known_faults(sorted((one for one in found.values() if one), key=_age, reverse=True))
+    return known_faults(_newest_first(found))
 
 
 def _is_deep(report: ScrubReport | None) -> bool:

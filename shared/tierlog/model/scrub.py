@@ -299,6 +299,20 @@ class KnownFaults:
     orphan_bytes: int = 0
 
 
+def places_of(reports: Iterable[ScrubReport]) -> dict[UUID, int]:
+    """Say where reports stand, by their numbers: of two places the higher one is the newer one's.
+
+    One of a release that gave none is where its clock says, in front of none that began before.
+    """
+    some = list(reports)
+    numbered = [(one.started_ms, one.number) for one in some if one.number]
+    return {
+        one.scrub_id: one.number
+        or max((number for began_ms, number in numbered if began_ms <= one.started_ms), default=0)
+        for one in some
+    }
+
+
 def known_faults(reports: Iterable[ScrubReport]) -> KnownFaults | None:
     """Say what scrubs left, by their reports, newest first; None: none of them came to its end.
 

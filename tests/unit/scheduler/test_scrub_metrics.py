@@ -3,6 +3,8 @@
 import asyncio
 import random
 from collections.abc import Mapping
+from dataclasses import replace
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
@@ -16,6 +18,7 @@ from tests.unit.scheduler.manifests_kit import Leader
 from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.adapters.memory.faults import Faults, no_faults
 from tierlog.format.paths import stream_path
+from tierlog.format.scrub_records import encode_report
 from tierlog.model.scrub import FAULTS, FindingKind, ScrubReport, ScrubState, ScrubWish
 from tierlog_scheduler.manifests import RESTORED, UNREAD
 from tierlog_scheduler.metrics import SchedulerCollector
@@ -34,6 +37,11 @@ async def scrubbed(found: ScrubRunner, wish: ScrubWish) -> ScrubReport:
     await run_for(found, 60)
     assert report.ended_ms
     return report
+
+
+def without_number(report: ScrubReport) -> bytes:
+    """Return a report as the release before keeps it."""
+    return encode_report(replace(report, number=0))
 
 
 async def run_for(found: ScrubRunner, seconds: float) -> None:
@@ -214,6 +222,33 @@ def test_the_last_scrub_counts_whatever_the_clock_was_like_when_it_began(was_ahe
             newest, _ = await one.reports()
             assert newest.scrub_id == report.scrub_id
             assert told(one)[FINDINGS][FindingKind.DAMAGED_DATA] == 1
+
+    run_virtual(main())
+
+
+def test_what_a_leader_of_the_release_before_found_in_a_rolling_upgrade_counts():
+    """Its reports have no number: they are the newest where nobody has scrubbed since."""
+
+    async def main():
+        world, made = await offloaded()
+        found, before = runner(world, NEVER), runner(world, NEVER)
+        assert (await scrubbed(found, ScrubWish())).is_clean
+        location = (await world.context(made[0])).location
+        assert location is not None
+        lost = world.bucket.objects.pop(location.index_key)
+        with patch("tierlog.catalog.scrubs.encode_report", without_number):
+            old = await scrubbed(before, ScrubWish())
+        assert old.counts == {FindingKind.MISSING_OBJECT: 1}
+        for one in (found, runner(world, NEVER)):
+            newest, _ = await one.reports()
+            assert (newest.scrub_id, newest.number) == (old.scrub_id, 0)
+            assert told(one)[FINDINGS][FindingKind.MISSING_OBJECT] == 1
+        assert [one.number for one in await world.catalog().scrubs.reports()] == [0, 1]
+        world.bucket.objects[location.index_key] = lost
+        again = await scrubbed(found, ScrubWish(repair=True))
+        assert again.number == 2
+        assert [one.number for one in await found.reports()] == [2, 0, 1]
+        assert not sum(told(found)[FINDINGS].values())
 
     run_virtual(main())
 
