@@ -2,7 +2,7 @@
 
 Owns the order of streams, and of one stream's actions, and where the next pass goes on. Does not
 own what is to be done (``policy``, ``retention``), nor doing it (``actions``). Knows for how long
-something has failed each time that its turn came: of each stream one action, the first that did.
+something has failed each time that its turn came: of each stream one action, the oldest that did.
 
 Invariants:
     * Behind ``TURNS_S_MAX`` nothing begins: a pass takes so long for all of it, and one action.
@@ -49,6 +49,21 @@ def place_of(action: Action | Trimming) -> Place:
             return Place(-1)
 
 
+class _Failing(NamedTuple):
+    """An action that fails: since when it was seen to, and has been to be done by the metadata."""
+
+    at: Place
+    seen_s: float
+    stamp_ms: int | None
+
+
+def stamp_of(action: Action | Trimming) -> int | None:
+    """Return since when an action has been to be done; None: the metadata do not say."""
+    if isinstance(action, SweepAbandoned):
+        return max(action.attempt.abandoned_ms, action.attempt.swept_ms)
+    return None
+
+
 class Turns:
     """The turns of one pass after another."""
 
@@ -63,7 +78,7 @@ class Turns:
         """Know nothing of what was put off."""
         self._stream: StreamName | None = None
         self._places: dict[StreamName, Place] = {}
-        self._failing: dict[StreamName, tuple[Place, float]] = {}
+        self._failing: dict[StreamName, _Failing] = {}
         self._until_s = 0.0
         self._behind_since_s: float | None = None
         self._cut = False
@@ -76,17 +91,27 @@ class Turns:
 
     @property
     def failing_s(self) -> float:
-        """For how long something that is still due has failed whenever it was tried."""
-        now_s = self._clock.monotonic_s()
-        return max((now_s - since_s for _, since_s in self._failing.values()), default=0.0)
+        """For how long something that is still due has failed whenever it was tried.
+
+        Where the metadata say so, since before this leader's term.
+        """
+        return max(map(self._fails_for_s, self._failing.values()), default=0.0)
+
+    def _fails_for_s(self, one: _Failing) -> float:
+        seen_s = self._clock.monotonic_s() - one.seen_s
+        if one.stamp_ms is None:
+            return seen_s
+        return max(seen_s, (self._clock.wall_ms() - one.stamp_ms) / 1000)
 
     def note(self, name: StreamName, action: Action | Trimming, *, failed: bool) -> None:
         """Note how an action ended."""
-        at, known = place_of(action), self._failing.get(name)
-        if failed and known is None:
-            self._failing[name] = (at, self._clock.monotonic_s())
-        elif known is not None and known[0] == at and not failed:
-            del self._failing[name]
+        known = self._failing.get(name)
+        one = _Failing(place_of(action), self._clock.monotonic_s(), stamp_of(action))
+        if known is not None and known.at == one.at:
+            if not failed:
+                del self._failing[name]
+        elif failed and (known is None or self._fails_for_s(one) > self._fails_for_s(known)):
+            self._failing[name] = one
 
     def begin(
         self, due: Collection[StreamName], *, known: Container[StreamName]
@@ -116,7 +141,7 @@ class Turns:
         """Iterate over a stream's actions: one, and as many more as there is time for."""
         first = self._places.pop(name, Place(-1))
         due = sorted(actions, key=lambda one: (place_of(one) < first, place_of(one)))
-        if name in self._failing and self._failing[name][0] not in map(place_of, due):
+        if name in self._failing and self._failing[name].at not in map(place_of, due):
             del self._failing[name]
         for count, one in enumerate(due):
             if count and self._clock.monotonic_s() >= self._until_s:

@@ -331,3 +331,58 @@ def test_what_failed_and_is_not_due_any_more_does_not_fail():
     assert turns.failing_s == 60
     turns.begin([LARGE], known=[LARGE, SMALL])
     assert turns.failing_s == 0
+
+
+def test_for_how_long_a_sweep_fails_is_known_to_who_leads_next():
+    async def main():
+        world = World()
+        claimed = await world.stream(policy=Policy(offload_time_ms=0, retention_time_ms=3_600_000))
+        await world.seal(claimed, ENTRIES)
+        await world.seal(claimed, ENTRIES)
+
+        async def forbidden(*given, **how):
+            raise RefusedError("403 AccessDenied")
+
+        with patch.object(BlockOffloader, "delete_offloaded", forbidden):
+            for _ in range(4):
+                async with running(world) as (leader,):
+                    await asyncio.sleep(0.5 * HOUR)
+            assert leader.failing_s == pytest.approx(HOUR, abs=120)
+        async with running(world) as (leader,):
+            await asyncio.sleep(HOUR)
+            assert leader.failing_s == 0
+
+    run_virtual(main(), until_s=100 * HOUR)
+
+
+def test_of_several_that_fail_the_oldest_counts_whichever_has_its_turn_first():
+    world = World()
+    turns, clock = Turns(world.clock), world.clock
+    now_ms = clock.wall_ms()
+    new, old, swept = (
+        SweepAbandoned(
+            ledger_id=LedgerId(number),
+            attempt=AbandonedAttempt(
+                uuid=UUID(int=number),
+                location=world.offloader().location(LedgerId(number), UUID(int=number)),
+                abandoned_ms=now_ms - before_s * 1000,
+                swept_ms=swept_ms,
+            ),
+            strike_off=bool(swept_ms),
+        )
+        for number, before_s, swept_ms in ((1, 10, 0), (2, 7200, 0), (3, 9000, now_ms - 60_000))
+    )
+    for _ in range(2):
+        for one in (new, old, swept):
+            turns.note(LARGE, one, failed=True)
+        assert turns.failing_s == 7200
+    turns.note(LARGE, old, failed=False)
+    for one in (new, swept):
+        turns.note(LARGE, one, failed=True)
+    assert turns.failing_s == 60
+    # A clock that is off says nothing for longer than it is, and what was seen is known.
+    clock.jump_wall(-86_400)
+    clock.advance(600)
+    assert turns.failing_s == 600
+    clock.jump_wall(86_400)
+    assert turns.failing_s == 660
