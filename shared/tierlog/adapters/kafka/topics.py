@@ -93,8 +93,7 @@ async def apply_topics(
 async def mark_topic(bootstrap: str, name: str, *, timeout_s: float, how: How = PLAIN) -> TopicMark:
     """Return which topic of that name there is now, and how many events it has had."""
     try:
-        work = partial(_mark, _Admin(bootstrap, how), name, timeout_s)
-        return await in_thread("kafka-topics", work)
+        return await in_thread("kafka-topics", partial(_marked, bootstrap, how, name, timeout_s))
     except KafkaException as failure:  # no client can be made while files of kafka.tls are wrong
         raise as_error(failure.args[0], f"describing topic {name}", bootstrap) from failure
 
@@ -157,6 +156,14 @@ def _apply_topics(
             )
         )
     return reports
+
+
+def _marked(bootstrap: str, how: How, name: str, timeout_s: float) -> TopicMark:
+    admin = _Admin(bootstrap, how)
+    # It ends here: what ends a client waits for names that are being looked up, and where an error
+    # holds it that would be whoever collects the garbage, such as the loop, in each pass.
+    with admin.client:
+        return _mark(admin, name, timeout_s)
 
 
 def _mark(admin: _Admin, name: str, timeout_s: float) -> TopicMark:
