@@ -34,7 +34,7 @@ from tierlog.format.versions import Format, current
 from tierlog.model.errors import CorruptError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import ClusterManifest, KeptLedger, ManifestHead
-from tierlog.model.offload import OffloadContext
+from tierlog.model.offload import AbandonedAttempt, OffloadContext
 from tierlog.offload.drivers import known_here
 from tierlog.offload.groups import plain_errors
 from tierlog.ports.clock import Clock
@@ -49,6 +49,8 @@ LOAD_TRIES_MAX: Final = 3
 # Longer than any leader makes one, whatever its limits.
 CHAIN_MAX: Final = 4096
 CLUSTER_KEPT: Final = 8
+WHOLE_KEPT: Final = 8
+"""Of abandoned attempts that ended their uploads so many stay, the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,13 +218,24 @@ class ManifestStore:
         seem to be in tier 1, and whoever named the attempt may be lost with the manifests. Where
         the complete one is damaged, a repair reads what is good in the data of all others.
         """
-        attempt = next((one for one in context.abandoned if one.uuid == uuid), None)
-        if attempt is None or not context.lacks_sound_copy:
+        if not context.lacks_sound_copy:
             return False
-        if not known_here(attempt.location):
+        whole = 0
+        for attempt in reversed(context.abandoned):
+            if whole == WHOLE_KEPT:
+                # Each has all entries: who dies behind its last byte for ever fills no bucket.
+                return False
+            found = not attempt.swept_ms and await self._is_whole(attempt, context)
+            if attempt.uuid == uuid:
+                return found
+            whole += found
+        return False
+
+    async def _is_whole(self, attempt: AbandonedAttempt, context: OffloadContext) -> bool:
+        at = attempt.location
+        if not known_here(at):
             return True  # its driver alone could tell
         # The index comes last, or all is in one object.
-        at = attempt.location
         wanted = at.data_key if context.complete else at.index_key or at.data_key
         return await self._objects.head(wanted) is not None
 

@@ -14,7 +14,7 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.offload import GONE_FROM_TIER1
 from tierlog.model.policy import Policy
 from tierlog.model.scrub import FindingKind, ScrubWish
-from tierlog.offload.manifests import BucketGuard
+from tierlog.offload.manifests import WHOLE_KEPT, BucketGuard
 from tierlog_scheduler.manifests import BucketManifests
 
 POLICY = Policy(offload_time_ms=0, deletion_lag_ms=60_000)
@@ -147,5 +147,31 @@ def test_a_copy_is_made_also_where_what_is_left_of_another_one_can_not_be_looked
             await world.worker().handle(world.request(claimed, ledger_id))
         context = await world.context(ledger_id)
         assert (context.complete, context.swept_at(FIRST)) == (True, 0)
+
+    run_virtual(main(), until_s=1e6)
+
+
+def test_who_dies_behind_its_last_byte_again_and_again_does_not_fill_the_bucket() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream(policy=Policy(offload_time_ms=-1))
+        ledger_id = await world.seal(claimed, ENTRIES)
+        metadata = await world.catalog().ledgers.get(ledger_id)
+        assert metadata is not None
+        died = [UUID(int=100 + number) for number in range(2 * WHOLE_KEPT)]
+        for uuid in died:
+            await world.catalog().contexts.begin_attempt(
+                ledger_id,
+                uuid=uuid,
+                location=world.offloader().location(ledger_id, uuid),
+                worker="w",
+            )
+            await world.offloader().offload(world.open_ledger(ledger_id, metadata), uuid, {})
+        await world.catalog().contexts.give_up_attempt(ledger_id, uuid=died[-1])
+        await lead(world, HOUR)
+        left = [one.uuid for one in (await world.context(ledger_id)).abandoned]
+        assert left == died[-WHOLE_KEPT:]
+        lying = [uuid for uuid in died if any(str(uuid) in key for key in world.bucket.objects)]
+        assert lying == left
 
     run_virtual(main(), until_s=1e6)
