@@ -6,7 +6,7 @@ to what they should be. What would lose events is told and left alone.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
@@ -22,6 +22,7 @@ from tierlog.adapters.kafka.common import (
     PLAIN,
     ClientErrors,
     How,
+    Result,
     as_error,
     client_log,
     in_thread,
@@ -63,14 +64,13 @@ async def ensure_topics(
 
     Raises ``RetryableError`` UNAVAILABLE, or ``RefusedError`` when Kafka won't have them.
     """
-    admin = _Admin(bootstrap, how)
-    work = partial(_ensure_topics, admin, list(specs), timeout_s)
-    return await in_thread("kafka-topics", work)
+    work = partial(_ensure_topics, specs=list(specs), timeout_s=timeout_s)
+    return await in_thread("kafka-topics", partial(_by_admin, bootstrap, how, work))
 
 
 def check_connection(bootstrap: str, *, how: How, timeout_s: float) -> None:
     """Return if a broker takes a connection and answers, or raise why not; blocks."""
-    _listed(_Admin(bootstrap, how), timeout_s)
+    _by_admin(bootstrap, how, partial(_listed, timeout_s=timeout_s))
 
 
 async def apply_topics(
@@ -85,15 +85,15 @@ async def apply_topics(
 
     With ``dry_run`` nothing is changed: all that differs is left.
     """
-    admin = _Admin(bootstrap, how)
-    work = partial(_apply_topics, admin, list(specs), timeout_s, dry_run=dry_run)
-    return await in_thread("kafka-topics", work)
+    work = partial(_apply_topics, specs=list(specs), timeout_s=timeout_s, dry_run=dry_run)
+    return await in_thread("kafka-topics", partial(_by_admin, bootstrap, how, work))
 
 
 async def mark_topic(bootstrap: str, name: str, *, timeout_s: float, how: How = PLAIN) -> TopicMark:
     """Return which topic of that name there is now, and how many events it has had."""
     try:
-        return await in_thread("kafka-topics", partial(_marked, bootstrap, how, name, timeout_s))
+        work = partial(_mark, name=name, timeout_s=timeout_s)
+        return await in_thread("kafka-topics", partial(_by_admin, bootstrap, how, work))
     except KafkaException as failure:  # no client can be made while files of kafka.tls are wrong
         raise as_error(failure.args[0], f"describing topic {name}", bootstrap) from failure
 
@@ -116,6 +116,15 @@ class _Admin:
         """Say what a failure means; why nobody answers is told to who polls."""
         self.client.poll(0)
         return as_error(self._errors.explain(error), what, self._bootstrap)
+
+
+def _by_admin(bootstrap: str, how: How, work: Callable[[_Admin], Result]) -> Result:
+    """Return what ``work`` does with a client; blocks."""
+    admin = _Admin(bootstrap, how)
+    # It ends here: what ends a client waits for names that are being looked up, and where an error
+    # holds it that would be whoever collects the garbage, such as the loop, at each try.
+    with admin.client:
+        return work(admin)
 
 
 def _ensure_topics(admin: _Admin, specs: list[TopicSpec], timeout_s: float) -> list[str]:
@@ -156,14 +165,6 @@ def _apply_topics(
             )
         )
     return reports
-
-
-def _marked(bootstrap: str, how: How, name: str, timeout_s: float) -> TopicMark:
-    admin = _Admin(bootstrap, how)
-    # It ends here: what ends a client waits for names that are being looked up, and where an error
-    # holds it that would be whoever collects the garbage, such as the loop, in each pass.
-    with admin.client:
-        return _mark(admin, name, timeout_s)
 
 
 def _mark(admin: _Admin, name: str, timeout_s: float) -> TopicMark:
