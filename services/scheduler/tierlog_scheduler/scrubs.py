@@ -18,8 +18,8 @@ Invariants:
       failed or was cut short does not count, and comes again after ``FAILED_AGAIN_S``. No clock
       that is or was off makes an interval longer; one that begins too early does no harm.
     * Of a cluster that was restored from its bucket a scrub by schedule repairs nothing until one
-      that somebody asked to repair has ended: what metadata do not name may be what did not come
-      back.
+      that somebody asked to repair has ended, and did not find them older than the bucket: what
+      metadata do not name may be what did not come back.
     * A deep one that ran out of time is gone on with by the next of its kind, by schedule or
       asked for: who asks is never answered with what another one read.
     * A scrub that fails is told, and no other work of the scheduler waits for it; nor does a
