@@ -195,6 +195,9 @@ async def test_a_full_disk_makes_the_node_read_only_and_space_makes_it_writable(
         assert node.log("node.read_only")
         await check_told(node, writer, cli)
         await check_reads_and_fences(node, writer)
+        # Nor are those held up who have the stream sealed.
+        async with asyncio.timeout(10):
+            assert await seal(node) is None
         await check_offloaded(node, corner)
         assert len(writer.acknowledged) == before, "nothing is acknowledged meanwhile"
         node.faults.set()

@@ -296,6 +296,8 @@ class OwnerSettings(_Section):
     by the entries of the stream's ledger before, or so many ``stripe_entries``. A run, the unit
     of replication, never crosses a stripe, and a reader asks for one or two at a time. Of no
     account where each node gets every entry.
+    Who asks for a stream to be sealed has an answer within ``seal_timeout_s``: longer than an
+    append takes at most, and shorter than clients wait, so that they learn what is in the way.
     A node that owes an answer for ``slow_node_s``, and ``slow_node_factor`` times as long as the
     slowest healthy one beside it, is replaced like one that failed.
     The ledger key id names the key that signs the runs of new ones; none: a checksum alone.
@@ -309,6 +311,7 @@ class OwnerSettings(_Section):
     run_bytes_max: PositiveBytes = 64 * 1024
     in_flight_bytes_max: PositiveBytes = 32 * MIB
     append_timeout_s: Seconds = 10.0
+    seal_timeout_s: Seconds = 25.0
     slow_node_s: float = Field(default=2.0, gt=0)
     slow_node_factor: float = Field(default=10.0, ge=1)
     streams_max: int = Field(default=10_000, gt=0)

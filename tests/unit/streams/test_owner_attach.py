@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import itertools
+from dataclasses import replace
 from functools import partial
 from uuid import UUID
 
@@ -433,6 +434,25 @@ def test_an_owner_that_signs_takes_no_ledger_without_a_key():
         async with attaching(make) as (_, _, _, staging):
             with pytest.raises(RefusedError, match="is not signed"):
                 await attached(staging, await stage(staging, b"a"))
+
+    run_virtual(main())
+
+
+def test_an_attach_is_not_held_up_by_appends_that_wait_for_disks_that_are_full():
+    async def main():
+        async with attaching() as (cluster, owners, _, staging):
+            await send(owners, STREAM, W1, 1)
+            ledger_id = await stage(staging, b"a")
+            await owners.seal(STREAM)
+            full = replace(cluster.info("n1"), read_only=True)
+            await cluster.catalog().nodes.amend(full)
+            waiting = owners.submit(STREAM, draft(events(b"b")))
+            await asyncio.sleep(1)
+            async with asyncio.timeout(3):
+                await attached(staging, ledger_id)
+            await cluster.catalog().nodes.amend(cluster.info("n1"))
+            await waiting
+        assert await payloads(cluster) == [b"1.0", b"a.1", b"b.1"]
 
     run_virtual(main())
 

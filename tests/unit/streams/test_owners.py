@@ -5,11 +5,12 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.ledger.small_cluster import STREAM, SmallCluster, draft, payloads
+from tests.unit.ledger.small_cluster import STREAM, SmallCluster, draft, now_s, payloads
 from tierlog.adapters.memory.faults import Faults
 from tierlog.catalog import Catalog
 from tierlog.ledger.reader import Tier1ReadHandle
@@ -19,6 +20,7 @@ from tierlog.model.ledger import LedgerState
 from tierlog.model.policy import MIB, Policy
 from tierlog.runtime.settings import OwnerSettings
 from tierlog_ingest.streams.appends import QueueBudget
+from tierlog_ingest.streams.owner import BACKOFF_S_MAX
 from tierlog_ingest.streams.owners import Owners
 from tierlog_ingest.streams.parts import OwnerParts
 
@@ -262,6 +264,54 @@ def test_seal_closes_the_open_ledger_and_the_next_append_opens_another():
             assert await owners.seal(STREAM) is None
             assert spans(await owners.submit(STREAM, draft(b"b"))) == [(1, 0, 0)]
         assert await read_stream(cluster) == [b"a", b"b"]
+
+    run_virtual(main())
+
+
+def test_seal_is_answered_while_appends_wait_for_disks_that_are_full():
+    async def main():
+        cluster = SmallCluster()
+        catalog = await cluster.start()
+        owners = make_owners(cluster, "n1")
+        async with running(owners):
+            await owners.submit(STREAM, draft(b"a"))
+            assert await owners.seal(STREAM) == 0
+            await catalog.nodes.amend(replace(cluster.info("n1"), read_only=True))
+            refused = owners.submit(STREAM, draft(b"refused"))
+            begun_s = now_s()
+            for waited_s in (1.0, 100.0):
+                await asyncio.sleep(waited_s)
+                asked_s = now_s()
+                assert await owners.seal(STREAM) is None
+                assert now_s() - asked_s <= BACKOFF_S_MAX
+            assert now_s() - begun_s > ONE.append_timeout_s
+            assert refused.exception().reason is Reason.READ_ONLY
+            waiting = owners.submit(STREAM, draft(b"b"))
+            await catalog.nodes.amend(cluster.info("n1"))
+            assert len(spans(await waiting)) == 1
+        assert await read_stream(cluster) == [b"a", b"b"]
+
+    run_virtual(main())
+
+
+def test_a_seal_that_takes_too_long_is_told_what_it_waits_for():
+    async def main():
+        cluster = SmallCluster()
+        catalog = await cluster.start()
+        faults = Faults(cluster.rng)
+        owners = make_owners(cluster, "n1", catalog=cluster.catalog(faults))
+        async with running(owners):
+            await owners.submit(STREAM, draft(b"a"))
+            faults.outages.add("metadata.")
+            asked_s = now_s()
+            with pytest.raises(RetryableError) as caught:
+                async with asyncio.timeout(2 * ONE.seal_timeout_s):
+                    await owners.seal(STREAM)
+            assert now_s() - asked_s == pytest.approx(ONE.seal_timeout_s)
+            assert "closing a ledger in the metadata" in str(caught.value)
+            faults.outages.clear()
+            assert await owners.seal(STREAM) == 0, "which went on"
+            assert (await catalog.ledgers.get(0)).state is LedgerState.CLOSED
 
     run_virtual(main())
 

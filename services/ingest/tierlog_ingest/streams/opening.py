@@ -20,7 +20,7 @@ from tierlog.catalog.streams import StreamSnapshot
 from tierlog.ledger.ensemble_change import Clients, Ensembles
 from tierlog.ledger.keys import LedgerKeys
 from tierlog.ledger.writer import LedgerWriter, WriterLimits
-from tierlog.model.errors import TierlogError
+from tierlog.model.errors import RetryableError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId, NodeId, StreamName
 from tierlog.model.ledger import (
     COMPONENT_STREAM,
@@ -96,20 +96,26 @@ class LedgerOpener:
         *,
         retired: Collection[NodeId],
         like: tuple[int, int] = (0, 0),
-    ) -> tuple[LedgerMetadata, Clients]:
+        gives_way: Callable[[], bool],
+    ) -> tuple[LedgerMetadata, Clients] | None:
         """Choose and reach the nodes of a new ledger, none that is known to be ``retired``.
 
         ``like``: bytes and number of the entries that wait, for a stream's first ledger. Raises
-        UNAVAILABLE or READ_ONLY.
+        UNAVAILABLE or READ_ONLY; None instead, while the caller ``gives_way``.
         """
         settings = self._settings
-        ensemble, clients = await self._ensembles.open(
-            ensemble_size=settings.ensemble_size,
-            write_quorum=settings.write_quorum,
-            ack_quorum=settings.ack_quorum,
-            seed=f"{ledger_id}".encode(),
-            retired=retired,
-        )
+        try:
+            ensemble, clients = await self._ensembles.open(
+                ensemble_size=settings.ensemble_size,
+                write_quorum=settings.write_quorum,
+                ack_quorum=settings.ack_quorum,
+                seed=f"{ledger_id}".encode(),
+                retired=retired,
+            )
+        except RetryableError:
+            if gives_way():
+                return None
+            raise
         return self._metadata(snapshot, ensemble, like), clients
 
     def _stripe_entries(self, snapshot: StreamSnapshot, like: tuple[int, int]) -> int:

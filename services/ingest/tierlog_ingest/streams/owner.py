@@ -60,6 +60,7 @@ from tierlog_ingest.streams.opening import LedgerOpener, OpenLedger, block_size_
 from tierlog_ingest.streams.ownership import going_away, not_owner
 from tierlog_ingest.streams.parts import OwnerParts, OwnerState
 from tierlog_ingest.streams.rollover import LedgerLimits, fitting
+from tierlog_ingest.streams.sealing import Seals
 from tierlog_ingest.streams.traces import closing
 
 log = structlog.get_logger()
@@ -99,7 +100,7 @@ class StreamOwner:
         """Set while the attributes are those of the stream, and once the owner ended."""
         self._claimed: Stream | None = None
         self._open: OpenLedger | None = None
-        self._seals: list[asyncio.Future[LedgerId | None]] = []
+        self._seals = Seals(name, self._queue, wake=self._wake.set)
         self._attaches: deque[Attaching] = deque()
         self._draining = False
         self._block_size: int | None = None
@@ -170,10 +171,7 @@ class StreamOwner:
         """Close the open ledger; return its id, or None when nothing was open."""
         if self.state is OwnerState.ENDED or self._draining:
             raise self.failure or going_away(self.name)
-        answer: asyncio.Future[LedgerId | None] = asyncio.get_running_loop().create_future()
-        self._seals.append(answer)
-        self._wake.set()
-        return await answer
+        return await self._seals.ask(self._parts.settings.seal_timeout_s)
 
     async def attach(self, wanted: Attachment) -> AttachOutcome:
         """Make staging ledgers the stream's next ones; not if their writer's number is there."""
@@ -255,9 +253,7 @@ class StreamOwner:
         self._queue.fail_sent(error.message)
         self._queue.fail_waiting(error)
         self._gate.end(error)
-        for seal in self._seals:
-            if not seal.done():
-                seal.set_exception(error)
+        self._seals.fail(error)
         for one in self._attaches:
             one.fail(error)
         log.info("owner.ended", stream=self.name, epoch=self.owner_epoch, cause=str(error))
@@ -383,7 +379,7 @@ class StreamOwner:
         if self._open is None:
             self._open = await self._open_ledger(tasks)
         one, head = self._open, self._queue.head()
-        if head is None:
+        if one is None or head is None:
             return
         try:
             check_entry_len(head.entry_len_max, one.block_size)
@@ -421,13 +417,16 @@ class StreamOwner:
             publish_ms_max=piece.publish_ms[1],
         )
 
-    async def _open_ledger(self, tasks: asyncio.TaskGroup) -> OpenLedger:
-        """Make a ledger; tries until it is there or the stream has another owner."""
+    async def _open_ledger(self, tasks: asyncio.TaskGroup) -> OpenLedger | None:
+        """Make a ledger, trying until it is there; None: who needs none to be open comes first."""
         ledgers = self._parts.catalog.ledgers
         ledger_id = await self._insist("taking a ledger id from the metadata", ledgers.new_id)
         snapshot = await self._own_snapshot()
         block_size = self._block_size = block_size_of(snapshot)
-        metadata, clients = await self._choose_and_open(snapshot, ledger_id, block_size)
+        opened = await self._choose_and_open(snapshot, ledger_id, block_size)
+        if opened is None:
+            return None
+        metadata, clients = opened
         writer = self._opener.writer(
             snapshot.stream,
             ledger_id,
@@ -454,25 +453,31 @@ class StreamOwner:
 
     async def _choose_and_open(
         self, snapshot: StreamSnapshot, ledger_id: LedgerId, block_size: int
-    ) -> tuple[LedgerMetadata, Clients]:
+    ) -> tuple[LedgerMetadata, Clients] | None:
         ledgers = self._parts.catalog.ledgers
         retired: set[NodeId] = set()
         head = self._queue.head()
         like = (0, 0) if head is None else (head.draft.payload_len, head.draft.header.count)
+        choose = partial(
+            self._opener.choose,
+            *(snapshot, ledger_id),
+            retired=retired,
+            like=like,
+            gives_way=lambda: bool(self._seals or self._attaches),
+        )
         while True:
-            metadata, clients = await self._insist(
-                "choosing storage nodes",
-                lambda: self._opener.choose(snapshot, ledger_id, retired=retired, like=like),
-            )
+            chosen = await self._insist("choosing storage nodes", choose)
+            if chosen is None:
+                return None
             opening = partial(
-                ledgers.open, snapshot.stream, ledger_id, metadata, block_size=block_size
+                ledgers.open, snapshot.stream, ledger_id, chosen[0], block_size=block_size
             )
             try:
                 await self._insist("opening a ledger in the metadata", opening)
             except NodeRetiredError as error:
                 retired.add(error.node_id)  # and nothing was opened
             else:
-                return metadata, clients
+                return chosen
 
     async def _run_writer(self, writer: LedgerWriter) -> None:
         try:
@@ -491,7 +496,7 @@ class StreamOwner:
                 await self._replace(one, error)
                 return
             await self._close(one, last_entry_id=last_entry_id, length=length)
-        self._answer_seals(one.writer.ledger_id if one is not None else None)
+        self._seals.tell(one.writer.ledger_id if one is not None else None)
 
     async def _attach(self) -> None:
         """Close the open ledger, and put behind it what waits to be attached."""
@@ -511,12 +516,6 @@ class StreamOwner:
         # It stays among them until it has its answer: whoever cuts the owner off answers the rest.
         await attach_next(self._attaches[0], keeper=keeper, state=state, put=put)
         self._attaches.popleft()
-
-    def _answer_seals(self, ledger_id: LedgerId | None) -> None:
-        asked, self._seals = self._seals, []
-        for seal in asked:
-            if not seal.done():
-                seal.set_result(ledger_id)
 
     async def _close(self, one: OpenLedger, *, last_entry_id: EntryId, length: int) -> None:
         claimed, ledger_id = self._claimed, one.writer.ledger_id
@@ -564,7 +563,7 @@ class StreamOwner:
             raise error from None
         self._queue.trouble = ""
         self._queue.disk_full = None
-        self._answer_seals(ledger_id)
+        self._seals.tell(ledger_id)
         await self._rebuild_attributes()
 
     async def _insist(self, what: str, call: Callable[[], Awaitable[Result]]) -> Result:
