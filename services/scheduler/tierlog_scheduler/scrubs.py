@@ -18,8 +18,8 @@ Invariants:
       failed or was cut short does not count, and comes again after ``FAILED_AGAIN_S``. No clock
       that is or was off makes an interval longer; one that begins too early does no harm.
     * Of a cluster that was restored from its bucket a scrub by schedule repairs nothing until one
-      that somebody asked to repair has ended, and did not find them older than the bucket: what
-      metadata do not name may be what did not come back.
+      that somebody asked to repair has ended, and nothing stopped it from deleting: what metadata
+      do not name may be what did not come back.
     * A deep one that ran out of time is gone on with by the next of its kind, by schedule or
       asked for: who asks is never answered with what another one read.
     * A scrub that fails is told, and no other work of the scheduler waits for it; nor does a
@@ -44,7 +44,6 @@ from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogEr
 from tierlog.model.scrub import (
     TELL_EACH_S,
     DeepPlace,
-    FindingKind,
     KnownFaults,
     ScrubReport,
     ScrubState,
@@ -251,8 +250,9 @@ class ScrubRunner:
             return
         if report.wish.deep:
             self._asked_from = report.deep_next
-        # One that finds metadata older deletes nothing, and may have left the mark itself.
-        if report.wish.repair and not report.counts[FindingKind.METADATA_OLDER]:
+        # One that was stopped, by older metadata or because that can't be told, has deleted nothing
+        # behind it, and may have left the mark itself.
+        if report.wish.repair and not report.deletions_stopped:
             try:
                 await self._kept.note_repaired()
             except TierlogError as error:

@@ -11,7 +11,7 @@ Invariants:
     * What of it is damaged, or of another version, is passed over and goes first: nothing is
       decided by a report, and without the times a scrub comes early.
     * That the cluster was restored is a mark of its own (``tierlog.catalog.restore``), and goes
-      once somebody has asked for a scrub that repairs.
+      once somebody has asked for a scrub that repairs, and nothing stopped it from deleting.
 """
 
 from collections.abc import Mapping

@@ -8,18 +8,22 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import runner, scrub
 from tests.unit.offload.world import ListHandle, World
 from tests.unit.scheduler.manifests_kit import backup, manifests_of, restore
 from tests.unit.scheduler.test_leaders_and_manifests import Judged
 from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR
+from tierlog.catalog.ledgers import LedgerCatalog
+from tierlog.catalog.scrubs import ScrubCatalog
 from tierlog.model.errors import RetryableError
 from tierlog.model.ids import LedgerId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import GONE_FROM_TIER1
 from tierlog.model.policy import Policy
-from tierlog.model.scrub import FindingKind, ScrubWish
+from tierlog.model.scrub import FindingKind, ScrubState, ScrubWish
 from tierlog.model.stream import Stream
 
 POLICY = Policy(offload_time_ms=0, deletion_lag_ms=60_000)
@@ -121,6 +125,48 @@ def test_nor_once_ids_have_passed_what_was_given_but_for_who_asks_for_it(monkeyp
         # Of ledgers that the metadata do know nothing goes, whoever asks.
         kept = {one.ledger_id for one in asked.findings if "no other copy" in one.kept}
         assert kept == {0}
+
+    run_virtual(main(), until_s=1e7)
+
+
+@pytest.mark.parametrize(
+    ("whose", "what", "is_marked"),
+    [(ScrubCatalog, "note_behind", False), (LedgerCatalog, "next_id", True)],
+)
+def test_nor_does_who_asks_lift_the_mark_by_a_scrub_that_could_not_tell(
+    whose: type, what: str, is_marked: bool, monkeypatch: Any
+) -> None:
+    """The answer is lost once: it deleted nothing then, and nobody has asked for what comes."""
+
+    async def main() -> None:
+        judged = Judged()
+        world = judged.world
+        await lost(judged, monkeypatch)
+        world.clock.advance(2 * DAY)
+        keys = [key for key in world.bucket.objects if key.endswith("-ledger-2")]
+        if is_marked:
+            await world.catalog().scrubs.note_behind()
+        really, asked = getattr(whose, what), list[object]()
+
+        async def loses_an_answer(self: Any, *given: Any) -> Any:
+            answer = await really(self, *given)
+            if not asked:
+                asked.append(answer)
+                raise RetryableError("the connection is lost", remedy="Ask again")
+            return answer
+
+        monkeypatch.setattr(whose, what, loses_an_answer)
+        scrubs, stop = runner(world), asyncio.Event()
+        found = await scrubs.ask(ScrubWish(repair=True))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scrubs.run(stop))
+            await asyncio.sleep(60)
+            assert asked
+            assert found.state is ScrubState.DONE
+            await world.catalog().nodes.ensure_cluster(ledger_id_base=1000)
+            await asyncio.sleep(DAY)
+            stop.set()
+        assert keys[0] in world.bucket.objects
 
     run_virtual(main(), until_s=1e7)
 
