@@ -228,7 +228,7 @@ class ManifestStore:
             found = not attempt.swept_ms and await self._is_whole(attempt, context)
             if attempt.uuid == uuid:
                 return found
-            whole += found
+            whole += found and known_here(attempt.location)  # of others nobody knows that
         return False
 
     async def _is_whole(self, attempt: AbandonedAttempt, context: OffloadContext) -> bool:

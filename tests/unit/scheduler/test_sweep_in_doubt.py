@@ -14,6 +14,7 @@ from tierlog.model.ids import LedgerId
 from tierlog.model.offload import GONE_FROM_TIER1
 from tierlog.model.policy import Policy
 from tierlog.model.scrub import FindingKind, ScrubWish
+from tierlog.offload.driver import DRIVER
 from tierlog.offload.manifests import WHOLE_KEPT, BucketGuard
 from tierlog_scheduler.manifests import BucketManifests
 
@@ -173,5 +174,32 @@ def test_who_dies_behind_its_last_byte_again_and_again_does_not_fill_the_bucket(
         assert left == died[-WHOLE_KEPT:]
         lying = [uuid for uuid in died if any(str(uuid) in key for key in world.bucket.objects)]
         assert lying == left
+
+    run_virtual(main(), until_s=1e6)
+
+
+def test_of_which_nobody_knows_whether_they_are_whole_do_not_count_among_those() -> None:
+    """Tries by another driver, behind a whole copy in the bucket that may be the only one."""
+
+    async def main() -> None:
+        world, shelf = DrivenWorld(), Shelf()
+        claimed = await world.stream(policy=Policy(offload_time_ms=-1))
+        ledger_id = await world.seal(claimed, ENTRIES)
+        metadata = await world.catalog().ledgers.get(ledger_id)
+        assert metadata is not None
+        contexts = world.catalog().contexts
+        world.driven_by = drivers_of(world, DRIVER, shelf)
+        place = world.offloader().location(ledger_id, FIRST)
+        await contexts.begin_attempt(ledger_id, uuid=FIRST, location=place, worker="w")
+        await world.offloader().offload(world.open_ledger(ledger_id, metadata), FIRST, {})
+        failed = [UUID(int=100 + number) for number in range(WHOLE_KEPT)]
+        for uuid in failed:
+            place = shelf.location(ledger_id, uuid)
+            await contexts.begin_attempt(ledger_id, uuid=uuid, location=place, worker="w")
+        await contexts.give_up_attempt(ledger_id, uuid=failed[-1])
+        await lead(world, HOUR)
+        left = [one.uuid for one in (await world.context(ledger_id)).abandoned]
+        assert left == [FIRST, *failed]
+        assert any(str(FIRST) in key for key in world.bucket.objects)
 
     run_virtual(main(), until_s=1e6)
