@@ -218,7 +218,7 @@ class ManifestStore:
         seem to be in tier 1, and whoever named the attempt may be lost with the manifests. Where
         the complete one is damaged, a repair reads what is good in the data of all others.
         """
-        if not context.lacks_sound_copy:
+        if context.swept_at(uuid) != 0 or not context.lacks_sound_copy:
             return False
         whole = 0
         for attempt in reversed(context.abandoned):

@@ -203,3 +203,22 @@ def test_of_which_nobody_knows_whether_they_are_whole_do_not_count_among_those()
         assert any(str(FIRST) in key for key in world.bucket.objects)
 
     run_virtual(main(), until_s=1e6)
+
+
+def test_what_nothing_names_any_more_is_cleaned_without_a_look_at_what_others_left() -> None:
+    async def main() -> None:
+        world, away = World(), no_faults()
+        away.outages = {"objects.head"}
+        claimed = await world.stream()
+        ledger_id = await world.seal(claimed, ENTRIES)
+        location = world.offloader().location(ledger_id, FIRST)
+        await world.catalog().contexts.begin_attempt(
+            ledger_id, uuid=FIRST, location=location, worker="w"
+        )
+        await world.catalog().contexts.give_up_attempt(ledger_id, uuid=FIRST)
+        guard = BucketGuard(world.manifests(away))
+        context = await world.context(ledger_id)
+        assert not await guard.may_clean(context, FIRST)
+        assert await guard.may_clean(context, SECOND)
+
+    run_virtual(main(), until_s=1e6)
