@@ -339,12 +339,14 @@ class Ranges:
         return self._pace is not None
 
     async def bring(self, source: Source, start: int, end: int) -> None:
-        """Have the units of some bytes fetched, and kept if there is room for them."""
+        """Have the units of some bytes fetched; none that is not kept: it would be paid again."""
         unit = self._unit_of(source)
-        for at in range(start // unit * unit, end, unit):
-            # Nothing is wanted of it but that it comes; None: who fetched it gave up.
-            while self._memory.known_end(source.key, at) < min(at + unit, source.size):
-                if await self._landed(source, at, at, at // unit + 1) is not None:
+        for number in range(start // unit, -(-end // unit)):
+            span = self._span(source, number, number + 1)
+            while self._memory.known_end(source.key, span.start) < span.end:
+                if not (self._known(source, number) or self._has_room(span, ahead=False)):
+                    return
+                if await self._landed(source, span.start, span.start, number + 1) is not None:
                     break
 
     def forget(self, key: str) -> None:
@@ -482,7 +484,7 @@ class Ranges:
 
         False: there is none, and it was to be ahead. Within ``run`` it may return before it landed.
         """
-        if self._pace is not None and flight.ahead and not self._has_room(source, span):
+        if self._pace is not None and flight.ahead and not self._has_room(span, ahead=True):
             return False  # it would pay for what is not fetched
         flight.stop = span.units[-1].start // self._unit_of(source) + 1
         self._flying.update(dict.fromkeys(span.units, flight))
@@ -499,10 +501,10 @@ class Ranges:
         await self._outlasting.begin(self._bring_for_all(source, span, flight, kept))
         return await kept if ahead else True
 
-    def _has_room(self, source: Source, span: _Span) -> bool:
-        """Say whether memory has room now for what is ahead; it is taken once it has its turn."""
-        blank = self._memory.blank(source.key, span.start, span.end - span.start, ahead=True)
-        if blank is not None:
+    def _has_room(self, span: _Span, *, ahead: bool) -> bool:
+        """Say whether memory has room now for what is to come; it is taken once it has its turn."""
+        key, start = span.units[0]
+        if blank := self._memory.blank(key, start, span.end - start, ahead=ahead):
             blank.give_up()
         return blank is not None
 

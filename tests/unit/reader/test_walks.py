@@ -151,3 +151,26 @@ def test_a_walk_that_waits_for_its_pace_leaves_its_room_to_others(layout):
 
 class Reading:
     urgent = True
+
+
+class NoMemory(LastRanges):
+    """One that has no room for anything."""
+
+    def blank(self, key, start, size, *, ahead):
+        return None
+
+
+@pytest.mark.parametrize("layout", ["block", "single"])
+def test_a_walk_pays_for_each_range_once_also_where_memory_has_no_room(layout):
+    @on_virtual_time
+    async def test():
+        fetches = {}
+        for paced in (False, True):
+            handle, objects = await handle_of(layout, None)
+            pace = ReadPace(World().clock, CostMeter(), per_s=1e9) if paced else None
+            handle._ranges = Ranges(objects, LIMITS, NoMemory(0), None, pace)
+            assert payload_of(await handle.read_frames(FAR, 1)) == ENTRIES[FAR]
+            fetches[paced] = objects.fetches
+        assert fetches[True] == fetches[False]
+
+    test()
