@@ -311,14 +311,7 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         wish = _Wish(client_of(request, stream), name, where, end, budget, still)
         page, room = await pages.page(wish, OCTETS)
         if asked is None and page.entries and not page.at_end:
-            pieces = pages.whole(wish, page, room)
-            await anext(pieces)  # from here on the room goes with it, also when it is only closed
-            try:
-                length = await pages.length(found, end)
-            except BaseException:
-                await pieces.aclose()
-                raise
-            return _whole(pieces, end, found, length, pages.limits)
+            return await _begun(pages, wish, found, page, room)
         if asked is None and end.ledger_id == ledger_id and not _is_whole(wish, page.resume):
             room.leave()
             raise _not_whole(wish, page.resume)
@@ -331,6 +324,25 @@ def add_ledger_route(app: FastAPI, pages: EntryPages) -> None:
         return answer
 
     app.add_api_route("/v1/streams/{stream}/ledgers/{ledger_id}", ledger, response_class=Response)
+
+
+async def _begun(
+    pages: EntryPages, wish: _Wish, found: ListedLedger | None, page: Page, room: HeldRoom
+) -> Response:
+    """Return a ledger of which this is the first page."""
+    first, end = page.entries[0].position, wish.until
+    assert end is not None
+    try:
+        if end.ledger_id > first.ledger_id:  # nothing was confirmed yet as it was looked up
+            end = await pages.confirmed(wish.stream, first, end)
+            wish = replace(wish, until=end)
+        length = await pages.length(found, end)
+    except BaseException:
+        room.leave()
+        raise
+    pieces = pages.whole(wish, page, room)
+    await anext(pieces)  # from here on the room goes with it, also when it is only closed
+    return _whole(pieces, end, found, length, pages.limits)
 
 
 def _is_whole(wish: _Wish, resume: Position | Edge) -> bool:

@@ -12,7 +12,7 @@ from tests.unit.reader.test_tail import closed as closed_now
 from tests.unit.reader.world import N1, ReaderWorld, on_virtual_time
 from tierlog.adapters.memory.storage_node import MemoryStorageNode
 from tierlog.format.frame import FRAME_HEADER_LEN
-from tierlog.model.ids import EntryId
+from tierlog.model.ids import NO_ENTRY, EntryId
 from tierlog.runtime.http import serve_http
 from tierlog_reader.documents import OCTETS
 from tierlog_reader.http_entries import COPIES
@@ -174,6 +174,27 @@ async def test_a_first_page_that_ends_before_the_end_that_was_told_is_an_error()
         answer = await client.get(f"{URL}/ledgers/{ledger}")
         assert (answer.status_code, answer.json()["reason"]) == (503, "UNKNOWN")
         assert f"entries from {ledger}:6 to {ledger}:100" in answer.json()["detail"]
+        assert shares.used_bytes == 0
+
+
+class Learning(MemoryStorageNode):
+    """One that knows what is confirmed only from the first read on."""
+
+    def read(self, ledger_id, first_entry_id, **named):
+        self.lacs[ledger_id] = EntryId(99)
+        return super().read(ledger_id, first_entry_id, **named)
+
+
+@on_virtual_time
+async def test_what_is_confirmed_between_the_look_at_the_end_and_the_first_page_is_whole():
+    world, ledger = await raw_world(closed=False)
+    learning = Learning(N1)
+    learning.runs, learning.lacs = world.node.runs, {ledger: NO_ENTRY}
+    world.node = learning
+    async with served(world) as (client, shares):
+        answer = await client.get(f"{URL}/ledgers/{ledger}")
+        assert (answer.status_code, answer.content == WHOLE) == (200, True)
+        assert answer.headers["Tierlog-Next"] == f"{ledger}:100"
         assert shares.used_bytes == 0
 
 
