@@ -125,7 +125,14 @@ class ScrubCatalog:
 
     async def note_behind(self) -> None:
         """Leave that mark: what the metadata do not name may be what they have forgotten."""
-        await ensure_node(self._store, paths.RESTORED)
+
+        async def one_round() -> None:
+            if await self._store.get(paths.RESTORED) is None:
+                await self._store.create(paths.RESTORED, b"")
+
+        # Nothing comes behind it that would tell whether it is there.
+        await self._store.sync(paths.ROOT)
+        await settle(self._store, self._ids, paths.RESTORED, one_round)
 
     async def note_repaired(self) -> None:
         """Take that mark away."""

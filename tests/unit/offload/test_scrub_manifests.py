@@ -15,11 +15,13 @@ from tests.unit.offload.test_scrub_crew import both
 from tests.unit.offload.world import CLUSTER, STREAM, World
 from tests.unit.scheduler.manifests_kit import backup, manifests_of, restore, trim
 from tests.unit.scheduler.test_scheduler import scheduler
+from tierlog.adapters.memory.metadata import MemoryMetadataClient
 from tierlog.adapters.memory.objects import MemoryObjectsClient
 from tierlog.catalog.ledgers import LedgerCatalog
 from tierlog.catalog.scrubs import ScrubCatalog
+from tierlog.format import paths
 from tierlog.format.manifest import cluster_key
-from tierlog.model.errors import RetryableError
+from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.model.ids import StreamName
 from tierlog.model.scrub import Finding, ScrubReport, ScrubWish
 from tierlog.offload.scrub_manifests import ManifestLook
@@ -223,6 +225,35 @@ def test_an_id_that_is_still_to_be_given_is_told_while_its_objects_are_young() -
         await given_and_not(world)
         report = await scrub(world)
         assert kinds(report) == ["metadata-older"]
+        assert await world.catalog().scrubs.is_restored()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_the_mark_is_left_also_where_the_answer_to_that_is_lost(
+    arrives: bool, monkeypatch: Any
+) -> None:
+    """Nothing comes behind it that would tell whether it is there."""
+
+    async def main() -> None:
+        world, _ = await offloaded()
+        await given_and_not(world)
+        world.clock.advance(2 * SAFETY_S)
+        really, lost = MemoryMetadataClient.create, list[str]()
+
+        async def loses_an_answer(self: Any, path: str, data: bytes) -> None:
+            if path != paths.RESTORED or lost:
+                return await really(self, path, data)
+            lost.append(path)
+            if arrives:
+                await really(self, path, data)
+            raise IndeterminateError("the connection is lost", remedy="Look")
+
+        monkeypatch.setattr(MemoryMetadataClient, "create", loses_an_answer)
+        report = await scrub(world, BOTH)
+        assert lost
+        assert kinds(report) == ["metadata-older", "orphan-objects", "orphan-objects"]
         assert await world.catalog().scrubs.is_restored()
 
     run_virtual(main())
