@@ -29,7 +29,8 @@ class NodeCatalog:
         """Return the cluster's identity, giving it one when it has none.
 
         Its ``ledger_id_base`` is raised to the one given, never lowered: raise it when metadata
-        is restored from a backup, which knows nothing of the ids given since.
+        is restored from a backup, which knows nothing of the ids given since. No scrub by schedule
+        repairs from then on, as after a restore: none could tell any more that ids were forgotten.
         """
         wanted = Cluster(
             cluster_id=self._ids.uuid(),
@@ -49,6 +50,9 @@ class NodeCatalog:
                 cluster = records.decode_cluster(found.data)
                 if cluster.ledger_id_base >= ledger_id_base:
                     return cluster
+                if await self._store.get(paths.RESTORED) is None:
+                    # First: what dies between the two begins again.
+                    await self._store.create(paths.RESTORED, b"")
                 raised = replace(cluster, ledger_id_base=ledger_id_base)
                 data = records.encode_cluster(raised)
                 await self._store.set(paths.CLUSTER, data, version=found.version)

@@ -61,8 +61,11 @@ async def test_a_base_is_raised_in_a_cluster_that_is_there_and_never_lowered():
     first, second = world.process(), world.process()
     cluster = await first.catalog.nodes.ensure_cluster()
     assert await first.catalog.ledgers.new_id() < 7_000_000
-    first.faults.next("metadata.set", Outcome.REPLY_LOST)
+    assert not await second.catalog.scrubs.is_restored()
+    for verb in ("create", "set"):
+        first.faults.next(f"metadata.{verb}", Outcome.REPLY_LOST)
     raised = await first.catalog.nodes.ensure_cluster(ledger_id_base=7_000_000)
+    assert await second.catalog.scrubs.is_restored(), "nothing else tells what was forgotten"
     assert raised.cluster_id == cluster.cluster_id
     for process in (first, second):
         assert (await process.catalog.nodes.ensure_cluster()).ledger_id_base == 7_000_000

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.scrubs import runner, scrub
+from tests.unit.offload.scrubs import pass_ids, runner, scrub
 from tests.unit.offload.world import ListHandle, World
 from tests.unit.scheduler.manifests_kit import backup, manifests_of, restore
 from tests.unit.scheduler.test_leaders_and_manifests import Judged
@@ -114,8 +114,7 @@ def test_nor_once_ids_have_passed_what_was_given_but_for_who_asks_for_it(monkeyp
             group.create_task(scrubs.run(stop))
             await asyncio.sleep(60)
             assert found.counts[FindingKind.METADATA_OLDER] == 1
-            # As the how-to says, so that none is given twice.
-            await world.catalog().nodes.ensure_cluster(ledger_id_base=1000)
+            await pass_ids(world, 1000)
             await asyncio.sleep(DAY)
             stop.set()
         assert [one.wish.repair for one in await scrubs.reports()] == [False, True]
@@ -125,6 +124,26 @@ def test_nor_once_ids_have_passed_what_was_given_but_for_who_asks_for_it(monkeyp
         # Of ledgers that the metadata do know nothing goes, whoever asks.
         kept = {one.ledger_id for one in asked.findings if "no other copy" in one.kept}
         assert kept == {0}
+
+    run_virtual(main(), until_s=1e7)
+
+
+def test_nor_where_ids_were_made_to_pass_it_before_any_scrub_has_seen_it(monkeypatch: Any) -> None:
+    """The how-to has the base raised before services start: each id was given from then on."""
+
+    async def main() -> None:
+        judged = Judged()
+        world = judged.world
+        _, copies = await lost(judged, monkeypatch)
+        world.clock.advance(2 * DAY)
+        await world.catalog().nodes.ensure_cluster(ledger_id_base=1000)
+        scrubs, stop = runner(world), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scrubs.run(stop))
+            await asyncio.sleep(DAY)
+            stop.set()
+        assert [one.wish.repair for one in await scrubs.reports()] == [False]
+        assert copies.items() <= world.bucket.objects.items()
 
     run_virtual(main(), until_s=1e7)
 
@@ -163,7 +182,7 @@ def test_nor_does_who_asks_lift_the_mark_by_a_scrub_that_could_not_tell(
             await asyncio.sleep(60)
             assert asked
             assert found.state is ScrubState.DONE
-            await world.catalog().nodes.ensure_cluster(ledger_id_base=1000)
+            await pass_ids(world, 1000)
             await asyncio.sleep(DAY)
             stop.set()
         assert keys[0] in world.bucket.objects
