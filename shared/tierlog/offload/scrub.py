@@ -510,7 +510,7 @@ class _Run:
         if not self._wish.repair or await self._kept(finding):
             return
         context = await self._paid(self._contexts.get, seen.ledger_id)
-        if context is not None and rules.may_be_last(context, named, await self._look(named)):
+        if await self._copies.may_be_last(context, named, await self._look(named)):
             finding.kept = "its ledger has no other copy in tier 2 that is complete and sound"
             return
         try:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from tierlog.catalog import Catalog
 from tierlog.format import keys
+from tierlog.format.keys import ObjectKeys
 from tierlog.model.errors import CorruptError, Reason, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import copy_of
@@ -25,7 +26,7 @@ from tierlog.offload.groups import plain_errors
 from tierlog.offload.repair import Repairer
 from tierlog.offload.verify import ReadBack, is_read_whole, verify_copy
 from tierlog.ports.clock import Clock
-from tierlog.ports.objects import ObjectStore
+from tierlog.ports.objects import ObjectInfo, ObjectStore
 
 Pay = Callable[[int], Awaitable[None]]
 """Waits until so many bytes may be read; 0: one more request."""
@@ -127,6 +128,24 @@ class CopyLook:
         sizes = {role: info.size for role, info in found.items() if info is not None}
         verdict = rules.judge_copy(again.copy, sizes, single=location.is_single)
         return rules.finding_of(again, *verdict) if verdict is not None else None
+
+    async def may_be_last(
+        self,
+        context: OffloadContext | None,
+        named: ObjectKeys,
+        there: Sequence[ObjectInfo] | None,
+    ) -> bool:
+        """Tell whether an attempt that nothing names may be the only whole copy of a ledger.
+
+        By metadata from a backup it may seem to be in tier 1, or in a copy that was replaced since:
+        that one is looked at again, since the look before may have failed.
+        """
+        if context is None or not rules.has_ended(named, there):
+            return False
+        if context.lacks_sound_copy:
+            return True
+        is_here = context.complete and self.is_here(context)
+        return is_here and await self.confirmed(context) is not None
 
     async def read_whole(self, context: OffloadContext) -> Finding | None:
         """Read all of a copy and compare; what is sound, all of it, is in doubt no more."""

@@ -166,16 +166,10 @@ class Survey:
             yield SeenAttempt(UUID(bytes=self._raw_uuid(row)), LedgerId(self._ledgers[row]))
 
 
-def may_be_last(
-    context: OffloadContext, named: ObjectKeys, there: Sequence[ObjectInfo] | None
-) -> bool:
-    """Tell whether an attempt that nothing names may be the only whole copy of a ledger.
-
-    By metadata from a backup it may seem to be in tier 1, or in a copy that was replaced since.
-    """
+def has_ended(named: ObjectKeys, there: Sequence[ObjectInfo] | None) -> bool:
+    """Tell whether an attempt, by its objects, came to its end."""
     # The index comes last.
-    ended = any(one.key in {named.index, named.single} for one in there or ())
-    return ended and context.lacks_sound_copy
+    return any(one.key in {named.index, named.single} for one in there or ())
 
 
 def judge_copy(copy: Tier2Copy, sizes: Sizes, *, single: bool = False) -> Verdict | None:

@@ -1,14 +1,19 @@
 """Ledgers that a scrub can't read, or that go under it: what becomes of the look at all others."""
 
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.scrubs import BOTH, SAFETY_S, kinds, plant, scrub
-from tests.unit.offload.test_scrub import offloaded
+from tests.unit.offload.scrubs import BOTH, REPAIR, SAFETY_S, kinds, plant, scrub
+from tests.unit.offload.test_scrub import offloaded, write_manifest
+from tests.unit.offload.test_scrub import spoil as damage
 from tests.unit.offload.world import World
+from tests.unit.scheduler.manifests_kit import backup, manifests_of, restore
+from tierlog.adapters.memory.objects import MemoryObjectsClient
 from tierlog.format import paths
+from tierlog.model.errors import RetryableError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.scrub import FindingKind
 from tierlog.model.trimming import TrimGrounds
@@ -84,5 +89,42 @@ def test_a_stream_that_is_deleted_under_a_scrub_ends_nothing_of_it():
         assert kinds(report) == [K.ORPHAN_OBJECTS.value]
         assert (report.unread, report.deletions_stopped) == ([], "")
         assert orphan not in world.bucket.objects
+
+    run_virtual(main())
+
+
+def test_a_copy_that_could_not_be_looked_at_is_not_sound_for_that(monkeypatch: Any) -> None:
+    """By metadata from a backup the ledger has the copy that was replaced, and swept, since."""
+
+    async def main() -> None:
+        world, (ledger_id,) = await offloaded()
+        kept, before = backup(world.metadata), await world.context(ledger_id)
+        damage(world, before, "data")
+        assert (await scrub(world, REPAIR)).repaired
+        damage(world, before, "index")
+        damage(world, before, "side")
+        only = (await world.context(ledger_id)).location
+        assert only is not None
+        # Manifests are lost too, and a leader has begun anew.
+        for key in manifests_of(world):
+            del world.bucket.objects[key]
+        restore(world.metadata, kept)
+        await write_manifest(world)
+        world.clock.advance(2 * SAFETY_S)
+        really, failed = MemoryObjectsClient.head, list[str]()
+
+        async def fails_once(self: Any, key: str) -> Any:
+            if before.location is not None and key in before.location.keys and not failed:
+                failed.append(key)
+                raise RetryableError("the connection is lost", remedy="Ask again")
+            return await really(self, key)
+
+        monkeypatch.setattr(MemoryObjectsClient, "head", fails_once)
+        report = await scrub(world, REPAIR)
+        assert failed
+        assert kinds(report) == [K.ORPHAN_OBJECTS.value]
+        assert not report.deletions_stopped
+        assert world.bucket.objects.keys() >= set(only.keys)
+        assert kinds(await scrub(world)) == [K.ORPHAN_OBJECTS.value, K.POINTS_NOWHERE.value]
 
     run_virtual(main())
