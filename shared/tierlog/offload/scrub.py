@@ -227,6 +227,7 @@ class _Run:
             self._merger.take_listing(await self._crew.listing(), self._indexes)
         else:
             await self._list_objects(prefix)
+        await self._manifests.see_ids()
         for name, incarnation in await self._parts.manifests.streams():
             self._incarnations.setdefault(name, []).append(incarnation)
         self._shared = bool(set(await self._parts.manifests.clusters()) - {self._parts.cluster_id})
@@ -528,9 +529,8 @@ class _Run:
 
     async def _kept(self, finding: Finding) -> bool:
         """Say why nothing is deleted, if something stops it."""
-        finding.kept = NOT_ASKED
-        if self._wish.asks_for(finding.ledger_id):
-            finding.kept = await self._kept_of(finding.stream)
+        is_asked = self._wish.asks_for(finding.ledger_id)
+        finding.kept = await self._kept_of(finding.stream) if is_asked else NOT_ASKED
         return bool(finding.kept)
 
     async def _index_kept(self, name: str) -> str:

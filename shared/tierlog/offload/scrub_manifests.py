@@ -13,8 +13,9 @@ Invariants:
       after it.
     * What is missed was read again, the manifest first and the ledger's context behind it: a copy
       that was named, trimmed or replaced meanwhile is none.
-    * An id that is still to be given, and has objects, was given by metadata that are lost: it is
-      told, and left as a mark that by schedule nothing is repaired, until somebody asks for it.
+    * An id that was still to be given when the bucket was listed, and has objects, was given by
+      metadata that are lost: it is told, and left as a mark that by schedule nothing is repaired,
+      until somebody asks for it.
     * One finding for a stream, however many of its ledgers are not named.
 """
 
@@ -24,7 +25,7 @@ from uuid import UUID
 
 from tierlog.catalog import Catalog
 from tierlog.format.manifest import clusters_folder, manifest_folder
-from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import copy_of
 from tierlog.model.offload import OffloadContext
@@ -72,6 +73,7 @@ class ManifestLook:
         self._unnamed: dict[LedgerId, UUID] = {}
         self._no_cluster = self._is_behind = False
         self._next_id = LedgerId(0)
+        self._ids_unread = ""
 
     def __repr__(self) -> str:
         return f"<ManifestLook unnamed={len(self._unnamed)}>"
@@ -191,26 +193,38 @@ class ManifestLook:
     def _is_young(self, context: OffloadContext) -> bool:
         return self._clock.wall_ms() - context.timestamp_ms < self._age_ms
 
+    async def see_ids(self) -> None:
+        """Note how far ids have come, once the bucket was listed: what was listed has one below.
+
+        Hours later they may have passed what older metadata have forgotten.
+        """
+        await self._pay(0)
+        try:
+            self._next_id = await self._ledgers.next_id()
+        except TierlogError as error:
+            self._ids_unread = str(error)  # for whoever has to know
+
     def was_given(self, ledger_id: LedgerId) -> bool:
-        """Tell whether a ledger's id is known to have been given."""
+        """Tell whether a ledger's id is known to have been given before the scrub."""
         return ledger_id < self._next_id
 
     async def not_given(self, ledger_id: LedgerId) -> Finding | None:
         """Say, once, that objects are of a ledger whose id is still to be given; None: it was."""
         if self.was_given(ledger_id) or self._is_behind:
             return None
-        await self._pay(0)
-        self._next_id = await self._ledgers.next_id()
-        if self.was_given(ledger_id):
-            return None
+        if self._ids_unread:
+            raise RetryableError(
+                f"how far ledger ids have come could not be read: {self._ids_unread}",
+                remedy="Scrub again",
+            )
         # Ids go on, and one day they have passed it.
         await self._scrubs.note_behind()
         self._is_behind = True
         return Finding(
             kind=FindingKind.METADATA_OLDER,
             ledger_id=ledger_id,
-            cause=f"ledger {ledger_id} has objects, and the next one to be made would be "
-            f"{self._next_id}",
+            cause=f"ledger {ledger_id} has objects, and the next one to be made would have been "
+            f"{self._next_id} when they were listed",
         )
 
     async def cluster(self) -> None:

@@ -9,7 +9,16 @@ from uuid import UUID
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.scrubs import BOTH, DEEP, SAFETY_S, kinds, plant, scrub, write_cluster
+from tests.unit.offload.scrubs import (
+    BOTH,
+    DEEP,
+    SAFETY_S,
+    kinds,
+    pass_ids,
+    plant,
+    scrub,
+    write_cluster,
+)
 from tests.unit.offload.test_scrub import ENTRIES, offloaded, spoil, write_manifest
 from tests.unit.offload.test_scrub_crew import both
 from tests.unit.offload.world import CLUSTER, STREAM, World
@@ -225,6 +234,28 @@ def test_an_id_that_is_still_to_be_given_is_told_while_its_objects_are_young() -
         await given_and_not(world)
         report = await scrub(world)
         assert kinds(report) == ["metadata-older"]
+        assert await world.catalog().scrubs.is_restored()
+
+    run_virtual(main())
+
+
+def test_an_id_that_is_given_again_while_copies_are_read_was_still_to_be_given() -> None:
+    """A deep scrub reads for hours, and ids go on meanwhile."""
+
+    async def main() -> None:
+        world, _ = await offloaded()
+        lying = await given_and_not(world)
+        world.clock.advance(2 * SAFETY_S)
+        look = ManifestLook.no_cluster
+
+        async def later(self: ManifestLook, *args: Any) -> Finding | None:
+            await pass_ids(world, 1000)
+            return await look(self, *args)
+
+        with patch.object(ManifestLook, "no_cluster", later):
+            report = await scrub(world, BOTH)
+        assert kinds(report) == ["metadata-older", "orphan-objects", "orphan-objects"]
+        assert set(lying) <= world.bucket.objects.keys()
         assert await world.catalog().scrubs.is_restored()
 
     run_virtual(main())
