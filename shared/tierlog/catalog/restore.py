@@ -31,7 +31,7 @@ from tierlog.model.offload import OffloadContext
 from tierlog.model.policy import NO_LEVELS, PolicyLevels
 from tierlog.model.stream import LedgerPageRef, ListedLedger, Stream
 from tierlog.ports.ids import Ids
-from tierlog.ports.metadata import Create, Delete, MetadataStore, NodeExistsError
+from tierlog.ports.metadata import Create, Delete, MetadataStore, NodeExistsError, Operation
 
 CREATES_IN_FLIGHT_MAX: Final = 32
 
@@ -149,13 +149,14 @@ class RestoreCatalog:
                 return cluster
             if mark is None:
                 raise _not_empty("the mark of this restore has gone")
-            await self._store.transact(
-                [
-                    Create(paths.CLUSTER, data),
-                    Create(paths.RESTORED, b""),
-                    Delete(paths.RESTORING, mark.version),
-                ]
-            )
+            operations: list[Operation] = [
+                Create(paths.CLUSTER, data),
+                Delete(paths.RESTORING, mark.version),
+            ]
+            if await self._store.get(paths.RESTORED) is None:
+                # Else by a storage node that found the store empty.
+                operations.append(Create(paths.RESTORED, b""))
+            await self._store.transact(operations)
             return cluster
 
         return await settle(self._store, self._ids, paths.CLUSTER, one_round)

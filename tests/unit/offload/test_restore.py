@@ -270,6 +270,19 @@ def test_lost_answers_are_settled(seed: int) -> None:
     run_virtual(main())
 
 
+def test_the_mark_of_a_node_that_found_the_store_empty_is_in_nobodys_way() -> None:
+    async def main() -> None:
+        site = await grown()
+        site.lose_metadata()
+        catalog = site.world.catalog()
+        await catalog.scrubs.note_behind()
+        await site.restore()
+        assert await catalog.scrubs.is_restored()
+        assert await site.read(LedgerId(1)) == site.world.ledgers[LedgerId(1)]
+
+    run_virtual(main())
+
+
 class TestNotEmpty:
     """Nothing that is there is changed."""
 

@@ -47,6 +47,7 @@ class Ledgers:
         self.next = 10**6
         self.tallied = -1
         self.counter_fails = False
+        self.noted_behind = False
         self.on_list = lambda: None
         self.forgotten = []
 
@@ -74,6 +75,10 @@ class Ledgers:
         self._check()
         self.tallied += 1
         return self.tallied
+
+    async def note_behind(self):
+        self._check()
+        self.noted_behind = True
 
     async def deletion_on_record(self, ledger_id):
         self._check()
@@ -311,6 +316,7 @@ def test_no_ledger_that_only_a_lost_store_knew_is_freed_before_an_operator_says_
             elif then == "base-raised":
                 await nodes.ensure_cluster(ledger_id_base=1000)
             assert await rounds(process, node) == ([], Alarm.OLD_BACKUP)
+            assert await process.catalog.scrubs.is_restored(), "nor does a scrub that is not asked"
         put_back(world.server, backup)
         await nodes.ensure_cluster(ledger_id_base=2000)
         for _ in range(2):

@@ -68,6 +68,10 @@ class LedgerList(Protocol):
         """Raise the node's tally; return its version."""
         ...
 
+    async def note_behind(self) -> None:
+        """Leave the mark that metadata came back from a backup."""
+        ...
+
     async def deletion_on_record(self, ledger_id: LedgerId) -> bool:
         """Tell whether the ledger's copies on storage nodes were deleted in order."""
         ...
@@ -98,6 +102,9 @@ class CatalogLedgers:
 
     async def count(self) -> int:
         return await self._catalog.nodes.count(self._node_id)
+
+    async def note_behind(self) -> None:
+        await self._catalog.scrubs.note_behind()
 
     async def deletion_on_record(self, ledger_id: LedgerId) -> bool:
         context = await self._catalog.contexts.get(ledger_id)
@@ -295,6 +302,8 @@ class GarbageCollector:
                 tally=tally,
                 tally_seen=seen.tally,
             )
+            # Nor may a scrub by schedule take what the store does not know for nobody's.
+            await self._ledgers.note_behind()
         elif next_id > seen.next_id:
             seen = replace(seen, next_id=next_id, tally=await self._ledgers.count())
         if seen != before:
