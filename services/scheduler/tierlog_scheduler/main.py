@@ -154,6 +154,7 @@ async def _tell_ready(parts: OffloadParts, address: str, stop: asyncio.Event) ->
 def _staging(parts: OffloadParts, settings: Settings, scheduler: Scheduler) -> StagingSweeper:
     return StagingSweeper(
         parts.catalog.bare,
+        parts.catalog.scrubs,
         leading=lambda: scheduler.leading,
         stopped=scheduler.kept_beside_passes,
         clock=system_clock(),

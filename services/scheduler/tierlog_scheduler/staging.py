@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import structlog
 
-from tierlog.catalog import BareLedgerCatalog
+from tierlog.catalog import BareLedgerCatalog, ScrubCatalog
 from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.staging import Staging
@@ -41,6 +41,7 @@ class StagingSweeper:
     def __init__(
         self,
         bare: BareLedgerCatalog,
+        scrubs: ScrubCatalog,
         *,
         leading: Callable[[], bool],
         stopped: Callable[[StreamName], str | None],
@@ -49,6 +50,7 @@ class StagingSweeper:
         again_s: float,
     ) -> None:
         self._bare = bare
+        self._scrubs = scrubs
         self._leading = leading
         self._stopped = stopped
         self._clock = clock
@@ -83,7 +85,7 @@ class StagingSweeper:
 
     async def sweep(self) -> list[LedgerId]:
         """Delete what is old enough, and was at the last look; return what was deleted."""
-        due = await self._due()
+        due = [] if await self._scrubs.is_restored() else await self._due()
         before, self._seen = self._seen, frozenset(due)
         deleted: list[LedgerId] = []
         for ledger_id in due:

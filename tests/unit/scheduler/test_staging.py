@@ -7,7 +7,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.unit.catalog.test_attach import staged, staged_metadata, staging_of
-from tests.unit.catalog.world import ORDERS, World, on_virtual_time, one_node
+from tests.unit.catalog.world import (
+    ORDERS,
+    World,
+    backup_of,
+    on_virtual_time,
+    one_node,
+    put_back,
+)
 from tests.unit.offload import world as offloading
 from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.adapters.memory.faults import Outcome
@@ -35,6 +42,7 @@ async def made(world):
 def sweeper_of(process, *, stopped=lambda name: None, leading=lambda: True):
     return StagingSweeper(
         process.catalog.bare,
+        process.catalog.scrubs,
         leading=leading,
         stopped=stopped,
         clock=process.clock,
@@ -65,6 +73,23 @@ async def test_nothing_goes_while_deletions_of_its_stream_are_stopped():
     for _ in range(3):
         assert await sweeper.sweep() == []
     why.clear()
+    assert await sweeper.sweep() == []
+    assert await sweeper.sweep() == old
+
+
+@on_virtual_time
+async def test_nothing_goes_by_metadata_from_a_backup_until_a_scrub_was_asked_to_repair():
+    """They call staged what was attached since, and no manifest names it before it has a copy."""
+    world = World()
+    process, claimed, old, _, _ = await made(world)
+    backup = backup_of(world.server)
+    await process.catalog.ledgers.attach(claimed, [old[0]])
+    put_back(world.server, backup)
+    await process.catalog.scrubs.note_behind()
+    sweeper = sweeper_of(process)
+    for _ in range(3):
+        assert await sweeper.sweep() == []
+    await process.catalog.scrubs.note_repaired()
     assert await sweeper.sweep() == []
     assert await sweeper.sweep() == old
 
@@ -131,6 +156,7 @@ async def test_nothing_goes_before_the_leader_has_read_the_stream_and_its_manife
     leader = scheduler(world)
     sweeper = StagingSweeper(
         catalog.bare,
+        catalog.scrubs,
         leading=lambda: True,
         stopped=leader.kept_beside_passes,
         clock=world.clock,
