@@ -311,7 +311,7 @@ class OwnerSettings(_Section):
     run_bytes_max: PositiveBytes = 64 * 1024
     in_flight_bytes_max: PositiveBytes = 32 * MIB
     append_timeout_s: Seconds = 10.0
-    seal_timeout_s: Seconds = 25.0
+    seal_timeout_s: float = Field(default=25.0, gt=0)
     slow_node_s: float = Field(default=2.0, gt=0)
     slow_node_factor: float = Field(default=10.0, ge=1)
     streams_max: int = Field(default=10_000, gt=0)
