@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Extent:
@@ -100,7 +102,8 @@ class LooseBlank:
     def __init__(
         self, start: int, size: int, kept: Callable[[memoryview], None] | None = None
     ) -> None:
-        body = memoryview(bytearray(size))
+        # Not set to zeros first: nobody has it before it is filled.
+        body = np.empty(size, np.uint8).data
         self.targets = [body]
         self._start = start
         self._body = body.toreadonly()
