@@ -223,6 +223,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "scrub.begun": "A scrub of the bucket begins",
     "scrub.deleted": "A scrub deleted objects that nothing names",
     "scrub.failed": "A scrub failed; the next one begins anew",
+    "scrub.mark_kept": "A scrub that repairs has not lifted the mark that keeps others from it",
     "scrub.report_not_kept": "The report of a scrub could not be kept",
     "scrub.report_unread": "A report of a scrub can't be read",
     "scrub.times_not_kept": "When scrubs ran could not be kept",

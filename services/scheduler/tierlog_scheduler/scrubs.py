@@ -19,7 +19,8 @@ Invariants:
       that is or was off makes an interval longer; one that begins too early does no harm.
     * Of a cluster that was restored from its bucket a scrub by schedule repairs nothing until one
       that somebody asked to repair has ended, and nothing stopped it from deleting: what metadata
-      do not name may be what did not come back.
+      do not name may be what did not come back. What was found since they asked they did not
+      know; that, and a mark that could not be taken away, the scrub tells.
     * A deep one that ran out of time is gone on with by the next of its kind, by schedule or
       asked for: who asks is never answered with what another one read.
     * A scrub that fails is told, and no other work of the scheduler waits for it; nor does a
@@ -65,6 +66,7 @@ SCRUBS: Final = Counter("tierlog_scheduler_scrubs_total", "Scrubs that ended", [
 
 LOOK_AGAIN_S: Final = 60.0
 """When it does not lead, or the metadata did not say how long ago the last one was."""
+MARKED: Final = "the mark of metadata that came back from the bucket or from a backup"
 FAILED_AGAIN_S: Final = 3600.0
 """After one that failed: it may have read much, so not at once."""
 
@@ -245,18 +247,32 @@ class ScrubRunner:
             # It says itself where to look, and nothing of how far another one came.
             await self._scrub(report, None)
             return
-        await self._scrub(report, self._asked_from)
-        if report.state is not ScrubState.DONE:
-            return
-        if report.wish.deep:
-            self._asked_from = report.deep_next
-        # One that was stopped, by older metadata or because that can't be told, has deleted nothing
-        # behind it, and may have left the mark itself.
-        if report.wish.repair and not report.deletions_stopped:
+        mark = None
+        if report.wish.repair:
             try:
-                await self._kept.note_repaired()
+                mark = await self._kept.mark()
             except TierlogError as error:
-                log.warning("scrub.times_not_kept", cause=str(error))
+                _tell_mark(report, str(error))
+        await self._scrub(report, self._asked_from, partial(self._lift, report, mark))
+        if report.state is ScrubState.DONE and report.wish.deep:
+            self._asked_from = report.deep_next
+
+    async def _lift(self, report: ScrubReport, mark: int | None) -> None:
+        """Take away the mark that stood when somebody asked, once it is done what they asked for.
+
+        One that was stopped, by older metadata or because that can't be told, has deleted nothing
+        behind it, and may have left the mark itself. Nor have they asked about what was found
+        meanwhile.
+        """
+        if not report.wish.repair or report.deletions_stopped:
+            return
+        try:
+            if mark is not None and await self._kept.note_repaired(mark):
+                return
+            if await self._kept.mark() is not None:
+                _tell_mark(report, "metadata were found older meanwhile")
+        except TierlogError as error:
+            _tell_mark(report, str(error))
 
     async def _by_schedule(self) -> None:
         """Scrub, if this process leads and nobody did for the interval."""
@@ -327,13 +343,18 @@ class ScrubRunner:
         except TierlogError as error:
             log.warning("scrub.times_not_kept", cause=str(error))
 
-    async def _scrub(self, report: ScrubReport, deep_from: DeepPlace | None) -> None:
+    async def _scrub(
+        self,
+        report: ScrubReport,
+        deep_from: DeepPlace | None,
+        then: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         log.info("scrub.begun", scrub_id=str(report.scrub_id), deep=report.wish.deep)
         ended = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_telling(report, ended))
             try:
-                await self._until_end(report, deep_from)
+                await self._until_end(report, deep_from, then)
             finally:
                 ended.set()
         await self._keep(report)
@@ -352,9 +373,16 @@ class ScrubRunner:
         except TierlogError as error:
             log.warning("scrub.report_not_kept", cause=str(error))
 
-    async def _until_end(self, report: ScrubReport, deep_from: DeepPlace | None) -> None:
+    async def _until_end(
+        self,
+        report: ScrubReport,
+        deep_from: DeepPlace | None,
+        then: Callable[[], Awaitable[None]] | None,
+    ) -> None:
         try:
             await self._scrubber.run(report, deep_from=deep_from)
+            if then is not None:
+                await then()
         except TierlogError as error:
             report.error, report.state = str(error), ScrubState.FAILED
             log.warning("scrub.failed", cause=str(error))
@@ -380,3 +408,9 @@ class ScrubRunner:
             unread=report.unread_count,
             counts={kind.value: count for kind, count in report.counts.items()},
         )
+
+
+def _tell_mark(report: ScrubReport, cause: str) -> None:
+    """Say that scrubs by schedule go on to repair nothing, for all that this one did."""
+    report.skip(f"{MARKED} stays, and scrubs by schedule repair nothing: {cause}. Ask again")
+    log.warning("scrub.mark_kept", scrub_id=str(report.scrub_id), cause=cause)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import structlog
 
 from tierlog.catalog.change import settle
+from tierlog.catalog.scrubs import leave_mark
 from tierlog.format import paths, records
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import READONLY_NAME, NodeId
@@ -50,9 +51,8 @@ class NodeCatalog:
                 cluster = records.decode_cluster(found.data)
                 if cluster.ledger_id_base >= ledger_id_base:
                     return cluster
-                if await self._store.get(paths.RESTORED) is None:
-                    # First: what dies between the two begins again.
-                    await self._store.create(paths.RESTORED, b"")
+                # First: what dies between the two begins again.
+                await leave_mark(self._store)
                 raised = replace(cluster, ledger_id_base=ledger_id_base)
                 data = records.encode_cluster(raised)
                 await self._store.set(paths.CLUSTER, data, version=found.version)

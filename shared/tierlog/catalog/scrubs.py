@@ -11,11 +11,12 @@ Invariants:
     * What of it is damaged, or of another version, is passed over and goes first: nothing is
       decided by a report, and without the times a scrub comes early.
     * That the cluster was restored is a mark of its own (``tierlog.catalog.restore``), and goes
-      once somebody has asked for a scrub that repairs, and nothing stopped it from deleting.
+      once somebody has asked for a scrub that repairs, and nothing stopped it from deleting; one
+      that was left since they asked stays.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
+from functools import partial
 
 import structlog
 
@@ -120,24 +121,35 @@ class ScrubCatalog:
 
         As long as nobody let a scrub repair.
         """
+        return await self.mark() is not None
+
+    async def mark(self) -> int | None:
+        """Return the number of that mark as of now, another one each time it is left; None: none.
+
+        Who asks for a scrub that repairs asks about the mark that stands then.
+        """
         await self._store.sync(paths.ROOT)
-        return await self._store.get(paths.RESTORED) is not None
+        found = await self._store.get(paths.RESTORED)
+        return None if found is None else found.version
 
     async def note_behind(self) -> None:
         """Leave that mark: what the metadata do not name may be what they have forgotten."""
-
-        async def one_round() -> None:
-            if await self._store.get(paths.RESTORED) is None:
-                await self._store.create(paths.RESTORED, b"")
-
         # Nothing comes behind it that would tell whether it is there.
         await self._store.sync(paths.ROOT)
-        await settle(self._store, self._ids, paths.RESTORED, one_round)
+        await settle(self._store, self._ids, paths.RESTORED, partial(leave_mark, self._store))
 
-    async def note_repaired(self) -> None:
-        """Take that mark away."""
-        with suppress(NoNodeError):
-            await self._store.delete(paths.RESTORED, version=-1)
+    async def note_repaired(self, mark: int) -> bool:
+        """Take that mark away, but none that was left since; tell whether none is there now."""
+
+        async def one_round() -> bool:
+            found = await self._store.get(paths.RESTORED)
+            if found is None or found.version != mark:
+                return found is None
+            await self._store.delete(paths.RESTORED, version=mark)
+            return True
+
+        await self._store.sync(paths.ROOT)
+        return await settle(self._store, self._ids, paths.RESTORED, one_round)
 
     async def save_times(self, times: ScrubTimes) -> None:
         """Say when scrubs last began."""
@@ -152,6 +164,15 @@ class ScrubCatalog:
                 await self._store.set(paths.SCRUBS, data, version=found.version)
 
         await settle(self._store, self._ids, paths.SCRUBS, one_round)
+
+
+async def leave_mark(store: MetadataStore) -> None:
+    """Leave the mark of metadata that may have forgotten something, in a round of a change."""
+    found = await store.get(paths.RESTORED)
+    if found is None:
+        await store.create(paths.RESTORED, b"")
+    else:
+        await store.set(paths.RESTORED, b"", version=found.version)
 
 
 def _by_age(found: Mapping[str, ScrubReport | None]) -> list[str]:

@@ -48,8 +48,9 @@ async def pass_ids(world: World, ledger_id: int) -> None:
     catalog = world.catalog()
     was_marked = await catalog.scrubs.is_restored()
     await catalog.nodes.ensure_cluster(ledger_id_base=ledger_id)
-    if not was_marked:
-        await catalog.scrubs.note_repaired()
+    mark = await catalog.scrubs.mark()
+    if mark is not None and not was_marked:
+        await catalog.scrubs.note_repaired(mark)
 
 
 async def plant(

@@ -16,15 +16,18 @@ from tests.unit.offload.world import ListHandle, World
 from tests.unit.scheduler.manifests_kit import backup, manifests_of, restore
 from tests.unit.scheduler.test_leaders_and_manifests import Judged
 from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR
+from tierlog.adapters.memory.metadata import MemoryMetadataClient
 from tierlog.catalog.ledgers import LedgerCatalog
 from tierlog.catalog.scrubs import ScrubCatalog
-from tierlog.model.errors import RetryableError
+from tierlog.format import paths
+from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.model.ids import LedgerId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import GONE_FROM_TIER1
 from tierlog.model.policy import Policy
 from tierlog.model.scrub import FindingKind, ScrubState, ScrubWish
 from tierlog.model.stream import Stream
+from tierlog.offload.scrub import Scrubber
 
 POLICY = Policy(offload_time_ms=0, deletion_lag_ms=60_000)
 DAY = 24 * HOUR
@@ -186,6 +189,72 @@ def test_nor_does_who_asks_lift_the_mark_by_a_scrub_that_could_not_tell(
             await asyncio.sleep(DAY)
             stop.set()
         assert keys[0] in world.bucket.objects
+
+    run_virtual(main(), until_s=1e7)
+
+
+def test_nor_does_who_asked_before_it_was_found_lift_the_mark(monkeypatch: Any) -> None:
+    """The backup takes its place while a scrub is at work, and a storage node finds it."""
+
+    async def main() -> None:
+        world = World()
+        await world.stream()
+        scrubs, stop = runner(world), asyncio.Event()
+        marks = world.catalog().scrubs
+        really = Scrubber.run
+
+        async def found_meanwhile(self: Scrubber, *given: Any, **named: Any) -> None:
+            await really(self, *given, **named)
+            await marks.note_behind()
+
+        monkeypatch.setattr(Scrubber, "run", found_meanwhile)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scrubs.run(stop))
+            for _ in range(2):
+                found = await scrubs.ask(ScrubWish(repair=True))
+                await asyncio.sleep(60)
+                assert found.state is ScrubState.DONE
+                assert not found.deletions_stopped
+                assert await marks.is_restored()
+                assert not found.is_clean, "it is told"
+            monkeypatch.setattr(Scrubber, "run", really)
+            found = await scrubs.ask(ScrubWish(repair=True))
+            await asyncio.sleep(60)
+            assert found.is_clean
+            assert not await marks.is_restored()
+            stop.set()
+
+    run_virtual(main(), until_s=1e7)
+
+
+@pytest.mark.parametrize("lost", [1, 100])
+def test_a_mark_that_could_not_be_lifted_is_lifted_or_told(lost: int, monkeypatch: Any) -> None:
+    """One lost connection kept scrubs by schedule from repairing for ever, and who asked was told
+    that all is done.
+    """
+
+    async def main() -> None:
+        world = World()
+        await world.stream()
+        scrubs, stop = runner(world), asyncio.Event()
+        marks = world.catalog().scrubs
+        await marks.note_behind()
+        really, left = MemoryMetadataClient.delete, [lost]
+
+        async def loses_it(self: Any, path: str, **named: Any) -> None:
+            if path == paths.RESTORED and left[0]:
+                left[0] -= 1
+                raise IndeterminateError("the connection is lost", remedy="Look")
+            await really(self, path, **named)
+
+        monkeypatch.setattr(MemoryMetadataClient, "delete", loses_it)
+        found = await scrubs.ask(ScrubWish(repair=True))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scrubs.run(stop))
+            await asyncio.sleep(300)
+            stop.set()
+        assert found.state is ScrubState.DONE
+        assert found.is_clean is not await marks.is_restored()
 
     run_virtual(main(), until_s=1e7)
 

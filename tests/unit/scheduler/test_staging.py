@@ -89,7 +89,9 @@ async def test_nothing_goes_by_metadata_from_a_backup_until_a_scrub_was_asked_to
     sweeper = sweeper_of(process)
     for _ in range(3):
         assert await sweeper.sweep() == []
-    await process.catalog.scrubs.note_repaired()
+    mark = await process.catalog.scrubs.mark()
+    assert mark is not None
+    assert await process.catalog.scrubs.note_repaired(mark)
     assert await sweeper.sweep() == []
     assert await sweeper.sweep() == old
 
