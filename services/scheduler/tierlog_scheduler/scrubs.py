@@ -270,7 +270,7 @@ class ScrubRunner:
             if mark is not None and await self._kept.note_repaired(mark):
                 return
             if await self._kept.mark() is not None:
-                _tell_mark(report, "metadata were found older meanwhile")
+                _tell_mark(report, "metadata were found older meanwhile, or a node is in doubt yet")
         except TierlogError as error:
             _tell_mark(report, str(error))
 

@@ -335,6 +335,29 @@ def test_no_ledger_that_only_a_lost_store_knew_is_freed_before_an_operator_says_
     run_virtual(main(), until_s=10_000)
 
 
+def test_a_node_that_is_in_doubt_leaves_the_mark_in_whatever_takes_the_place_of_the_store():
+    """In another backup it is not, nor where a release that left none found the store behind."""
+
+    async def main():
+        world = World()
+        process = world.process()
+        bare, scrubs = process.catalog.bare, process.catalog.scrubs
+        await process.catalog.nodes.ensure_cluster()
+        old = backup_of(world.server)
+        async with opened(MemoryDisk(random.Random(1))) as node:
+            await node.add(make_run(await bare.create(one_node()), 0))
+            newer = backup_of(world.server)
+            await bare.create(one_node())
+            assert await rounds(process, node) == ([], None)
+            for backup in (old, newer):
+                put_back(world.server, backup)
+                assert not await scrubs.is_restored()
+                assert await rounds(process, node) == ([], Alarm.OLD_BACKUP)
+                assert await scrubs.is_restored()
+
+    run_virtual(main(), until_s=10_000)
+
+
 def test_looking_takes_no_id():
     async def main():
         process = World().process()

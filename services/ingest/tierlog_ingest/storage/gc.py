@@ -16,7 +16,8 @@ Invariants:
       lost, its id stays refused, and recoveries leave many that never had an entry.
     * A metadata store that forgot ids it gave came back from an old backup (``seen_ids``): what it
       does not list may exist here alone. Nothing is freed from then on, also after restarts, and
-      what was in quarantine is served again, until an operator takes the store for right.
+      what was in quarantine is served again, until an operator takes the store for right. Until
+      then the mark of that is left in the store in every round.
     * Looking at the store's counter takes no id.
     * Every ledger that is freed was confirmed absent at least twice, ``quarantine_s`` apart.
 """
@@ -291,6 +292,9 @@ class GarbageCollector:
         """Judge the store by what it says of ids, and keep that before anything is freed."""
         before = self._node.seen_ids
         if before.behind:
+            # What took the store's place since has no mark, nor has one that was found behind by a
+            # release that left none.
+            await self._ledgers.note_behind()
             return
         next_id, tally = await self._ledgers.next_id(), await self._ledgers.tally()
         seen = judged(before, stored, next_id=next_id, tally=tally)
