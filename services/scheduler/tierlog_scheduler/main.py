@@ -153,8 +153,7 @@ async def _tell_ready(parts: OffloadParts, address: str, stop: asyncio.Event) ->
 
 def _staging(parts: OffloadParts, settings: Settings, scheduler: Scheduler) -> StagingSweeper:
     return StagingSweeper(
-        parts.catalog.bare,
-        parts.catalog.scrubs,
+        parts.catalog,
         leading=lambda: scheduler.leading,
         stopped=scheduler.kept_beside_passes,
         clock=system_clock(),

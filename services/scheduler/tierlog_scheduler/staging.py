@@ -11,6 +11,8 @@ Invariants:
     * Nothing is deleted while deletions of its stream are stopped, nor before this leader has read
       the stream and its manifest: metadata from a backup may call staging what has become the
       stream's since. What is deleted was old enough at the last look too.
+    * Nor as long as there is the mark of such metadata, or no storage node is up which would leave
+      it: between two looks each does. Why is told at each look.
     * One ledger that can't be read or deleted keeps no other one from it.
 
 Crash: the next leader looks again.
@@ -21,7 +23,7 @@ from collections.abc import Callable
 
 import structlog
 
-from tierlog.catalog import BareLedgerCatalog, ScrubCatalog
+from tierlog.catalog import Catalog
 from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.staging import Staging
@@ -40,8 +42,7 @@ class StagingSweeper:
 
     def __init__(
         self,
-        bare: BareLedgerCatalog,
-        scrubs: ScrubCatalog,
+        catalog: Catalog,
         *,
         leading: Callable[[], bool],
         stopped: Callable[[StreamName], str | None],
@@ -49,8 +50,9 @@ class StagingSweeper:
         age_s: float,
         again_s: float,
     ) -> None:
-        self._bare = bare
-        self._scrubs = scrubs
+        self._bare = catalog.bare
+        self._scrubs = catalog.scrubs
+        self._nodes = catalog.nodes
         self._leading = leading
         self._stopped = stopped
         self._clock = clock
@@ -85,7 +87,12 @@ class StagingSweeper:
 
     async def sweep(self) -> list[LedgerId]:
         """Delete what is old enough, and was at the last look; return what was deleted."""
-        due = [] if await self._scrubs.is_restored() else await self._due()
+        due = await self._due()
+        doubt = await self._doubt() if due else None
+        if doubt is not None:
+            cause, remedy = doubt
+            log.warning("staging.kept", count=len(due), cause=cause, remedy=remedy)
+            due = []
         before, self._seen = self._seen, frozenset(due)
         deleted: list[LedgerId] = []
         for ledger_id in due:
@@ -100,6 +107,15 @@ class StagingSweeper:
         if deleted:
             log.info("staging.deleted", ledgers=deleted)
         return deleted
+
+    async def _doubt(self) -> tuple[str, str] | None:
+        """Return why the metadata may be a backup's, and what ends that; None: nothing says so."""
+        if await self._scrubs.is_restored():
+            remedy = "See the how-to metadata-from-a-backup, then: tierlog scrub --repair"
+            return "the metadata came back from the bucket or from a backup", remedy
+        if not await self._nodes.live():
+            return "no storage node is up, which would tell of a backup", "Start storage nodes"
+        return None
 
     async def _due(self) -> list[LedgerId]:
         before_ms = self._clock.wall_ms() - round(self._age_s * 1000)

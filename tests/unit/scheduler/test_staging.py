@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from tests.unit.catalog.test_attach import staged, staged_metadata, staging_of
 from tests.unit.catalog.world import (
+    NODE,
     ORDERS,
     World,
     backup_of,
@@ -21,14 +22,17 @@ from tierlog.adapters.memory.faults import Outcome
 from tierlog.format import paths
 from tierlog.model.errors import RetryableError
 from tierlog.model.ledger import KEY_STAGED_NUMBER
+from tierlog.model.node import NodeInfo
 from tierlog_scheduler.staging import StagingSweeper
 
 AGE_S = 3600.0
+INFO = NodeInfo(node_id=NODE, wire_address="n:1", grpc_address="n:2", http_address="n:3")
 
 
 async def made(world):
     """Return a catalog with two staging ledgers that are old, one that is young, a bare one."""
     process, claimed = await world.owner()
+    await process.catalog.nodes.announce(INFO)
     old = [await staged(process, claimed), await staged(process, claimed, entries=-1)]
     # The clocks of ``staged`` stood at 7 ms.
     now_ms = process.clock.wall_ms()
@@ -41,8 +45,7 @@ async def made(world):
 
 def sweeper_of(process, *, stopped=lambda name: None, leading=lambda: True):
     return StagingSweeper(
-        process.catalog.bare,
-        process.catalog.scrubs,
+        process.catalog,
         leading=leading,
         stopped=stopped,
         clock=process.clock,
@@ -87,13 +90,37 @@ async def test_nothing_goes_by_metadata_from_a_backup_until_a_scrub_was_asked_to
     put_back(world.server, backup)
     await process.catalog.scrubs.note_behind()
     sweeper = sweeper_of(process)
-    for _ in range(3):
-        assert await sweeper.sweep() == []
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert await sweeper.sweep() == []
+    told = [one for one in logs if one["event"] == "staging.kept"]
+    assert [one["count"] for one in told] == [2] * 3
+    assert "tierlog scrub --repair" in told[0]["remedy"], "else they stay for ever, and why?"
     mark = await process.catalog.scrubs.mark()
     assert mark is not None
     assert await process.catalog.scrubs.note_repaired(mark)
+    await process.catalog.nodes.announce(INFO)
     assert await sweeper.sweep() == []
     assert await sweeper.sweep() == old
+
+
+@on_virtual_time
+async def test_nothing_goes_while_no_storage_node_is_up_to_tell_of_a_backup():
+    """The scheduler came back first, over an old disk of ZooKeeper: nobody can have marked it."""
+    world = World()
+    process, claimed, old, _, _ = await made(world)
+    backup = backup_of(world.server)
+    await process.catalog.ledgers.attach(claimed, [old[0]])
+    put_back(world.server, backup)
+    sweeper = sweeper_of(process)
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert await sweeper.sweep() == []
+    assert [one["count"] for one in logs if one["event"] == "staging.kept"] == [2] * 3
+    await process.catalog.nodes.announce(INFO)
+    assert await sweeper.sweep() == [], "it needs some time to look"
+    await process.catalog.scrubs.note_behind()
+    assert await sweeper.sweep() == []
 
 
 @on_virtual_time
@@ -154,11 +181,11 @@ async def test_nothing_goes_before_the_leader_has_read_the_stream_and_its_manife
     world = offloading.World()
     claimed = await world.stream()
     catalog = world.catalog()
+    await catalog.nodes.announce(INFO)
     ledger_id = await catalog.bare.create(staged_metadata(staging_of(claimed)))
     leader = scheduler(world)
     sweeper = StagingSweeper(
-        catalog.bare,
-        catalog.scrubs,
+        catalog,
         leading=lambda: True,
         stopped=leader.kept_beside_passes,
         clock=world.clock,
