@@ -67,6 +67,9 @@ SCRUBS: Final = Counter("tierlog_scheduler_scrubs_total", "Scrubs that ended", [
 LOOK_AGAIN_S: Final = 60.0
 """When it does not lead, or the metadata did not say how long ago the last one was."""
 MARKED: Final = "the mark of metadata that came back from the bucket or from a backup"
+MARKED_REMEDY: Final = (
+    "look what nothing names, and whether nodes are in doubt; then ask for: tierlog scrub --repair"
+)
 FAILED_AGAIN_S: Final = 3600.0
 """After one that failed: it may have read much, so not at once."""
 
@@ -282,7 +285,7 @@ class ScrubRunner:
             return
         try:
             times = await self._kept.times()
-            repair = schedule.repair and not await self._kept.is_restored()
+            marked = schedule.repair and await self._kept.is_restored()
         except TierlogError as error:
             log.warning("scrub.times_unread", cause=str(error))
             return
@@ -295,9 +298,13 @@ class ScrubRunner:
         deep = bool(schedule.deep_interval_s and times.begun_ms)
         deep = deep and self._left_s(times.deep_begun_ms, schedule.deep_interval_s) <= 0
         # One that ran out of time goes on with the next one.
+        repair = schedule.repair and not marked
         wish = ScrubWish(repair=repair, deep=deep or times.deep_next is not None)
         self._due_within(schedule.interval_s)
         report = self._begin(wish)
+        if marked:
+            # Else findings come back for ever, and nothing says why.
+            report.deletions_stopped = f"{MARKED} is there: {MARKED_REMEDY}"
         await self._scrub(report, times.deep_next)
         if report.state is not ScrubState.DONE:
             self._due_within(FAILED_AGAIN_S)

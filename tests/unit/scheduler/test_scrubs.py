@@ -64,6 +64,7 @@ def test_of_a_restored_cluster_no_scrub_by_schedule_repairs_until_one_is_asked_t
             assert one.state is ScrubState.DONE
             assert not one.wish.repair
             assert one.counts[FindingKind.ORPHAN_OBJECTS] == 1
+            assert "tierlog scrub --repair" in one.deletions_stopped, "else who would know?"
         for wish in (ScrubWish(), ScrubWish(repair=True, ledgers=frozenset({LedgerId(0)}))):
             await found.ask(wish)
             await run_for(world, found, 60)
@@ -77,6 +78,7 @@ def test_of_a_restored_cluster_no_scrub_by_schedule_repairs_until_one_is_asked_t
         world.clock.advance(100 * HOUR)
         await run_for(world, found, 2 * HOUR)
         assert again not in world.bucket.objects
+        assert not (await found.reports())[0].deletions_stopped
 
     run_virtual(main())
 
