@@ -14,7 +14,8 @@ Owns trying again, copying ledgers that others overtook, and deleting what was s
 Does not own the attach itself: the stream's owner does.
 
 Invariants:
-    * A ledger that was attached is never deleted: the metadata store refuses it.
+    * A ledger that was attached is never deleted: the metadata store refuses it; metadata from a
+      backup, which know nothing of that, are marked, and by those nothing is swept.
     * A staging ledger is in the metadata before its first byte is anywhere. One whose writer and
       whose job are gone is deleted by the scheduler after some time.
 """
@@ -225,7 +226,14 @@ class StagingDesk:
                 log.info("staging.kept", ledger_id=ledger_id, cause=error.message)
 
     async def sweep(self, writer_id: UUID, *, through: int) -> int:
-        """Delete what a writer staged for numbers up to ``through`` and is not attached."""
+        """Delete what a writer staged for numbers up to ``through`` and is not attached.
+
+        Nothing, while the metadata may be a backup's: what was attached since seems to be staged.
+        """
+        if await self._catalog.scrubs.is_restored():
+            cause = "the metadata came back from the bucket or from a backup"
+            log.info("staging.not_swept", writer_id=str(writer_id), cause=cause)
+            return 0
         staged = await self._catalog.bare.list_staging()
         found = []
         for ledger_id, metadata in sorted(staged.items()):

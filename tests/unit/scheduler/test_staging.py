@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from tests.simulation.virtual_loop import run_virtual
 from tests.unit.catalog.test_attach import staged, staged_metadata, staging_of
 from tests.unit.catalog.world import (
     NODE,
@@ -18,6 +19,7 @@ from tests.unit.catalog.world import (
 )
 from tests.unit.offload import world as offloading
 from tests.unit.scheduler.test_scheduler import scheduler
+from tests.unit.streams.test_owner_attach import attached, attaching, stage
 from tierlog.adapters.memory.faults import Outcome
 from tierlog.format import paths
 from tierlog.model.errors import RetryableError
@@ -223,3 +225,22 @@ async def test_one_whose_metadata_can_not_be_read_keeps_no_other_one():
     await sweeper.sweep()
     assert await sweeper.sweep() == old
     assert odd in await process.catalog.bare.list_staging()
+
+
+def test_by_metadata_from_a_backup_no_commit_takes_the_one_before_it_for_what_others_left():
+    """They call staged what was attached since, and the query goes on with its next number."""
+
+    async def main():
+        async with attaching() as (cluster, _, _, staging):
+            catalog = cluster.catalog()
+            attached_since = await stage(staging, b"a")
+            await catalog.scrubs.note_behind()
+            await attached(staging, await stage(staging, b"b", number=2), number=2)
+            assert list(await catalog.bare.list_staging()) == [attached_since]
+            mark = await catalog.scrubs.mark()
+            assert mark is not None
+            await catalog.scrubs.note_repaired(mark)
+            await attached(staging, await stage(staging, b"c", number=3), number=3)
+            assert await catalog.bare.list_staging() == {}
+
+    run_virtual(main())
