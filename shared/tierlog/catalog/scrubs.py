@@ -124,7 +124,7 @@ class ScrubCatalog:
         return await self.mark() is not None
 
     async def mark(self) -> int | None:
-        """Return the number of that mark as of now, another one each time it is left; None: none.
+        """Return the number of that mark as of now, another one where it is left anew; None: none.
 
         Who asks for a scrub that repairs asks about the mark that stands then.
         """
