@@ -250,22 +250,23 @@ class ScrubRunner:
             # It says itself where to look, and nothing of how far another one came.
             await self._scrub(report, None)
             return
-        mark = None
+        mark, unread = None, ""
         if report.wish.repair:
             try:
                 mark = await self._kept.mark()
             except TierlogError as error:
-                _tell_mark(report, str(error))
-        await self._scrub(report, self._asked_from, partial(self._lift, report, mark))
+                # To tell only if it is there: most clusters have none.
+                unread = f"it could not be read when the scrub began: {error}"
+        await self._scrub(report, self._asked_from, partial(self._lift, report, mark, unread))
         if report.state is ScrubState.DONE and report.wish.deep:
             self._asked_from = report.deep_next
 
-    async def _lift(self, report: ScrubReport, mark: int | None) -> None:
+    async def _lift(self, report: ScrubReport, mark: int | None, unread: str) -> None:
         """Take away the mark that stood when somebody asked, once it is done what they asked for.
 
         One that was stopped, by older metadata or because that can't be told, has deleted nothing
         behind it, and may have left the mark itself. Nor have they asked about what was found
-        meanwhile.
+        meanwhile. ``unread``: why nobody knows whether one stood then; empty: it is known.
         """
         if not report.wish.repair or report.deletions_stopped:
             return
@@ -273,9 +274,10 @@ class ScrubRunner:
             if mark is not None and await self._kept.note_repaired(mark):
                 return
             if await self._kept.mark() is not None:
-                _tell_mark(report, "metadata were found older meanwhile, or a node is in doubt yet")
+                anew = "metadata were found older meanwhile, or a node is in doubt yet"
+                _tell_mark(report, "stays", unread or anew)
         except TierlogError as error:
-            _tell_mark(report, str(error))
+            _tell_mark(report, "may stay", str(error))
 
     async def _by_schedule(self) -> None:
         """Scrub, if this process leads and nobody did for the interval."""
@@ -417,7 +419,8 @@ class ScrubRunner:
         )
 
 
-def _tell_mark(report: ScrubReport, cause: str) -> None:
+def _tell_mark(report: ScrubReport, stays: str, cause: str) -> None:
     """Say that scrubs by schedule go on to repair nothing, for all that this one did."""
-    report.skip(f"{MARKED} stays, and scrubs by schedule repair nothing: {cause}. Ask again")
+    what = f"{MARKED} {stays}, and while it does scrubs by schedule repair nothing"
+    report.skip(f"{what}: {cause}. Ask again")
     log.warning("scrub.mark_kept", scrub_id=str(report.scrub_id), cause=cause)

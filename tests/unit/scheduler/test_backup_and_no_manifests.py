@@ -259,6 +259,42 @@ def test_a_mark_that_could_not_be_lifted_is_lifted_or_told(lost: int, monkeypatc
     run_virtual(main(), until_s=1e7)
 
 
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_of_a_mark_that_could_not_be_read_who_asks_is_told_only_where_it_is_there(
+    is_marked: bool, monkeypatch: Any
+) -> None:
+    """ZooKeeper was away when the scrub began, and most clusters never had a mark."""
+
+    async def main() -> None:
+        world = World()
+        await world.stream()
+        scrubs, stop = runner(world), asyncio.Event()
+        marks = world.catalog().scrubs
+        if is_marked:
+            await marks.note_behind()
+        really, asked = ScrubCatalog.mark, list[object]()
+
+        async def is_away_once(self: ScrubCatalog) -> int | None:
+            asked.append(self)
+            if len(asked) == 1:
+                raise RetryableError("ZooKeeper is away", remedy="Ask again")
+            return await really(self)
+
+        monkeypatch.setattr(ScrubCatalog, "mark", is_away_once)
+        found = await scrubs.ask(ScrubWish(repair=True))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scrubs.run(stop))
+            await asyncio.sleep(60)
+            stop.set()
+        assert asked
+        assert found.state is ScrubState.DONE
+        assert await marks.is_restored() is is_marked, "of which nobody asked, as far as is known"
+        assert ["ZooKeeper is away" in one for one in found.unread] == [True] * is_marked
+        assert found.is_clean is not is_marked
+
+    run_virtual(main(), until_s=1e7)
+
+
 def test_what_an_attempt_left_that_seemed_to_be_the_last_goes_behind_a_complete_one() -> None:
     async def main() -> None:
         judged = Judged()
