@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tierlog.offload.range_memory import Blank, RangeMemory
-from tierlog.offload.ranges import Pace, Urgent
+from tierlog.offload.turns import Pace, Urgent
 from tierlog.ports.filling import length_of
 from tierlog.ports.objects import ObjectInfo, ObjectReads
 
@@ -190,3 +190,7 @@ class TracedPace:
         with step("throttle", "reader.tier2_bytes_per_s_max", length=length) as noted:
             await self._pace.take(length, request)
             noted.outcome = f"{length} bytes may come"
+
+    def give_back(self, length: int) -> None:
+        """See ``Pace``."""
+        self._pace.give_back(length)

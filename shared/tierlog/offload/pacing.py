@@ -9,6 +9,7 @@ Invariants:
       what its limits let through in ``AT_ONCE_S``, unless one range is.
     * Nothing is refused. Who is cancelled here pays nothing: what it waited helps whoever comes
       next, so that also a client gets there in the end whose own timeout is shorter than its wait.
+      Nor does what paid, and was then given up before the store was asked (``give_back``).
     * A request waits for its namespace before it waits in the process's line, which it therefore
       does not hold up.
 """
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tierlog.model.ids import INT64_MAX
-from tierlog.offload.ranges import Turns, Urgent
+from tierlog.offload.turns import Turns, Urgent
 from tierlog.ports.clock import Clock
 from tierlog.ports.spending import IN, NAMESPACE, PROCESS, CostMeter, purpose
 from tierlog.ports.throttle import BURST_BYTES, NamespaceBuckets, TokenBucket
@@ -85,6 +86,11 @@ class ReadPace:
             for line in paid:
                 line.give_back(length)
             raise
+
+    def give_back(self, length: int) -> None:
+        """Take back a payment of this task's stream: the bytes are not asked for."""
+        for line, _ in self._lines():
+            line.give_back(length)
 
     def _lines(self) -> list[tuple[_Line, str]]:
         found = [(self._namespaces.of(purpose().stream), NAMESPACE), (self._process, PROCESS)]

@@ -15,6 +15,7 @@ Invariants:
     * At most ``in_flight_max`` fetches run, over all objects. What somebody waits for has its turn
       before what nobody does, however long that waits: a read, or a walk that begins behind it.
       What waits for its pace (``pacing``) has no turn.
+    * What has paid and is not asked of the store after all has its payment back.
     * What nobody waits for is only fetched where the memory has room for it. What is longer than a
       range is never held elsewhere: who waits for such a request without room asks anew, by ranges.
     * What comes is written where it is kept, and nowhere else.
@@ -41,6 +42,7 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.scrub import REPAIR_COPY
 from tierlog.offload.groups import Outlasting, plain_errors
 from tierlog.offload.range_memory import Blank, LastRanges, LooseBlank, RangeMemory
+from tierlog.offload.turns import Pace, Turns
 from tierlog.ports.filling import length_of
 from tierlog.ports.objects import ObjectReads
 from tierlog.ports.spending import purpose
@@ -162,61 +164,6 @@ class _Flight:
                 one.landed.exception()  # whoever waits may be going just now
             else:
                 one.landed.set_result(None)
-
-
-class Urgent(Protocol):
-    """What waits for a turn."""
-
-    @property
-    def urgent(self) -> bool:
-        """A reader waits for it."""
-        ...
-
-
-class Pace(Protocol):
-    """What requests wait for before they have a turn: limits of bytes a second."""
-
-    @property
-    def at_once(self) -> int | None:
-        """How long one request ahead of its reader may be; None: as long as it likes."""
-        ...
-
-    async def take(self, length: int, request: Urgent) -> None:
-        """Wait until so many bytes may come, for the stream that this task spends on."""
-        ...
-
-
-class Turns:
-    """So many requests at once; who waits comes in order, those that a reader waits for first."""
-
-    def __init__(self, at_once: int) -> None:
-        self._free = at_once
-        self._waiting: dict[asyncio.Future[None], Urgent] = {}
-
-    async def take(self, request: Urgent) -> None:
-        """Wait for a turn; nothing is awaited between having it and this one's end."""
-        if self._free:
-            self._free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = request
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if self._waiting.pop(turn, None) is None:
-                self.give_back()
-            raise
-
-    def give_back(self) -> None:
-        """Let the next one begin; a reader may have come to wait for it meanwhile."""
-        # Who was cancelled is here until its task takes a step.
-        turns = [one for one in self._waiting if not one.done()]
-        if not turns:
-            self._free += 1
-            return
-        turn = next((one for one in turns if self._waiting[one].urgent), turns[0])
-        del self._waiting[turn]
-        turn.set_result(None)
 
 
 class Walk:
@@ -489,10 +436,9 @@ class Ranges:
         flight.stop = span.units[-1].start // self._unit_of(source) + 1
         self._flying.update(dict.fromkeys(span.units, flight))
         try:
-            if self._pace is not None:
-                # Before the turn: who has to wait holds up nobody with another limit.
-                await self._pace.take(span.end - span.start, flight)
-            await self._turns.take(flight)
+            # Before the turn: who has to wait holds up nobody with another limit.
+            await self._pay(span, flight)
+            await self._take_turn(span, flight)
         except BaseException as error:
             self._end(span, flight, error)
             raise
@@ -500,6 +446,22 @@ class Ranges:
         ahead, kept = flight.ahead, asyncio.get_running_loop().create_future()
         await self._outlasting.begin(self._bring_for_all(source, span, flight, kept))
         return await kept if ahead else True
+
+    async def _pay(self, span: _Span, flight: _Flight) -> None:
+        if self._pace is not None:
+            await self._pace.take(span.end - span.start, flight)
+
+    async def _take_turn(self, span: _Span, flight: _Flight) -> None:
+        try:
+            await self._turns.take(flight)
+        except asyncio.CancelledError:
+            self._unpay(span)
+            raise
+
+    def _unpay(self, span: _Span) -> None:
+        """Take back what was paid for a span that is not fetched after all."""
+        if self._pace is not None:
+            self._pace.give_back(span.end - span.start)
 
     def _has_room(self, span: _Span, *, ahead: bool) -> bool:
         """Say whether memory has room now for what is to come; it is taken once it has its turn."""
@@ -536,6 +498,7 @@ class Ranges:
             blank = self._memory.blank(source.key, span.start, size, ahead=flight.ahead)
             grown = size > max(self.limits.range_bytes, self._unit_of(source))
             if blank is None and (flight.ahead or grown):
+                self._unpay(span)
                 return False
             blank = blank if blank is not None else LooseBlank(span.start, size)
             await self._get_checked(source, span.start, blank.targets)

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.catalog.world import on_virtual_time
 from tests.unit.offload.world import World
 from tierlog.adapters.memory.faults import no_faults
+from tierlog.adapters.memory.objects import MemoryObjectsClient
 from tierlog.offload.pacing import ReadPace
 from tierlog.offload.range_memory import LastRanges
 from tierlog.offload.ranges import RangeLimits, Ranges, Source
@@ -225,3 +226,54 @@ async def test_a_rate_without_an_end_is_no_limit():
         await paced.ranges.warm(Source("a", SIZE), 0, SIZE, growth=16)
     assert paced.ranges.bytes_fetched == SIZE
     assert asyncio.get_running_loop().time() < 0.1
+
+
+class Stalled(MemoryObjectsClient):
+    """A bucket that answers no range before it is let to."""
+
+    def __init__(self, bucket):
+        super().__init__(bucket, no_faults(), CostMeter())
+        self.open = asyncio.Event()
+
+    async def get_range_into(self, key, start, targets):
+        await self.open.wait()
+        return await super().get_range_into(key, start, targets)
+
+
+@pytest.mark.parametrize("limits", [{"per_s": MIB / 10}, {"namespaces": ["x=104857"]}])
+@on_virtual_time
+async def test_who_goes_while_it_waits_for_its_turn_has_paid_nothing(limits):
+    paced = Paced(**limits)
+    await paced.fill()
+    stalled = Stalled(paced.world.bucket)
+    paced.ranges = Ranges(stalled, paced.ranges.limits, pace=paced.pace)
+    first = asyncio.create_task(paced.read("x.orders", "a", 0, MIB))  # it has the only turn
+    going = [asyncio.create_task(paced.read("x.orders", "b", at, at + MIB)) for at in (0, 8 * MIB)]
+    await asyncio.sleep(20.5)  # both have paid
+    for one in going:
+        one.cancel()
+    stalled.open.set()
+    await asyncio.wait([first, *going])
+    begun_s = asyncio.get_running_loop().time()
+    assert await paced.read("x.orders", "c", 0, MIB) - begun_s < 1, "it has its burst still"
+    assert paced.ranges.bytes_fetched == 2 * MIB
+
+
+class OneRoomAhead(LastRanges):
+    """Memory that has room for one range ahead, and not for the next."""
+
+    def blank(self, key, start, size, *, ahead):
+        if ahead and self.kept_bytes >= MIB:
+            return None
+        return super().blank(key, start, size, ahead=ahead)
+
+
+@on_virtual_time
+async def test_what_memory_has_no_room_for_any_more_once_it_paid_is_not_paid():
+    paced = Paced(per_s=MIB / 10, memory=OneRoomAhead(256 * MIB))
+    await paced.fill()
+    with spending(Cause.READ, "x"):
+        await paced.ranges.warm(Source("a", SIZE), 0, 3 * MIB)
+    assert paced.ranges.bytes_fetched == MIB
+    begun_s = asyncio.get_running_loop().time()
+    assert await paced.read("x", "b", 0, MIB) - begun_s < 1, "it has its burst still"

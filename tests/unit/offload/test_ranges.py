@@ -15,8 +15,9 @@ from tierlog.adapters.memory.faults import FaultRates, Faults
 from tierlog.format.checksum import Buffer, crc32c
 from tierlog.model.errors import CorruptError, RetryableError
 from tierlog.offload.range_memory import LastRanges
-from tierlog.offload.ranges import RangeLimits, Ranges, Source, Turns, _Flight
+from tierlog.offload.ranges import RangeLimits, Ranges, Source, _Flight
 from tierlog.offload.tier2_reader import Steps
+from tierlog.offload.turns import Turns
 from tierlog.ports.filling import Filling, length_of
 
 SIZE = 5000

@@ -17,7 +17,8 @@ from tierlog.model.position import Edge, Position
 from tierlog.model.stream import Stream
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.range_memory import LastRanges, RangeMemory
-from tierlog.offload.ranges import Pace, RangeLimits, Ranges
+from tierlog.offload.ranges import RangeLimits, Ranges
+from tierlog.offload.turns import Pace
 from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.chunk import NO_ROOM, Answer, Budget, ReadRoom
 from tierlog_reader.source import StreamSource
