@@ -335,6 +335,10 @@ async def _begun(
     try:
         if end.ledger_id > first.ledger_id:  # nothing was confirmed yet as it was looked up
             end = await pages.confirmed(wish.stream, first, end)
+            if end.ledger_id > first.ledger_id:  # it was closed meanwhile
+                found = await pages.raw_ledger(wish.stream, first, fresh=True)
+            if found is not None:
+                end = replace(first, entry_id=EntryId(found.entry_count))
             wish = replace(wish, until=end)
         length = await pages.length(found, end)
     except BaseException:

@@ -224,3 +224,36 @@ async def test_a_ledger_that_was_closed_just_now_is_a_closed_one():
         assert answer.content == WHOLE
         assert answer.headers["Content-Length"] == str(len(WHOLE))
         assert answer.headers["Tierlog-Next"] == f"{ledger}:100"
+
+
+class Closing(MemoryStorageNode):
+    """One that knows what is confirmed only from the first read on, when the ledger is closed."""
+
+    def __init__(self, world, behind):
+        super().__init__(N1)
+        self.runs, self.lacs = world.node.runs, {}
+        self._world, self._behind = world, behind
+
+    async def read(self, ledger_id, first_entry_id, **named):
+        if ledger_id not in self.lacs:
+            self.lacs[ledger_id] = EntryId(99)
+            await closed_now(self._world, ledger_id, ENTRIES)
+            if self._behind:
+                self._world.node = self
+                await self._world.opened([b"next"])
+        async for runs in super().read(ledger_id, first_entry_id, **named):
+            yield runs
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@on_virtual_time
+async def test_a_ledger_that_is_confirmed_and_closed_as_its_first_page_is_read_is_whole(behind):
+    world, ledger = await raw_world(closed=False)
+    world.node = Closing(world, behind)
+    world.node.lacs.pop(ledger, None)
+    async with served(world) as (client, shares):
+        answer = await client.get(f"{URL}/ledgers/{ledger}")
+        assert (answer.status_code, answer.content == WHOLE) == (200, True)
+        assert answer.headers["Tierlog-Next"] == f"{ledger}:100"
+        assert answer.headers["Content-Length"] == str(len(WHOLE))
+        assert shares.used_bytes == 0
