@@ -20,10 +20,12 @@ Invariants:
       for its events as they are decompressed, for how many they are, and for how many properties
       the one has that has most.
     * What is followed, and a whole ledger, hold room for one page at a time: a client that is slow
-      is waited for, and one that takes nothing is left.
+      is waited for, and one that takes nothing is left. Behind the first page a whole ledger waits
+      for room longer than who can be told to come again.
     * No part of a ledger passes for the whole: what can't be read to its end is cut.
 """
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -72,6 +74,9 @@ from tierlog_reader.served import ROOM_BYTES_MIN, HeldRoom, ServedReads
 LIMIT: Final = 1000
 PAGE_BYTES: Final = 1024 * 1024
 FOLLOW_WAIT_MS: Final = 10_000
+# So often the room for a page is waited for once a ledger is on its way.
+ROOM_TRIES_MAX: Final = 12
+ROOM_PAUSE_S: Final = 1.0
 # Entries as they were read, as objects, and the body that is made of them.
 COPIES: Final = {NDJSON: 5, OCTETS: 4, ARROW: 5, EVENTS: 5}
 
@@ -195,10 +200,22 @@ class EntryPages:
                     return
                 wish = replace(wish, where=page.resume)
                 del page  # whoever waits for the next one holds nothing
-                wish.still()
-                page, room = await self.page(wish, OCTETS)
+                page, room = await self._page_behind(wish)
         finally:
             room.leave()
+
+    async def _page_behind(self, wish: _Wish) -> tuple[Page, HeldRoom]:
+        """Return a page of what has begun: nobody can be told to come again for the rest of it."""
+        tries = 0
+        while True:
+            wish.still()
+            try:
+                return await self.page(wish, OCTETS)
+            except RetryableError as error:
+                tries += 1
+                if error.reason is not Reason.RESOURCE_EXHAUSTED or tries >= ROOM_TRIES_MAX:
+                    raise
+                await asyncio.sleep(error.retry_after_s or ROOM_PAUSE_S)
 
     async def follow(self, wish: _Wish) -> AsyncGenerator[bytes, None]:
         """Give server-sent events until ``until``, or until the client goes."""

@@ -257,3 +257,17 @@ async def test_a_ledger_that_is_confirmed_and_closed_as_its_first_page_is_read_i
         assert answer.headers["Tierlog-Next"] == f"{ledger}:100"
         assert answer.headers["Content-Length"] == str(len(WHOLE))
         assert shares.used_bytes == 0
+
+
+@on_virtual_time
+async def test_a_ledger_that_has_begun_waits_for_room_longer_than_who_can_be_told_to_come_again():
+    world, ledger = await raw_world()
+    async with served(world) as (client, shares):
+        client.piece_s = 1.0
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(client.get(f"{URL}/ledgers/{ledger}"))
+            await asyncio.sleep(2)
+            async with shares.room("another", shares.bytes_max):
+                await asyncio.sleep(20)  # four times what anybody waits for room
+        assert answer.result().content == WHOLE
+        assert (shares.used_bytes, shares.refusals > 0) == (0, True)
