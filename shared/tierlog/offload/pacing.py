@@ -38,7 +38,8 @@ class _Line(TokenBucket):
     async def wait(self, length: int, request: Urgent) -> None:
         await self._turns.take(request)
         try:
-            await self.take(length)
+            # What was waited for it counts also where it is longer than the burst.
+            await self.take(length, burst=length)
         except asyncio.CancelledError:
             self.give_back(length)  # what it waited is there for whoever comes next
             raise

@@ -40,11 +40,15 @@ class TokenBucket:
     def __repr__(self) -> str:
         return f"<TokenBucket {self._per_s:.0f}/s, waited {self.waited_s:.1f} s>"
 
-    async def take(self, count: float) -> None:
-        """Wait until ``count`` may move. Who is cancelled meanwhile has paid all the same."""
+    async def take(self, count: float, *, burst: float = 0) -> None:
+        """Wait until ``count`` may move. Who is cancelled meanwhile has paid all the same.
+
+        ``burst``: so much at once this time, where that is more than the bucket's own.
+        """
         assert count >= 0, "a count is not negative"
         now_s = self._clock.monotonic_s()
-        self._paid_until_s = max(self._paid_until_s, now_s - self._burst_s)
+        saved_s = max(self._burst_s, burst / self._per_s)
+        self._paid_until_s = max(self._paid_until_s, now_s - saved_s)
         self._paid_until_s += count / self._per_s
         if self._paid_until_s > now_s:
             self.waited_s += self._paid_until_s - now_s

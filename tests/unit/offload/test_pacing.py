@@ -277,3 +277,19 @@ async def test_what_memory_has_no_room_for_any_more_once_it_paid_is_not_paid():
     assert paced.ranges.bytes_fetched == MIB
     begun_s = asyncio.get_running_loop().time()
     assert await paced.read("x", "b", 0, MIB) - begun_s < 1, "it has its burst still"
+
+
+@on_virtual_time
+async def test_who_waits_for_more_than_the_burst_comes_again_and_has_waited_so_long():
+    paced = Paced(per_s=MIB / 10)
+    await paced.fill()
+    limits = RangeLimits(range_bytes=4 * MIB, in_flight_max=1, kept_bytes_max=256 * MIB)
+    paced.ranges = Ranges(paced.objects, limits, pace=paced.pace)
+    tries = 0
+    while tries < 10:
+        tries += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(12):
+                await paced.read("x", "a", 0, MIB)
+                break
+    assert tries == 3, "30 seconds, beside the burst"
