@@ -291,7 +291,7 @@ class Ranges:
         for number in range(start // unit, -(-end // unit)):
             span = self._span(source, number, number + 1)
             while self._memory.known_end(source.key, span.start) < span.end:
-                if not (self._known(source, number) or self._has_room(span, ahead=False)):
+                if span.units[0] not in self._flying and not self._has_room(span, ahead=False):
                     return
                 if await self._landed(source, span.start, span.start, number + 1) is not None:
                     break

@@ -13,7 +13,7 @@ from tierlog.adapters.memory.objects import MemoryObjectsClient
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import EntryId
 from tierlog.offload.pacing import ReadPace
-from tierlog.offload.range_memory import LastRanges
+from tierlog.offload.range_memory import Extent, LastRanges
 from tierlog.offload.ranges import WALK_COPIES, RangeLimits, Ranges
 from tierlog.ports.spending import Cause, CostMeter, spending
 from tierlog.ports.throttle import BURST_BYTES
@@ -169,6 +169,26 @@ def test_a_walk_pays_for_each_range_once_also_where_memory_has_no_room(layout):
             handle, objects = await handle_of(layout, None)
             pace = ReadPace(World().clock, CostMeter(), per_s=1e9) if paced else None
             handle._ranges = Ranges(objects, LIMITS, NoMemory(0), None, pace)
+            assert payload_of(await handle.read_frames(FAR, 1)) == ENTRIES[FAR]
+            fetches[paced] = objects.fetches
+        assert fetches[True] == fetches[False]
+
+    test()
+
+
+@pytest.mark.parametrize("layout", ["block", "single"])
+def test_a_walk_pays_for_a_range_once_of_which_memory_has_lost_a_part(layout):
+    @on_virtual_time
+    async def test():
+        fetches = {}
+        for paced in (False, True):
+            handle, objects = await handle_of(layout, None)
+            pace = ReadPace(World().clock, CostMeter(), per_s=1e9) if paced else None
+            memory, key = NoMemory(2**20), handle._source.key
+            for start in range(0, handle._source.size, LIMITS.range_bytes):
+                body = await objects.get_range(key, start, LIMITS.range_bytes // 2)
+                memory._put(Extent(key, start, memoryview(body)))
+            handle._ranges = Ranges(objects, LIMITS, memory, None, pace)
             assert payload_of(await handle.read_frames(FAR, 1)) == ENTRIES[FAR]
             fetches[paced] = objects.fetches
         assert fetches[True] == fetches[False]
