@@ -88,19 +88,24 @@ _NO_CLUSTER: Final = UUID(int=0)
 class Move:
     """From where to where, and how.
 
-    ``deep``: also what seems to have arrived is read and compared, all of it. ``layout``: the one
-    that copies have afterwards; None: the one they have. ``bytes_per_s``: of one executor; 0: as
-    fast as it goes.
+    ``deep``: also what seems to have arrived is read and compared, all of it; None: by ``restore``,
+    which looks for damage, and not by ``copy``. ``layout``: the one that copies have afterwards;
+    None: the one they have. ``bytes_per_s``: of one executor; 0: as fast as it goes.
     """
 
     source: S3Settings
     target: S3Settings
     streams: tuple[StreamName, ...] = ()
-    deep: bool = False
+    deep: bool | None = None
     read_back: ReadBack = ReadBack.FULL
     layout: Literal["two-objects", "single-object"] | None = None
     bytes_per_s: float = 0.0
     restores: bool = False
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether what is there is read and compared, all of it."""
+        return self.restores if self.deep is None else self.deep
 
     @property
     def places(self) -> tuple[BucketPlace, BucketPlace]:
@@ -289,7 +294,7 @@ async def move_one(mover: CopyMover, move: Move, item: MoveItem, *, dry_run: boo
         cause = f"driver {ledger.copy.location.driver!r} wrote it, which can't be asked here"
         return Moved(item=item, outcome=item.unbacked, error=cause)
     try:
-        there = await mover.arrived(ledger, known, deep=move.deep)
+        there = await mover.arrived(ledger, known, deep=move.compares_all)
         if there is not None:
             outcome = item.unbacked or THERE
             return Moved(item=item, outcome=outcome, packed=keep(there).packed)
@@ -351,7 +356,7 @@ async def _end_some(move: Move, some: Sequence[StreamEnd]) -> list[Any]:
                 mover = mover_of(move, source, target, one.cluster_id)
                 manifests = _manifests(target, move.target, one.cluster_id)
                 try:
-                    await end_stream(mover, manifests, one, deep=move.deep)
+                    await end_stream(mover, manifests, one, deep=move.compares_all)
                 except TierlogError as error:
                     failed.append((one.head.stream, str(error)))
     return [*failed, *asked_of(meter)]

@@ -28,7 +28,7 @@ from tierlog_spark.jobs.moving_plan import (
 
 PREFIX = "eu"
 COPY = Move(source=S3Settings(bucket="b"), target=S3Settings(bucket="t", key_prefix=PREFIX))
-BACK = Move(source=COPY.target, target=COPY.source, deep=True, restores=True)
+BACK = Move(source=COPY.target, target=COPY.source, restores=True)
 
 
 class Buckets:
@@ -80,7 +80,7 @@ class Buckets:
         if not dry_run:
             ended = [] if move.restores else dying(found)
             for end in [*arrived(pairs, moved, anew=not move.restores), *ended]:
-                await end_stream(mover, places, end, deep=move.deep)
+                await end_stream(mover, places, end, deep=move.compares_all)
             if all(one.packed is not None for one in moved):
                 await copy_cluster(origins, places, cluster_id, restores=move.restores)
         return seen

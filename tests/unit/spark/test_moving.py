@@ -283,6 +283,21 @@ def test_what_is_missing_or_damaged_comes_back_as_it_was() -> None:
     run_virtual(main(), until_s=1000)
 
 
+def test_a_restore_looks_at_all_data_unless_it_is_told_not_to() -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun()
+        await buckets.move(COPY)
+        context = await life.site.world.context(ids[1])
+        assert context.location is not None
+        life.site.world.bucket.damage(context.location.data_key, 900)
+        # The length is right: that is all that this looks at.
+        assert outcomes(await buckets.move(replace(BACK, deep=False))) == [THERE] * 4
+        assert outcomes(await buckets.move(BACK)) == [THERE, BROUGHT, THERE, THERE]
+        assert not COPY.compares_all
+
+    run_virtual(main(), until_s=1000)
+
+
 def test_what_was_trimmed_or_copied_anew_is_not_brought_back() -> None:
     async def main() -> None:
         _, buckets, _ = await begun()
