@@ -6,7 +6,7 @@ import typer
 
 from tierlog.cli.output import Output, OutputOption, size_text
 from tierlog.cli.session import command
-from tierlog_spark.cli.running import DryRun, Metrics, Quiet, job_progress, tell
+from tierlog_spark.cli.running import DryRun, Metrics, Quiet, check_metrics, job_progress, tell
 
 COLUMNS: Final = {
     "stream": None,
@@ -43,6 +43,7 @@ def iceberg(
     from tierlog_spark.jobs.frame import Run
     from tierlog_spark.jobs.iceberg import IcebergOptions, fill_table
 
+    check_metrics(metrics)
     options = IcebergOptions(
         stream=stream, source=source, table=table, s3=load_s3().s3, catalog=catalog
     )

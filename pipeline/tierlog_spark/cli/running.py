@@ -34,7 +34,7 @@ NO_ENDS: Mapping[str, int] = {}
 
 __all__ = [
     "CORES", "EXIT_FINDINGS", "EXIT_INCOMPLETE", "MEMORY", "Cores", "DryRun", "Memory", "Metrics",
-    "Quiet", "job_progress", "run_job", "tell",
+    "Quiet", "check_metrics", "job_progress", "run_job", "tell",
 ]  # fmt: skip
 
 
@@ -63,11 +63,7 @@ def run_job(
             f"--memory {memory} is too little for Spark's JVM",
             remedy=f"Give {MEMORY_MB_MIN}M or more",
         )
-    if metrics is not None and not metrics.parent.is_dir():
-        raise RefusedError(
-            f"--metrics {metrics}: there is no folder {metrics.parent}",
-            remedy="Make it, or name a file in one that is there",
-        )
+    check_metrics(metrics)
     cores = cores or os.cpu_count() or 1
     with (
         job_session(cores=cores, memory_mb=memory_mb) as spark,
@@ -77,6 +73,17 @@ def run_job(
         run = JobRun(spark=spark, dry_run=dry_run, progress=progress)
         report = work(run)
     tell(run, report, columns=columns, metrics=metrics, output=output, quiet=quiet, ends=ends)
+
+
+def check_metrics(metrics: Path | None) -> None:
+    """Refuse a file that can't be written in the end, as far as that is known before the work."""
+    from tierlog.model.errors import RefusedError
+
+    if metrics is not None and not metrics.parent.is_dir():
+        raise RefusedError(
+            f"--metrics {metrics}: there is no folder {metrics.parent}",
+            remedy="Make it, or name a file in one that is there",
+        )
 
 
 def tell(

@@ -65,6 +65,8 @@ def test_the_command_fills_a_table_and_tells(export, configured, tmp_path, monke
     words = ["orders", "--from", "exports", "--table", "logs.orders", "--catalog", "shop"]
     dry = json.loads(run(*words, "-o", "json", "--dry-run").stdout)
     assert (dry["dry_run"], dry["files"], dry["commits"]) == (True, 1, 0)
+    nowhere = run(*words, "--metrics", str(tmp_path / "none" / "iceberg.prom"), code=2)
+    assert f"there is no folder {tmp_path / 'none'}" in nowhere.stderr
     prom = tmp_path / "iceberg.prom"
     done = json.loads(run(*words, "-o", "json", "--metrics", str(prom)).stdout)
     assert (done["files"], done["events"], done["commits"], done["rows"][0]["to"]) == (1, 4, 1, 2)
