@@ -168,22 +168,32 @@ def _s3(said: Mapping[str, str], s3: S3Settings) -> S3Settings:
         "accesskey": "access_key",
     }
     values: dict[str, object] = {field: said[name] for name, field in named.items() if name in said}
+    for field in ("endpoint_url", "access_key"):
+        if values.get(field) == "":
+            values[field] = None
     if "secretkey" in said:
-        values["secret_key"] = SecretStr(said["secretkey"])
+        values["secret_key"] = SecretStr(said["secretkey"]) if said["secretkey"] else None
     if ("accesskey" in said) != ("secretkey" in said):
         _refuse("accessKey", "accessKey and secretKey belong together")
     return s3.model_copy(update=values)
 
 
 def place_options(s3: S3Settings) -> dict[str, str]:
-    """Return the options that name a bucket and how it is reached."""
-    found = {"bucket": s3.bucket, "prefix": s3.key_prefix, "region": s3.region}
-    if s3.endpoint_url is not None:
-        found["endpointUrl"] = s3.endpoint_url
-    if s3.access_key is not None and s3.secret_key is not None:
-        found["accessKey"] = s3.access_key
-        found["secretKey"] = s3.secret_key.get_secret_value()
-    return found
+    """Return the options that name a bucket and how it is reached.
+
+    What these settings have not is said too, as empty: the settings of the process that parses it
+    may be of another store.
+    """
+    key, secret = s3.access_key, s3.secret_key
+    keys = ("", "") if key is None or secret is None else (key, secret.get_secret_value())
+    return {
+        "bucket": s3.bucket,
+        "prefix": s3.key_prefix,
+        "region": s3.region,
+        "endpointUrl": s3.endpoint_url or "",
+        "accessKey": keys[0],
+        "secretKey": keys[1],
+    }
 
 
 def _client(said: Mapping[str, str], client: ClientSettings) -> ClientSettings:

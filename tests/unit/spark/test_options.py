@@ -1,13 +1,14 @@
 """Options are checked, and what is wrong with one is said with its name."""
 
 import pytest
+from pydantic import SecretStr
 
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.position import Position
 from tierlog.runtime.settings import S3Settings, Settings
 from tierlog_spark.columns import Table
-from tierlog_spark.options import ReadMode, parse_options
+from tierlog_spark.options import ReadMode, parse_options, place_options
 
 SETTINGS = Settings.model_construct(
     s3=S3Settings(bucket="from-settings", key_prefix="p"),
@@ -50,6 +51,32 @@ def test_what_is_said_wins_whatever_its_case():
     assert found.columns == ("payload", "stream")
     assert (found.partition_bytes, found.fetch_bytes) == (2**30, 2**19)
     assert not found.push_filters
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        S3Settings(bucket="b", region="eu-central-1"),
+        S3Settings(
+            bucket="b",
+            key_prefix="x",
+            endpoint_url="http://127.0.0.1:2",
+            access_key="k",
+            secret_key=SecretStr("t"),
+        ),
+    ],
+)
+def test_a_place_is_that_one_whatever_the_settings_are_of_who_reads_it(wanted):
+    other = S3Settings(
+        bucket="c",
+        key_prefix="p",
+        endpoint_url="http://127.0.0.1:1",
+        access_key="a",
+        secret_key=SecretStr("s"),
+    )
+    settings = SETTINGS.model_copy(update={"s3": other})
+    found = parse_options({"stream": "orders", **place_options(wanted)}, settings)
+    assert found.s3 == wanted
 
 
 def test_a_time_between_two_ms_begins_at_the_later_one():
