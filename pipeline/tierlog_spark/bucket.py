@@ -50,7 +50,7 @@ _NO_CLUSTER: Final = UUID(int=0)
 _PULSAR_NAME: Final = "pulsar/managed-ledger"
 FETCHES_IN_FLIGHT: Final = 4
 KEPT_FETCHES: Final = 3
-"""The one that is read from, and two that are fetched ahead of it.
+"""The one that is read from, the one ahead of it, and the one before, whose end is read too.
 
 More would only be fresh memory instead of what was used just now: with eight, exports of large
 events ran at four fifths of the rate.

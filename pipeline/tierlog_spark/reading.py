@@ -35,6 +35,7 @@ from tierlog_spark.planning import StoredLedger, StorePart
 from tierlog_spark.worker import Batches, opened_copy
 
 FETCHES_AHEAD: Final = 2
+"""The one that is about to be read, and the one behind it."""
 
 
 async def store_batches(
