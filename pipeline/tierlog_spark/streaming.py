@@ -81,6 +81,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.schema = schema
         self._target: dict[StreamName, Position] | None = None
+        self._target_of: dict[StreamName, UUID | None] = {}
         self._latest: dict[str, str] | None = None
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's names
@@ -107,15 +108,23 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = to_json(everything, incarnations)
         found = advanced_all(before, readable, _budget(self.options, limit))
         if self._target is not None:
-            found = capped(before, found, self._target)
+            # Of one that was made anew since, it says nothing.
+            target = {
+                name: where
+                for name, where in self._target.items()
+                if not is_another(self._target_of.get(name), incarnations.get(name))
+            }
+            found = capped(before, found, target)
         return to_json({**found, **new}, incarnations)
 
     def reportLatestOffset(self) -> dict[str, str] | None:  # noqa: N802
         return self._latest
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        readable = _readable(asyncio.run(_found(self.options)))
+        streams = asyncio.run(_found(self.options))
+        readable = _readable(streams)
         self._target = advanced_all(dict.fromkeys(readable, BEGINNING), readable, Budget())
+        self._target_of = {one.name: one.incarnation for one in streams}
 
     def partitions(
         self, start: Mapping[str, str], end: Mapping[str, str]

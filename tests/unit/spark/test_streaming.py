@@ -407,3 +407,22 @@ def test_readers_of_another_cluster_are_not_taken_for_those_before(monkeypatch, 
         assert reading(readMode=mode, failOnDataLoss="false").latestOffset(start, ALL) == end
         with pytest.raises(RefusedError, match="made anew"):
             reading(readMode=mode).partitions(start, end)
+
+
+@pytest.mark.parametrize("mode", ["service", "auto"])
+def test_what_was_there_at_first_is_no_bound_of_a_stream_that_was_made_anew_since(
+    monkeypatch, mode
+):
+    ManifestBucket(monkeypatch)
+    serving(monkeypatch, served((12, 10, 100, True))._replace(incarnation=INCARNATION))
+    query = reading(readMode=mode, failOnDataLoss="false")
+    query.prepareForTriggerAvailableNow()
+    serving(monkeypatch, served((20, 10, 100, True))._replace(incarnation=ANEW))
+    end = query.latestOffset({"s": f"12:4@{INCARNATION}"}, ALL)
+    # None of its positions, of which the next run would say that it was made anew once more.
+    assert end == {"s": f"0:0@{ANEW}"}
+    assert query.partitions({"s": f"12:4@{INCARNATION}"}, end) == []
+    assert query.latestOffset(end, ALL) == end, "what came since is the next run's"
+    again = reading(readMode="service").latestOffset(end, ALL)
+    assert again == {"s": f"21:0@{ANEW}"}
+    assert len(reading(readMode="service").partitions(end, again)) == 1
