@@ -416,6 +416,15 @@ def test_a_damaged_file_is_named_and_nothing_is_added(export, catalog, damage, t
         assert not catalog.namespace_exists("logs")
 
 
+def test_a_damaged_file_keeps_back_its_own_commit_of_the_table_and_those_behind_it(export, catalog):
+    for _ in range(3):
+        export.commit(DAY, DAY)
+    min(export.folder.rglob("part-00000000000000000004-*")).unlink()
+    with pytest.raises(CorruptError, match="part-00000000000000000004"):
+        filled(export, catalog, files_max=3)
+    assert [one.summary[NUMBER] for one in of(catalog).snapshots()] == ["3"]
+
+
 def struct(**fields):
     names, kinds, values = zip(*((name, *given) for name, given in fields.items()), strict=True)
     arrays = [pa.array([one] * 4, kind) for kind, one in zip(kinds, values, strict=True)]
