@@ -106,7 +106,13 @@ def tell(
     # First: no report of hours may be lost to a file that can't be written.
     show_report(report, columns, output, quiet=quiet)
     if metrics is not None:
-        write_metrics(report, metrics, wall_ms=run.clock.wall_ms(), exit_code=code)
+        try:
+            write_metrics(report, metrics, wall_ms=run.clock.wall_ms(), exit_code=code)
+        except OSError as error:
+            if not code:
+                raise
+            # What was found goes first: by another code a scheduled job would only run again.
+            say(f"error: --metrics {metrics}: {error}")
     if code:
         raise typer.Exit(code)
 

@@ -252,3 +252,6 @@ def test_a_report_is_not_lost_to_its_metrics(
     done = words("scrub", "-o", "json", "--metrics", str(tmp_path), code=1)
     assert json.loads(done.stdout)["job"] == "job"
     assert "error: " in done.stderr
+    asked.counts = {"remaining": 1, "unread": 0}
+    done = words("scrub", "-o", "json", "--metrics", str(tmp_path), code=6)
+    assert "error: " in done.stderr
