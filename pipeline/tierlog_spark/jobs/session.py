@@ -48,7 +48,9 @@ def job_session(
         return
     with tempfile.TemporaryDirectory(prefix="tierlog-spark-") as name:
         folder = Path(name)
-        os.environ.update(spark_environment(folder, environ))
+        ours = spark_environment(folder, environ)
+        before = {name: os.environ.get(name) for name in ours}
+        os.environ.update(ours)
         session = local_session(folder, cores=cores, memory_mb=memory_mb, tries=TRIES)
         with contextlib.suppress(ValueError):  # not on the main thread
             # Spark's own handler calls the JVM in the middle of another call, and fails.
@@ -57,3 +59,7 @@ def job_session(
             yield session
         finally:
             session.stop()
+            for variable, value in before.items():  # the folder is about to go
+                os.environ.pop(variable, None)
+                if value is not None:
+                    os.environ[variable] = value

@@ -424,7 +424,7 @@ class ReaderSettings(_Section):
     """A client that takes nothing of its answer for so long is left."""
     handles_max: int = Field(default=1024, gt=0)
     """Copies of ledgers that are open at once, and objects of which ranges are kept."""
-    response_bytes_max: PositiveBytes = 8 * MIB
+    response_bytes_max: int = Field(default=8 * MIB, ge=64 * 1024)
     wait_ms_max: int = Field(default=30_000, ge=0)
     metadata_age_ms_max: int = Field(default=500, ge=0)
     tier2_bytes_per_s_max: float = Field(default=0.0, ge=0)

@@ -66,6 +66,7 @@ def test_a_service_has_settings_for_the_ports_that_it_listens_on_and_no_others(
         ("TIERLOG_S3__BUKCET", "x"),
         ("TIERLOG_S3__CONNECTIONS_MAX", "0"),
         ("TIERLOG_SCHEDULER__REREAD_S", "0"),
+        ("TIERLOG_READER__RESPONSE_BYTES_MAX", "4"),
         ("TIERLOG_KAFKA__PUBLISH_TIMEOUT_S", "0"),
         ("TIERLOG_INGEST__LISTEN__HTTP_PORT", "65536"),
         ("TIERLOG_WIRE__FRAME_BYTES_MAX", "much"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -66,9 +67,14 @@ def test_without_it_a_job_starts_one_on_this_machine(monkeypatch: pytest.MonkeyP
         return given
 
     monkeypatch.setattr(session, "local_session", local)
-    monkeypatch.setattr(session, "spark_environment", lambda *_: {})
+    ours = {"JAVA_HOME": "/ours", "TIERLOG_TEST_NEW": "1"}
+    monkeypatch.setattr(session, "spark_environment", lambda *_: ours)
+    monkeypatch.setenv("JAVA_HOME", "/theirs")
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    before = dict(os.environ)
     with job_session(cores=3, memory_mb=700, environ={}):
         assert (asked["cores"], asked["memory_mb"]) == (3, 700)
         assert given.done == []
+        assert ours.items() <= os.environ.items()
     assert given.done == ["stopped"]
+    assert dict(os.environ) == before, "what it names of a folder is gone with that"
