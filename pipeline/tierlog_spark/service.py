@@ -21,7 +21,6 @@ from collections.abc import (
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from tierlog.client.reading import StreamReader
 from tierlog.format.frame import Offsets, check_frames, walk_frames
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
@@ -241,6 +240,8 @@ async def service_batches(
     fetch_bytes: int,
 ) -> AsyncGenerator[Any, None]:
     """Read a part of a stream through the reader service."""
+    from tierlog.client.reading import StreamReader  # noqa: PLC0415 - see ``source``
+
     async with reads_of(client, security) as reads:
         reader = StreamReader(
             part.stream,

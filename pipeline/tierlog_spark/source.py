@@ -2,6 +2,9 @@
 
 Owns Spark's classes. Does not own anything that they do. Spark pickles them, from the driver to
 the process that plans and from there to each task: they hold options and a schema.
+
+Each of these processes imports this module first, a second or more of work: what few of them need,
+the client above all, is imported by whoever does.
 """
 
 import asyncio
@@ -40,7 +43,6 @@ from tierlog_spark.filters import push
 from tierlog_spark.options import ReadOptions, parse_options
 from tierlog_spark.parts import arrow_schema, read_part
 from tierlog_spark.planning import ALL
-from tierlog_spark.sink import EventStreamWriter, EventWriter, checked_schema
 from tierlog_spark.streaming import EventStreamReader
 from tierlog_spark.tables import table_batches
 from tierlog_spark.worker import in_steps
@@ -102,6 +104,8 @@ class TierlogDataSource(DataSource):
         return EventStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+        from tierlog_spark.sink import EventWriter, checked_schema  # noqa: PLC0415 - see above
+
         checked_schema(schema, overwrite=overwrite)
         return EventWriter(self._write_options(streaming=False))
 
@@ -110,6 +114,8 @@ class TierlogDataSource(DataSource):
         schema: StructType,
         overwrite: bool,  # noqa: FBT001
     ) -> DataSourceStreamWriter:
+        from tierlog_spark.sink import EventStreamWriter, checked_schema  # noqa: PLC0415
+
         checked_schema(schema, overwrite=overwrite)
         return EventStreamWriter(self._write_options(streaming=True))
 

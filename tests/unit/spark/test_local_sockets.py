@@ -1,4 +1,4 @@
-"""How Java is found, and how it and its Python workers talk, on one machine."""
+"""How Java and Spark are found, and how it and its Python workers talk, on one machine."""
 
 import os
 import stat
@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from tierlog_spark.local import SOCKETS_PATH_MAX, socket_options, spark_environment
@@ -56,3 +57,18 @@ def test_java_may_lie_in_a_folder_whose_name_has_spaces(tmp_path: Path):
         text=True,
     )
     assert done.stdout == "-x\n"
+
+
+def test_workers_import_the_package_and_not_spark_s_archive_of_it(tmp_path: Path):
+    """Out of the archive, all of it is compiled anew by each process."""
+    given = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    found = spark_environment(tmp_path, given)
+    home = Path(found["SPARK_HOME"])
+    assert (home / "bin" / "spark-submit").is_file()
+    assert list((home / "jars").glob("spark-core_*.jar"))
+    assert not (home / "python").exists()
+    assert str(Path(pyspark.__file__).parents[1]) in found["PYTHONPATH"].split(os.pathsep)
+    assert spark_environment(tmp_path, given) == found
+    assert "SPARK_HOME" not in spark_environment(tmp_path, {**given, "SPARK_HOME": str(tmp_path)})
+    gone = {**given, "SPARK_HOME": str(tmp_path / "gone")}
+    assert spark_environment(tmp_path, gone) == found
