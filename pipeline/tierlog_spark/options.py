@@ -173,7 +173,9 @@ def _s3(said: Mapping[str, str], s3: S3Settings) -> S3Settings:
             values[field] = None
     if "secretkey" in said:
         values["secret_key"] = SecretStr(said["secretkey"]) if said["secretkey"] else None
-    if ("accesskey" in said) != ("secretkey" in said):
+    pair = said.get("accesskey"), said.get("secretkey")
+    # Empty ones say that there are none; one alone is an oversight.
+    if (pair[0] is None) != (pair[1] is None) or bool(pair[0]) != bool(pair[1]):
         _refuse("accessKey", "accessKey and secretKey belong together")
     return s3.model_copy(update=values)
 

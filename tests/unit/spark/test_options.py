@@ -123,6 +123,7 @@ def test_streams_and_columns_are_named_once_each():
         ({"fetchBytes": "1g"}, "option fetchBytes"),
         ({"pushDownFilters": "maybe"}, "neither true nor false"),
         ({"accessKey": "a"}, "belong together"),
+        ({"accessKey": "", "secretKey": "s"}, "belong together"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given, words):
