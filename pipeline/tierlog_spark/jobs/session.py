@@ -48,18 +48,26 @@ def job_session(
         return
     with tempfile.TemporaryDirectory(prefix="tierlog-spark-") as name:
         folder = Path(name)
-        ours = spark_environment(folder, environ)
-        before = {name: os.environ.get(name) for name in ours}
-        os.environ.update(ours)
-        session = local_session(folder, cores=cores, memory_mb=memory_mb, tries=TRIES)
-        with contextlib.suppress(ValueError):  # not on the main thread
-            # Spark's own handler calls the JVM in the middle of another call, and fails.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            yield session
-        finally:
-            session.stop()
-            for variable, value in before.items():  # the folder is about to go
-                os.environ.pop(variable, None)
-                if value is not None:
-                    os.environ[variable] = value
+        with _set(spark_environment(folder, environ)):
+            session = local_session(folder, cores=cores, memory_mb=memory_mb, tries=TRIES)
+            with contextlib.suppress(ValueError):  # not on the main thread
+                # Spark's own handler calls the JVM in the middle of another call, and fails.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                yield session
+            finally:
+                session.stop()
+
+
+@contextlib.contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have these in the environment within the context; they name a folder that goes with it."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -78,3 +78,11 @@ def test_without_it_a_job_starts_one_on_this_machine(monkeypatch: pytest.MonkeyP
         assert ours.items() <= os.environ.items()
     assert given.done == ["stopped"]
     assert dict(os.environ) == before, "what it names of a folder is gone with that"
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no Java")
+
+    monkeypatch.setattr(session, "local_session", fails)
+    with pytest.raises(RuntimeError), job_session(cores=3, memory_mb=700, environ={}):
+        pass
+    assert dict(os.environ) == before
