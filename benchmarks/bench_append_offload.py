@@ -7,6 +7,9 @@ control   the same, while a process burns as much CPU as the offloader took besi
 wide      the same, and one more burns what SeaweedFS took for it, which shares the machine here
 sink      ``beside``, into a server that drops what it gets: SeaweedFS shares the disk here as well
 
+Offloader and SeaweedFS give way to appends by ``--niceness``, as ``tierlog up`` has them do with
+that ``up.background_niceness``; what is burnt does not.
+
 The offloader begins before the appends do, and they once its third block is on its way: then what
 it reads ahead is in its memory, and the throttle holds everything back. What is burnt is what the
 offload last took, the first time in a run that does not count. Each run meets a SeaweedFS that was
@@ -35,6 +38,7 @@ from common import (
     Claim,
     Meter,
     Result,
+    add_niceness,
     arguments_parser,
     begun,
     child_mode,
@@ -50,6 +54,7 @@ from common import (
     take_turns,
 )
 from early_s3 import acknowledge_early
+from tierlog.embedded.shim import give_way
 from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.ids import LedgerId
 from tierlog.runtime.logs import configure_logging
@@ -72,6 +77,9 @@ REACHED: Final = 0.9
 
 async def offload_on(parameters: Mapping[str, Any]) -> Result:
     """Offload a ledger until the appends are done, and then to its end (in a child)."""
+    if parameters["niceness"]:
+        os.setsid()
+        give_way(parameters["niceness"])
     importlib.import_module("tierlog_offloader.main")
     settings = load_settings()
     configure_logging(settings.log, service="offloader")
@@ -179,7 +187,7 @@ class Sitting:
         await self._fresh_s3()
         rate = str(self._arguments.rate * MB)
         env = {**self._bench.env, "TIERLOG_S3__BYTES_PER_S_MAX": rate, **more}
-        parameters = {"ledger_id": self._ledger_id}
+        parameters = {"ledger_id": self._ledger_id, "niceness": self._arguments.niceness}
         result, offload = await run_beside(__file__, "offload", parameters, env, self._beside_s3)
         return {
             **result,
@@ -256,9 +264,13 @@ async def main() -> None:
     parser.add_argument("--fsync", action="store_true", help="S3 as `tierlog up` runs it")
     parser.add_argument("--rate", type=float, default=50.0, help="MB/s of the offload")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a run")
+    add_niceness(parser)
     arguments = parse(parser, quick_mb=50)
     seconds = min(arguments.seconds, 3.0) if arguments.quick else arguments.seconds
-    async with open_bench(arguments, ["ingest"]) as bench, null_s3() as sink_url:
+    async with (
+        open_bench(arguments, ["ingest"], niceness=arguments.niceness) as bench,
+        null_s3() as sink_url,
+    ):
         sitting = Sitting(bench, sink_url, arguments, seconds=seconds)
         await sitting.prepare()
         variants = ("alone", "beside", "control", "wide", "sink")

@@ -8,6 +8,9 @@ control   the same, while processes burn as much CPU as the reader, the bucket's
 apart     the same, while one process burns for each of these three, the reader's and the server's
           in sessions of their own, as those run
 
+Reader and server give way to appends by ``--niceness``, as ``tierlog up`` has them do with that
+``up.background_niceness``; what is burnt does not.
+
 What is burnt is what the readers last took, the first time in a run that does not count. The claim
 is against `control`; `apart` tells what the way of burning makes of it.
 """
@@ -28,6 +31,7 @@ from common import (
     Bench,
     Claim,
     Result,
+    add_niceness,
     arguments_parser,
     child_mode,
     folder_of,
@@ -185,12 +189,13 @@ async def main() -> None:
     """Measure and tell."""
     parser = arguments_parser("appends beside readers that catch up", size_mb=200)
     parser.add_argument("--seconds", type=float, default=10.0, help="of a run")
+    add_niceness(parser)
     arguments = parse(parser, quick_mb=50)
     seconds = min(arguments.seconds, 3.0) if arguments.quick else arguments.seconds
     settings = {"TIERLOG_READER__CACHE_BYTES_MAX": str(CACHE_BYTES)}
     kinds = ["ingest", "reader", "offloader", "scheduler"]
     with folder_of(arguments) as folder:
-        async with Bench(folder, kinds, settings) as bench:
+        async with Bench(folder, kinds, settings, niceness=arguments.niceness) as bench:
             sitting = Sitting(bench, arguments, seconds=seconds)
             await sitting.prepare()
             variants = ("alone", "beside", "control", "apart")

@@ -99,6 +99,7 @@ async def test_offload_run_waits_and_shows(cli, cluster):
 
 def spawn_up(state_dir, *more):
     environ = {k: v for k, v in os.environ.items() if not k.startswith("TIERLOG_")}
+    environ["TIERLOG_UP__BACKGROUND_NICENESS"] = "1"
     return subprocess.Popen(
         [sys.executable, "-m", "tierlog.cli.main", "up", "--state-dir", str(state_dir), *more],
         stdout=subprocess.PIPE,
@@ -123,6 +124,13 @@ def gone(pids):
     return []
 
 
+def giving_way(state):
+    """Return the names of the processes that let others have the CPU first."""
+    noted = [orjson.loads(file.read_bytes()) for file in (state / "run").glob("*.pid")]
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    return {one["name"] for one in noted if os.getpriority(os.PRIO_PROCESS, one["pid"]) > ours}
+
+
 async def test_up_starts_everything_keeps_its_data_and_leaves_no_process(cli, tmp_path):
     state = tmp_path / "state"
     kept = b""
@@ -142,6 +150,7 @@ async def test_up_starts_everything_keeps_its_data_and_leaves_no_process(cli, tm
             assert "Traceback" not in refused
             children = [one.pid for one in psutil.Process(process.pid).children(recursive=True)]
             assert len(children) >= 8
+            assert {"s3", "reader", "offloader", "scheduler"} == giving_way(state)
         finally:
             process.send_signal(end)
             process.communicate(timeout=60)

@@ -89,6 +89,7 @@ async def _up(
         external=external,
         # The services have an environment, and none of this command's options.
         settings={**variables_of(settings.flags), **_chosen_quorums(settings)},
+        background_niceness=configured.background_niceness,
     )
 
     def tell(what: str, _done: int, _total: int | None) -> None:

@@ -49,12 +49,20 @@ class EmbeddedCluster:
         external: ExternalServers | None = None,
         environ: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
+        background_niceness: int = 0,
     ) -> None:
         """Take more TIERLOG_… variables for every service as `settings`.
 
-        `nodes` None: as many ingest nodes as the state directory has.
+        `nodes` None: as many ingest nodes as the state directory has. `background_niceness`: so
+        much S3 and all services but ingest give way to appends.
         """
-        self.servers = EmbeddedServers(state_dir, external=external, environ=environ)
+        self.servers = EmbeddedServers(
+            state_dir,
+            external=external,
+            environ=environ,
+            background_niceness=background_niceness,
+        )
+        self._background_niceness = background_niceness
         self.services = EmbeddedServices(
             run_dir=self.servers.run_dir, log_dir=self.servers.log_dir, environ=environ
         )
@@ -150,7 +158,8 @@ class EmbeddedCluster:
             **own,
         }
         ports = self.servers.take_ports(name, SERVICE_PORTS[kind])
-        return service_spec(kind, ports=ports, env=env, name=name)
+        niceness = 0 if kind == KIND else self._background_niceness
+        return service_spec(kind, ports=ports, env=env, name=name, niceness=niceness)
 
     async def add_node(self, progress: Progress | None = None) -> str:
         """Start one more ingest node, with a number that no other had; return its process name."""

@@ -40,6 +40,8 @@ class Launch:
     cwd: Path
     log: Path
     env: Mapping[str, str]
+    niceness: int = 0
+    """How much it gives way to others (0 to 19)."""
 
 
 class Child:
@@ -59,7 +61,7 @@ class Child:
         """Start a child from the main thread and write its pid file."""
         assert threading.current_thread() is threading.main_thread(), "see shim.py"
         rotate(launch.log)
-        shim = [sys.executable, "-I", "-S", str(SHIM), str(os.getpid())]
+        shim = [sys.executable, "-I", "-S", str(SHIM), str(os.getpid()), str(launch.niceness)]
         with launch.log.open("ab") as log:
             log_from = log.tell()
             process = subprocess.Popen(

@@ -48,6 +48,7 @@ class ServiceSpec:
     ready_url: str
     start_s_max: float = 60.0
     stop_s_max: float = 40.0
+    niceness: int = 0
     ports: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -70,6 +71,7 @@ def service_spec(
     ports: Mapping[str, int],
     env: Mapping[str, str],
     name: str | None = None,
+    niceness: int = 0,
 ) -> ServiceSpec:
     """Describe one of the four services on given ports; `name` tells a second one apart."""
     section = f"TIERLOG_{kind.upper()}__LISTEN__"
@@ -80,6 +82,7 @@ def service_spec(
         env={**OPEN, **env, f"{section}HOST": LOOPBACK, **listen},
         ready_url=f"http://{LOOPBACK}:{ports['http']}/readyz",
         ports=dict(ports),
+        niceness=niceness,
     )
 
 
@@ -187,7 +190,7 @@ class EmbeddedServices:
         log = self.log(spec.name)
         environ = {**self._environ, **spec.env, "PYTHONUNBUFFERED": "1"}
         argv = [sys.executable, "-P", "-m", spec.module]
-        launch = Launch(argv=argv, cwd=Path.cwd(), log=log, env=environ)
+        launch = Launch(argv=argv, cwd=Path.cwd(), log=log, env=environ, niceness=spec.niceness)
         child = Child.spawn(spec.name, launch, run_dir=self._run_dir)
         self._specs[spec.name] = spec
         self._children[spec.name] = child

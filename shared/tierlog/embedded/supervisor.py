@@ -21,7 +21,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
@@ -64,7 +64,9 @@ class EmbeddedServers:
         *,
         external: ExternalServers | None = None,
         environ: Mapping[str, str] | None = None,
+        background_niceness: int = 0,
     ) -> None:
+        """Take how much S3 gives way to other processes; the other servers don't."""
         self.state_dir = state_dir.absolute()
         self.external = external or ExternalServers()
         self.environ = dict(os.environ if environ is None else environ)
@@ -78,6 +80,7 @@ class EmbeddedServers:
             )
             if given is None
         ]
+        self._niceness = {SeaweedFs.name: background_niceness}
         self._running: dict[str, Running] = {}
         self._lock: IO[str] | None = None
         self._ports: Ports | None = None
@@ -217,7 +220,9 @@ class EmbeddedServers:
                 return
 
     async def _launch(self, server: Server, place: Place, tell: Progress) -> None:
-        launch = await server.prepare(place, tell)
+        launch = replace(
+            await server.prepare(place, tell), niceness=self._niceness.get(server.name, 0)
+        )
         child = Child.spawn(server.name, launch, run_dir=self.run_dir)
         self._running[server.name] = Running(server, place, child)
         try:

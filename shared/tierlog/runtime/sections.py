@@ -112,16 +112,19 @@ class PriceSettings(Section):
 
 
 class UpSettings(Section):
-    """Servers that ``tierlog up`` uses instead of starting its own.
+    """Servers that ``tierlog up`` uses instead of starting its own, and what goes first here.
 
     S3 is a URL, with keys and bucket of the section s3; ZooKeeper and Kafka are host:port lists;
-    Redis is redis://host:port/0.
+    Redis is redis://host:port/0. With `background_niceness` (19: as much as can be) reader,
+    offloader, scheduler and the S3 that is started here have the CPU after ingest: appends hardly
+    feel them, and where appends leave nothing, offloads and reads wait.
     """
 
     external_s3: str | None = None
     external_zookeeper: str | None = None
     external_kafka: str | None = None
     external_redis: str | None = Field(default=None, repr=False)
+    background_niceness: int = Field(default=0, ge=0, le=19)
 
 
 class LogSettings(Section):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import socket
 import struct
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +21,6 @@ from tierlog.embedded.ports import PORT_FIRST, Ports, is_free, port_end
 from tierlog.embedded.process import Child, Launch, end_leftovers, identify, log_tail
 from tierlog.embedded.trust import PASSWORD, trust_store
 from tierlog.model.errors import RetryableError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_ports_are_distinct_below_the_ephemeral_range_and_kept(tmp_path: Path) -> None:
@@ -176,6 +174,28 @@ async def test_a_child_that_ignores_sigterm_is_killed_at_the_deadline(tmp_path: 
     assert await child.stop(deadline_s=0.1) is False
     assert child.exit_code == -9
     assert not list(tmp_path.glob("*.pid"))
+
+
+async def test_a_child_gives_way_to_others_by_itself_and_in_its_session(tmp_path: Path) -> None:
+    group = Path("/proc/self/autogroup")
+    program = "import os; print('nice', os.nice(0))"
+    if group.exists():
+        program += f"; print(open({str(group)!r}).read())"
+    children = []
+    for niceness in (0, 1, 2):  # side by side: the kernel takes one change at a time
+        place = tmp_path / str(niceness)
+        place.mkdir()
+        argv, log = (sys.executable, "-c", program), place / "log"
+        launch = Launch(argv=argv, cwd=place, log=log, env={"PATH": "/bin"}, niceness=niceness)
+        children.append(Child.spawn("child", launch, run_dir=place))
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    for niceness, child in enumerate(children):
+        assert await child.wait() == 0
+        own, *of_group = log_tail(tmp_path / str(niceness) / "log").splitlines()
+        assert own == f"nice {ours + niceness}"
+        assert [line.partition(" ")[2] for line in of_group if line] == (
+            [f"nice {niceness}"] if group.exists() else []
+        )
 
 
 async def test_a_program_that_is_not_there_says_so_in_the_log(tmp_path: Path) -> None:
