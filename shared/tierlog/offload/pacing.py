@@ -34,17 +34,26 @@ class _Line(TokenBucket):
         super().__init__(clock, per_s=per_s, burst=BURST_BYTES)
         self.per_s = per_s
         self._turns = Turns(1)
+        # The longest payment that was given back, until one as long is made.
+        self._given_back = 0.0
 
     async def wait(self, length: int, request: Urgent) -> None:
         await self._turns.take(request)
         try:
-            # What was waited for it counts also where it is longer than the burst.
-            await self.take(length, burst=length)
+            # What was waited for a range counts also where that is longer than the burst, and
+            # shorter ones come between its tries.
+            await self.take(length, burst=max(length, self._given_back))
+            if length >= self._given_back:
+                self._given_back = 0.0
         except asyncio.CancelledError:
             self.give_back(length)  # what it waited is there for whoever comes next
             raise
         finally:
             self._turns.give_back()
+
+    def give_back(self, count: float) -> None:
+        super().give_back(count)
+        self._given_back = max(self._given_back, count)
 
 
 class ReadPace:

@@ -293,3 +293,27 @@ async def test_who_waits_for_more_than_the_burst_comes_again_and_has_waited_so_l
                 await paced.read("x", "a", 0, MIB)
                 break
     assert tries == 3, "30 seconds, beside the burst"
+
+
+class Reading:
+    urgent = True
+
+
+@on_virtual_time
+async def test_what_was_waited_for_more_than_the_burst_is_not_lost_to_who_comes_between():
+    paced = Paced(per_s=MIB / 10)
+    tries = 0
+    while tries < 10:
+        tries += 1
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(12):
+                await paced.pace.take(4 * MIB, Reading())
+                break
+        await paced.pace.take(1000, Reading())
+    assert tries == 3, "30 seconds, beside the burst"
+    # It was spent with that: what nobody waits for counts up to the burst, as before.
+    begun_s = asyncio.get_running_loop().time() + 1000
+    await asyncio.sleep(1000)
+    await paced.pace.take(1000, Reading())
+    await paced.pace.take(2 * MIB, Reading())
+    assert asyncio.get_running_loop().time() - begun_s == pytest.approx(10, abs=0.1)
