@@ -136,13 +136,13 @@ class _Flight:
 
     @property
     def ahead(self) -> bool:
-        """Nobody waits for it yet."""
-        return not self.waiters
+        """Nobody waits for it: not yet, or not any more."""
+        return all(one.landed.cancelled() for one in self.waiters)
 
     @property
     def urgent(self) -> bool:
         """Somebody waits for it, or for whoever began it."""
-        return bool(self.waiters) or self.waited_for
+        return self.waited_for or not self.ahead
 
     def land(self, blank: Blank, end: int) -> None:
         """Give each its part of what is there up to ``end``."""

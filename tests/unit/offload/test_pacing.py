@@ -317,3 +317,23 @@ async def test_what_was_waited_for_more_than_the_burst_is_not_lost_to_who_comes_
     await paced.pace.take(1000, Reading())
     await paced.pace.take(2 * MIB, Reading())
     assert asyncio.get_running_loop().time() - begun_s == pytest.approx(10, abs=0.1)
+
+
+@on_virtual_time
+async def test_a_reader_that_went_does_not_wait_for_what_is_fetched_ahead():
+    paced = Paced(per_s=MIB / 10, memory=OneRoomAhead(256 * MIB))
+    await paced.fill()
+
+    async def ahead() -> None:
+        with spending(Cause.READ, "x"):
+            await paced.ranges.warm(Source("a", SIZE), 0, 2 * MIB)
+
+    warming = asyncio.create_task(ahead())
+    await asyncio.sleep(5)  # the second range waits for its pace
+    going = asyncio.create_task(paced.read("x", "a", MIB, 2 * MIB))
+    await asyncio.sleep(1)
+    going.cancel()
+    await warming
+    assert paced.ranges.bytes_fetched == MIB, "memory has no room, and nobody wants it"
+    begun_s = asyncio.get_running_loop().time()
+    assert await paced.read("x", "b", 0, MIB) - begun_s < 1, "it is not paid"

@@ -251,6 +251,25 @@ def test_what_a_reader_waits_for_comes_before_what_nobody_waits_for(kind):
     run_virtual(main(), until_s=1000)
 
 
+def test_a_reader_that_went_is_nobody_who_waits_for_what_is_ahead():
+    async def main():
+        source = Source("k", SIZE)
+        objects, ranges = slow_ranges(in_flight_max=1)
+        async with ranges.run(), asyncio.TaskGroup() as group:
+            for at in (0, 1000, 2000):
+                group.create_task(ranges.warm(source, at, at + 1))
+            await asyncio.sleep(1)
+            gone = group.create_task(ranges.read(source, 2000, 2100))
+            await asyncio.sleep(1)
+            gone.cancel()
+            group.create_task(ranges.read(source, 3000, 3100))
+            await asyncio.sleep(1)
+            objects.answers.set()
+        assert objects.asked == [0, 3000, 1000, 2000]
+
+    run_virtual(main(), until_s=1000)
+
+
 def test_a_turn_that_comes_to_who_is_just_going_is_the_next_ones():
     async def main():
         turns, flight = Turns(1), _Flight()
