@@ -347,15 +347,11 @@ async def _begun(
     pages: EntryPages, wish: _Wish, found: ListedLedger | None, page: Page, room: HeldRoom
 ) -> Response:
     """Return a ledger of which this is the first page."""
-    first, end = page.entries[0].position, wish.until
+    end = wish.until
     assert end is not None
     try:
-        if end.ledger_id > first.ledger_id:  # nothing was confirmed yet as it was looked up
-            end = await pages.confirmed(wish.stream, first, end)
-            if end.ledger_id > first.ledger_id:  # it was closed meanwhile
-                found = await pages.raw_ledger(wish.stream, first, fresh=True)
-            if found is not None:
-                end = replace(first, entry_id=EntryId(found.entry_count))
+        if end.ledger_id > page.entries[0].position.ledger_id:
+            end, found = await _end_now(pages, wish, page, end)
             wish = replace(wish, until=end)
         length = await pages.length(found, end)
     except BaseException:
@@ -364,6 +360,24 @@ async def _begun(
     pieces = pages.whole(wish, page, room)
     await anext(pieces)  # from here on the room goes with it, also when it is only closed
     return _whole(pieces, end, found, length, pages.limits)
+
+
+async def _end_now(
+    pages: EntryPages, wish: _Wish, page: Page, until: Position
+) -> tuple[Position, ListedLedger | None]:
+    """Return where a ledger ends of which nothing was confirmed yet as it was looked up.
+
+    It was closed meanwhile, perhaps. Where nobody says any more whether what was read is all, that
+    can still be told.
+    """
+    first, last = page.entries[0].position, page.entries[-1].position
+    end = await pages.confirmed(wish.stream, last, until)
+    if end.ledger_id == first.ledger_id:
+        return end, None
+    found = await pages.raw_ledger(wish.stream, first, fresh=True)
+    if found is None:
+        raise _not_whole(wish, page.resume)
+    return replace(first, entry_id=EntryId(found.entry_count)), found
 
 
 def _is_whole(wish: _Wish, resume: Position | Edge) -> bool:

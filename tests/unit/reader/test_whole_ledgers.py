@@ -15,7 +15,7 @@ from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.model.ids import NO_ENTRY, EntryId
 from tierlog.runtime.http import serve_http
 from tierlog_reader.documents import OCTETS
-from tierlog_reader.http_entries import COPIES
+from tierlog_reader.http_entries import COPIES, ROOM_TRIES_MAX, EntryPages
 
 ENTRIES = [b"%05d" % number * 3000 for number in range(100)]
 WHOLE = b"".join(ENTRIES)
@@ -271,3 +271,42 @@ async def test_a_ledger_that_has_begun_waits_for_room_longer_than_who_can_be_tol
                 await asyncio.sleep(20)  # four times what anybody waits for room
         assert answer.result().content == WHOLE
         assert (shares.used_bytes, shares.refusals > 0) == (0, True)
+
+
+@on_virtual_time
+async def test_a_ledger_that_has_begun_waits_for_room_no_longer_than_so_often():
+    world, ledger = await raw_world()
+    async with served(world) as (client, shares):
+        client.piece_s = 1.0
+        answering = asyncio.create_task(client.get(f"{URL}/ledgers/{ledger}"))
+        await asyncio.sleep(2)
+        async with shares.room("another", shares.bytes_max):
+            await asyncio.wait([answering], timeout=1000)
+            assert answering.done()
+        assert WHOLE.startswith(answering.result().content)
+        assert len(answering.result().content) < len(WHOLE)
+        assert (shares.used_bytes, shares.refusals) == (0, ROOM_TRIES_MAX)
+
+
+@pytest.mark.parametrize("lac", [NO_ENTRY, EntryId(3)])
+@on_virtual_time
+async def test_a_ledger_whose_end_nobody_knows_once_its_first_page_was_read_is_an_error(
+    lac, monkeypatch
+):
+    world, ledger = await raw_world(closed=False)
+    learning = Learning(N1)
+    learning.runs, learning.lacs = world.node.runs, {ledger: NO_ENTRY}
+    world.node = learning
+    confirmed, looks = EntryPages.confirmed, []
+
+    async def less_confirmed(*asked):
+        looks.append(asked)
+        if len(looks) > 1:
+            learning.lacs[ledger] = lac
+        return await confirmed(*asked)
+
+    monkeypatch.setattr(EntryPages, "confirmed", less_confirmed)
+    async with served(world) as (client, shares):
+        answer = await client.get(f"{URL}/ledgers/{ledger}")
+        assert (answer.status_code, answer.json()["reason"]) == (503, "UNKNOWN")
+        assert (len(looks), shares.used_bytes) == (2, 0)
