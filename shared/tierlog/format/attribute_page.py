@@ -136,6 +136,18 @@ class Page:
         return int.from_bytes(self.raw[at : at + VALUE_LEN], "big", signed=True)
 
 
+def check_pages(raw: Buffer, offset: int) -> None:
+    """Verify pages that lie back to back from ``offset`` on: as ``Page`` does."""
+    at, view = 0, memoryview(raw)
+    while at < len(view):
+        length = PAGE_HEADER_LEN
+        if len(view) - at >= length:
+            _, _, level, count, _, _ = _HEADER.unpack_from(view, at)
+            length += count * entry_len(level)
+        Page(view[at : at + length], offset + at)
+        at += length
+
+
 def new_page(level: int, body: Buffer) -> bytearray:
     """Return a page of those entries, but for what ``seal`` knows."""
     count = len(body) // entry_len(level)

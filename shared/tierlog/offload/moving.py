@@ -28,6 +28,7 @@ from uuid import UUID, uuid5
 
 from tierlog.format import attribute_objects as fmt
 from tierlog.format import keys
+from tierlog.format.attribute_page import check_pages
 from tierlog.format.checksum import crc32c
 from tierlog.format.index import ObjectIndex
 from tierlog.format.manifest import keep
@@ -312,7 +313,8 @@ class CopyMover:
         """Bring a stream's attribute index; return the checkpoint that names it there.
 
         All that the checkpoint needs is read and compared, here and there. ``deep``: so is what
-        seems to be there already.
+        seems to be there already. What it does not need, a later checkpoint there may: of that
+        nothing damaged is brought, least of all in the place of what is sound.
         """
         named = head.attributes
         if named is None:
@@ -335,7 +337,8 @@ class CopyMover:
                 continue
             if same and (kept := await self._target.get(key)) is not None and kept[1] == found[1]:
                 continue
-            await self._put(key, found)
+            if _is_sound(self._origin.key_prefix, info.key, found[1]):
+                await self._put(key, found)
         try:
             await checked_attributes(self._target, folders[1], named, slots)
         except CorruptError as error:
@@ -381,6 +384,21 @@ class _Arriving(ObjectReads):
         self, key: str, start: int, targets: Sequence[memoryview]
     ) -> int | None:
         return await self._objects.get_range_into(key, start, targets)
+
+
+def _is_sound(prefix: str, key: str, raw: bytes) -> bool:
+    """Tell whether an object of an attribute index is what was written, by its own checksums."""
+    parsed = fmt.parse_attribute_key(prefix, key)
+    if parsed is None:
+        return True  # no more is known of it
+    try:
+        if parsed.is_list:
+            fmt.decode_list(raw, key=key)
+        else:
+            check_pages(raw, parsed.start)
+    except CorruptError:
+        return False
+    return True
 
 
 def pieces(length: int) -> list[Span]:

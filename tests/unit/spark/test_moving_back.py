@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.spark.moving_kit import BACK, COPY, begun, outcomes
+from tests.unit.spark.moving_kit import BACK, COPY, PREFIX, begun, outcomes
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.format.manifest import is_manifest_key
 from tierlog_spark.jobs.moving_plan import BROUGHT, THERE
@@ -63,5 +63,39 @@ def test_a_crash_anywhere_spoils_nothing_and_the_next_run_brings_the_rest(
         await life.site.restore()
         for ledger_id in ids:
             assert await life.site.read(ledger_id) == life.site.world.ledgers[ledger_id]
+
+    run_virtual(main(), until_s=10**6)
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_damaged_object_of_a_later_checkpoint_takes_the_place_of_no_sound_one(
+    is_list: bool,
+) -> None:
+    async def main() -> None:
+        life, buckets, _ = await begun(uncopied=0)
+        bucket = life.site.world.bucket
+        await buckets.move(COPY)
+        first = set(buckets.other.objects)
+        # Its objects come along, while the manifest does not name it yet.
+        for number in range(5, 7):
+            await life.ledger(number)
+        await buckets.move(COPY)
+        later = sorted(set(buckets.other.objects) - first)
+        hurt = [key for key in later if "/attributes/" in key and key.endswith(".list") is is_list]
+        await life.site.write_manifests()
+        before = dict(bucket.objects)
+        for key in hurt:
+            buckets.other.damage(key, 30)
+        del bucket.objects[hurt[0].removeprefix(f"{PREFIX}/")]
+        await buckets.move(BACK)
+        del before[hurt[0].removeprefix(f"{PREFIX}/")]
+        assert bucket.objects == before
+        for key in hurt:
+            buckets.other.damage(key, 30)
+        bucket.damage(hurt[-1].removeprefix(f"{PREFIX}/"), 30)
+        await buckets.move(BACK)
+        for key in hurt:
+            _, body = bucket.objects[key.removeprefix(f"{PREFIX}/")]
+            assert body == buckets.other.objects[key][1]
 
     run_virtual(main(), until_s=10**6)
