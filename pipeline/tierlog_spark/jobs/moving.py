@@ -10,7 +10,8 @@ Invariants:
     * ``restore`` brings back objects that are missing or damaged, under the very keys that the
       bucket's manifests name; where there are none, those of its copy. What its copy can't bring
       is looked at all the same, and fails where it is not sound. It deletes nothing, and writes a
-      manifest only where there is none.
+      manifest only where there is none. Nothing comes back of a stream that the bucket says is
+      being deleted.
 
 Crash: run it again; what has arrived is found by its index object, and is not sent again.
 """
@@ -68,6 +69,7 @@ from tierlog_spark.jobs.moving_plan import (
     best,
     dying,
     living,
+    still_wanted,
     strays,
     to_move,
     to_restore,
@@ -148,25 +150,30 @@ def restore(run: JobRun, move: Move) -> JobReport:
 def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     move.check()
     pace = pace_of_task(run, move.bytes_per_s)
-    names = asyncio.run(_prepared(move))
+    both = asyncio.run(_prepared(move))
     requests, slots = Requests(), slots_of(run)
-    tasks = spread(names, lambda _: 1, TASKS_A_SLOT * slots)
+    tasks = spread(both, lambda _: 1, TASKS_A_SLOT * slots)
     rows = run_tasks(run, "streams", tasks, partial(_read_pairs, move))
     found, unread = without_unread(requests.rest(rows))
-    pairs = living(found)
+    pairs = lives = living(found)
     for pair in () if move.restores else found:
         if pair.source.generation:
             check_same_stream(pair.source, pair.target)
     ended, left = ([], []) if move.restores else (dying(found), strays(found))
+    deleted = [one.head.stream for one in ended]
+    if move.restores:
+        pairs = still_wanted(lives)
+        names = {one.name for one in pairs}
+        deleted = [one.source.stream for one in lives if one.name not in names]
     items = [*to_restore(pairs), *unbacked(found)] if move.restores else to_move(pairs)
     total = sum(one.data_len for one in items)
     number = task_count(total, len(items), slots, weight_max=TASK_BYTES)
     work = partial(_move_some, _throttled(move, pace), dry_run=run.dry_run)
     shared = spread(items, lambda one: one.data_len, number)
     seen = best(requests.rest(run_tasks(run, "copies", shared, work)))
-    counts = _counts(pairs, seen)
+    counts = _counts(pairs, seen) | {"streams_deleted": len(deleted)}
     if not move.restores:
-        counts |= {"streams_deleted": len(ended), "streams_not_in_source": len(left)}
+        counts["streams_not_in_source"] = len(left)
     # What could not have been brought keeps back nothing else of its stream.
     moved = [one for one in seen if not one.item.unbacked]
     whole = all(one.outcome != FAILED for one in moved)
@@ -175,7 +182,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
         ends = [*arrived(pairs, moved, anew=not move.restores), *ended]
         troubles += _finish(run, move, ends, requests)
         counts["uploads_aborted"] = asyncio.run(
-            _end(move, pairs, moved, whole=whole and not troubles)
+            _end(move, lives, moved, whole=whole and not troubles)
         )
     counts["streams_failed"] = len(troubles)
     counts["failed"] += len(troubles)
@@ -186,7 +193,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
         counts=counts | requests.counts,
         rows=[
             *told,
-            *(_stream_row(one.head.stream, DELETED) for one in ended),
+            *(_stream_row(name, DELETED) for name in deleted),
             *map(_stray, left),
             *troubles,
         ],

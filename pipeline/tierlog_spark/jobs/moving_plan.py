@@ -25,7 +25,8 @@ NOT_IN_SOURCE: Final = "not_in_source"
 """Sound in the target, and the source has no copy of it."""
 FAILED: Final = "failed"
 DELETED: Final = "deleted"
-"""Of a stream: the source is deleting it, and so says its manifest in the target."""
+"""Of a stream: who has it as its own is deleting it. So says a copy's manifest in the target then;
+and no restore brings any of it back."""
 OUTCOMES: Final = (BROUGHT, THERE, MISSING, OTHER_COPY, NOT_IN_SOURCE, FAILED)
 
 Incarnation = tuple[StreamName, UUID]
@@ -104,6 +105,11 @@ def living(pairs: Iterable[StreamPair]) -> list[StreamPair]:
 
 def _lives(known: KnownManifest) -> bool:
     return known.head is not None and known.head.lifecycle is StreamLifecycle.ACTIVE
+
+
+def still_wanted(pairs: Iterable[StreamPair]) -> list[StreamPair]:
+    """Leave out what the target is deleting itself: it was there, and is to go."""
+    return [one for one in pairs if one.target.head is None or _lives(one.target)]
 
 
 def dying(pairs: Iterable[StreamPair]) -> list[StreamEnd]:

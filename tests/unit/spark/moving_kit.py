@@ -21,6 +21,7 @@ from tierlog_spark.jobs.moving_plan import (
     arrived,
     dying,
     living,
+    still_wanted,
     to_move,
     to_restore,
     unbacked,
@@ -70,7 +71,7 @@ class Buckets:
             StreamPair(await origins.newest(*name), await places.newest(*name))
             for name in also_there(await origins.streams(), await places.streams(), ())
         ]
-        pairs = living(found)
+        pairs = still_wanted(living(found)) if move.restores else living(found)
         assert self.site.cluster is not None
         cluster_id = self.site.cluster.cluster_id
         mover = mover_of(move, source, place, cluster_id)

@@ -319,6 +319,25 @@ def test_what_was_trimmed_or_copied_anew_is_not_brought_back() -> None:
     run_virtual(main(), until_s=1000)
 
 
+def test_nothing_comes_back_of_a_stream_that_is_being_deleted() -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun(uncopied=0)
+        await buckets.move(COPY)
+        places = buckets.manifests(buckets.store(COPY.source), COPY.source)
+        known = await places.newest(STREAM, life.claimed.incarnation)
+        assert known.head is not None
+        gone = replace(known.head, lifecycle=StreamLifecycle.DELETING, attributes=None)
+        await places.write(known, gone, put={}, removed=ids[:1])
+        lose(buckets, ids[0])
+        attributes = [key for key in life.site.world.bucket.objects if "/attributes/" in key]
+        del life.site.world.bucket.objects[attributes[0]]
+        before = dict(life.site.world.bucket.objects)
+        assert await buckets.move(BACK) == []
+        assert life.site.world.bucket.objects == before
+
+    run_virtual(main(), until_s=1000)
+
+
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_what_a_backup_of_another_layout_can_not_bring_back_is_told(dry_run: bool) -> None:
     async def main() -> None:
