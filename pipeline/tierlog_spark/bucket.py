@@ -27,7 +27,7 @@ from tierlog.model.ids import StreamName
 from tierlog.model.ledger import KEY_STREAM
 from tierlog.model.manifest import ManifestLedger
 from tierlog.model.offload import Tier2Copy, Tier2Location
-from tierlog.model.partitions import partition_names
+from tierlog.model.partitions import partition_names, whole_of
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.driver import DRIVER, Tier2Settings
 from tierlog.offload.drivers import DriverParts, Drivers
@@ -108,15 +108,21 @@ class Bucket:
     ) -> list[tuple[StreamName, UUID]]:
         """Return what has manifests: all streams, or those wanted with their partitions.
 
-        Refused where there is none at all, or not that stream.
+        Refused where there is none at all, or not that stream. By names alone: a manifest that
+        can't be read keeps back no stream that is wanted beside it.
         """
         found = sorted(await self.manifests.streams())
         if not found:
             raise await self._unknown(StreamName(""))
         if not wanted:
             return found
-        names = {*wanted, *(known.stream for known in await self.streams(wanted))}
-        return [one for one in found if one[0] in names]
+        asked = set(wanted)
+        some = [one for one in found if {one[0], whole_of(one[0])} & asked]
+        named = {name for one, _ in some for name in (one, whole_of(one))}
+        for name in wanted:
+            if name not in named:
+                raise await self._unknown(name)
+        return some
 
     async def every_stream(self) -> list[KnownManifest]:
         """Return the newest living incarnation of each stream."""

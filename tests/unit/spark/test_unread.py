@@ -13,6 +13,7 @@ from tests.unit.spark.bucket_kit import ManifestBucket
 from tests.unit.spark.test_bulk_offload import patience
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.format import paths
+from tierlog.model.errors import RefusedError
 from tierlog.model.ids import StreamName
 from tierlog.runtime.settings import S3Settings
 from tierlog_spark.jobs import moving
@@ -20,7 +21,7 @@ from tierlog_spark.jobs.bulk_offload import BackFill, plan_streams
 from tierlog_spark.jobs.frame import Unread, without_unread
 from tierlog_spark.jobs.moving import Move
 from tierlog_spark.jobs.moving_plan import StreamPair
-from tierlog_spark.jobs.usage import StreamLedgers, _read_manifests
+from tierlog_spark.jobs.usage import StreamLedgers, _read_manifests, wanted_of
 
 SOURCE, TARGET = S3Settings(bucket="b"), S3Settings(bucket="t")
 NAMES = [(StreamName(name), UUID(int=1 + at)) for at, name in enumerate("abc")]
@@ -68,6 +69,25 @@ def test_a_manifest_that_can_not_be_read_is_told_and_the_others_are_moved(monkey
     for one, bucket in zip(unread, ("s3://b", "s3://t"), strict=True):
         assert f"in {bucket}: " in one.error
         assert f"streams/{one.stream}/" in one.error
+
+
+def test_a_manifest_that_can_not_be_read_keeps_back_none_that_is_named_beside_it(monkeypatch):
+    buckets = Damaged(monkeypatch)
+    names = [StreamName(name) for name in "acp"]
+
+    async def main():
+        await buckets.write()
+        source = buckets.buckets["b"]
+        await source.write(stream="p", partitions=2)
+        await source.write(6, stream="p-partition-1")
+        found = await moving._prepared(Move(source=SOURCE, target=TARGET, streams=tuple(names)))
+        with pytest.raises(RefusedError, match="no stream x"):
+            await wanted_of(SOURCE, [names[0], StreamName("x")])
+        return found, await wanted_of(SOURCE, names)
+
+    found, counted = asyncio.run(main())
+    assert found == counted
+    assert [name for name, _ in found] == ["a", "c", "p", "p-partition-1"]
 
 
 def test_a_manifest_that_can_not_be_read_is_told_and_the_others_are_counted(monkeypatch):
