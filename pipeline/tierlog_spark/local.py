@@ -34,6 +34,9 @@ _PYTHON_WRAPPER: Final = """\
 if [[ $1 == -m && $2 == pyspark.daemon ]]; then set -- -m tierlog_spark.daemon "${{@:3}}"; fi
 exec {python} "$@"
 """
+_SPARK_PARTS: Final = ("bin", "jars")
+_SPARK_CONF: Final = "conf"
+"""Settings of whoever installed Spark, if there are any."""
 _LOOPBACK: Final = "127.0.0.1"
 SOCKETS_PATH_MAX: Final = 60
 """Of the 107 bytes that a socket's path may have, Spark's names of its sockets take up to 47."""
@@ -45,8 +48,10 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
     Workers import what this process imports.
     """
     java_home = folder / "java"
-    java = shlex.quote(str(find_java(environ)))
-    _write_script(java_home / "bin" / "java", _JAVA_WRAPPER.format(java=java))
+    wrapper = java_home / "bin" / "java"
+    java = find_java(environ)
+    if java != wrapper:  # it would call itself, where this is the environment of a call before
+        _write_script(wrapper, _JAVA_WRAPPER.format(java=shlex.quote(str(java))))
     python = folder / "bin" / "python"
     _write_script(python, _PYTHON_WRAPPER.format(python=shlex.quote(sys.executable)))
     return {
@@ -72,9 +77,11 @@ def _spark_home(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     if own and Path(own).is_dir():
         return {}
     there, home = Path(pyspark.__file__).parent, folder / "spark"
+    if not all((there / name).is_dir() for name in _SPARK_PARTS):
+        return {}  # PySpark was installed without its Spark, and looks for that itself
     home.mkdir(exist_ok=True)
-    for name in ("bin", "jars"):
-        if not (home / name).is_symlink():
+    for name in (*_SPARK_PARTS, _SPARK_CONF):
+        if (there / name).is_dir() and not (home / name).is_symlink():
             (home / name).symlink_to(there / name)
     return {"SPARK_HOME": str(home)}
 

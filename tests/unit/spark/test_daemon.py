@@ -10,6 +10,8 @@ import tempfile
 
 import pytest
 
+from tierlog_spark.local import spark_environment
+
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -18,12 +20,18 @@ def read_int(stream):
 
 
 @pytest.mark.parametrize(
-    ("module", "says"),
+    ("ours", "says"),
     # As long as PySpark's own says more, the other one is needed.
-    [("tierlog_spark.daemon", False), ("pyspark.daemon", True)],
+    [(True, False), (False, True)],
 )
-def test_a_worker_whose_java_has_gone(module, says):
-    command = [sys.executable, "-m", module, "pyspark.sql.worker.lookup_data_sources"]
+def test_a_worker_whose_java_has_gone(ours, says, tmp_path, monkeypatch):
+    python = tmp_path / "my $project's" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(python))
+    if ours:
+        python = spark_environment(tmp_path, os.environ)["PYSPARK_PYTHON"]
+    command = [python, "-m", "pyspark.daemon", "pyspark.sql.worker.lookup_data_sources"]
     # The name of a socket has little room, so that it is not below pytest's folders.
     with (
         tempfile.TemporaryDirectory() as sockets,

@@ -59,6 +59,33 @@ def test_java_may_lie_in_a_folder_whose_name_has_spaces(tmp_path: Path):
     assert done.stdout == "-x\n"
 
 
+def test_an_environment_is_made_anew_out_of_itself(tmp_path: Path):
+    """A script that stands before Java never stands before itself."""
+    found = spark_environment(tmp_path, os.environ)
+    again = spark_environment(tmp_path, {**os.environ, **found})
+    assert found.items() >= again.items()
+    java = Path(found["JAVA_HOME"]) / "bin" / "java"
+    subprocess.run([java, "-version"], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize("lacks", ["bin", "jars"])
+def test_a_spark_that_is_not_within_pyspark_is_found_by_it(
+    lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As where PYSPARK_HADOOP_VERSION chose one, or PySpark is that of a Spark beside it."""
+    package = tmp_path / "pyspark"
+    for name in {"bin", "jars", "conf"} - {lacks}:
+        (package / name).mkdir(parents=True)
+    monkeypatch.setattr(pyspark, "__file__", str(package / "__init__.py"))
+    given = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    assert "SPARK_HOME" not in spark_environment(tmp_path, given)
+    (package / lacks).mkdir()
+    (package / "conf" / "spark-defaults.conf").write_text("spark.x y", encoding="utf-8")
+    home = Path(spark_environment(tmp_path, given)["SPARK_HOME"])
+    assert sorted(one.name for one in home.iterdir()) == ["bin", "conf", "jars"]
+    assert (home / "conf" / "spark-defaults.conf").is_file()
+
+
 def test_workers_import_the_package_and_not_spark_s_archive_of_it(tmp_path: Path):
     """Out of the archive, all of it is compiled anew by each process."""
     given = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
