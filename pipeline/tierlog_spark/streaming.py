@@ -290,9 +290,13 @@ class Batch:
         if is_another(ended, there):
             _tell_another(stream, end, ended, there, fail=self._fail)
             return None
-        if is_another(begun, there) and start != BEGINNING:
-            _tell_another(stream, start, begun, there, fail=self._fail)
-            start = BEGINNING
+        if is_another(begun, there):
+            if start != BEGINNING:
+                _tell_another(stream, start, begun, there, fail=self._fail)
+                start = BEGINNING
+            if end == BEGINNING:
+                # A bucket is not asked that may not know the stream yet that was made anew.
+                return None
         return Range(start=start, end=end)
 
 

@@ -413,7 +413,8 @@ def test_readers_of_another_cluster_are_not_taken_for_those_before(monkeypatch, 
 def test_what_was_there_at_first_is_no_bound_of_a_stream_that_was_made_anew_since(
     monkeypatch, mode
 ):
-    ManifestBucket(monkeypatch)
+    # The bucket hears of the new one later.
+    asyncio.run(ManifestBucket(monkeypatch).write(12))
     serving(monkeypatch, served((12, 10, 100, True))._replace(incarnation=INCARNATION))
     query = reading(readMode=mode, failOnDataLoss="false")
     query.prepareForTriggerAvailableNow()
