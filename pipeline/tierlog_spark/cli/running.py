@@ -79,10 +79,16 @@ def check_metrics(metrics: Path | None) -> None:
     """Refuse a file that can't be written in the end, as far as that is known before the work."""
     from tierlog.model.errors import RefusedError
 
-    if metrics is not None and not metrics.parent.is_dir():
+    if metrics is None:
+        return
+    if not metrics.parent.is_dir():
         raise RefusedError(
             f"--metrics {metrics}: there is no folder {metrics.parent}",
             remedy="Make it, or name a file in one that is there",
+        )
+    if metrics.is_dir():
+        raise RefusedError(
+            f"--metrics {metrics}: that is a folder", remedy="Name a file in it, as job.prom"
         )
 
 

@@ -247,11 +247,21 @@ def test_a_report_is_not_lost_to_its_metrics(
     asked = placed(monkeypatch, scrub, "scrub")
     done = words("scrub", "--metrics", str(tmp_path / "none" / "scrub.prom"), code=2)
     assert f"there is no folder {tmp_path / 'none'}" in done.stderr
+    done = words("scrub", "--metrics", str(tmp_path), code=2)
+    assert f"--metrics {tmp_path}: that is a folder" in done.stderr
     assert asked.given == (), "nothing was begun"
-    # What can't be written in the end, since a folder has that name.
-    done = words("scrub", "-o", "json", "--metrics", str(tmp_path), code=1)
-    assert json.loads(done.stdout)["job"] == "job"
-    assert "error: " in done.stderr
-    asked.counts = {"remaining": 1, "unread": 0}
-    done = words("scrub", "-o", "json", "--metrics", str(tmp_path), code=6)
-    assert "error: " in done.stderr
+
+    # What can't be written in the end, since a folder has that name by then.
+    metrics = tmp_path / "scrub.prom"
+
+    def scrubbed(*given: Any, **named: Any) -> JobReport:
+        metrics.mkdir()
+        return asked(*given, **named)
+
+    monkeypatch.setattr(scrub, "scrub", scrubbed)
+    for remaining, code in ((0, 1), (1, 6)):
+        asked.counts = {"remaining": remaining, "unread": 0}
+        done = words("scrub", "-o", "json", "--metrics", str(metrics), code=code)
+        assert json.loads(done.stdout)["job"] == "job"
+        assert "error: " in done.stderr
+        metrics.rmdir()
