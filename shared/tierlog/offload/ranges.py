@@ -495,9 +495,10 @@ class Ranges:
         blank: Blank | None = None
         try:
             # Room is taken by what is on its way, not by what waits for its turn.
-            blank = self._memory.blank(source.key, span.start, size, ahead=flight.ahead)
+            ahead = flight.ahead
+            blank = self._memory.blank(source.key, span.start, size, ahead=ahead)
             grown = size > max(self.limits.range_bytes, self._unit_of(source))
-            if blank is None and (flight.ahead or grown):
+            if blank is None and (ahead or grown):
                 self._unpay(span)
                 return False
             blank = blank if blank is not None else LooseBlank(span.start, size)
@@ -509,7 +510,9 @@ class Ranges:
                 blank.give_up()
             raise
         else:
-            blank.keep(ahead=flight.ahead)
+            # What took the room of who waits is not kept from others as what is ahead is, though
+            # nobody waits any more.
+            blank.keep(ahead=ahead and flight.ahead)
             return True
         finally:
             self._turns.give_back()

@@ -237,6 +237,34 @@ def test_what_somebody_waits_for_is_no_longer_fetched_ahead():
     run_virtual(main(), until_s=1000)
 
 
+def test_what_a_reader_asked_for_that_went_keeps_room_from_nobody():
+    async def main():
+        memory, objects = memory_of(), Torn()
+        limits = RangeLimits(range_bytes=256 * 1024, kept_bytes_max=100 * MIB)
+        ranges = Ranges(objects, limits, memory)  # type: ignore[arg-type]
+        async with ranges.run():
+            for key in "ab":
+                gone = asyncio.create_task(ranges.read(source_of(key), 0, len(BODIES[key])))
+                await asyncio.sleep(1)
+                gone.cancel()
+                await asyncio.sleep(1)
+                objects.goes_on.set()
+                await asyncio.sleep(1)
+                objects.goes_on.clear()
+            assert memory.manager.used > 0.75, "more than is ever fetched ahead"
+            assert memory.manager.ahead_bytes == 0
+            objects.goes_on.set()
+            await ranges.read(source_of("c"), 0, MIB)
+            assert not memory.manager.refusals
+            assert bytes(memory.get("c", 0, MIB) or b"")
+            memory.tick()
+            await ranges.warm(source_of("d"), 0, MIB)
+            assert memory.known_end("d", 0) >= MIB
+            check_bounds(memory)
+
+    run_virtual(main(), until_s=1000)
+
+
 @pytest.mark.parametrize("size", [1, 5000, 100_000])
 @pytest.mark.covers("C15", "C18")
 def test_small_objects_fill_the_budget_with_what_they_take_beside_the_pool(size):
