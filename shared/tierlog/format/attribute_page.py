@@ -137,15 +137,20 @@ class Page:
 
 
 def check_pages(raw: Buffer, offset: int) -> None:
-    """Verify pages that lie back to back from ``offset`` on: as ``Page`` does."""
-    at, view = 0, memoryview(raw)
+    """Verify one flush, whose pages lie back to back from ``offset`` on: as ``Page`` does.
+
+    The last page is the root, without which it was cut.
+    """
+    at, view, is_root = 0, memoryview(raw), False
     while at < len(view):
         length = PAGE_HEADER_LEN
         if len(view) - at >= length:
             _, _, level, count, _, _ = _HEADER.unpack_from(view, at)
             length += count * entry_len(level)
-        Page(view[at : at + length], offset + at)
+        is_root = Page(view[at : at + length], offset + at).tree_len > 0
         at += length
+    if not is_root:
+        _damaged(offset + at, "is not there")
 
 
 def new_page(level: int, body: Buffer) -> bytearray:

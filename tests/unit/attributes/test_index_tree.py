@@ -11,7 +11,7 @@ from tierlog.attributes.compaction import PROGRESSIVE, Compaction
 from tierlog.attributes.memory import MemoryMedium, MemoryTree
 from tierlog.attributes.tree import ANY_LEVEL, PageRef, drive, drive_async, lookup, root_ref, scan
 from tierlog.attributes.update import SEED, Shape, update
-from tierlog.format.attribute_page import PAGE_BYTES_MAX, Page, capacity
+from tierlog.format.attribute_page import PAGE_BYTES_MAX, Page, capacity, check_pages
 from tierlog.model.attributes import VALUE_MAX, VALUE_MIN, AttributeKey, IndexRoot
 from tierlog.model.errors import CorruptError, RefusedError
 
@@ -262,3 +262,13 @@ def test_no_page_moves_while_little_is_kept():
     assert tree.update({key(1): 1}).moved == 0
     busy = MemoryTree(replace(SMALL, compaction=Compaction(quiet_factor=0)), tree.medium, tree.root)
     assert busy.update({key(1): 2}).moved == 1
+
+
+def test_a_flush_that_was_cut_is_not_whole_though_each_of_its_pages_is():
+    tree = filled(20)
+    start = tree.root.end
+    pages = tree.update({key(3): 1, key(30): 2}).pages
+    check_pages(b"".join(pages), start)
+    for count in range(len(pages)):
+        with pytest.raises(CorruptError, match="is not there"):
+            check_pages(b"".join(pages[:count]), start)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 
@@ -97,5 +98,26 @@ def test_a_damaged_object_of_a_later_checkpoint_takes_the_place_of_no_sound_one(
         for key in hurt:
             _, body = bucket.objects[key.removeprefix(f"{PREFIX}/")]
             assert body == buckets.other.objects[key][1]
+
+    run_virtual(main(), until_s=10**6)
+
+
+def test_a_later_object_that_was_cut_takes_the_place_of_no_sound_one() -> None:
+    async def main() -> None:
+        life, buckets, _ = await begun(uncopied=0)
+        bucket = life.site.world.bucket
+        await buckets.move(COPY)
+        first = set(buckets.other.objects)
+        for number in range(5, 7):
+            await life.ledger(number)
+        await buckets.move(COPY)
+        later = [key for key in set(buckets.other.objects) - first if "/attributes/" in key]
+        before = dict(bucket.objects)
+        for key in later:
+            info, _ = buckets.other.objects[key]
+            buckets.other.objects[key] = (replace(info, size=0), b"")
+        await buckets.move(BACK)
+        assert later
+        assert bucket.objects == before
 
     run_virtual(main(), until_s=10**6)
