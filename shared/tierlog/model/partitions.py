@@ -34,8 +34,8 @@ def partition_names(name: StreamName, count: int) -> list[StreamName]:
 
 def whole_of(name: str) -> StreamName | None:
     """Return the stream that a partition is of, by its name; None: it is none."""
-    whole, mark, _ = name.rpartition(_MARK)
-    return StreamName(whole) if mark and whole else None
+    whole, mark, index = name.rpartition(_MARK)
+    return StreamName(whole) if mark and whole and index.isdecimal() else None
 
 
 def partition_of(key: bytes, count: int) -> int:
