@@ -9,6 +9,7 @@ import pytest
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.spark.moving_kit import BACK, COPY, PREFIX, begun, outcomes
 from tierlog.adapters.memory.faults import no_faults
+from tierlog.format.attribute_page import new_page, seal
 from tierlog.format.manifest import is_manifest_key
 from tierlog_spark.jobs.moving_plan import BROUGHT, THERE
 
@@ -119,5 +120,28 @@ def test_a_later_object_that_was_cut_takes_the_place_of_no_sound_one() -> None:
         await buckets.move(BACK)
         assert later
         assert bucket.objects == before
+
+    run_virtual(main(), until_s=10**6)
+
+
+def test_an_object_of_a_later_version_that_no_checkpoint_needs_comes_along() -> None:
+    async def main() -> None:
+        life, buckets, _ = await begun(uncopied=0)
+        await buckets.move(COPY)
+        first = set(buckets.other.objects)
+        await life.ledger(5)
+        await buckets.move(COPY)
+        later = sorted(set(buckets.other.objects) - first)
+        key = next(one for one in later if "/attributes/" in one and not one.endswith(".list"))
+        await life.site.write_manifests()
+        page = new_page(0, bytes(24))
+        page[4] = 255
+        seal(page, int(key.rpartition("/")[2].partition("-")[0]), len(page))
+        info, _ = buckets.other.objects[key]
+        buckets.other.objects[key] = (replace(info, size=len(page)), bytes(page))
+        here = key.removeprefix(f"{PREFIX}/")
+        del life.site.world.bucket.objects[here]
+        await buckets.move(BACK)
+        assert life.site.world.bucket.objects[here][1] == page
 
     run_virtual(main(), until_s=10**6)
