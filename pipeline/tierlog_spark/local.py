@@ -35,6 +35,8 @@ if [[ $1 == -m && $2 == pyspark.daemon ]]; then set -- -m tierlog_spark.daemon "
 exec {python} "$@"
 """
 _SPARK_PARTS: Final = ("bin", "jars")
+_SPARK_CHOSEN: Final = "spark-distribution"
+"""Where PySpark's installation puts a Spark that was asked for, beside its own, which stays."""
 _SPARK_CONF: Final = "conf"
 """Settings of whoever installed Spark, if there are any."""
 _LOOPBACK: Final = "127.0.0.1"
@@ -77,8 +79,8 @@ def _spark_home(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     if own and Path(own).is_dir():
         return {}
     there, home = Path(pyspark.__file__).parent, folder / "spark"
-    if not all((there / name).is_dir() for name in _SPARK_PARTS):
-        return {}  # PySpark was installed without its Spark, and looks for that itself
+    if (there / _SPARK_CHOSEN).is_dir() or not all((there / one).is_dir() for one in _SPARK_PARTS):
+        return {}  # PySpark has another Spark than that within it, and looks for it itself
     home.mkdir(exist_ok=True)
     for name in (*_SPARK_PARTS, _SPARK_CONF):
         if (there / name).is_dir() and not (home / name).is_symlink():

@@ -72,7 +72,7 @@ def test_an_environment_is_made_anew_out_of_itself(tmp_path: Path):
 def test_a_spark_that_is_not_within_pyspark_is_found_by_it(
     lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As where PYSPARK_HADOOP_VERSION chose one, or PySpark is that of a Spark beside it."""
+    """As where PySpark is that of a Spark beside it."""
     package = tmp_path / "pyspark"
     for name in {"bin", "jars", "conf"} - {lacks}:
         (package / name).mkdir(parents=True)
@@ -84,6 +84,18 @@ def test_a_spark_that_is_not_within_pyspark_is_found_by_it(
     home = Path(spark_environment(tmp_path, given)["SPARK_HOME"])
     assert sorted(one.name for one in home.iterdir()) == ["bin", "conf", "jars"]
     assert (home / "conf" / "spark-defaults.conf").is_file()
+
+
+def test_a_spark_that_was_chosen_comes_before_the_one_within_pyspark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """PYSPARK_HADOOP_VERSION puts it beside PySpark's own, which is there all the same."""
+    package = tmp_path / "pyspark"
+    for name in ("bin", "jars", "spark-distribution/bin", "spark-distribution/jars"):
+        (package / name).mkdir(parents=True)
+    monkeypatch.setattr(pyspark, "__file__", str(package / "__init__.py"))
+    given = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    assert "SPARK_HOME" not in spark_environment(tmp_path, given)
 
 
 def test_workers_import_the_package_and_not_spark_s_archive_of_it(tmp_path: Path):
