@@ -38,13 +38,12 @@ from common import (
     Claim,
     Meter,
     Result,
-    add_niceness,
     arguments_parser,
     begun,
     child_mode,
+    folder_of,
     latency_claims,
     median_claim,
-    open_bench,
     parse,
     ratio_claim,
     report,
@@ -258,6 +257,14 @@ def claims_of(runs: Mapping[str, list[Result]], rate: float) -> list[Claim]:
     ]  # fmt: skip
 
 
+def add_niceness(parser: argparse.ArgumentParser) -> None:
+    """Add how much what runs beside appends gives way to them: as much as can be, or 0, not."""
+    parser.add_argument(
+        "--niceness", type=int, choices=range(20), default=19, metavar="0…19",
+        help="up.background_niceness of the cluster",
+    )  # fmt: skip
+
+
 async def main() -> None:
     """Measure and tell."""
     parser = arguments_parser("appends beside an offload", size_mb=200)
@@ -267,14 +274,17 @@ async def main() -> None:
     add_niceness(parser)
     arguments = parse(parser, quick_mb=50)
     seconds = min(arguments.seconds, 3.0) if arguments.quick else arguments.seconds
-    async with (
-        open_bench(arguments, ["ingest"], niceness=arguments.niceness) as bench,
-        null_s3() as sink_url,
-    ):
-        sitting = Sitting(bench, sink_url, arguments, seconds=seconds)
-        await sitting.prepare()
-        variants = ("alone", "beside", "control", "wide", "sink")
-        runs = await take_turns({name: getattr(sitting, name) for name in variants}, arguments.runs)
+    with folder_of(arguments) as folder:
+        async with (
+            Bench(folder, ["ingest"], {}, niceness=arguments.niceness) as bench,
+            null_s3() as sink_url,
+        ):
+            sitting = Sitting(bench, sink_url, arguments, seconds=seconds)
+            await sitting.prepare()
+            variants = ("alone", "beside", "control", "wide", "sink")
+            runs = await take_turns(
+                {name: getattr(sitting, name) for name in variants}, arguments.runs
+            )
     claims = claims_of(runs, arguments.rate)
     report("appends beside an offload", arguments, claims, runs)
 

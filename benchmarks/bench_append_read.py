@@ -24,14 +24,13 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from bench_append import PRODUCERS_MANY, STREAM, append_by_wire
-from bench_append_offload import REACHED, WINDOW, burn
+from bench_append_offload import REACHED, WINDOW, add_niceness, burn
 from common import (
     MB,
     MIB,
     Bench,
     Claim,
     Result,
-    add_niceness,
     arguments_parser,
     child_mode,
     folder_of,

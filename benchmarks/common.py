@@ -297,23 +297,13 @@ class Bench:
     """Real servers and the services that a benchmark asks for, each a process of its own."""
 
     def __init__(
-        self,
-        folder: Path,
-        kinds: Sequence[str],
-        settings: Mapping[str, str],
-        *,
-        nodes: int = 1,
+        self, folder: Path, kinds: Sequence[str], settings: Mapping[str, str], *, nodes: int = 1,
         niceness: int = 0,
-    ) -> None:
-        """Take how many ingest nodes there are; from three on they keep entries at 3/3/2.
-
-        `niceness`: how much S3 and all services but ingest give way to appends.
-        """
+    ) -> None:  # fmt: skip
+        """Take how many ingest nodes there are; from three on they keep entries at 3/3/2."""
+        settings = {"TIERLOG_LOG__LEVEL": "warning", **settings}
         self.cluster = EmbeddedCluster(
-            folder,
-            nodes=nodes,
-            settings={"TIERLOG_LOG__LEVEL": "warning", **settings},
-            background_niceness=niceness,
+            folder, nodes=nodes, settings=settings, background_niceness=niceness
         )
         self._kinds = kinds
 
@@ -411,11 +401,10 @@ async def open_bench(
     settings: Mapping[str, str] | None = None,
     *,
     nodes: int = 1,
-    niceness: int = 0,
 ) -> AsyncIterator[Bench]:
     """Give servers and services in a temporary folder that goes with the context."""
     with folder_of(arguments) as folder:
-        async with Bench(folder, kinds, settings or {}, nodes=nodes, niceness=niceness) as bench:
+        async with Bench(folder, kinds, settings or {}, nodes=nodes) as bench:
             yield bench
 
 
@@ -540,14 +529,6 @@ def arguments_parser(description: str, *, size_mb: int) -> argparse.ArgumentPars
     parser.add_argument("--dir", default=None, help="where the temporary folder is made")
     parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
     return parser
-
-
-def add_niceness(parser: argparse.ArgumentParser) -> None:
-    """Add how much what runs beside appends gives way to them: as much as can be, or 0, not."""
-    parser.add_argument(
-        "--niceness", type=int, choices=range(20), default=19, metavar="0…19",
-        help="up.background_niceness of the cluster",
-    )  # fmt: skip
 
 
 def parse(parser: argparse.ArgumentParser, *, quick_mb: int) -> argparse.Namespace:
