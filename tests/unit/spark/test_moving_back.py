@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,19 @@ def test_a_crash_anywhere_spoils_nothing_and_the_next_run_brings_the_rest(
     run_virtual(main(), until_s=10**6)
 
 
+async def of_a_later_checkpoint(life: Any, buckets: Any) -> list[str]:
+    """Copy twice; return the attribute objects that came along the second time.
+
+    The manifest does not name their checkpoint yet.
+    """
+    await buckets.move(COPY)
+    first = set(buckets.other.objects)
+    for number in range(5, 7):
+        await life.ledger(number)
+    await buckets.move(COPY)
+    return sorted(key for key in set(buckets.other.objects) - first if "/attributes/" in key)
+
+
 @pytest.mark.parametrize("is_list", [False, True])
 def test_a_damaged_object_of_a_later_checkpoint_takes_the_place_of_no_sound_one(
     is_list: bool,
@@ -76,14 +90,8 @@ def test_a_damaged_object_of_a_later_checkpoint_takes_the_place_of_no_sound_one(
     async def main() -> None:
         life, buckets, _ = await begun(uncopied=0)
         bucket = life.site.world.bucket
-        await buckets.move(COPY)
-        first = set(buckets.other.objects)
-        # Its objects come along, while the manifest does not name it yet.
-        for number in range(5, 7):
-            await life.ledger(number)
-        await buckets.move(COPY)
-        later = sorted(set(buckets.other.objects) - first)
-        hurt = [key for key in later if "/attributes/" in key and key.endswith(".list") is is_list]
+        later = await of_a_later_checkpoint(life, buckets)
+        hurt = [key for key in later if key.endswith(".list") is is_list]
         await life.site.write_manifests()
         before = dict(bucket.objects)
         for key in hurt:
@@ -107,12 +115,7 @@ def test_a_later_object_that_was_cut_takes_the_place_of_no_sound_one() -> None:
     async def main() -> None:
         life, buckets, _ = await begun(uncopied=0)
         bucket = life.site.world.bucket
-        await buckets.move(COPY)
-        first = set(buckets.other.objects)
-        for number in range(5, 7):
-            await life.ledger(number)
-        await buckets.move(COPY)
-        later = [key for key in set(buckets.other.objects) - first if "/attributes/" in key]
+        later = await of_a_later_checkpoint(life, buckets)
         before = dict(bucket.objects)
         for key in later:
             info, _ = buckets.other.objects[key]
