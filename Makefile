@@ -14,7 +14,7 @@ find_python = { \
   echo "remedy: install CPython 3.11 or 3.12 (Debian: apt install python3.11 python3.11-venv)," >&2; \
   echo "        or name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 
-.PHONY: help venv lint format proto proto-check test simulate soak histories demo coverage reference bench lock clean \
+.PHONY: help venv lint format proto test simulate soak histories demo coverage reference bench lock clean \
 	deploy-files deploy-tools test-deploy test-compose test-kube
 
 help: ## list the targets
@@ -36,8 +36,14 @@ format: venv ## let the formatter and the safe fixes rewrite the sources
 proto: venv ## generate shared/tierlog/proto from shared/proto
 	$(BIN)/python tools/generate_proto.py
 
-proto-check: venv ## fail when the committed generated code is not what `make proto` writes
+.PHONY: generated generated-check
+generated: proto deploy-files reference coverage ## write anew all that is generated and committed
+
+generated-check: venv ## fail when something committed is not what `make generated` writes
 	$(BIN)/python tools/generate_proto.py --check
+	$(BIN)/python -m tools.deploy_files --check
+	$(BIN)/python -m tools.generate_reference --check
+	$(BIN)/python tools/coverage_map.py --check
 
 test: venv ## all tests, on real servers that are started and stopped
 	$(BIN)/python -m tools.setup_go
