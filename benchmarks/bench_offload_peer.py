@@ -42,6 +42,7 @@ from common import (
     folder_of,
     median_claim,
     parse,
+    process_cpu_s,
     random_pool,
     ratio_claim,
     report,
@@ -141,9 +142,25 @@ async def offload_from_memory(parameters: Mapping[str, Any]) -> Result:
             retries=upload_retries(settings),
         )
         await offloader.offload(warm, uuid.uuid4(), {})
-        meter = Meter()
+        meter, server = Meter(), ServerMeter(parameters["s3_pid"])
         await offloader.offload(whole, uuid.uuid4(), {})
-        return meter.result(whole.ledger_metadata.length)
+        length = whole.ledger_metadata.length
+        return meter.result(length, **server.result(length))
+
+
+class ServerMeter:
+    """What SeaweedFS takes from now on; nothing where another server is in its place."""
+
+    def __init__(self, pid: int | None) -> None:
+        self._pid = pid
+        self._started_s = 0.0 if pid is None else process_cpu_s(pid)
+
+    def result(self, byte_count: int) -> Result:
+        """Return it, by GB of what was sent."""
+        if self._pid is None:
+            return {}
+        taken_s = process_cpu_s(self._pid) - self._started_s
+        return {"s3_cpu_s_per_gb": taken_s / (byte_count / 10**9)}
 
 
 class Peers:
@@ -180,13 +197,20 @@ class Peers:
         """Offload with Tierlog."""
         await self._fresh_s3()
         parameters = {"entry_size": entry_size, "bytes": self._size}
-        return await run_child(__file__, "offload", parameters, {**self._bench.env, **self._given})
+        environ = {**self._bench.env, **self._given}
+        return await run_child(
+            __file__, "offload", {**parameters, "s3_pid": self._s3_pid()}, environ
+        )
 
     async def pulsar(self, entry_size: int) -> Result:
         """Offload with Pulsar."""
         await self._fresh_s3()
         await self._write(entry_size, WARM_BYTES)
         return await self._write(entry_size, self._size)
+
+    def _s3_pid(self) -> int | None:
+        """Return the process of SeaweedFS, where it is the server."""
+        return None if self._given else self._bench.cluster.servers.pid("s3")
 
     async def warm_up(self, entry_size: int, times: int) -> None:
         """Have Java compile what it will."""
@@ -196,6 +220,7 @@ class Peers:
 
     async def _write(self, entry_size: int, length: int) -> Result:
         self._ledgers += 1
+        server = ServerMeter(self._s3_pid())
         answer = await self._pulsar(
             "write",
             ledger_id=self._ledgers,
@@ -212,6 +237,7 @@ class Peers:
             "seconds": seconds,
             "mb_per_s": bytes_ / MB / seconds,
             "cpu_s_per_gb": answer["cpu_s"] / (bytes_ / 10**9),
+            **server.result(bytes_),
         }
 
 
@@ -277,6 +303,10 @@ async def measure(
                 median_claim(name, runs[name], "mb_per_s", unit="MB/s"),
                 median_claim(f"its CPU, {name}", runs[name], "cpu_s_per_gb", unit="s/GB"),
             ]
+            if "s3_cpu_s_per_gb" in runs[name][0]:
+                claims.append(
+                    median_claim(f"S3's CPU, {name}", runs[name], "s3_cpu_s_per_gb", unit="s/GB")
+                )
     return claims, runs
 
 

@@ -141,6 +141,7 @@ async def test_a_part_arrives_whole_at_each_try(trouble):
         assert len(server.requests) == len(trouble) + 1
         last = server.requests[-1]
         check_plain(last, WHOLE)
+        assert last.headers["content-type"] == "application/octet-stream"
 
 
 @pytest.mark.parametrize("if_none_match", [False, True])
