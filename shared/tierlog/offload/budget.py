@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MB: Final = 10**6
-MEMORY_BYTES_MAX: Final = 176 * MB
+MEMORY_BYTES_MAX: Final = 188 * MB
 BESIDE_BYTES_MAX: Final = 40 * MB
 PARTS_MAX: Final = 4
 LEDGER_PARTS: Final = 2

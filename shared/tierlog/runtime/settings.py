@@ -347,7 +347,7 @@ class OffloaderSettings(_Section):
     ledgers_in_flight_max: int = Field(default=1, gt=0)
     parts_in_flight_max: int = Field(default=4, gt=0)
     """Parts of all ledgers that are on their way to the store at once."""
-    memory_bytes_max: PositiveBytes = 176 * 10**6
+    memory_bytes_max: PositiveBytes = 188 * 10**6
     """What uploads of all ledgers at once may take: blocks that are being filled or sent, and 40 MB
     (of less than 80 MB half) for what is received ahead of them and built beside them. As it is,
     two blocks of 64 MiB; more of them make a store that is far away quicker."""
