@@ -4,17 +4,25 @@ import asyncio
 import contextlib
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.world import BLOCK, ListHandle, World, entries_of
+from tests.unit.offload.world import BLOCK, ListHandle, World, entries_of, metadata_of
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog.offload.blocks import BESIDE_BYTES
-from tierlog.offload.budget import LEDGER_PARTS, UploadBudget, UploadShare
+from tierlog.model.policy import BLOCK_SIZE_DEFAULT
+from tierlog.offload.blocks import BESIDE_BYTES, BlockFiller, DataObjectLayout
+from tierlog.offload.budget import (
+    LEDGER_PARTS,
+    MEMORY_BYTES_MAX,
+    UploadBudget,
+    UploadShare,
+    bytes_for_blocks,
+)
+from tierlog.runtime.settings import OffloaderSettings
 
 BIGGEST = BLOCK - 140
 ROOM = BLOCK + BESIDE_BYTES + 8  # one block with one entry, about as it is counted
@@ -390,3 +398,17 @@ def test_room_that_was_given_to_someone_who_is_cancelled_just_then_is_not_lost()
             await one.take(10)
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("entry_size", [100, 1000, 10_000, 1_000_000])
+def test_the_default_memory_holds_a_block_that_is_read_beside_one_that_is_sent(entry_size):
+    memory_bytes_max = OffloaderSettings().memory_bytes_max
+    assert memory_bytes_max == MEMORY_BYTES_MAX
+    count = 10 * BLOCK_SIZE_DEFAULT // entry_size
+    metadata = replace(
+        metadata_of([b""]), last_entry_id=EntryId(count - 1), length=count * entry_size
+    )
+    filler = BlockFiller(
+        ListHandle(LedgerId(1), [], metadata), DataObjectLayout(), block_size=BLOCK_SIZE_DEFAULT
+    )
+    assert BLOCK_SIZE_DEFAULT <= filler.next_memory <= bytes_for_blocks(memory_bytes_max) // 2
