@@ -149,7 +149,7 @@ def restore(run: JobRun, move: Move) -> JobReport:
 
 def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     move.check()
-    pace = pace_of_task(run, move.bytes_per_s)
+    paced = _throttled(move, pace_of_task(run, move.bytes_per_s))
     both = asyncio.run(_prepared(move))
     requests, slots = Requests(), slots_of(run)
     tasks = spread(both, lambda _: 1, TASKS_A_SLOT * slots)
@@ -168,7 +168,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     items = [*to_restore(pairs), *unbacked(found)] if move.restores else to_move(pairs)
     total = sum(one.data_len for one in items)
     number = task_count(total, len(items), slots, weight_max=TASK_BYTES)
-    work = partial(_move_some, _throttled(move, pace), dry_run=run.dry_run)
+    work = partial(_move_some, paced, dry_run=run.dry_run)
     shared = spread(items, lambda one: one.data_len, number)
     seen = best(requests.rest(run_tasks(run, "copies", shared, work)))
     counts = _counts(pairs, seen) | {"streams_deleted": len(deleted)}
@@ -180,7 +180,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     troubles = [_stream_row(one.stream, FAILED, one.error) for one in unread]
     if not run.dry_run:
         ends = [*arrived(pairs, moved, anew=not move.restores), *ended]
-        troubles += _finish(run, move, ends, requests)
+        troubles += _finish(run, paced, ends, requests)
         counts["uploads_aborted"] = asyncio.run(
             _end(move, lives, moved, whole=whole and not troubles)
         )
@@ -304,6 +304,8 @@ async def move_one(mover: CopyMover, move: Move, item: MoveItem, *, dry_run: boo
         there = await mover.arrived(ledger, known, deep=move.compares_all)
         if there is not None:
             outcome = item.unbacked or THERE
+            if outcome == THERE and not dry_run:
+                await mover.bring_export(ledger)
             return Moved(item=item, outcome=outcome, packed=keep(there).packed)
         if item.unbacked:
             return Moved(item=item, outcome=FAILED, error=_lost(item))
@@ -363,22 +365,22 @@ async def _end_some(move: Move, some: Sequence[StreamEnd]) -> list[Any]:
                 mover = mover_of(move, source, target, one.cluster_id)
                 manifests = _manifests(target, move.target, one.cluster_id)
                 try:
-                    await end_stream(mover, manifests, one, deep=move.compares_all)
+                    await end_stream(mover, manifests, one, move)
                 except TierlogError as error:
                     failed.append((one.head.stream, str(error)))
     return [*failed, *asked_of(meter)]
 
 
 async def end_stream(
-    mover: CopyMover, manifests: ManifestStore, end: StreamEnd, *, deep: bool
+    mover: CopyMover, manifests: ManifestStore, end: StreamEnd, move: Move
 ) -> None:
     """Bring a stream's attribute index, and write its manifest."""
     head = end.head
     if head.lifecycle is StreamLifecycle.ACTIVE:
-        head = replace(head, attributes=await mover.bring_attributes(head, deep=deep))
+        head = replace(head, attributes=await mover.bring_attributes(head, deep=move.compares_all))
     if end.ledgers is not None:
         ledgers = [unkeep(packed) for packed in end.ledgers]
-        await write_manifest(manifests, head, ledgers)
+        await write_manifest(manifests, head, ledgers, first=move.restores)
 
 
 async def _end(

@@ -203,6 +203,9 @@ class CopyMover:
         assert origin.copy is not None
         assert moved.copy is not None
         source, target, copy = origin.copy.location, moved.copy.location, origin.copy.copy
+        if await self._target.head(target.data_key) is not None:
+            # It may be sound, and lack its index alone: nothing damaged takes its place.
+            await verify_copy(self._source, source, copy, read_back=ReadBack.FULL)
         if source.is_single:
             single = await load_single_index(self._source, source, copy=copy)
             blocks = [(one.offset, one.length) for one in single.blocks()]
@@ -218,7 +221,7 @@ class CopyMover:
             arriving = _Arriving(self._target, target.index_key, index)
             await verify_copy(arriving, target, copy, read_back=self._read_back)
             await self._put(target.index_key, index)
-        await self._bring_export(source, target)
+        await self.bring_export(origin)
         return moved
 
     async def _anew(self, origin: ManifestLedger, extra: Mapping[str, str]) -> ManifestLedger:
@@ -254,15 +257,23 @@ class CopyMover:
         if not found.copy.side_len:
             await verify_copy(self._source, found.location, found.copy, read_back=ReadBack.FULL)
 
-    async def _bring_export(self, source: Tier2Location, target: Tier2Location) -> None:
-        """Bring the export copy, if there is one; nobody depends on it."""
-        key = keys.export_key(source)
+    async def bring_export(self, ledger: ManifestLedger) -> None:
+        """Bring the export copy of a ledger whose copy is there, if it has one.
+
+        Nobody depends on it, and it may be made long after the copy. With another layout it stays.
+        """
+        origin, moved = self._origin.here(ledger).copy, self._place.here(ledger).copy
+        assert origin is not None
+        assert moved is not None
+        if self.wanted_uuid(origin) != origin.uuid:
+            return
+        key, to_key = keys.export_key(origin.location), keys.export_key(moved.location)
         info = await self._source.head(key)
         if info is None:
             return
-        there = await self._target.head(keys.export_key(target))
+        there = await self._target.head(to_key)
         if there is None or there.size != info.size:
-            await self._send(key, keys.export_key(target), pieces(info.size))
+            await self._send(key, to_key, pieces(info.size))
 
     async def _whole(self, key: str, sha256: bytes, length: int) -> tuple[ObjectInfo, bytes]:
         found = await self._source.get(key, bytes_max=length)
@@ -410,17 +421,27 @@ def pieces(length: int) -> list[Span]:
 
 
 async def write_manifest(
-    manifests: ManifestStore, head: ManifestHead, ledgers: Sequence[ManifestLedger]
+    manifests: ManifestStore,
+    head: ManifestHead,
+    ledgers: Sequence[ManifestLedger],
+    *,
+    first: bool = False,
 ) -> bool:
     """Have the newest manifest say this; False: it does already.
 
-    Of two that want the same at once one writes it, and the other finds it.
+    Of two that want the same at once one writes it, and the other finds it. ``first``: there was
+    none. One that says something else by now is its scheduler's, who knows more: it stays.
     """
     wanted: dict[LedgerId, KeptLedger] = {one.listed.ledger_id: keep(one) for one in ledgers}
     for left in reversed(range(TRIES_MAX)):
         known = await manifests.newest(head.stream, head.incarnation)
         if known.head == head and dict(known.ledgers) == wanted:
             return False
+        if first and known.generation:
+            raise RetryableError(
+                f"stream {head.stream} got a manifest of its own meanwhile, which stays",
+                remedy="Run this again: it goes by that one then",
+            )
         put = {number: one for number, one in wanted.items() if known.ledgers.get(number) != one}
         gone = [number for number in known.ledgers if number not in wanted]
         try:

@@ -81,7 +81,7 @@ class Buckets:
         if not dry_run:
             ended = [] if move.restores else dying(found)
             for end in [*arrived(pairs, moved, anew=not move.restores), *ended]:
-                await end_stream(mover, places, end, deep=move.compares_all)
+                await end_stream(mover, places, end, move)
             if all(one.packed is not None for one in moved):
                 await copy_cluster(origins, places, cluster_id, restores=move.restores)
         return seen

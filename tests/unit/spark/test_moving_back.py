@@ -11,8 +11,11 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.spark.moving_kit import BACK, COPY, PREFIX, begun, outcomes
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.format.attribute_page import new_page, seal
-from tierlog.format.manifest import is_manifest_key
-from tierlog_spark.jobs.moving_plan import BROUGHT, THERE
+from tierlog.format.keys import export_key
+from tierlog.format.manifest import is_manifest_key, unkeep
+from tierlog.model.errors import RetryableError
+from tierlog.offload.moving import write_manifest
+from tierlog_spark.jobs.moving_plan import BROUGHT, FAILED, THERE
 
 
 @pytest.mark.parametrize("manifests_lost", [False, True])
@@ -148,3 +151,66 @@ def test_an_object_of_a_later_version_that_no_checkpoint_needs_comes_along() -> 
         assert life.site.world.bucket.objects[here][1] == page
 
     run_virtual(main(), until_s=10**6)
+
+
+@pytest.mark.parametrize("hurt", ["data_key", "side_key"])
+def test_a_damaged_backup_takes_the_place_of_no_sound_data(hurt: str) -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun()
+        bucket = life.site.world.bucket
+        await buckets.move(COPY)
+        location = (await life.site.world.context(ids[1])).location
+        assert location is not None
+        backup = f"{PREFIX}/{getattr(location, hurt)}"
+        buckets.other.damage(backup, 60)
+        del bucket.objects[location.index_key]
+        before = dict(bucket.objects)
+        moved = await buckets.move(BACK)
+        assert outcomes(moved) == [THERE, FAILED, THERE, THERE]
+        assert backup in moved[1].error
+        assert bucket.objects == before
+        buckets.other.damage(backup, 60)
+        assert outcomes(await buckets.move(BACK)) == [THERE, BROUGHT, THERE, THERE]
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_a_manifest_that_was_written_during_a_restore_stays() -> None:
+    async def main() -> None:
+        life, buckets, _ = await begun()
+        bucket = life.site.world.bucket
+        await buckets.move(COPY)
+        backup = buckets.manifests(buckets.store(BACK.source), BACK.source)
+        place = buckets.manifests(buckets.store(BACK.target), BACK.target)
+        (name,) = await backup.streams()
+        known = await backup.newest(*name)
+        assert known.head is not None
+        # The metadata live, and know more than the backup.
+        await life.ledger(9)
+        await life.site.write_manifests()
+        newest = await place.newest(*name)
+        before = dict(bucket.objects)
+        ledgers = [unkeep(one.packed) for one in known.ledgers.values()]
+        with pytest.raises(RetryableError, match="of its own meanwhile"):
+            await write_manifest(place, known.head, ledgers, first=BACK.restores)
+        assert bucket.objects == before
+        # It says the same as somebody else wants: nothing is to be done.
+        assert newest.head is not None
+        same = [unkeep(one.packed) for one in newest.ledgers.values()]
+        assert not await write_manifest(place, newest.head, same, first=True)
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_an_export_copy_that_is_made_after_the_copy_comes_along_with_the_next() -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun()
+        await buckets.move(COPY)
+        location = (await life.site.world.context(ids[0])).location
+        assert location is not None
+        key = export_key(location)
+        await life.site.world.bucket.connect().put(key, b"lines", metadata={"role": "export"})
+        assert outcomes(await buckets.move(COPY)) == [THERE] * 4
+        assert buckets.other.objects[f"{PREFIX}/{key}"][1] == b"lines"
+
+    run_virtual(main(), until_s=1000)
