@@ -15,6 +15,7 @@ import pytest
 from tests.deployment.health import health_command
 from tests.deployment.rendering import CHART, ROOT
 from tests.histories.checker import CheckerMissingError, build_go
+from tierlog.embedded.seaweedfs import FLAGS, MEMORY
 from tierlog.embedded.services import SERVICE_PORTS
 from tierlog.runtime.settings import load_settings
 
@@ -246,6 +247,14 @@ OWN_VOLUMES = {
     "redis": {"/data"},
     "prom/prometheus": {"/prometheus"},
 }
+
+
+def test_seaweedfs_has_the_bounds_that_it_has_under_tierlog_up(compose: Object):
+    service = compose["services"]["s3"]
+    bounds = [one for one in FLAGS if one.startswith(("-s3.", "-master.", "-volume."))]
+    assert len(bounds) >= 5
+    assert set(bounds) <= set(service["command"])
+    assert service["environment"].items() >= MEMORY.items()
 
 
 def test_no_volume_without_a_name_is_left(compose: Object):

@@ -37,7 +37,7 @@ def bytes_for_blocks(memory_bytes_max: int) -> int:
 
     The rest is for what connections receive ahead, side objects that are built, and requests.
     """
-    return max(memory_bytes_max - BESIDE_BYTES_MAX, memory_bytes_max // 2)
+    return max(memory_bytes_max - BESIDE_BYTES_MAX, memory_bytes_max // 2, 1)
 
 
 BYTES_MAX: Final = bytes_for_blocks(MEMORY_BYTES_MAX)

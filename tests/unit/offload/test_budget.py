@@ -400,6 +400,15 @@ def test_room_that_was_given_to_someone_who_is_cancelled_just_then_is_not_lost()
     run_virtual(main())
 
 
+def test_the_least_memory_that_may_be_set_is_a_block_at_a_time():
+    async def main():
+        budget = UploadBudget(bytes_max=bytes_for_blocks(1))
+        with budget.share() as share:
+            await share.take(ROOM)
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("entry_size", [100, 1000, 10_000, 1_000_000])
 def test_the_default_memory_holds_a_block_that_is_read_beside_one_that_is_sent(entry_size):
     memory_bytes_max = OffloaderSettings().memory_bytes_max
