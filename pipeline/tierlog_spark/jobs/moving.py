@@ -28,6 +28,7 @@ from tierlog.format.keys import key_prefix
 from tierlog.format.manifest import keep, unkeep
 from tierlog.model.errors import CorruptError, RefusedError, TierlogError
 from tierlog.model.ids import StreamName
+from tierlog.model.manifest import ClusterManifest
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.driver import DRIVER, Tier2Settings
 from tierlog.offload.drivers import DriverParts, Drivers, driver_name, known_here
@@ -178,14 +179,15 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     moved = [one for one in seen if not one.item.unbacked]
     whole = all(one.outcome != FAILED for one in moved)
     troubles = [_stream_row(one.stream, FAILED, one.error) for one in unread]
+    of_none: list[dict[str, Any]] = []
     if not run.dry_run:
         ends = [*arrived(pairs, moved, anew=not move.restores), *ended]
         troubles += _finish(run, paced, ends, requests)
-        counts["uploads_aborted"] = asyncio.run(
+        counts["uploads_aborted"], of_none = asyncio.run(
             _end(move, lives, moved, whole=whole and not troubles)
         )
     counts["streams_failed"] = len(troubles)
-    counts["failed"] += len(troubles)
+    counts["failed"] += len(troubles) + len(of_none)
     told = [_row(one) for one in seen if one.error or one.outcome in (BROUGHT, MISSING)]
     return JobReport(
         job=job,
@@ -196,6 +198,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
             *(_stream_row(name, DELETED) for name in deleted),
             *map(_stray, left),
             *troubles,
+            *of_none,
         ],
     )
 
@@ -385,10 +388,11 @@ async def end_stream(
 
 async def _end(
     move: Move, pairs: Sequence[StreamPair], moved: Sequence[Moved], *, whole: bool
-) -> int:
+) -> tuple[int, list[dict[str, Any]]]:
     """Abort what tasks that died left open, and write the clusters' manifests, if all is there.
 
-    Returns how many uploads were aborted.
+    Returns how many uploads were aborted, and a row for each thing that failed: all else is done,
+    and no report of hours is lost to it.
     """
     _, place = move.places
     packed = [one.packed or one.item.packed for one in moved if one.outcome != THERE]
@@ -397,30 +401,38 @@ async def _end(
         for copy in (place.here(unkeep(one)).copy for one in packed)
         if copy is not None
     }
-    aborted = 0
+    aborted, failed = 0, list[dict[str, Any]]()
     async with _both(move) as (source, target):
-        with contextlib.suppress(RefusedError):
-            # Where the store lets nobody list uploads, its own rules for old ones take them.
+        try:
             for upload in await target.list_uploads(key_prefix(place.key_prefix)):
                 if upload.key in ours:
                     await target.abort_upload(upload.key, upload.upload_id)
                     aborted += 1
+        except RefusedError:
+            # Where the store lets nobody list uploads, its own rules for old ones take them.
+            pass
+        except TierlogError as error:
+            what = f"uploads that tasks left open in s3://{place.bucket} were not all aborted"
+            failed.append(_stream_row(None, FAILED, f"{what}: {error}. Run this again"))
         for cluster_id in {one.source.cluster_id for one in pairs} if whole else ():
             assert cluster_id is not None
             origins = _manifests(source, move.source, cluster_id)
             places = _manifests(target, move.target, cluster_id)
-            await copy_cluster(origins, places, cluster_id, restores=move.restores)
-    return aborted
+            try:
+                await copy_cluster(move, origins, places, cluster_id)
+            except TierlogError as error:
+                failed.append(_stream_row(None, FAILED, f"cluster {cluster_id}: {error}"))
+    return aborted, failed
 
 
 async def copy_cluster(
-    origin: ManifestStore, place: ManifestStore, cluster_id: UUID, *, restores: bool
+    move: Move, origin: ManifestStore, place: ManifestStore, cluster_id: UUID
 ) -> None:
     """Write a cluster's manifest, where another one is there or none is."""
-    _, manifest = await origin.cluster(cluster_id)
+    _, manifest = await _cluster_in(move.source, origin, cluster_id)
     for left in reversed(range(TRIES_MAX)):
-        generation, there = await place.cluster(cluster_id)
-        if manifest is None or manifest == there or (there is not None and restores):
+        generation, there = await _cluster_in(move.target, place, cluster_id)
+        if manifest is None or manifest == there or (there is not None and move.restores):
             return
         try:
             await place.write_cluster(generation + 1, manifest)
@@ -428,6 +440,20 @@ async def copy_cluster(
             # Another run was first; what it wrote is looked at.
             if not left:
                 raise
+
+
+async def _cluster_in(
+    s3: S3Settings, manifests: ManifestStore, cluster_id: UUID
+) -> tuple[int, ClusterManifest | None]:
+    try:
+        return await manifests.cluster(cluster_id)
+    except CorruptError as error:
+        raise CorruptError(
+            f"in s3://{s3.bucket}: {error.message}",
+            remedy="Move that object away, and run this again: a generation before it counts then, "
+            "or a scheduler of the cluster, or the other bucket, brings another one",
+            details=error.details,
+        ) from error
 
 
 def _stray(known: KnownManifest) -> dict[str, Any]:
@@ -438,7 +464,7 @@ def _stray(known: KnownManifest) -> dict[str, Any]:
     return _stream_row(known.stream, NOT_IN_SOURCE, error)
 
 
-def _stream_row(name: StreamName, outcome: str, error: str | None = None) -> dict[str, Any]:
+def _stream_row(name: StreamName | None, outcome: str, error: str | None = None) -> dict[str, Any]:
     return {"stream": name, "ledger_id": None, "outcome": outcome, "bytes": 0, "error": error}
 
 

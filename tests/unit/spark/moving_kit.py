@@ -83,7 +83,7 @@ class Buckets:
             for end in [*arrived(pairs, moved, anew=not move.restores), *ended]:
                 await end_stream(mover, places, end, move)
             if all(one.packed is not None for one in moved):
-                await copy_cluster(origins, places, cluster_id, restores=move.restores)
+                await copy_cluster(move, origins, places, cluster_id)
         return seen
 
     async def restored_from_other(self) -> RestorePlan:
