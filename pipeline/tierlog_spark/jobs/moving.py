@@ -10,8 +10,8 @@ Invariants:
     * ``restore`` brings back objects that are missing or damaged, under the very keys that the
       bucket's manifests name; where there are none, those of its copy. What its copy can't bring
       is looked at all the same, and fails where it is not sound. It deletes nothing, and writes a
-      manifest only where there is none. Nothing comes back of a stream that the bucket says is
-      being deleted.
+      manifest only where there is none. Nothing comes back of a stream that the bucket, or where
+      that knows nothing of it its copy, says is being deleted: asked for by name, it fails.
 
 Crash: run it again; what has arrived is found by its index object, and is not sent again.
 """
@@ -60,6 +60,7 @@ from tierlog_spark.jobs.moving_plan import (
     OTHER_COPY,
     OUTCOMES,
     THERE,
+    Deleted,
     Incarnation,
     Moved,
     MoveItem,
@@ -70,6 +71,7 @@ from tierlog_spark.jobs.moving_plan import (
     best,
     dying,
     living,
+    not_restored,
     still_wanted,
     strays,
     to_move,
@@ -161,11 +163,9 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
         if pair.source.generation:
             check_same_stream(pair.source, pair.target)
     ended, left = ([], []) if move.restores else (dying(found), strays(found))
-    deleted = [one.head.stream for one in ended]
+    deleted = [Deleted(one.head.stream) for one in ended]
     if move.restores:
-        pairs = still_wanted(lives)
-        names = {one.name for one in pairs}
-        deleted = [one.source.stream for one in lives if one.name not in names]
+        pairs, deleted = still_wanted(lives), not_restored(found, move.streams)
     items = [*to_restore(pairs), *unbacked(found)] if move.restores else to_move(pairs)
     total = sum(one.data_len for one in items)
     number = task_count(total, len(items), slots, weight_max=TASK_BYTES)
@@ -187,7 +187,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
             _end(move, lives, moved, whole=whole and not troubles)
         )
     counts["streams_failed"] = len(troubles)
-    counts["failed"] += len(troubles) + len(of_none)
+    counts["failed"] += len(troubles) + len(of_none) + sum(one.failed for one in deleted)
     told = [_row(one) for one in seen if one.error or one.outcome in (BROUGHT, MISSING)]
     return JobReport(
         job=job,
@@ -195,7 +195,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
         counts=counts | requests.counts,
         rows=[
             *told,
-            *(_stream_row(name, DELETED) for name in deleted),
+            *(_stream_row(one.stream, DELETED, one.cause or None) for one in deleted),
             *map(_stray, left),
             *troubles,
             *of_none,

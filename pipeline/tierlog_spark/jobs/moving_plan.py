@@ -52,6 +52,17 @@ class StreamEnd(NamedTuple):
     ledgers: tuple[bytes, ...] | None
 
 
+class Deleted(NamedTuple):
+    """A stream that is being deleted, and why nothing of it comes back.
+
+    ``failed``: it was asked for by its name, and none of that name is there then.
+    """
+
+    stream: StreamName
+    cause: str = ""
+    failed: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveItem:
     """A ledger as the source's manifest has it, and as the target's, if that names a copy.
@@ -129,6 +140,39 @@ def dying(pairs: Iterable[StreamPair]) -> list[StreamEnd]:
         head = replace(target, lifecycle=StreamLifecycle.DELETING)
         found.append(StreamEnd(pair.target.cluster_id, head, ledgers))
     return found
+
+
+def not_restored(pairs: Sequence[StreamPair], streams: Collection[StreamName]) -> list[Deleted]:
+    """Return the streams of which a restore brings nothing, as one of the buckets deletes them.
+
+    Where the source alone says so, and another one of that name is there then, nobody misses it.
+    ``streams``: those that were named.
+    """
+    there = {
+        one.source.stream
+        for one in pairs
+        if _lives(one.target) or (one.target.head is None and _lives(one.source))
+    }
+    found: dict[StreamName, Deleted] = {}
+    for pair in pairs:
+        name, known = pair.source.stream, pair.source if pair.target.head is None else pair.target
+        if known.head is None or _lives(known):
+            continue
+        if known is pair.target:
+            cause = (
+                "the bucket says that this stream is being deleted; nothing of it comes back; "
+                "leave it out, or read it in the backup"
+            )
+        elif name not in there:
+            cause = (
+                "the backup says that this stream was being deleted; nothing of it comes back; use "
+                "an older backup"
+            )
+        else:
+            continue
+        asked = not {name, whole_of(name)}.isdisjoint(streams)
+        found[name] = Deleted(name, cause, failed=asked and name not in there)
+    return list(found.values())
 
 
 def strays(pairs: Sequence[StreamPair]) -> list[KnownManifest]:

@@ -4,20 +4,27 @@ The whole job runs here, with as much of Spark as it asks for.
 """
 
 import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.world import STREAM
+from tests.unit.spark.bucket_kit import HEAD
 from tests.unit.spark.moving_kit import BACK, COPY, PREFIX, Buckets, begun
 from tests.unit.spark.test_export_comparing import Here
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.adapters.memory.objects import MemoryObjectsClient
 from tierlog.format.manifest import is_manifest_key, parse_cluster_key
 from tierlog.model.errors import RetryableError
+from tierlog.model.ids import StreamName
+from tierlog.model.stream import StreamLifecycle
+from tierlog.offload.manifests import KnownManifest
 from tierlog_spark.jobs import fanout, moving
 from tierlog_spark.jobs.frame import JobRun
-from tierlog_spark.jobs.moving_plan import FAILED
+from tierlog_spark.jobs.moving_plan import DELETED, FAILED, StreamPair, not_restored
 
 RUN = JobRun(spark=SimpleNamespace(sparkContext=Here()))  # type: ignore[arg-type]
 
@@ -81,3 +88,70 @@ def test_open_uploads_that_can_not_be_listed_cost_no_report(monkeypatch):
     assert "s3://t were not all aborted: the store is away. Run this again" in str(report.rows)
     assert cluster_keys(buckets.other, PREFIX), "all else is done"
     assert [key for key in buckets.other.objects if is_manifest_key(PREFIX, key)]
+
+
+@pytest.mark.parametrize("streams", [(), (STREAM,), (StreamName("other"),)])
+@pytest.mark.parametrize("deleting", ["b", "t"])
+def test_a_stream_that_does_not_come_back_as_it_is_being_deleted_has_a_row_and_fails_where_named(
+    monkeypatch, deleting, streams
+):
+    async def main():
+        life, buckets, ids = await begun(uncopied=0)
+        await buckets.move(COPY)
+        s3 = COPY.source if deleting == "b" else COPY.target
+        manifests = buckets.manifests(buckets.store(s3), s3)
+        known = await manifests.newest(STREAM, life.claimed.incarnation)
+        assert known.head is not None
+        name = StreamName("other")
+        other = replace(known.head, stream=name, attributes=None)
+        nothing = replace(known, stream=name, generation=0, head=None, ledgers={})
+        backup = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        await backup.write(nothing, other, put={}, removed=[])
+        gone = replace(known.head, lifecycle=StreamLifecycle.DELETING, attributes=None)
+        await manifests.write(known, gone, put={}, removed=ids)
+        return buckets
+
+    buckets = run_virtual(main(), until_s=1000)
+    open_here(monkeypatch, buckets)
+    bucket = buckets.site.world.bucket
+    if deleting == "t":
+        for key in [key for key in bucket.objects if f"/{STREAM}/" in key]:
+            del bucket.objects[key]
+    before = set(bucket.objects)
+    report = moving.restore(RUN, replace(BACK, streams=streams))
+    assert {key for key in set(bucket.objects) - before if f"/{STREAM}/" in key} == set()
+    named = StreamName("other") not in streams
+    assert report.counts["streams_deleted"] == len(report.rows) == named
+    assert report.counts["failed"] == (STREAM in streams)
+    for row in report.rows:
+        assert (row["stream"], row["outcome"]) == (STREAM, DELETED)
+        said = "the bucket says" if deleting == "b" else "use an older backup"
+        assert said in row["error"]
+        assert "nothing of it comes back" in row["error"]
+
+
+def test_a_stream_of_whose_name_another_one_is_there_is_missed_by_nobody():
+    def known(incarnation, lifecycle=None, name=STREAM):
+        head = None
+        if lifecycle is not None:
+            one = UUID(int=incarnation)
+            head = replace(HEAD, stream=name, incarnation=one, lifecycle=lifecycle)
+        return KnownManifest(stream=name, incarnation=UUID(int=incarnation), head=head)
+
+    lives, dies = StreamLifecycle.ACTIVE, StreamLifecycle.DELETING
+    anew = [StreamPair(known(2, lives), known(2)), StreamPair(known(2), known(2, lives))]
+    for pair in anew:
+        by_backup = [StreamPair(known(1, dies), known(1)), pair]
+        assert not_restored(by_backup, [STREAM]) == []
+        by_bucket = [StreamPair(known(1, lives), known(1, dies)), pair]
+        assert [(one.stream, one.failed) for one in not_restored(by_bucket, [STREAM])] == [
+            (STREAM, False)
+        ]
+    # What the bucket has is there, whatever the backup says of it.
+    assert not_restored([StreamPair(known(1, dies), known(1, lives))], [STREAM]) == []
+    twice = [StreamPair(known(one, dies), known(one)) for one in (1, 2)]
+    assert [one.failed for one in not_restored(twice, [STREAM])] == [True]
+    part = StreamName(f"{STREAM}-partition-1")
+    whole = [StreamPair(known(1, dies, part), known(1, None, part))]
+    assert [one.failed for one in not_restored(whole, [STREAM])] == [True]
+    assert [one.failed for one in not_restored(whole, ())] == [False]
