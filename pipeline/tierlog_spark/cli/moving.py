@@ -155,7 +155,8 @@ def restore(  # noqa: PLR0913 - one option each
 ) -> None:
     """Bring back into the bucket of the settings what is missing or damaged, out of a copy of it.
 
-    Where metadata are lost too, run then: tierlog restore --from the bucket.
+    With --dry-run nobody looks at attribute indexes, nor at the cluster's manifest. Where metadata
+    are lost too, run then: tierlog restore --from the bucket.
     """
     from tierlog.cli.objects import load_s3
     from tierlog_spark.jobs.moving import Move

@@ -33,7 +33,13 @@ from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.driver import DRIVER, Tier2Settings
 from tierlog.offload.drivers import DriverParts, Drivers, driver_name, known_here
 from tierlog.offload.manifests import KnownManifest, ManifestStore
-from tierlog.offload.moving import BucketPlace, CopyMover, check_same_stream, write_manifest
+from tierlog.offload.moving import (
+    BucketPlace,
+    CopyMover,
+    check_index,
+    check_same_stream,
+    write_manifest,
+)
 from tierlog.offload.verify import ReadBack
 from tierlog.ports.objects import ObjectExistsError, ObjectStore
 from tierlog.ports.spending import Cause, CostMeter, spending
@@ -72,6 +78,7 @@ from tierlog_spark.jobs.moving_plan import (
     dying,
     living,
     not_restored,
+    own_indexes,
     still_wanted,
     strays,
     to_move,
@@ -186,6 +193,9 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
         counts["uploads_aborted"], of_none = asyncio.run(
             _end(move, lives, moved, whole=whole and not troubles)
         )
+        if move.restores:
+            # Last: what the backup can't bring keeps back nothing that it can.
+            troubles += _look(run, move, own_indexes(found, ends), requests)
     counts["streams_failed"] = len(troubles)
     counts["failed"] += len(troubles) + len(of_none) + sum(one.failed for one in deleted)
     told = [_row(one) for one in seen if one.error or one.outcome in (BROUGHT, MISSING)]
@@ -225,6 +235,15 @@ def _finish(
     """Bring attribute indexes and write manifests; return a row for each stream that failed."""
     tasks = spread(ends, lambda one: 1 + len(one.ledgers or ()), TASKS_A_SLOT * slots_of(run))
     rows = run_tasks(run, "manifests", tasks, partial(_end_some, move))
+    return [_stream_row(name, FAILED, error) for name, error in dict(requests.rest(rows)).items()]
+
+
+def _look(
+    run: JobRun, move: Move, streams: Sequence[Incarnation], requests: Requests
+) -> list[dict[str, Any]]:
+    """Look at attribute indexes of the target itself; return a row for each that is not sound."""
+    tasks = spread(streams, lambda _: 1, TASKS_A_SLOT * slots_of(run))
+    rows = run_tasks(run, "indexes", tasks, partial(_look_some, move))
     return [_stream_row(name, FAILED, error) for name, error in dict(requests.rest(rows)).items()]
 
 
@@ -384,6 +403,23 @@ async def end_stream(
     if end.ledgers is not None:
         ledgers = [unkeep(packed) for packed in end.ledgers]
         await write_manifest(manifests, head, ledgers, first=move.restores)
+
+
+async def _look_some(move: Move, some: Sequence[Incarnation]) -> list[Any]:
+    """Look at attribute indexes of the target itself, on an executor; return what failed."""
+    meter, failed = CostMeter(), list[Any]()
+    with spending(Cause.RESTORE):
+        async with _both(move, meter) as (_, target):
+            manifests = _manifests(target, move.target, _NO_CLUSTER)
+            for name, incarnation in some:
+                try:
+                    # As of now: of one that was named hours ago objects may be swept.
+                    known = await manifests.newest(name, incarnation)
+                    if known.head is not None:
+                        await check_index(target, known.head, move.target.key_prefix)
+                except TierlogError as error:
+                    failed.append((name, str(error)))
+    return [*failed, *asked_of(meter)]
 
 
 async def _end(

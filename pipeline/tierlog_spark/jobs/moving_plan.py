@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from tierlog.format.manifest import unkeep
+from tierlog.model.attribute_record import KeptRoot
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import KeptLedger, ManifestHead
 from tierlog.model.partitions import whole_of
@@ -244,6 +245,30 @@ def unbacked(pairs: Iterable[StreamPair]) -> list[MoveItem]:
             item = _item(pair.target, ledger_id, kept)
             found.append(replace(item, unbacked=OTHER_COPY if uuid else NOT_IN_SOURCE))
     return found
+
+
+def own_indexes(pairs: Iterable[StreamPair], ends: Iterable[StreamEnd]) -> list[Incarnation]:
+    """Return the streams whose attribute index is in the target as its own manifest alone has it.
+
+    ``ends``: what is brought of the source is compared then, and not once more.
+    """
+    brought = {(one.head.stream, one.head.incarnation): _index(one.head) for one in ends}
+    return [
+        pair.name
+        for pair in pairs
+        if _lives(pair.target)
+        and (own := _index(pair.target.head)) is not None
+        and own != brought.get(pair.name)
+    ]
+
+
+def _index(head: ManifestHead | None) -> tuple[KeptRoot, list[bytes]] | None:
+    """Return what a checkpoint needs, wherever it lies."""
+    if head is None or head.attributes is None:
+        return None
+    named = head.attributes
+    chunks = [one.sha256 for one in named.chunks]
+    return named.newest, [*chunks, *(one.sha256 for one in named.objects)]
 
 
 def _items(pair: StreamPair) -> list[MoveItem]:

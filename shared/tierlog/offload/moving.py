@@ -369,6 +369,26 @@ class CopyMover:
         )
 
 
+async def check_index(objects: ObjectStore, head: ManifestHead, prefix: str) -> None:
+    """Read and compare all that the checkpoint needs which a bucket's own manifest names.
+
+    Raises ``CorruptError`` for the first that is missing or is not what was written.
+    """
+    if head.attributes is None:
+        return
+    folder = fmt.attributes_folder(prefix, head.stream, head.incarnation)
+    try:
+        slots = asyncio.Semaphore(ATTRIBUTE_READS_MAX)
+        await checked_attributes(objects, folder, head.attributes, slots)
+    except CorruptError as error:
+        raise CorruptError(
+            f"{error.message}, and the backup did not bring it",
+            remedy="Run this again; what stays so, bring from a backup that has it; see the how-to "
+            "scrub-a-bucket",
+            details=error.details,
+        ) from error
+
+
 class _Arriving(ObjectReads):
     """A bucket in which one object is not there yet, and is shown all the same."""
 

@@ -155,3 +155,65 @@ def test_a_stream_of_whose_name_another_one_is_there_is_missed_by_nobody():
     whole = [StreamPair(known(1, dies, part), known(1, None, part))]
     assert [one.failed for one in not_restored(whole, [STREAM])] == [True]
     assert [one.failed for one in not_restored(whole, ())] == [False]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("backup", ["older", "without it", "deleting"])
+def test_an_attribute_index_that_the_backup_does_not_have_is_looked_at_all_the_same(
+    monkeypatch, backup, lost
+):
+    async def main():
+        life, buckets, _ = await begun(uncopied=0)
+        await buckets.move(COPY)
+        before = set(life.site.world.bucket.objects)
+        await life.ledger(9)
+        await life.site.write_manifests()
+        manifests = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        known = await manifests.newest(STREAM, life.claimed.incarnation)
+        assert known.head is not None
+        if backup == "without it":
+            for key in [key for key in buckets.other.objects if f"/{STREAM}/" in key]:
+                del buckets.other.objects[key]
+            nothing = replace(known, stream=StreamName("o"), generation=0, head=None, ledgers={})
+            head = replace(known.head, stream=StreamName("o"), attributes=None)
+            await manifests.write(nothing, head, put={}, removed=[])
+        elif backup == "deleting":
+            gone = replace(known.head, lifecycle=StreamLifecycle.DELETING, attributes=None)
+            await manifests.write(known, gone, put={}, removed=[])
+        return buckets, before
+
+    buckets, before = run_virtual(main(), until_s=1000)
+    open_here(monkeypatch, buckets)
+    bucket = buckets.site.world.bucket
+    assert moving.restore(RUN, BACK).counts["failed"] == 0
+    new = [key for key in sorted(set(bucket.objects) - before) if "/attributes/" in key]
+    key = next(one for one in reversed(new) if not one.endswith(".list"))
+    if lost:
+        del bucket.objects[key]
+    else:
+        bucket.damage(key, 30)
+    was = dict(bucket.objects)
+    report = moving.restore(RUN, BACK)
+    assert bucket.objects == was
+    assert (report.counts["failed"], report.counts["streams_failed"]) == (1, 1)
+    (row,) = [one for one in report.rows if one["outcome"] == FAILED]
+    assert row["stream"] == STREAM
+    for words in (key, "the backup did not bring it", "bring from a backup that has it"):
+        assert words in row["error"]
+
+
+def test_an_attribute_index_that_is_compared_as_it_comes_back_is_not_read_once_more(monkeypatch):
+    async def main():
+        _, buckets, _ = await begun(uncopied=0)
+        await buckets.move(COPY)
+        return buckets
+
+    buckets = run_virtual(main(), until_s=1000)
+    open_here(monkeypatch, buckets)
+
+    async def fails(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(moving, "check_index", fails)
+    report = moving.restore(RUN, BACK)
+    assert (report.counts["there"], report.counts["failed"]) == (4, 0)
