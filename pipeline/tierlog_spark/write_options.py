@@ -59,6 +59,9 @@ def parse_write_options(
             _refuse_unknown(name)
     if "stream" not in said:
         _refuse("stream", "say which stream to write into")
+    # What save("x") and start("x") make of x: who says it means that the rows go there.
+    if said.get("path", said["stream"]) != said["stream"]:
+        _refuse("path", f"{said['path']!r} is not stream {said['stream']}, which the rows go to")
     options = WriteOptions(
         settings=_settings(said, settings),
         stream=stream_name(said["stream"]),

@@ -88,6 +88,14 @@ def test_what_makes_no_sense_is_refused_by_name(given, words):
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_write_that_names_two_places_is_refused(streaming):
+    """Spark hands over as a path what save() and start() are given."""
+    assert parsed(streaming, path="orders").stream == "orders"
+    with pytest.raises(RefusedError, match="option path: 'payments' is not stream orders"):
+        parsed(streaming, path="payments")
+
+
 def test_a_streaming_query_numbers_its_batches_itself():
     for given in ({"writerId": "w"}, {"batchId": "1"}):
         with pytest.raises(RefusedError, match="numbers its batches"):
