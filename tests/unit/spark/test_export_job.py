@@ -11,7 +11,10 @@ from py4j.protocol import Py4JError
 
 from tests.unit.spark.bucket_kit import ManifestBucket
 from tests.unit.spark.test_export_writing import descriptors
+from tierlog.adapters.memory.faults import no_faults
+from tierlog.format.manifest import stream_folder
 from tierlog.model.errors import CorruptError, Reason, RefusedError
+from tierlog.model.ids import StreamName
 from tierlog.runtime.settings import S3Settings
 from tierlog_spark.cli import export as command
 from tierlog_spark.cli.running import EXIT_INCOMPLETE
@@ -136,6 +139,82 @@ def test_a_run_that_another_one_overtakes_leaves_all_the_rest_to_it(run_of):
     with pytest.raises(RefusedError, match="another run took number 1") as caught:
         run_of(*STREAMS, target=TakenTarget)
     assert caught.value.reason is Reason.FENCED
+
+
+ONE, OTHER = "p-partition-0", "p-partition-1"
+
+
+@pytest.fixture
+def parted(monkeypatch, tmp_path):
+    """Give a bucket with a stream of two partitions, and what exports both of them."""
+    bucket = ManifestBucket(monkeypatch)
+    asyncio.run(bucket.write(stream="p", partitions=2))
+    monkeypatch.setattr(job, "write_batch", lambda *_: [])
+
+    def run(*, skip_trimmed: bool = False) -> Any:
+        s3 = S3Settings(bucket="b")
+        options = ExportOptions(streams=("p",), to="", s3=s3, skip_trimmed=skip_trimmed)
+        spark: Any = None
+        return export_to(JobRun(spark=spark), options, FolderTarget(tmp_path))
+
+    return bucket, run
+
+
+async def take_manifests(bucket: ManifestBucket, stream: str) -> dict[str, bytes]:
+    """Take a stream's manifests out of the bucket; return them."""
+    objects, taken = bucket.objects.connect(no_faults()), dict[str, bytes]()
+    async for one in objects.list(stream_folder("", StreamName(stream))):
+        got = await objects.get(one.key)
+        assert got is not None
+        _, taken[one.key] = got
+        await objects.delete(one.key)
+    assert taken
+    return taken
+
+
+def test_a_partition_that_was_exported_and_is_gone_is_not_taken_for_empty(parted, tmp_path):
+    bucket, run = parted
+    asyncio.run(bucket.write(11, stream=ONE))
+    asyncio.run(bucket.write(12, stream=OTHER))
+    assert run().rows[0]["to"] == {ONE: "12:0", OTHER: "13:0"}
+    taken = asyncio.run(take_manifests(bucket, OTHER))
+    asyncio.run(bucket.write(13, stream=ONE))
+    before = FolderTarget(tmp_path).below(StreamName("p")).names()
+    with pytest.raises(RefusedError, match=f"has stream {OTHER} no more") as caught:
+        run()
+    assert caught.value.reason is Reason.NO_SUCH_ENTRY
+    assert "--skip-trimmed" in caught.value.remedy
+    assert FolderTarget(tmp_path).below(StreamName("p")).names() == before, "nothing is committed"
+    [row] = run(skip_trimmed=True).rows
+    assert (row["to"], row["entries"]) == ({ONE: "14:0", OTHER: "13:0"}, 10)
+    assert row["trimmed_unread"]
+    # It is missing until it is back, and then goes on where it was.
+    with pytest.raises(RefusedError, match=OTHER):
+        run()
+
+    async def put_back():
+        objects = bucket.objects.connect(no_faults())
+        for key, body in taken.items():
+            await objects.put(key, body, metadata={})
+        await bucket.write(14, stream=OTHER)
+
+    asyncio.run(put_back())
+    [row] = run().rows
+    assert (row["from"][OTHER], row["to"][OTHER], row["entries"]) == ("13:0", "15:0", 10)
+    assert not row["trimmed_unread"]
+
+
+def test_what_was_trimmed_of_a_partition_that_came_later_is_told(parted):
+    bucket, run = parted
+    asyncio.run(bucket.write(11, stream=ONE))
+    assert run().rows[0]["to"] == {ONE: "12:0"}
+    asyncio.run(bucket.write(14, stream=OTHER, trimmed_through=13))
+    with pytest.raises(RefusedError, match=f"{OTHER} was trimmed up to ledger 13") as caught:
+        run()
+    assert caught.value.reason is Reason.TRIMMED
+    [row] = run(skip_trimmed=True).rows
+    assert (row["to"][OTHER], row["entries"], row["trimmed_unread"]) == ("15:0", 10, True)
+    assert not run().rows[0]["trimmed_unread"]
 
 
 def test_the_command_takes_a_message_out_of_a_file_of_descriptors(monkeypatch, tmp_path, capsys):

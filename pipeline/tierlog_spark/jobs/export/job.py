@@ -49,6 +49,7 @@ from tierlog_spark.jobs.export.steps import (
     behind_trimmed,
     check_incarnations,
     incarnations_of,
+    is_missing_some,
     steps,
     was_lost_unread,
 )
@@ -180,9 +181,11 @@ class _Stream:
         known = self._known()
         self.newest = known.newest
         sources = asyncio.run(_sources(self.options, self.name))
-        before = beginning(sources, {} if self.newest is None else self.newest.to)
+        exported = {} if self.newest is None else self.newest.to
+        before = beginning(sources, exported)
         streams = {} if self.newest is None else self.newest.incarnations
         place, skip = self.target.place, self.options.skip_trimmed
+        missing = is_missing_some(sources, exported, skip=skip, place=place)
         check_incarnations(sources, before, streams, place)
         gaps = [
             was_lost_unread(
@@ -193,7 +196,8 @@ class _Stream:
         start = behind_trimmed(sources, before)
         wanted = list(steps(sources, start, batch_bytes=self.options.batch_bytes))
         done = self.done
-        done.start, done.to, done.trimmed_unread = _text(before), _text(start), any(gaps)
+        done.start, done.to = _text(before), _text(start)
+        done.trimmed_unread = missing or any(gaps)
         claimed = self._next_number
         left = known.left_below(claimed + 1)
         if self.run.dry_run:

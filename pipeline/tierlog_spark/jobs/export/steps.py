@@ -5,8 +5,8 @@ Owns the cutting. Does not own offsets (``tierlog_spark.offsets``), nor the log 
 Invariants:
     * Batches follow each other without a gap, from the log's end to what was readable at the
       beginning.
-    * What was trimmed before it was exported is an error, or said; so is a stream made anew, as
-      nobody knows what the one before had.
+    * What was trimmed before it was exported is an error, or said; so is a stream made anew, or
+      gone, as nobody knows what the one before had.
 """
 
 from bisect import bisect_left
@@ -17,7 +17,7 @@ from uuid import UUID
 from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.position import Position
-from tierlog_spark.offsets import Budget, Offsets, ReadableLedger, advanced_all
+from tierlog_spark.offsets import BEGINNING, Budget, Offsets, ReadableLedger, advanced_all
 from tierlog_spark.planning import Range
 
 
@@ -69,9 +69,29 @@ class Step:
 def beginning(sources: Sequence[Source], to: Offsets) -> dict[StreamName, Position]:
     """Return where an export goes on whose newest record ends at ``to``.
 
-    What went of a stream before an export first saw it is none of its losses.
+    What went of a stream before an export first saw it is none of its losses. A partition of which
+    the bucket had nothing then begins at 0:0: what came, and was trimmed, meanwhile is one.
     """
-    return {**{one.stream: one.begins for one in sources}, **to}
+    return {**{one.stream: BEGINNING if to else one.begins for one in sources}, **to}
+
+
+def is_missing_some(sources: Sequence[Source], to: Offsets, *, skip: bool, place: str) -> bool:
+    """Tell whether a stream is gone that the newest record has; refuse it unless ``skip``.
+
+    It is a partition that was deleted, or that has no manifest any more, and is told of in each
+    run: it goes on where it was, once its manifests come back.
+    """
+    missing = sorted(to.keys() - {one.stream for one in sources})
+    if missing and not skip:
+        name = missing[0]
+        raise RefusedError(
+            f"the bucket has stream {name} no more, and {place} has it up to {to[name]}",
+            reason=Reason.NO_SUCH_ENTRY,
+            remedy="Export out of the bucket that the export began with, or go on without what is "
+            "gone, as long as it is: --skip-trimmed",
+            details={"stream": name},
+        )
+    return bool(missing)
 
 
 def behind_trimmed(sources: Sequence[Source], start: Offsets) -> dict[StreamName, Position]:
