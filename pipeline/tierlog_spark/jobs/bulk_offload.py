@@ -18,10 +18,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tierlog.catalog import Catalog
-from tierlog.catalog.streams import StreamSnapshot
 from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.partitions import partition_names
@@ -74,6 +73,10 @@ JOB: Final = "bulk-offload"
 CONTEXTS_AT_ONCE: Final = 64
 TASK_BYTES: Final = 1024**3
 TRIES_MAX: Final = 5
+_LOST: Final = (
+    "the ledger is listed and has no context. Bring back what is gone; see the how-to "
+    "scrub-a-bucket"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +107,15 @@ def bulk_offload(
     """
     wish = wish or BackFill()
     pace = pace_of_task(run, wish.bytes_per_s)
-    items, unread = asyncio.run(_plan(settings, wish))
+    plan = asyncio.run(_plan(settings, wish))
+    items = plan.items
     counts: dict[str, int | float] = {
-        "ledgers": len(items),
+        "ledgers": len(items) + len(plan.lost),
         "bytes": sum(one.length for one in items),
-        "streams_failed": len(unread),
+        "streams_failed": len(plan.left_out),
     }
-    left_out = [_unread_row(one) for one in unread]
+    left_out = [_left_out_row(one) for one in plan.left_out]
+    left_out += [_row(Outcome(item=one, outcome=FAILED, error=_LOST)) for one in plan.lost]
     if run.dry_run:
         rows = left_out + [
             _row(Outcome(item=one, outcome="planned", bytes=one.length)) for one in items
@@ -127,10 +132,11 @@ def bulk_offload(
     )
     complete = asyncio.run(_complete(settings, items))
     by_outcome = {name: sum(one.outcome == name for one in found) for name in OUTCOMES}
+    by_outcome[FAILED] += len(plan.lost)
     counts |= {
         **by_outcome,
         "complete": complete,
-        "incomplete": len(items) - complete,
+        "incomplete": len(items) + len(plan.lost) - complete,
         "bytes_offloaded": sum(one.bytes for one in found if one.outcome == COMPLETED),
         "seconds": run.clock.monotonic_s() - began_s,
         **requests.counts,
@@ -147,7 +153,17 @@ def throttled(settings: Settings, pace: float) -> Settings:
     return settings.model_copy(update={"s3": s3})
 
 
-async def _plan(settings: Settings, wish: BackFill) -> tuple[list[OffloadItem], list[Unread]]:
+class Plan(NamedTuple):
+    """What has no complete copy yet, and what is left out of that."""
+
+    items: list[OffloadItem]
+    lost: list[OffloadItem]
+    """Ledgers that have no context, so that nobody can offload them."""
+    left_out: list[Unread]
+    """Streams that can't be read."""
+
+
+async def _plan(settings: Settings, wish: BackFill) -> Plan:
     """Read what has no complete copy yet; refuse a cluster, a bucket, a stream that is none."""
     async with open_site(settings) as site:
         await site.check_ours(settings)
@@ -155,13 +171,11 @@ async def _plan(settings: Settings, wish: BackFill) -> tuple[list[OffloadItem], 
         return await plan_streams(site.catalog, names, wish)
 
 
-async def plan_streams(
-    catalog: Catalog, names: Sequence[StreamName], wish: BackFill
-) -> tuple[list[OffloadItem], list[Unread]]:
-    """Return what of these streams has no complete copy yet, and those that can't be read."""
-    found: list[OffloadItem] = []
-    unread: list[Unread] = []
-    left = deque(names)
+async def plan_streams(catalog: Catalog, names: Sequence[StreamName], wish: BackFill) -> Plan:
+    """Return what of these streams has no complete copy yet, each once."""
+    plan = Plan([], [], [])
+    # A partition may be named beside the stream that it is of.
+    left = deque(dict.fromkeys(names))
     while left:
         name = left.popleft()
         try:
@@ -169,22 +183,43 @@ async def plan_streams(
             parts = snapshot.stream.partitions
             if parts:
                 # With all streams each partition comes by its own name.
-                left.extend(partition_names(name, parts) if name in wish.streams else ())
+                more = partition_names(name, parts) if wish.streams else ()
+                left.extend(one for one in more if one not in names)
                 continue
-            found += await _wanting(catalog, snapshot, wish)
+            items = list(
+                sealed(snapshot.stream, snapshot.ledgers, closed_before_ms=wish.closed_before_ms)
+            )
+            contexts = await _contexts(catalog, items)
+            lost = await _lost(catalog, items, contexts)
+            plan.items.extend(wanting(items, contexts))
+            plan.lost.extend(lost)
         except CorruptError as error:
-            unread.append(Unread(name, str(error)))
+            plan.left_out.append(Unread(name, str(error)))
         except TierlogError as error:
             # One that nobody named was deleted since it was listed: nothing of it is wanted.
             if error.reason is not Reason.STREAM_NOT_FOUND or wish.streams:
                 raise
-    # A partition may be named beside the stream that it is of.
-    return list({one.ledger_id: one for one in found}.values()), unread
+    return plan
 
 
-async def _wanting(catalog: Catalog, snapshot: StreamSnapshot, wish: BackFill) -> list[OffloadItem]:
-    items = list(sealed(snapshot.stream, snapshot.ledgers, closed_before_ms=wish.closed_before_ms))
-    return wanting(items, await _contexts(catalog, items))
+async def _lost(
+    catalog: Catalog, items: Sequence[OffloadItem], contexts: Mapping[LedgerId, Context]
+) -> list[OffloadItem]:
+    """Return those that have no context and, looked at again, are listed all the same."""
+    found: list[OffloadItem] = []
+    doubtful = [one for one in items if contexts[one.ledger_id] is None]
+    for name in dict.fromkeys(one.stream for one in doubtful):
+        try:
+            snapshot = await catalog.streams.snapshot(name)
+        except TierlogError as error:
+            if error.reason is not Reason.STREAM_NOT_FOUND:
+                raise
+            continue
+        listed = {one.ledger_id for one in snapshot.ledgers}
+        some = [one for one in doubtful if one.stream == name and one.ledger_id in listed]
+        again = await _contexts(catalog, some)
+        found += [one for one in some if again[one.ledger_id] is None]
+    return found
 
 
 async def _contexts(catalog: Catalog, items: Sequence[OffloadItem]) -> dict[LedgerId, Context]:
@@ -205,10 +240,15 @@ async def _contexts(catalog: Catalog, items: Sequence[OffloadItem]) -> dict[Ledg
 
 
 async def _complete(settings: Settings, items: Sequence[OffloadItem]) -> int:
-    """Count what is complete by now; a ledger that was trimmed meanwhile needs no copy."""
     async with open_site(settings) as site:
-        contexts = await _contexts(site.catalog, items)
-    return sum(not is_wanting(one) for one in contexts.values())
+        return await count_complete(site.catalog, items)
+
+
+async def count_complete(catalog: Catalog, items: Sequence[OffloadItem]) -> int:
+    """Count what is complete by now; a ledger that was trimmed meanwhile needs no copy."""
+    contexts = await _contexts(catalog, items)
+    lost = await _lost(catalog, items, contexts)
+    return sum(not is_wanting(one) for one in contexts.values()) - len(lost)
 
 
 async def _offload_some(
@@ -281,7 +321,7 @@ class Patience:
         return Outcome(item=item, outcome=outcome, seconds=took_s, error=str(error))
 
 
-def _unread_row(one: Unread) -> dict[str, Any]:
+def _left_out_row(one: Unread) -> dict[str, Any]:
     nothing = {"ledger_id": None, "outcome": FAILED, "bytes": 0, "seconds": 0.0}
     return {"stream": one.stream, **nothing, "error": one.error}
 

@@ -7,6 +7,7 @@ the end the bucket holds what the metadata name, and nothing else.
 import asyncio
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,15 @@ from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import OffloadState
 from tierlog.model.stream import ListedLedger, OffloadPause, StreamLifecycle
 from tierlog.runtime.settings import Settings
-from tierlog_spark.jobs.bulk_offload import BackFill, Patience, plan_streams, throttled
+from tierlog_spark.jobs import bulk_offload
+from tierlog_spark.jobs.bulk_offload import (
+    BackFill,
+    Patience,
+    count_complete,
+    plan_streams,
+    throttled,
+)
+from tierlog_spark.jobs.frame import JobRun, Unread
 from tierlog_spark.jobs.offload_plan import OffloadItem, Outcome, best, sealed, wanting
 
 SLOW = FaultRates(delay_s_max=0.2)
@@ -73,10 +82,71 @@ def test_a_stream_that_goes_while_all_are_planned_is_left_out():
     async def main():
         world, items = await made(2)
         catalog, gone = world.catalog(), StreamName("gone")
-        assert await plan_streams(catalog, [gone, STREAM], BackFill()) == (items, [])
+        assert await plan_streams(catalog, [gone, STREAM], BackFill()) == (items, [], [])
         with pytest.raises(RefusedError) as caught:
             await plan_streams(catalog, [gone, STREAM], BackFill(streams=(gone, STREAM)))
         assert caught.value.reason is Reason.STREAM_NOT_FOUND
+
+    run_virtual(main())
+
+
+async def forget(world: World, ledger_id: LedgerId) -> None:
+    """Take a ledger's context out of the metadata."""
+    store, path = world.catalog().store, paths.context_path(ledger_id)
+    found = await store.get(path)
+    assert found is not None
+    await store.delete(path, version=found.version)
+
+
+def test_a_listed_ledger_without_a_context_is_not_taken_for_complete():
+    async def main():
+        world, items = await made(3)
+        catalog = world.catalog()
+        assert (await patience(world).offload(items[0])).outcome == "completed"
+        await forget(world, items[1].ledger_id)
+        plan = await plan_streams(catalog, [STREAM], BackFill())
+        assert plan == ([items[2]], [items[1]], [])
+        # Nor one that loses it while others are offloaded.
+        assert await count_complete(catalog, items) == 1
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_is_left_out_has_a_row_and_is_counted(monkeypatch, dry_run):
+    item = OffloadItem(STREAM, World().ids.uuid(), LedgerId(3), 10)
+    left_out = Unread(StreamName("other"), "it is damaged")
+
+    async def planned(*_):
+        return bulk_offload.Plan([], [item], [left_out])
+
+    async def none(*_):
+        return 0
+
+    for name, instead in (("_plan", planned), ("_complete", none), ("run_tasks", lambda *_: [])):
+        monkeypatch.setattr(bulk_offload, name, instead)
+    for name in ("pace_of_task", "slots_of"):
+        monkeypatch.setattr(bulk_offload, name, lambda *_: 1)
+    spark: Any = None
+    report = bulk_offload.bulk_offload(JobRun(spark=spark, dry_run=dry_run), Settings())
+    rows = [(row["stream"], row["ledger_id"], row["outcome"]) for row in report.rows]
+    assert rows == [("other", None, "failed"), (STREAM, 3, "failed")]
+    assert "has no context" in report.rows[1]["error"]
+    assert (report.counts["ledgers"], report.counts["streams_failed"]) == (1, 1)
+    if not dry_run:
+        assert [report.counts[one] for one in ("failed", "complete", "incomplete")] == [1, 0, 1]
+
+
+def test_a_ledger_that_was_trimmed_meanwhile_needs_no_copy():
+    async def main():
+        world, items = await made(2)
+        catalog, first = world.catalog(), items[0]
+        assert (await patience(world).offload(first)).outcome == "completed"
+        await catalog.retention.begin_trim(
+            STREAM, first.incarnation, [first.ledger_id], grounds=await world.grounds()
+        )
+        await forget(world, first.ledger_id)
+        assert await count_complete(catalog, items) == 1
 
     run_virtual(main())
 

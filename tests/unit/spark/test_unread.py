@@ -113,15 +113,16 @@ def test_what_of_the_metadata_can_not_be_read_is_told_and_all_else_is_offloaded(
         await catalog.streams.create(bad)
         store = catalog.store
         await store.set(paths.stream_path(bad), b"\xff", version=-1)
-        items, unread = await plan_streams(catalog, [bad, STREAM], BackFill())
-        assert len(items) == 2
-        assert [one.stream for one in unread] == [bad]
+        plan = await plan_streams(catalog, [bad, STREAM], BackFill())
+        items = plan.items
+        assert (len(items), plan.lost) == (2, [])
+        assert [one.stream for one in plan.left_out] == [bad]
         named = BackFill(streams=(bad, STREAM))
-        assert await plan_streams(catalog, [bad, STREAM], named) == (items, unread)
+        assert await plan_streams(catalog, [bad, STREAM], named) == plan
         # A context is told by the attempt: the next ledger is offloaded.
         spoilt = paths.context_path(items[0].ledger_id)
         await store.set(spoilt, b"\xff", version=-1)
-        assert (await plan_streams(catalog, [STREAM], BackFill()))[0] == items
+        assert (await plan_streams(catalog, [STREAM], BackFill())).items == items
         first, second = [await patience(world).offload(one) for one in items]
         assert (first.outcome, second.outcome) == ("failed", "completed")
         assert "context record" in first.error
