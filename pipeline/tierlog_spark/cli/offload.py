@@ -50,7 +50,7 @@ def bulk_offload(
     """Offload every sealed ledger that has no complete copy, whatever its stream's thresholds.
 
     Exits with 5 when not all of them are complete at the end; run it again. Streams that are
-    paused are left alone.
+    paused are left alone, and one that is named is told, with 5 too.
     """
     from tierlog.cli.cost import positive
     from tierlog.cli.objects import load_s3

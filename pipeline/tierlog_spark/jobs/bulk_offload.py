@@ -21,9 +21,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from tierlog.catalog import Catalog
+from tierlog.catalog.streams import check_not_deleting, check_not_paused
 from tierlog.model.errors import CorruptError, Reason, RefusedError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.partitions import partition_names
+from tierlog.model.stream import Stream
 from tierlog.offload.attempting import (
     SUPERSEDED,
     Done,
@@ -160,7 +162,7 @@ class Plan(NamedTuple):
     lost: list[OffloadItem]
     """Ledgers that have no context, so that nobody can offload them."""
     left_out: list[Unread]
-    """Streams that can't be read."""
+    """Streams that can't be read, or were named and may not be offloaded now."""
 
 
 async def _plan(settings: Settings, wish: BackFill) -> Plan:
@@ -180,6 +182,10 @@ async def plan_streams(catalog: Catalog, names: Sequence[StreamName], wish: Back
         name = left.popleft()
         try:
             snapshot = await catalog.streams.snapshot(name)
+            why = _why_left_out(snapshot.stream) if wish.streams else None
+            if why is not None:
+                plan.left_out.append(Unread(name, why))
+                continue
             parts = snapshot.stream.partitions
             if parts:
                 # With all streams each partition comes by its own name.
@@ -200,6 +206,17 @@ async def plan_streams(catalog: Catalog, names: Sequence[StreamName], wish: Back
             if error.reason is not Reason.STREAM_NOT_FOUND or wish.streams:
                 raise
     return plan
+
+
+def _why_left_out(stream: Stream) -> str | None:
+    """Return why a stream gets no offload now; a partitioned one gets none of its own."""
+    try:
+        check_not_deleting(stream)
+        if not stream.partitions:
+            check_not_paused(stream)
+    except RefusedError as error:
+        return str(error)
+    return None
 
 
 async def _lost(

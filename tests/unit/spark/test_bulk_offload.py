@@ -151,6 +151,32 @@ def test_a_ledger_that_was_trimmed_meanwhile_needs_no_copy():
     run_virtual(main())
 
 
+def test_a_stream_that_was_named_and_may_not_be_offloaded_is_told():
+    async def main():
+        world, _ = await made(1)
+        catalog, other = world.catalog(), StreamName("other")
+        whole, one = StreamName("parted"), StreamName("parted-partition-1")
+        await world.stream(other)
+        await catalog.streams.create(whole, partitions=2)
+        for name in (STREAM, whole, one):
+            await catalog.streams.pause_offload(name, "audit")
+        await catalog.retention.begin_stream_deletion(other)
+        named = (STREAM, other, whole, one)
+        plan = await plan_streams(catalog, named, BackFill(streams=named))
+        assert plan[:2] == ([], [])
+        told = {row.stream: row.error for row in plan.left_out}
+        assert len(plan.left_out) == len(told)
+        assert set(told) == {STREAM, other, one}, "the whole has no ledgers of its own"
+        assert "paused: audit" in told[STREAM]
+        assert f"tierlog offload resume {STREAM}" in told[STREAM]
+        assert "is being deleted" in told[other]
+        # Who names none asks for what may be offloaded.
+        everything = await plan_streams(catalog, named, BackFill())
+        assert everything == ([], [], [])
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_several_at_once_make_one_copy_and_all_find_it_complete(seed):
     async def main():
