@@ -101,7 +101,7 @@ class SingleObjectOffloader(BucketOffloader):
             index_len_min=self._index_len_min,
         )
         raw = index.encode()
-        await upload.complete(await upload.send_part(INDEX_PART, [raw], crc32c=crc32c(raw)))
+        await upload.complete(await upload.send_beside(INDEX_PART, [raw], crc32c=crc32c(raw)))
         copy = _copy_of(index, filler.entry_count, whole.digest())
         with spending(Cause.VERIFY), within("offload.verify"):
             await verify_copy(self._patient, location, copy)

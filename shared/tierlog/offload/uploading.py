@@ -106,6 +106,13 @@ class BlockUpload:
         await self._objects.complete_upload(self.key, self._upload_id, parts)
         await self._abort_others()
 
+    async def send_beside(self, number: int, buffers: Sequence[Buffer], *, crc32c: int) -> Part:
+        """Send a part that is none of the blocks, within the budget all the same."""
+        with self._budget.share() as share:
+            await share.take(sum(map(len, buffers)))
+            async with share.sending() as leave:
+                return await self.send_part(number, buffers, crc32c=crc32c, around_waits=leave.lent)
+
     async def send_part(
         self,
         number: int,

@@ -22,6 +22,8 @@ from tierlog.offload.budget import (
     UploadShare,
     bytes_for_blocks,
 )
+from tierlog.offload.driver import Tier2Settings
+from tierlog.offload.single_driver import SingleObjectOffloader
 from tierlog.runtime.settings import OffloaderSettings
 
 BIGGEST = BLOCK - 140
@@ -327,6 +329,29 @@ def test_blocks_of_all_ledgers_together_are_bounded(monkeypatch):
         # Sending never waits for reading: 48 parts, two at a time.
         assert asyncio.get_running_loop().time() == pytest.approx(24 * 5)
         assert len([key for key in world.bucket.objects if key.endswith("-index")]) == 8
+
+    run_virtual(main())
+
+
+def test_so_are_the_parts_of_single_objects_their_indexes_with_them(monkeypatch):
+    async def main():
+        world = World()
+        budget = UploadBudget(bytes_max=3 * ROOM, parts_max=1)
+        offloader = SingleObjectOffloader(
+            world.bucket.connect(),
+            Tier2Settings(bucket="b", cluster_id=world.ids.uuid()),
+            budget=budget,
+            index_len_min=600,
+        )
+        slow = SlowStore(offloader, 5.0)
+        monkeypatch.setattr(offloader._objects, "upload_part", slow)
+        async with asyncio.TaskGroup() as group:
+            for number in range(3):
+                handle = ListHandle(LedgerId(number), [bytes(BIGGEST)] * 2)
+                group.create_task(offloader.offload(handle, world.ids.uuid(), {}))
+        assert slow.flying_peak == 1
+        assert budget.held_bytes == 0
+        assert len(world.bucket.objects) == 3
 
     run_virtual(main())
 
