@@ -42,13 +42,7 @@ def open_here(monkeypatch, buckets: Buckets) -> None:
     monkeypatch.setattr(fanout, "configure_logging", lambda *_, **__: None)
 
 
-def cluster_keys(bucket, prefix: str) -> list[str]:
-    return sorted(key for key in bucket.objects if parse_cluster_key(prefix, key) is not None)
-
-
-@pytest.mark.parametrize("damaged", ["b", "t"])
-@pytest.mark.parametrize("move", [COPY, BACK])
-def test_a_manifest_of_the_cluster_that_can_not_be_read_costs_no_report(monkeypatch, move, damaged):
+def copied_once(monkeypatch):
     async def main():
         _, buckets, _ = await begun(uncopied=0)
         await buckets.move(COPY)
@@ -56,6 +50,17 @@ def test_a_manifest_of_the_cluster_that_can_not_be_read_costs_no_report(monkeypa
 
     buckets = run_virtual(main(), until_s=1000)
     open_here(monkeypatch, buckets)
+    return buckets
+
+
+def cluster_keys(bucket, prefix: str) -> list[str]:
+    return sorted(key for key in bucket.objects if parse_cluster_key(prefix, key) is not None)
+
+
+@pytest.mark.parametrize("damaged", ["b", "t"])
+@pytest.mark.parametrize("move", [COPY, BACK])
+def test_a_manifest_of_the_cluster_that_can_not_be_read_costs_no_report(monkeypatch, move, damaged):
+    buckets = copied_once(monkeypatch)
     bucket, prefix = (buckets.site.world.bucket, "") if damaged == "b" else (buckets.other, PREFIX)
     key = cluster_keys(bucket, prefix)[-1]
     bucket.objects[key] = (bucket.objects[key][0], b"garbage")
@@ -203,13 +208,7 @@ def test_an_attribute_index_that_the_backup_does_not_have_is_looked_at_all_the_s
 
 
 def test_an_attribute_index_that_is_compared_as_it_comes_back_is_not_read_once_more(monkeypatch):
-    async def main():
-        _, buckets, _ = await begun(uncopied=0)
-        await buckets.move(COPY)
-        return buckets
-
-    buckets = run_virtual(main(), until_s=1000)
-    open_here(monkeypatch, buckets)
+    copied_once(monkeypatch)
 
     async def fails(*_):
         raise AssertionError
