@@ -95,9 +95,9 @@ class CachedRanges:
         index = self._indexes.get(key)
         return index is not None and index.holds(at)
 
-    def known_end(self, key: str, at: int) -> int:
+    def known_end(self, key: str, at: int, end: int) -> int:
         index = self._indexes.get(key)
-        return at if index is None else index.held_end(at)
+        return at if index is None else index.held_end(at, end)
 
     def unknown_end(self, key: str, at: int, end: int) -> int:
         index = self._indexes.get(key)

@@ -221,13 +221,13 @@ class ReadIndex:
         entry = next(self._from(offset), None)
         return entry is not None and entry.start <= offset
 
-    def held_end(self, offset: int) -> int:
-        """Return up to where all bytes from this one on are in memory."""
+    def held_end(self, offset: int, end: int) -> int:
+        """Return up to where all bytes from this one on are in memory, ``end`` at most."""
         for entry in self._from(offset):
-            if entry.start > offset:
+            if entry.start > offset or offset >= end:
                 break
             offset = entry.end
-        return offset
+        return min(offset, end)
 
     def missing_end(self, offset: int, end: int) -> int:
         """Return up to where no byte from this one on is in memory, ``end`` at most."""

@@ -54,13 +54,14 @@ class HeldResponse(Response):
             "headers": self.raw_headers,
         }
         at = 0
+        now_s = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(self._send_s_max):
+            async with asyncio.timeout(self._send_s_max) as limit:
                 await send(start)
-            for at in range(0, max(1, len(body)), PIECE_BYTES):
-                piece = bytes(body[at : at + PIECE_BYTES])
-                more = at + PIECE_BYTES < len(body)
-                async with asyncio.timeout(self._send_s_max):
+                for at in range(0, max(1, len(body)), PIECE_BYTES):
+                    piece = bytes(body[at : at + PIECE_BYTES])
+                    more = at + PIECE_BYTES < len(body)
+                    limit.reschedule(now_s() + self._send_s_max)
                     await send({"type": "http.response.body", "body": piece, "more_body": more})
         except TimeoutError:
             log.info("client.left", cause="it takes nothing", sent_bytes=at, bytes=len(body))

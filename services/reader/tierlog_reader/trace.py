@@ -154,9 +154,9 @@ class TracedMemory:
         """See ``RangeMemory``."""
         return self._memory.known(key, at)
 
-    def known_end(self, key: str, at: int) -> int:
+    def known_end(self, key: str, at: int, end: int) -> int:
         """See ``RangeMemory``."""
-        return self._memory.known_end(key, at)
+        return self._memory.known_end(key, at, end)
 
     def unknown_end(self, key: str, at: int, end: int) -> int:
         """See ``RangeMemory``."""

@@ -76,8 +76,8 @@ class RangeMemory(Protocol):
         """Say whether this byte is kept."""
         ...
 
-    def known_end(self, key: str, at: int) -> int:
-        """Return up to where all is kept from ``at`` on; ``at`` itself: not even that byte."""
+    def known_end(self, key: str, at: int, end: int) -> int:
+        """Return up to where all is kept from ``at`` on, ``end`` at most; ``at``: not that byte."""
         ...
 
     def unknown_end(self, key: str, at: int, end: int) -> int:
@@ -151,10 +151,10 @@ class LastRanges:
     def known(self, key: str, at: int) -> bool:
         return self._at(key, at) is not None
 
-    def known_end(self, key: str, at: int) -> int:
-        while (extent := self._at(key, at)) is not None:
+    def known_end(self, key: str, at: int, end: int) -> int:
+        while at < end and (extent := self._at(key, at)) is not None:
             at = extent.end
-        return at
+        return min(at, end)
 
     def unknown_end(self, key: str, at: int, end: int) -> int:
         if self._at(key, at) is not None:

@@ -290,7 +290,7 @@ class Ranges:
         unit = self._unit_of(source)
         for number in range(start // unit, -(-end // unit)):
             span = self._span(source, number, number + 1)
-            while self._memory.known_end(source.key, span.start) < span.end:
+            while self._memory.known_end(source.key, span.start, span.end) < span.end:
                 if span.units[0] not in self._flying and not self._has_room(span, ahead=False):
                     return
                 if await self._landed(source, span.start, span.start, number + 1) is not None:
@@ -403,6 +403,7 @@ class Ranges:
     async def _warm(self, source: Source, number: int, stop: int, *, waited_for: bool) -> None:
         """Fetch what is missing of some units, until there is no room for it."""
         unit = self._unit_of(source)
+        stop_at = min(stop * unit, source.size)
         while number < stop:
             # Most of what is ahead of who reads on is there already, or on its way.
             flight = self._flying.get(_UnitId(source.key, number * unit))
@@ -410,9 +411,9 @@ class Ranges:
                 flight.waited_for |= waited_for
                 number = flight.stop
                 continue
-            end = self._memory.known_end(source.key, number * unit)
+            end = self._memory.known_end(source.key, number * unit, stop_at)
             if end > number * unit:
-                number = stop if end >= source.size else max(number + 1, end // unit)
+                number = stop if end == stop_at else max(number + 1, end // unit)
                 continue
             upto = self._unknown_stop(source, number, stop)
             span = self._span(source, number, upto)

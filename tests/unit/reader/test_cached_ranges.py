@@ -259,7 +259,7 @@ def test_what_a_reader_asked_for_that_went_keeps_room_from_nobody():
             assert bytes(memory.get("c", 0, MIB) or b"")
             memory.tick()
             await ranges.warm(source_of("d"), 0, MIB)
-            assert memory.known_end("d", 0) >= MIB
+            assert memory.known_end("d", 0, MIB) == MIB
             check_bounds(memory)
 
     run_virtual(main(), until_s=1000)

@@ -42,6 +42,28 @@ def test_an_offset_inside_an_entry_finds_it(room):
     assert b"".join(store.get(entry.address)) == b"abcdefghij"
 
 
+def test_no_more_is_looked_at_than_was_asked_for(room, monkeypatch):
+    store, manager = room
+    index = ReadIndex(store, manager)
+    for start in range(0, 200, 10):
+        index.fill(start, bytes(10), Asks.WANTED)
+    index.fill(300, bytes(10), Asks.WANTED)
+    looked = list[int]()
+    walk = index._from
+
+    def counted(offset):
+        for entry in walk(offset):
+            looked.append(entry.start)
+            yield entry
+
+    monkeypatch.setattr(ReadIndex, "_from", lambda _, offset: counted(offset))
+    assert [index.held_end(5, end) for end in (6, 25, 200, 1000)] == [6, 25, 200, 200]
+    assert index.held_end(250, 1000) == 250
+    looked.clear()
+    index.held_end(5, 25)
+    assert len(looked) <= 4
+
+
 @pytest.mark.covers("C04", "C13", "C23")
 def test_the_newest_entry_grows_by_appends(room):
     store, manager = room

@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from tests.unit.reader.world import on_virtual_time
-from tierlog_reader.sending import HeldResponse, HeldStream
+from tierlog_reader.sending import PIECE_BYTES, HeldResponse, HeldStream
 from tierlog_reader.served import HeldRoom
 from tierlog_reader.shares import Shares
 
@@ -33,6 +33,30 @@ async def test_an_answer_that_can_not_begin_gives_its_room_back():
     assert shares.used_bytes > 0
     await in_time(HeldResponse(b"frames", room, send_s_max=10, headers={}, media_type="a/b"))
     assert shares.used_bytes == 0
+
+
+@on_virtual_time
+async def test_a_slow_client_has_its_time_for_each_piece_and_is_left_when_it_takes_none():
+    shares = Shares(10_000_000, wait_s_max=5)
+    taken = 0
+
+    async def slow(message):
+        nonlocal taken
+        await asyncio.sleep(6 if taken < 3 * PIECE_BYTES else 11)
+        taken += len(message.get("body", b""))
+
+    async def to_slow(size):
+        nonlocal taken
+        taken, room = 0, HeldRoom(shares, "client", 5_000_000)
+        await room.enter()
+        answer = HeldResponse(bytes(size), room, send_s_max=10, headers={}, media_type="a/b")
+        async with asyncio.timeout(60):
+            await answer(SCOPE, never, slow)
+        assert shares.used_bytes == 0
+        return taken
+
+    assert await to_slow(3 * PIECE_BYTES) == 3 * PIECE_BYTES
+    assert await to_slow(4 * PIECE_BYTES) == 3 * PIECE_BYTES
 
 
 @pytest.mark.parametrize("sent_before", [0, 1, 2])
