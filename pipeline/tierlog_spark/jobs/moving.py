@@ -334,7 +334,8 @@ async def move_one(mover: CopyMover, move: Move, item: MoveItem, *, dry_run: boo
         if dry_run:
             return Moved(item=item, outcome=MISSING)
         extra = {"ManagedLedgerName": str(item.stream), "TierlogWorker": WORKER}
-        brought = await mover.bring(ledger, extra)
+        named = move.restores or known is not None
+        brought = await mover.bring(ledger, extra, named=named)
     except TierlogError as error:
         return Moved(item=item, outcome=FAILED, error=str(error))
     return Moved(item=item, outcome=BROUGHT, packed=keep(brought).packed)

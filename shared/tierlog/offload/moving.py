@@ -154,10 +154,13 @@ class CopyMover:
                 return False
         return True
 
-    async def bring(self, ledger: ManifestLedger, extra: Mapping[str, str]) -> ManifestLedger:
+    async def bring(
+        self, ledger: ManifestLedger, extra: Mapping[str, str], *, named: bool = False
+    ) -> ManifestLedger:
         """Bring a ledger's copy, verified where it is then; return the ledger as it is there.
 
-        ``extra`` is put on objects of another layout.
+        ``extra`` is put on objects of another layout. ``named``: whoever reads the target may know
+        the copy already, and is given nothing damaged in the place of what is missing.
         """
         assert ledger.copy is not None
         origin = self._origin.here(ledger)
@@ -172,7 +175,7 @@ class CopyMover:
             try:
                 if self.wanted_uuid(origin.copy) != origin.copy.uuid:
                     return await self._anew(origin, extra)
-                return await self._same(origin)
+                return await self._same(origin, named=named)
             except CorruptError as error:
                 await self._check_source(origin, error)
                 if not left:
@@ -198,13 +201,12 @@ class CopyMover:
                 details=error.details,
             ) from cause
 
-    async def _same(self, origin: ManifestLedger) -> ManifestLedger:
+    async def _same(self, origin: ManifestLedger, *, named: bool) -> ManifestLedger:
         moved = self._place.here(origin)
         assert origin.copy is not None
         assert moved.copy is not None
         source, target, copy = origin.copy.location, moved.copy.location, origin.copy.copy
-        if await self._target.head(target.data_key) is not None:
-            # It may be sound, and lack its index alone: nothing damaged takes its place.
+        if named or await self._is_begun(target):
             await verify_copy(self._source, source, copy, read_back=ReadBack.FULL)
         if source.is_single:
             single = await load_single_index(self._source, source, copy=copy)
@@ -223,6 +225,13 @@ class CopyMover:
             await self._put(target.index_key, index)
         await self.bring_export(origin)
         return moved
+
+    async def _is_begun(self, target: Tier2Location) -> bool:
+        """Tell whether data are there, which may be sound, or an index that calls them so."""
+        for key in dict.fromkeys((target.data_key, target.index_key)):
+            if await self._target.head(key) is not None:
+                return True
+        return False
 
     async def _anew(self, origin: ManifestLedger, extra: Mapping[str, str]) -> ManifestLedger:
         """Write a copy of another layout out of the one that is there."""

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.world import STREAM
 from tests.unit.spark.moving_kit import BACK, COPY, PREFIX, begun, outcomes
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.format.attribute_page import new_page, seal
@@ -15,6 +16,8 @@ from tierlog.format.keys import export_key
 from tierlog.format.manifest import is_manifest_key, unkeep
 from tierlog.model.errors import RetryableError
 from tierlog.offload.moving import write_manifest
+from tierlog.runtime.settings import S3Settings
+from tierlog_spark.jobs.moving import Move
 from tierlog_spark.jobs.moving_plan import BROUGHT, FAILED, THERE
 
 
@@ -171,6 +174,64 @@ def test_a_damaged_backup_takes_the_place_of_no_sound_data(hurt: str) -> None:
         assert bucket.objects == before
         buckets.other.damage(backup, 60)
         assert outcomes(await buckets.move(BACK)) == [THERE, BROUGHT, THERE, THERE]
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("manifests_lost", [False, True])
+@pytest.mark.parametrize("layout", ["two-objects", "single-object"])
+def test_a_damaged_backup_takes_not_even_the_place_of_what_is_missing(
+    layout: Literal["two-objects", "single-object"], manifests_lost: bool
+) -> None:
+    """Readers look there, and nothing tells them of a payload that it is bad."""
+
+    async def main() -> None:
+        life, buckets, ids = await begun(uncopied=0)
+        await buckets.move(replace(COPY, layout=layout))
+        backup = Move(source=COPY.target, target=S3Settings(bucket="b", key_prefix="new"))
+        await buckets.move(backup)
+        back = Move(source=backup.target, target=backup.source, restores=True)
+        places = buckets.manifests(buckets.store(back.target), back.target)
+        known = await places.newest(STREAM, life.claimed.incarnation)
+        copy = unkeep(known.ledgers[ids[1]].packed).copy
+        assert copy is not None
+        key, entry = copy.location.data_key, life.site.world.ledgers[ids[1]][0]
+        body = buckets.other.objects.pop(key)[1]
+        if manifests_lost:
+            for one in [one for one in buckets.other.objects if is_manifest_key(PREFIX, one)]:
+                del buckets.other.objects[one]
+        hurt = key.replace(PREFIX, "new", 1), body.index(entry) + len(entry) - 1
+        life.site.world.bucket.damage(*hurt)
+        before = dict(buckets.other.objects)
+        moved = await buckets.move(back)
+        assert outcomes(moved) == [THERE, FAILED, THERE, THERE]
+        assert hurt[0] in moved[1].error
+        assert buckets.other.objects == before
+        life.site.world.bucket.damage(*hurt)
+        assert outcomes(await buckets.move(back)) == [THERE, BROUGHT, THERE, THERE]
+        assert buckets.other.objects[key][1] == body
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("manifests_lost", [False, True])
+def test_an_index_that_outlived_its_data_calls_nothing_damaged_arrived(
+    manifests_lost: bool,
+) -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun(uncopied=0)
+        await buckets.move(COPY)
+        location = (await life.site.world.context(ids[1])).location
+        assert location is not None
+        del buckets.other.objects[f"{PREFIX}/{location.data_key}"]
+        if manifests_lost:
+            for one in [one for one in buckets.other.objects if is_manifest_key(PREFIX, one)]:
+                del buckets.other.objects[one]
+        life.site.world.bucket.damage(location.data_key, 900)
+        for _ in range(2):
+            assert outcomes(await buckets.move(COPY)) == [THERE, FAILED, THERE, THERE]
+        life.site.world.bucket.damage(location.data_key, 900)
+        assert outcomes(await buckets.move(COPY)) == [THERE, BROUGHT, THERE, THERE]
 
     run_virtual(main(), until_s=1000)
 
