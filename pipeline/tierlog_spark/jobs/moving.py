@@ -78,6 +78,8 @@ from tierlog_spark.jobs.moving_plan import (
     dying,
     living,
     not_restored,
+    older_sources,
+    older_targets,
     own_indexes,
     still_wanted,
     strays,
@@ -165,12 +167,12 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     tasks = spread(both, lambda _: 1, TASKS_A_SLOT * slots)
     rows = run_tasks(run, "streams", tasks, partial(_read_pairs, move))
     found, unread = without_unread(requests.rest(rows))
-    pairs = lives = living(found)
+    lives, older = _by_age(move, living(found))
     for pair in () if move.restores else found:
         if pair.source.generation:
             check_same_stream(pair.source, pair.target)
     ended, left = ([], []) if move.restores else (dying(found), strays(found))
-    deleted = [Deleted(one.head.stream) for one in ended]
+    pairs, deleted = lives, [Deleted(one.head.stream) for one in ended]
     if move.restores:
         pairs, deleted = still_wanted(lives), not_restored(found, move.streams)
     items = [*to_restore(pairs), *unbacked(found)] if move.restores else to_move(pairs)
@@ -185,7 +187,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
     # What could not have been brought keeps back nothing else of its stream.
     moved = [one for one in seen if not one.item.unbacked]
     whole = all(one.outcome != FAILED for one in moved)
-    troubles = [_stream_row(one.stream, FAILED, one.error) for one in unread]
+    troubles = [_stream_row(one.stream, FAILED, one.error) for one in (*unread, *older)]
     of_none: list[dict[str, Any]] = []
     if not run.dry_run:
         ends = [*arrived(pairs, moved, anew=not move.restores), *ended]
@@ -211,6 +213,15 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
             *of_none,
         ],
     )
+
+
+def _by_age(move: Move, lives: list[StreamPair]) -> tuple[list[StreamPair], list[Unread]]:
+    """Return the streams that are moved, and those of which one manifest is too old; say why."""
+    older = older_targets(lives) if move.restores else older_sources(lives)
+    told = [Unread(name, error) for (name, _), error in older.items()]
+    if move.restores:
+        return lives, told
+    return [one for one in lives if one.name not in older], told
 
 
 def _throttled(move: Move, pace: float) -> Move:

@@ -15,6 +15,7 @@ from tierlog.model.manifest import KeptLedger, ManifestHead
 from tierlog.model.partitions import whole_of
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.manifests import KnownManifest
+from tierlog.offload.moving import not_named
 
 THERE: Final = "there"
 BROUGHT: Final = "brought"
@@ -122,6 +123,60 @@ def _lives(known: KnownManifest) -> bool:
 def still_wanted(pairs: Iterable[StreamPair]) -> list[StreamPair]:
     """Leave out what the target is deleting itself: it was there, and is to go."""
     return [one for one in pairs if one.target.head is None or _lives(one.target)]
+
+
+def older_sources(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
+    """Return the living streams of which the target knows more than the source; say what.
+
+    The source's manifest lost its newest part, or came back from before: a copy of that would take
+    names away from what is sound.
+    """
+    found = {}
+    for pair in pairs:
+        source, target = pair.source.head, pair.target.head
+        if source is None or target is None:
+            continue
+        ledgers = not_named(pair.target.ledgers, source, pair.source.ledgers)
+        if target.lifecycle is not StreamLifecycle.ACTIVE:
+            what = "the target says that this stream is being deleted, and the source does not"
+        elif ledgers:
+            what = (
+                f"the target's manifest names copies of {len(ledgers)} ledgers, the first "
+                f"{ledgers[0]}, that the source's does not name, and did not trim"
+            )
+        else:
+            continue
+        found[pair.name] = (
+            f"{what}: that one is older, and nothing of the stream is copied. Where ZooKeeper "
+            "lives, let its scheduler write a newer one, and run this again; else bring the "
+            "source's back with: tierlog spark restore; or copy to an empty bucket, or prefix"
+        )
+    return found
+
+
+def older_targets(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
+    """Return the streams of which the target's manifest lacks copies that the backup's names.
+
+    These come back, and without a name nobody finds them.
+    """
+    found = {}
+    for pair in pairs:
+        head, ledgers = pair.target.head, pair.target.ledgers
+        if head is None or pair.source.head is None or not _lives(pair.target):
+            continue
+        lacks = not_named(pair.source.ledgers, head, ledgers)
+        if not lacks:
+            continue
+        more = len(not_named(ledgers, pair.source.head, pair.source.ledgers))
+        others = f" (and names {more} that the backup's does not)" if more else ""
+        found[pair.name] = (
+            f"the bucket's manifest does not name the copies of {len(lacks)} ledgers, the first "
+            f"{lacks[0]}, that the backup's names{others}: it is older, and by it no restore of "
+            "metadata brings them back. Where ZooKeeper lives, let its scheduler write a newer "
+            "one, and run this again; where it is lost, move the stream's *.manifest and *.part "
+            "away, and run this again: the backup's comes back then"
+        )
+    return found
 
 
 def dying(pairs: Iterable[StreamPair]) -> list[StreamEnd]:

@@ -7,7 +7,8 @@ Invariants:
     * A copy's index object is written last, once all its data were read back where they are now
       and compared: an index that is there says that its copy has arrived. Of a single object,
       which comes at once, only reading says so.
-    * A manifest names only copies that have arrived, where they are now.
+    * A manifest names only copies that have arrived, where they are now. None takes the place of
+      one that is surely newer.
     * Another layout is made only of data that were compared with what was written.
     * All that is written has the same key and the same bytes whoever writes it, how often and at
       once with whomever: what another layout makes anew has a UUID out of the one it is made of.
@@ -37,6 +38,7 @@ from tierlog.model.errors import CorruptError, RefusedError, RetryableError, Tie
 from tierlog.model.ids import LedgerId
 from tierlog.model.manifest import KeptLedger, ManifestCopy, ManifestHead, ManifestLedger
 from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.attribute_restore import checked_attributes
 from tierlog.offload.drivers import Drivers, known_here
 from tierlog.offload.manifests import KnownManifest, ManifestStore
@@ -459,7 +461,8 @@ async def write_manifest(
     """Have the newest manifest say this; False: it does already.
 
     Of two that want the same at once one writes it, and the other finds it. ``first``: there was
-    none. One that says something else by now is its scheduler's, who knows more: it stays.
+    none. One that says something else by now is its scheduler's, who knows more: it stays. So does
+    one that knows more than this, from a run that began later.
     """
     wanted: dict[LedgerId, KeptLedger] = {one.listed.ledger_id: keep(one) for one in ledgers}
     for left in reversed(range(TRIES_MAX)):
@@ -471,6 +474,11 @@ async def write_manifest(
                 f"stream {head.stream} got a manifest of its own meanwhile, which stays",
                 remedy="Run this again: it goes by that one then",
             )
+        if known.head is not None and is_older(head, wanted, known.head, known.ledgers):
+            raise RetryableError(
+                f"stream {head.stream} got a newer manifest meanwhile, which stays",
+                remedy="Run this again, and one run at a time",
+            )
         put = {number: one for number, one in wanted.items() if known.ledgers.get(number) != one}
         gone = [number for number in known.ledgers if number not in wanted]
         try:
@@ -481,6 +489,37 @@ async def write_manifest(
         else:
             return True
     raise AssertionError("the last try returns or raises")
+
+
+def not_named(
+    names: Mapping[LedgerId, KeptLedger], head: ManifestHead, ledgers: Mapping[LedgerId, KeptLedger]
+) -> list[LedgerId]:
+    """Return of which ledgers another manifest should name the copies that one ``names``.
+
+    Trimming alone takes such a name away. Where anything else did, the other one is older.
+    """
+    copied = {number for number, one in ledgers.items() if one.uuid is not None}
+    return [
+        number
+        for number, one in names.items()
+        if one.uuid is not None and number > head.trimmed_through and number not in copied
+    ]
+
+
+def is_older(
+    head: ManifestHead,
+    ledgers: Mapping[LedgerId, KeptLedger],
+    other: ManifestHead,
+    others: Mapping[LedgerId, KeptLedger],
+) -> bool:
+    """Tell whether a stream's manifest is surely older than another one of that incarnation."""
+    active = StreamLifecycle.ACTIVE
+    return (
+        other.owner_epoch > head.owner_epoch
+        or other.trimmed_through > head.trimmed_through
+        or (head.lifecycle is active and other.lifecycle is not active)
+        or bool(not_named(others, head, ledgers))
+    )
 
 
 def check_same_stream(source: KnownManifest, target: KnownManifest) -> None:

@@ -263,6 +263,26 @@ def test_a_manifest_that_was_written_during_a_restore_stays() -> None:
     run_virtual(main(), until_s=1000)
 
 
+def test_a_copy_that_began_before_another_one_takes_no_name_away_that_it_brought() -> None:
+    async def main() -> None:
+        life, buckets, _ = await begun(uncopied=0)
+        origins = buckets.manifests(buckets.store(COPY.source), COPY.source)
+        (name,) = await origins.streams()
+        known = await origins.newest(*name)
+        assert known.head is not None
+        await life.ledger(9)
+        await life.site.write_manifests()
+        await buckets.move(COPY)
+        before = dict(buckets.other.objects)
+        place = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        ledgers = [unkeep(one.packed) for one in known.ledgers.values()]
+        with pytest.raises(RetryableError, match="got a newer manifest meanwhile"):
+            await write_manifest(place, known.head, ledgers)
+        assert buckets.other.objects == before
+
+    run_virtual(main(), until_s=1000)
+
+
 def test_an_export_copy_that_is_made_after_the_copy_comes_along_with_the_next() -> None:
     async def main() -> None:
         life, buckets, ids = await begun()

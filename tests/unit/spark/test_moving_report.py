@@ -216,3 +216,79 @@ def test_an_attribute_index_that_is_compared_as_it_comes_back_is_not_read_once_m
     monkeypatch.setattr(moving, "check_index", fails)
     report = moving.restore(RUN, BACK)
     assert (report.counts["there"], report.counts["failed"]) == (4, 0)
+
+
+def bucket_lost_its_newest(monkeypatch):
+    """Copy, go on, copy again; then let the first bucket lose the manifest that came since.
+
+    Returns both, and what is gone.
+    """
+
+    async def main():
+        life, buckets, _ = await begun(uncopied=0)
+        await buckets.move(COPY)
+        await life.ledger(9)
+        await life.site.write_manifests()
+        await buckets.move(COPY)
+        return buckets
+
+    buckets = run_virtual(main(), until_s=1000)
+    open_here(monkeypatch, buckets)
+    bucket = buckets.site.world.bucket
+    newest = max(key for key in bucket.objects if f"/{STREAM}/" in key and ".manifest" in key)
+    return buckets, {newest: bucket.objects.pop(newest)}
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_source_that_lost_its_newest_manifest_takes_nothing_from_its_copy(monkeypatch, dry_run):
+    buckets, gone = bucket_lost_its_newest(monkeypatch)
+    before = dict(buckets.other.objects)
+    report = moving.copy(replace(RUN, dry_run=dry_run), COPY)
+    assert buckets.other.objects == before
+    assert (report.counts["failed"], report.counts["streams_failed"]) == (1, 1)
+    (row,) = report.rows
+    assert (row["stream"], row["outcome"]) == (STREAM, FAILED)
+    for words in ("names copies of 1 ledgers", "that one is older", "let its scheduler write"):
+        assert words in row["error"]
+    buckets.site.world.bucket.objects.update(gone)
+    assert moving.copy(RUN, COPY).counts["failed"] == 0
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_bucket_whose_manifest_is_older_than_the_backups_is_not_called_whole(
+    monkeypatch, dry_run
+):
+    buckets, _ = bucket_lost_its_newest(monkeypatch)
+    bucket = buckets.site.world.bucket
+    before = dict(bucket.objects)
+    report = moving.restore(replace(RUN, dry_run=dry_run), BACK)
+    assert bucket.objects == before
+    assert (report.counts["there"], report.counts["failed"]) == (5, 1)
+    (row,) = report.rows
+    assert (row["stream"], row["outcome"]) == (STREAM, FAILED)
+    for words in ("does not name the copies of 1 ledgers", "*.manifest and *.part away"):
+        assert words in row["error"]
+    for key in [one for one in bucket.objects if is_manifest_key("", one)]:
+        del bucket.objects[key]
+    assert moving.restore(RUN, BACK).counts["failed"] == 0
+    assert moving.restore(RUN, BACK).counts["failed"] == 0
+
+
+def test_a_copy_that_says_that_a_stream_is_being_deleted_is_not_told_otherwise(monkeypatch):
+    async def main():
+        life, buckets, ids = await begun(uncopied=0)
+        await buckets.move(COPY)
+        manifests = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        known = await manifests.newest(STREAM, life.claimed.incarnation)
+        assert known.head is not None
+        gone = replace(known.head, lifecycle=StreamLifecycle.DELETING, attributes=None)
+        await manifests.write(known, gone, put={}, removed=ids)
+        return buckets
+
+    buckets = run_virtual(main(), until_s=1000)
+    open_here(monkeypatch, buckets)
+    before = dict(buckets.other.objects)
+    report = moving.copy(RUN, COPY)
+    assert buckets.other.objects == before
+    assert report.counts["failed"] == 1
+    assert "is being deleted, and the source does not" in report.rows[0]["error"]
