@@ -190,4 +190,4 @@ def check_newest(stream: str, batch_id: int, *, ahead: int) -> None:
 def abandon(options: WriteOptions, writer_id: UUID, number: int) -> None:
     """Delete what tasks staged in vain."""
     with SyncStaging(options.settings) as staging:
-        staging.sweep(writer_id, through=number)
+        staging.sweep(options.stream, writer_id=writer_id, through=number)

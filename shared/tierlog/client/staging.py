@@ -156,7 +156,7 @@ class StagingDesk:
                 there = number
                 if tell_newest and outcome is AttachOutcome.THERE:
                     there = await self._number(stream, writer_id)
-                await self._clean_up(writer_id, number)
+                await self._clean_up(stream, writer_id, number)
                 return there
             log.info("attach.copied", stream=stream, ledgers=len(left))
             left = await self._copied(left)
@@ -225,11 +225,13 @@ class StagingDesk:
             except RefusedError as error:
                 log.info("staging.kept", ledger_id=ledger_id, cause=error.message)
 
-    async def sweep(self, writer_id: UUID, *, through: int) -> int:
+    async def sweep(self, name: str, *, writer_id: UUID, through: int) -> int:
         """Delete what a writer staged for numbers up to ``through`` and is not attached.
 
+        For this stream: to another one somebody may write under the same name and number just now.
         Nothing, while the metadata may be a backup's: what was attached since seems to be staged.
         """
+        stream = stream_name(name)
         if await self._catalog.scrubs.is_restored():
             cause = "the metadata came back from the bucket or from a backup"
             log.info("staging.not_swept", writer_id=str(writer_id), cause=cause)
@@ -238,15 +240,17 @@ class StagingDesk:
         found = []
         for ledger_id, metadata in sorted(staged.items()):
             staging = Staging.of(metadata)
-            if staging is not None and staging.writer_id == writer_id and staging.number <= through:
+            if staging is None or staging.number > through:
+                continue
+            if (staging.stream, staging.writer_id) == (stream, writer_id):
                 found.append(ledger_id)
         await self.discard(found)
         return len(found)
 
-    async def _clean_up(self, writer_id: UUID, number: int) -> None:
+    async def _clean_up(self, stream: StreamName, writer_id: UUID, number: int) -> None:
         """Delete what tasks left that failed or were overtaken; the scheduler does it, too."""
         try:
-            await self.sweep(writer_id, through=number)
+            await self.sweep(stream, writer_id=writer_id, through=number)
         except TierlogError as error:
             log.warning("staging.not_swept", writer_id=str(writer_id), cause=str(error))
 
@@ -323,9 +327,9 @@ class SyncStaging(Blocking):
         )
         return BACKGROUND.run(attach)
 
-    def sweep(self, writer_id: UUID, *, through: int) -> int:
+    def sweep(self, name: str, *, writer_id: UUID, through: int) -> int:
         """See ``StagingDesk.sweep``."""
-        return BACKGROUND.run(self._desk.sweep(writer_id, through=through))
+        return BACKGROUND.run(self._desk.sweep(name, writer_id=writer_id, through=through))
 
 
 __all__ = [

@@ -292,7 +292,7 @@ def test_ledgers_that_the_stream_went_past_are_copied_behind_it():
             with pytest.raises(RetryableError, match="went past"):
                 await attached(staging, await stage(staging, b"x", number=2), number=2)
             assert number == 2 + COPIES_MAX
-            assert await staging.sweep(JOB, through=2) == 1
+            assert await staging.sweep(STREAM, writer_id=JOB, through=2) == 1
         assert (await payloads(cluster))[1:4] == [b"a.1", b"b.1", b"c.1"]
         assert b"x.1" not in await payloads(cluster)
 
