@@ -335,8 +335,9 @@ class CopyMover:
         """Bring a stream's attribute index; return the checkpoint that names it there.
 
         All that the checkpoint needs is read and compared, here and there. ``deep``: so is what
-        seems to be there already. What it does not need, a later checkpoint there may: of that
-        nothing damaged is brought, least of all in the place of what is sound.
+        seems to be there already. What it does not need, a later checkpoint there may. Nothing
+        damaged is brought, least of all in the place of what is sound: an index that is damaged
+        here, and whole there, has arrived.
         """
         named = head.attributes
         if named is None:
@@ -346,7 +347,11 @@ class CopyMover:
             fmt.attributes_folder(place.key_prefix, head.stream, head.incarnation)
             for place in (self._origin, self._place)
         ]
-        await checked_attributes(self._source, folders[0], named, slots)
+        damaged: CorruptError | None = None
+        try:
+            await checked_attributes(self._source, folders[0], named, slots)
+        except CorruptError as error:
+            damaged = error
         async for info in self._source.list(folders[0]):
             key = fmt.moved_key(folders[1], info.key)
             there = await self._target.head(key)
@@ -364,6 +369,13 @@ class CopyMover:
         try:
             await checked_attributes(self._target, folders[1], named, slots)
         except CorruptError as error:
+            if damaged is not None:
+                raise CorruptError(
+                    f"in s3://{self._origin.bucket}: {damaged.message}",
+                    remedy="Run this again: it may have been swept meanwhile; what stays so, bring "
+                    "from a backup that has it; see the how-to scrub-a-bucket",
+                    details=damaged.details,
+                ) from error
             raise RetryableError(
                 f"the attribute index of stream {head.stream} did not arrive whole: "
                 f"{error.message}",

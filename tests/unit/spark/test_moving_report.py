@@ -207,6 +207,35 @@ def test_an_attribute_index_that_the_backup_does_not_have_is_looked_at_all_the_s
         assert words in row["error"]
 
 
+@pytest.mark.parametrize("lost", ["nothing", "manifests", "index"])
+def test_an_attribute_index_that_is_damaged_in_the_backup_alone_keeps_nothing_back(
+    monkeypatch, lost
+):
+    buckets = copied_once(monkeypatch)
+    bucket = buckets.site.world.bucket
+    indexes = [key for key in sorted(bucket.objects) if "/attributes/" in key]
+    hurt = next(key for key in reversed(indexes) if not key.endswith(".list"))
+    before = dict(bucket.objects)
+    buckets.other.damage(f"{PREFIX}/{hurt}", 30)
+    if lost == "manifests":
+        for key in [key for key in bucket.objects if f"/{STREAM}/" in key and ".manifest" in key]:
+            del bucket.objects[key]
+    if lost == "index":
+        del bucket.objects[hurt]
+        before = dict(bucket.objects)
+    report = moving.restore(RUN, BACK)
+    assert {key: one[1] for key, one in bucket.objects.items() if ".manifest" not in key} == {
+        key: one[1] for key, one in before.items() if ".manifest" not in key
+    }
+    assert report.counts["failed"] == (lost == "index")
+    assert [one for one in bucket.objects if f"/{STREAM}/" in one and ".manifest" in one]
+    if lost == "index":
+        (row,) = report.rows
+        for words in (f"in s3://t: object {PREFIX}/{hurt}", "Run this again", "from a backup"):
+            assert words in row["error"]
+        assert "--accept-damage" not in row["error"]
+
+
 def test_an_attribute_index_that_is_compared_as_it_comes_back_is_not_read_once_more(monkeypatch):
     copied_once(monkeypatch)
 
