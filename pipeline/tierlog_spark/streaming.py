@@ -416,8 +416,8 @@ def _end_of(stream: ListedStream) -> Position:
 def check_served(stream: ListedStream, within: Range, *, fail_on_data_loss: bool) -> None:
     """Refuse a range of which entries went unread, or of which the readers lack the end."""
     trimmed = stream.trimmed_end
-    first = stream.ledgers[0].ledger_id if stream.ledgers else None
-    _check_loss(stream.name, within, trimmed, first, fail=fail_on_data_loss)
+    ids = [one.ledger_id for one in stream.ledgers]
+    _check_loss(stream.name, within, trimmed, ids, fail=fail_on_data_loss)
     remedy = "Ask the readers of the cluster that the query began with"
     _check_end(stream.name, within, _end_of(stream), remedy)
 
@@ -430,10 +430,10 @@ def check_stored(
     fail_on_data_loss: bool,
 ) -> None:
     """Refuse a range of which entries went unread, or of which the manifest lacks the end."""
-    first = ledgers[0].listed.ledger_id if ledgers else None
-    _check_loss(head.stream, within, trimmed_end_of(head), first, fail=fail_on_data_loss)
+    ids = [one.listed.ledger_id for one in ledgers]
+    _check_loss(head.stream, within, trimmed_end_of(head), ids, fail=fail_on_data_loss)
     # A manifest lists closed ledgers alone.
-    last = max((one.listed.ledger_id for one in ledgers), default=head.trimmed_through)
+    last = max(ids, default=head.trimmed_through)
     _check_end(head.stream, within, Position(LedgerId(last + 1), EntryId(0)), _LAGS)
 
 
@@ -477,23 +477,28 @@ def _check_loss(
     stream: StreamName,
     within: Range,
     trimmed: Position | None,
-    first: LedgerId | None,
+    ids: Sequence[LedgerId],
     *,
     fail: bool,
 ) -> None:
     """Refuse to go on where entries went that nobody has read; or say so and go on.
 
-    ``first``: the stream's first ledger. An offset lies in a ledger that has entries, or right
-    behind one, and only trimming takes such a ledger away.
+    ``ids``: the stream's ledgers, in order. An offset lies in a ledger that has entries, or right
+    behind one, and only trimming takes such a ledger away; or a restore, which has not all.
     """
     start = within.start
     assert start is not None
+    first = ids[0] if ids else None
+    there = next((one for one in ids if one >= start.ledger_id), start.ledger_id)
     if trimmed is not None and start < trimmed:
         begins, reason = trimmed, Reason.TRIMMED
         what = f"was trimmed up to {trimmed}, and"
     elif trimmed is None and first is not None and BEGINNING.ledger_id < start.ledger_id < first:
         begins, reason = Position(first, EntryId(0)), Reason.NO_SUCH_ENTRY
         what = f"begins at {begins}, and was made anew or restored since"
+    elif start.entry_id and there > start.ledger_id and start != trimmed:
+        begins, reason = Position(there, EntryId(0)), Reason.NO_SUCH_ENTRY
+        what = f"goes on at {begins}, since its ledger {start.ledger_id} was lost, and"
     else:
         return
     what = f"{what} the query had read up to {start}"

@@ -114,6 +114,19 @@ def test_what_was_trimmed_unread_is_refused_or_told():
     assert behind_trimmed([one], {StreamName("s"): at(9, 3)}) == {"s": at(9, 3)}
 
 
+def test_the_rest_of_a_ledger_that_a_restore_did_not_bring_back_is_told():
+    one = source("s", {6: 5, 9: 5})
+    with pytest.raises(RefusedError, match="has lost its ledger 8, and here has it up to 8:3") as e:
+        was_lost_unread(one, at(8, 3), UUID(int=1), skip=False, place="here")
+    assert "--skip-trimmed" in e.value.remedy
+    assert was_lost_unread(one, at(8, 3), UUID(int=1), skip=True, place="here")
+    (step,) = steps([one], {StreamName("s"): at(8, 3)}, batch_bytes=10**6)
+    assert step.to == {"s": at(10)}
+    # All of a ledger was exported; or nothing is there yet behind what was.
+    for start in (at(6, 2), at(7), at(8), at(9, 4), at(10), at(12, 3)):
+        assert not was_lost_unread(one, start, UUID(int=1), skip=False, place="here")
+
+
 def test_of_a_stream_that_was_made_anew_nobody_knows_what_went_with_the_one_before():
     anew, known = source("s", {9: 5}, incarnation=2), {StreamName("s"): UUID(int=1)}
     assert was_lost_unread(anew, at(7), UUID(int=1), skip=True, place="here")

@@ -1,6 +1,7 @@
 """What a batch of a streaming read refuses: entries trimmed unread, readers or buckets that lag."""
 
 import asyncio
+import functools
 from dataclasses import replace
 from uuid import UUID
 
@@ -78,6 +79,27 @@ def test_a_stream_that_was_made_anew_is_not_taken_for_the_one_before():
         check_served(anew, within, fail_on_data_loss=False)
     for start in (BEGINNING, at(15, 0), at(15, 2)):
         check_served(anew, Range(start=start, end=at(16, 0)), fail_on_data_loss=True)
+
+
+@pytest.mark.parametrize("trimmed", [None, at(12, 5)])
+def test_the_rest_of_a_ledger_that_is_gone_amid_a_stream_is_told(trimmed):
+    """A restore brings back what was in the bucket: a ledger that was open then is not there."""
+    stream = served((13, 4, 40, True), (17, 3, 0, False), trimmed=trimmed)
+    head = HEAD if trimmed is None else replace(HEAD, trimmed_through=LedgerId(12))
+    for start, fails in ((at(15, 2), True), (at(15, 0), False), (at(13, 2), False)):
+        within = Range(start=start, end=at(17, 3))
+        for check in (
+            functools.partial(check_served, stream, within),
+            functools.partial(check_stored, head, listed(13, 17), within),
+        ):
+            if fails:
+                with pytest.raises(RefusedError, match="goes on at 17:0, since its ledger 15 was"):
+                    check(fail_on_data_loss=True)
+            else:
+                check(fail_on_data_loss=True)
+            check(fail_on_data_loss=False)
+    # It was open, or is not in the bucket yet.
+    check_served(stream, Range(start=at(17, 2), end=at(17, 3)), fail_on_data_loss=True)
 
 
 def test_what_is_empty_by_now_has_its_end_where_it_was_trimmed():

@@ -146,6 +146,8 @@ def was_lost_unread(
         what, reason = f"was trimmed up to ledger {source.trimmed_through}", Reason.TRIMMED
     elif source.ledgers and known is not None and known != source.incarnation:
         what, reason = "was deleted and made anew", Reason.NO_SUCH_ENTRY
+    elif _is_gone(source.ledgers, start):
+        what, reason = f"has lost its ledger {start.ledger_id}", Reason.NO_SUCH_ENTRY
     else:
         return False
     if not skip:
@@ -156,6 +158,15 @@ def was_lost_unread(
             details={"stream": source.stream},
         )
     return True
+
+
+def _is_gone(ledgers: Sequence[ReadableLedger], start: Position) -> bool:
+    """Tell whether the ledger that was exported in part is not there, and later ones are.
+
+    Only trimming takes one away, and a restore out of a bucket that had not all of it.
+    """
+    ids = [one.ledger_id for one in ledgers if one.entry_count]
+    return bool(start.entry_id and ids) and start.ledger_id < ids[-1] and start.ledger_id not in ids
 
 
 def steps(sources: Sequence[Source], start: Offsets, *, batch_bytes: int) -> Iterator[Step]:
