@@ -343,6 +343,7 @@ async def move_one(mover: CopyMover, move: Move, item: MoveItem, *, dry_run: boo
         if item.unbacked:
             return Moved(item=item, outcome=FAILED, error=_lost(item))
         if dry_run:
+            mover.check_movable(ledger)
             return Moved(item=item, outcome=MISSING)
         extra = {"ManagedLedgerName": str(item.stream), "TierlogWorker": WORKER}
         named = move.restores or known is not None

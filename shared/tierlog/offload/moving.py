@@ -167,12 +167,7 @@ class CopyMover:
         assert ledger.copy is not None
         origin = self._origin.here(ledger)
         assert origin.copy is not None
-        if not known_here(origin.copy.location):
-            raise RefusedError(
-                f"driver {origin.copy.location.driver!r} wrote the copy of ledger "
-                f"{ledger.listed.ledger_id}, which can't be moved",
-                remedy="Move it with what wrote it, or leave its stream out",
-            )
+        self.check_movable(ledger)
         for left in reversed(range(TRIES_MAX)):
             try:
                 if self.wanted_uuid(origin.copy) != origin.copy.uuid:
@@ -187,6 +182,23 @@ class CopyMover:
                 if not left:
                     raise
         raise AssertionError("the last try returns or raises")
+
+    def check_movable(self, ledger: ManifestLedger) -> None:
+        """Refuse a copy that can't be moved, or not to the layout that is wanted."""
+        copy, ledger_id = ledger.copy, ledger.listed.ledger_id
+        assert copy is not None
+        if not known_here(copy.location):
+            raise RefusedError(
+                f"driver {copy.location.driver!r} wrote the copy of ledger {ledger_id}, which "
+                "can't be moved",
+                remedy="Move it with what wrote it, or leave its stream out",
+            )
+        if self.wanted_uuid(copy) != copy.uuid and not is_read_whole(copy.location, copy.copy):
+            raise RefusedError(
+                f"the copy of ledger {ledger_id} has no side object: nothing says what the data "
+                "must be, of which another layout would be made",
+                remedy="Copy it as it is, without another layout, or leave its stream out",
+            )
 
     async def _check_source(self, origin: ManifestLedger, cause: CorruptError) -> None:
         """Raise what is wrong with the source, if it is that; else the way is to blame."""
@@ -242,7 +254,7 @@ class CopyMover:
         reads, writes = self._layouts
         found, ledger_id = origin.copy, origin.listed.ledger_id
         uuid = self.wanted_uuid(found)
-        await self._check_vouched(ledger_id, found)
+        await self._check_vouched(found)
         handle = await reads.read_offloaded(ledger_id, found.uuid, found.location, copy=found.copy)
         try:
             copy = await writes.offload(handle, uuid, {**extra, "TierlogCopyOf": str(found.uuid)})
@@ -253,18 +265,12 @@ class CopyMover:
         made = ManifestCopy(uuid=uuid, location=location, complete_ms=found.complete_ms, copy=copy)
         return replace(origin, copy=made)
 
-    async def _check_vouched(self, ledger_id: LedgerId, found: ManifestCopy) -> None:
+    async def _check_vouched(self, found: ManifestCopy) -> None:
         """Raise unless all data that are read of a copy are what was written.
 
         A copy with new checksums calls everything good that it is made of. What has a side object
         is compared as it is read.
         """
-        if not is_read_whole(found.location, found.copy):
-            raise RefusedError(
-                f"the copy of ledger {ledger_id} has no side object: nothing says what the data "
-                "must be, of which another layout would be made",
-                remedy="Copy it as it is, without another layout, or leave its stream out",
-            )
         if not found.copy.side_len:
             await verify_copy(self._source, found.location, found.copy, read_back=ReadBack.FULL)
 

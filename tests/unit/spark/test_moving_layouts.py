@@ -5,6 +5,7 @@ what was written; damage stays where it is found, and is named.
 """
 
 from dataclasses import replace
+from typing import Literal
 from uuid import UUID
 
 import pytest
@@ -20,14 +21,15 @@ from tests.unit.spark.moving_kit import (
     without_manifests,
 )
 from tierlog.adapters.memory.objects import MemoryObjects
-from tierlog.format.manifest import unkeep
+from tierlog.format.manifest import keep, unkeep
 from tierlog.model.errors import RefusedError
 from tierlog.model.manifest import ManifestLedger
 from tierlog.offload.driver import Tier2Settings
 from tierlog.offload.drivers import DriverParts, Drivers
+from tierlog.offload.manifests import KnownManifest
 from tierlog.runtime.settings import S3Settings
-from tierlog_spark.jobs.moving import Move, mover_of
-from tierlog_spark.jobs.moving_plan import BROUGHT, FAILED, THERE
+from tierlog_spark.jobs.moving import Move, move_one, mover_of
+from tierlog_spark.jobs.moving_plan import BROUGHT, FAILED, MISSING, THERE, StreamPair, to_move
 
 
 async def entries_at(buckets: Buckets, ledger: ManifestLedger) -> list[bytes]:
@@ -120,5 +122,34 @@ def test_of_what_nothing_vouches_for_no_other_layout_is_made() -> None:
             await mover.bring(ledger, {})
         assert not buckets.other.objects
         await mover_of(COPY, *stores, UUID(int=1)).bring(ledger, {})
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize("layout", ["two-objects", "single-object"])
+def test_what_can_not_be_moved_fails_in_a_dry_run_too(
+    layout: Literal["two-objects", "single-object"], dry_run: bool
+) -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun()
+        origins = buckets.manifests(buckets.store(COPY.source), COPY.source)
+        known = await origins.newest(STREAM, life.claimed.incarnation)
+        ledger = unkeep(known.ledgers[ids[0]].packed)
+        copy = ledger.copy
+        assert copy is not None
+        bare = replace(copy.copy, side_len=0, side_sha256=b"", side_header_sha256=b"")
+        foreign = replace(copy.location, driver="tape")
+        nothing = KnownManifest(stream=STREAM, incarnation=life.claimed.incarnation)
+        move = replace(COPY, layout=layout)
+        mover = mover_of(move, buckets.store(COPY.source), buckets.store(COPY.target), UUID(int=1))
+        found = []
+        for one in (replace(copy, location=foreign), replace(copy, copy=bare)):
+            changed = {ids[0]: keep(replace(ledger, copy=one))}
+            (item,) = to_move([StreamPair(replace(known, ledgers=changed), nothing)])
+            found.append(await move_one(mover, move, item, dry_run=dry_run))
+        as_it_is = MISSING if dry_run else BROUGHT
+        assert outcomes(found) == [FAILED, FAILED if layout == "single-object" else as_it_is]
+        assert "tape" in found[0].error
 
     run_virtual(main(), until_s=1000)
