@@ -25,7 +25,7 @@ from tierlog.format.frame import Offsets, check_frames, walk_frames
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.partitions import count_told, partition_names
-from tierlog.model.position import Position
+from tierlog.model.position import Edge, Position
 from tierlog.ports.reads import FramesAnswer, ReaderService, ServedLedger, ServedLedgers
 from tierlog.runtime.security import SecuritySettings
 from tierlog.runtime.settings import ClientSettings
@@ -255,16 +255,27 @@ async def service_batches(
             async for answer in answers:
                 for batch in _batches(part, answer, schema):
                     yield batch
-        if reader.resume != part.until and not _is_behind(reader.resume, part.until):
+        if not await _is_whole(reads, part, reader.resume):
             raise CorruptError(
                 f"stream {part.stream} ended at {reader.resume}, before {part.until}",
                 remedy="Plan the read again: the stream was trimmed or deleted meanwhile",
             )
 
 
-def _is_behind(where: object, until: Position) -> bool:
+async def _is_whole(reads: ReaderService, part: ServicePart, where: Position | Edge) -> bool:
     """Tell whether nothing lies between; a ledger's end is where the next one begins."""
-    return isinstance(where, Position) and (where >= until or until.entry_id == 0)
+    if not isinstance(where, Position):
+        return False
+    if where >= part.until or part.until.entry_id:
+        return where >= part.until
+    # Whoever answered last may not know yet how the ledger ended.
+    page = await reads.ledgers(part.stream, where.ledger_id)
+    left = [one for one in page.ledgers if one.ledger_id < part.until.ledger_id]
+    return not any(
+        one.entry_count > (where.entry_id if one.ledger_id == where.ledger_id else 0)
+        or not one.closed
+        for one in left
+    )
 
 
 def _batches(

@@ -20,12 +20,15 @@ from pyspark.sql.datasource import (
 from tests.unit.spark.bucket_kit import INCARNATION, ManifestBucket, options
 from tierlog.format.entry import encode_entry
 from tierlog.format.frame import pack_entries
+from tierlog.model.errors import CorruptError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.partitions import is_partitioned
 from tierlog.model.position import Edge, Position
 from tierlog.ports.reads import FramesAnswer, ServedLedger, ServedLedgers
 from tierlog_spark import driving, service
 from tierlog_spark.columns import Table
+from tierlog_spark.parts import read_part
+from tierlog_spark.planning import ALL, ServicePart
 from tierlog_spark.source import FilteringReader, schema_of
 
 T0 = datetime(2026, 11, 22, tzinfo=UTC)
@@ -147,3 +150,51 @@ def test_times_of_options_choose_rows_of_readers_and_the_end_is_not_included(mod
     assert rows(mode, one, endTime=first) == [(PARTITIONS[0], number) for number in range(3)]
     within = {"stream": PARTITIONS[0], "start": "11:2", "end": "11:5"}
     assert rows(mode, **within, startTime=first) == [(PARTITIONS[0], 3), (PARTITIONS[0], 4)]
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "whole"),
+    [
+        (((11, 4, True), (13, 0, True)), True),
+        (((11, 4, True), (17, 2, False)), True),
+        (((11, 9, True), (17, 2, False)), False),
+        (((11, 4, True), (13, 1, True)), False),
+        # Nobody knows yet how it ends.
+        (((11, 4, False),), False),
+    ],
+)
+def test_a_part_that_ends_where_a_ledger_does_is_read_to_that_end_or_fails(
+    monkeypatch: pytest.MonkeyPatch, ledgers: tuple[tuple[int, int, bool], ...], whole: bool
+) -> None:
+    class Stalled(TimedReads):
+        """A reader that has four entries of a ledger, and knows of no other."""
+
+        async def ledgers(self, stream: StreamName, first: LedgerId) -> ServedLedgers:
+            assert (stream, first) == (PARTITIONS[0], 11)
+            found = (
+                ServedLedger(ledger_id=LedgerId(one), entry_count=count, length=1, closed=closed)
+                for one, count, closed in ledgers
+            )
+            return ServedLedgers(incarnation=INCARNATION, ledgers=tuple(found))
+
+        async def read(
+            self, stream: StreamName, where: Position | Edge, **how: Any
+        ) -> FramesAnswer:
+            if where == at(AN_ANSWER):
+                return FramesAnswer(resume=where)
+            return await super().read(stream, where, **how)
+
+    @contextlib.asynccontextmanager
+    async def reads_of(*_: Any) -> AsyncIterator[TimedReads]:
+        yield Stalled()
+
+    monkeypatch.setattr(service, "reads_of", reads_of)
+    read = options(readMode="service")
+    until = Position(LedgerId(17), EntryId(0))
+    part = ServicePart(stream=StreamName(PARTITIONS[0]), start=at(0), until=until, bounds=ALL)
+    schema = schema_of(Table.EVENTS, COLUMNS)
+    if whole:
+        assert sum(one.num_rows for one in read_part(part, read, schema)) == AN_ANSWER
+        return
+    with pytest.raises(CorruptError, match="ended at 11:4, before 17:0"):
+        list(read_part(part, read, schema))
