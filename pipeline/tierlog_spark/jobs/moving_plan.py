@@ -31,6 +31,10 @@ DELETED: Final = "deleted"
 and no restore brings any of it back."""
 OUTCOMES: Final = (BROUGHT, THERE, MISSING, OTHER_COPY, NOT_IN_SOURCE, FAILED)
 
+_BY_SCHEDULER: Final = (
+    "Where ZooKeeper lives, let its scheduler write a newer one, and run this again"
+)
+
 Incarnation = tuple[StreamName, UUID]
 
 
@@ -126,7 +130,7 @@ def still_wanted(pairs: Iterable[StreamPair]) -> list[StreamPair]:
 
 
 def older_sources(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
-    """Return the living streams of which the target knows more than the source; say what.
+    """Return the living streams of which the target knows what the source does not; say what.
 
     The source's manifest lost its newest part, or came back from before: a copy of that would take
     names away from what is sound.
@@ -147,9 +151,9 @@ def older_sources(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
         else:
             continue
         found[pair.name] = (
-            f"{what}: that one is older, and nothing of the stream is copied. Where ZooKeeper "
-            "lives, let its scheduler write a newer one, and run this again; else bring the "
-            "source's back with: tierlog spark restore; or copy to an empty bucket, or prefix"
+            f"{what}: that one is older, or each went on by itself, and nothing of the stream is "
+            f"copied. {_BY_SCHEDULER}; else bring the source's back with: tierlog spark restore; "
+            "or copy to an empty bucket, or prefix"
         )
     return found
 
@@ -161,20 +165,22 @@ def older_targets(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
     """
     found = {}
     for pair in pairs:
-        head, ledgers = pair.target.head, pair.target.ledgers
-        if head is None or pair.source.head is None or not _lives(pair.target):
+        source, target = pair.source, pair.target
+        if source.head is None or target.head is None or not _lives(target):
             continue
-        lacks = not_named(pair.source.ledgers, head, ledgers)
+        lacks = not_named(source.ledgers, target.head, target.ledgers)
         if not lacks:
             continue
-        more = len(not_named(ledgers, pair.source.head, pair.source.ledgers))
-        others = f" (and names {more} that the backup's does not)" if more else ""
         found[pair.name] = (
             f"the bucket's manifest does not name the copies of {len(lacks)} ledgers, the first "
-            f"{lacks[0]}, that the backup's names{others}: it is older, and by it no restore of "
-            "metadata brings them back. Where ZooKeeper lives, let its scheduler write a newer "
-            "one, and run this again; where it is lost, move the stream's *.manifest and *.part "
-            "away, and run this again: the backup's comes back then"
+            f"{lacks[0]}, that the backup's names: by it no restore of metadata brings them back. "
+            f"{_BY_SCHEDULER}; where it is lost, "
+        ) + (
+            "read what the backup alone names there: the bucket's manifest names others that the "
+            "backup's does not"
+            if not_named(target.ledgers, source.head, source.ledgers)
+            else "move the stream's *.manifest and *.part away, and run this again: the backup's "
+            "comes back then"
         )
     return found
 

@@ -19,12 +19,18 @@ from tierlog.adapters.memory.faults import no_faults
 from tierlog.adapters.memory.objects import MemoryObjectsClient
 from tierlog.format.manifest import is_manifest_key, parse_cluster_key
 from tierlog.model.errors import RetryableError
-from tierlog.model.ids import StreamName
+from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.manifests import KnownManifest
 from tierlog_spark.jobs import fanout, moving
 from tierlog_spark.jobs.frame import JobRun
-from tierlog_spark.jobs.moving_plan import DELETED, FAILED, StreamPair, not_restored
+from tierlog_spark.jobs.moving_plan import (
+    DELETED,
+    FAILED,
+    StreamPair,
+    not_restored,
+    older_targets,
+)
 
 RUN = JobRun(spark=SimpleNamespace(sparkContext=Here()))  # type: ignore[arg-type]
 
@@ -268,6 +274,23 @@ def bucket_lost_its_newest(monkeypatch):
     return buckets, {newest: bucket.objects.pop(newest)}
 
 
+def bucket_that_went_on(buckets):
+    """The bucket's manifest as it is where a new ledger got a copy since."""
+
+    async def main():
+        pairs = []
+        for s3 in (COPY.target, COPY.source):
+            manifests = buckets.manifests(buckets.store(s3), s3)
+            (name,) = await manifests.streams()
+            pairs.append(await manifests.newest(*name))
+        backup, known = pairs
+        last = max(known.ledgers)
+        more = {LedgerId(last + 1000): known.ledgers[last]}
+        return [StreamPair(backup, replace(known, ledgers={**known.ledgers, **more}))]
+
+    return run_virtual(main(), until_s=1000)
+
+
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_source_that_lost_its_newest_manifest_takes_nothing_from_its_copy(monkeypatch, dry_run):
     buckets, gone = bucket_lost_its_newest(monkeypatch)
@@ -297,6 +320,9 @@ def test_a_bucket_whose_manifest_is_older_than_the_backups_is_not_called_whole(
     assert (row["stream"], row["outcome"]) == (STREAM, FAILED)
     for words in ("does not name the copies of 1 ledgers", "*.manifest and *.part away"):
         assert words in row["error"]
+    others = bucket_that_went_on(buckets)
+    assert [*older_targets(others)] == [one.name for one in others]
+    assert "names others that the backup's does not" in "".join(older_targets(others).values())
     for key in [one for one in bucket.objects if is_manifest_key("", one)]:
         del bucket.objects[key]
     assert moving.restore(RUN, BACK).counts["failed"] == 0
