@@ -378,6 +378,7 @@ def mover_of(move: Move, source: ObjectStore, target: ObjectStore, cluster_id: U
         place=place,
         read_back=move.read_back,
         layouts=layouts,
+        restores=move.restores,
     )
 
 

@@ -84,7 +84,8 @@ class CopyMover:
     """Brings copies from ``source`` to ``target``.
 
     ``layouts``: the source's drivers for reading, and the target's for writing, where copies are
-    to have another layout; None: they stay byte for byte what they are.
+    to have another layout; None: they stay byte for byte what they are. ``restores``: the target is
+    what the source was made of, so that its export copies are newer, if they are others.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class CopyMover:
         place: BucketPlace,
         read_back: ReadBack = ReadBack.FULL,
         layouts: tuple[Drivers, Drivers] | None = None,
+        restores: bool = False,
     ) -> None:
         self._source = source
         self._target = target
@@ -103,6 +105,7 @@ class CopyMover:
         self._place = place
         self._read_back = read_back
         self._layouts = layouts
+        self._restores = restores
 
     def __repr__(self) -> str:
         return f"<CopyMover {self._origin.bucket} to {self._place.bucket}>"
@@ -289,7 +292,7 @@ class CopyMover:
         if info is None:
             return
         there = await self._target.head(to_key)
-        if there is None or there.size != info.size:
+        if there is None or (there.size != info.size and not self._restores):
             await self._send(key, to_key, pieces(info.size))
 
     async def _whole(self, key: str, sha256: bytes, length: int) -> tuple[ObjectInfo, bytes]:

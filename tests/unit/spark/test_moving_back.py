@@ -295,3 +295,26 @@ def test_an_export_copy_that_is_made_after_the_copy_comes_along_with_the_next() 
         assert buckets.other.objects[f"{PREFIX}/{key}"][1] == b"lines"
 
     run_virtual(main(), until_s=1000)
+
+
+def test_an_export_copy_that_was_made_anew_since_the_backup_stays() -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun()
+        bucket = life.site.world.bucket
+        location = (await life.site.world.context(ids[0])).location
+        assert location is not None
+        key = export_key(location)
+        await bucket.connect().put(key, b"lines", metadata={"role": "export"})
+        await buckets.move(COPY)
+        await bucket.connect().put(key, b"lines with more in them", metadata={"role": "export"})
+        await buckets.move(BACK)
+        assert bucket.objects[key][1] == b"lines with more in them"
+        del bucket.objects[key]
+        await buckets.move(BACK)
+        assert bucket.objects[key][1] == b"lines"
+        # What is copied is what counts, the other way.
+        await bucket.connect().put(key, b"lines with more in them", metadata={"role": "export"})
+        await buckets.move(COPY)
+        assert buckets.other.objects[f"{PREFIX}/{key}"][1] == b"lines with more in them"
+
+    run_virtual(main(), until_s=1000)
