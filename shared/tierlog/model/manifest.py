@@ -121,7 +121,9 @@ def head_of(
 ) -> ManifestHead:
     """Return the head of the next generation; ``kept``: the ledgers of the one before it."""
     trimmed = before.trimmed_through if before is not None else NO_LEDGER
-    through = max(trimmed, *stream.deleting, NO_LEDGER)
+    # Where the generations before this one are gone, the metadata alone know of the last trim.
+    ended = _trimmed_through(stream)
+    through = max(trimmed, ended, *stream.deleting)
     highest = before.ledger_id_max if before is not None else NO_LEDGER
     return ManifestHead(
         stream=stream.name,
@@ -134,17 +136,26 @@ def head_of(
         policy=stream.policy,
         offload_pause=stream.offload_pause,
         trimmed_through=through,
-        trimmed_last=_trimmed_last(through, before, kept or {}),
+        trimmed_last=_trimmed_last(through, before, kept or {}, stream.trimmed_end),
         ledger_id_max=max(
-            highest, *stream.deleting, *(one.ledger_id for one in ledgers), NO_LEDGER
+            highest, ended, *stream.deleting, *(one.ledger_id for one in ledgers), NO_LEDGER
         ),
         attributes=attributes,
     )
 
 
+def _trimmed_through(stream: Stream) -> LedgerId:
+    return NO_LEDGER if stream.trimmed_end is None else stream.trimmed_end.ledger_id
+
+
 def _trimmed_last(
-    through: LedgerId, before: ManifestHead | None, kept: Mapping[LedgerId, KeptLedger]
+    through: LedgerId,
+    before: ManifestHead | None,
+    kept: Mapping[LedgerId, KeptLedger],
+    end: Position | None,
 ) -> EntryId | None:
+    if end is not None and end.ledger_id == through:
+        return EntryId(end.entry_id - 1)
     if before is not None and before.trimmed_through == through:
         return before.trimmed_last
     return kept[through].last_entry_id if through in kept else None
@@ -246,12 +257,14 @@ def _ledgers_newer(
     for ledger_id in listed:
         if ledger_id <= head.trimmed_through:
             yield f"ledger {ledger_id} is listed, and the manifest says that it was trimmed"
-    deleting = frozenset(stream.deleting)
+    deleting, trimmed = frozenset(stream.deleting), _trimmed_through(stream)
     for ledger_id, one in kept.items():
         found = listed.get(ledger_id)
         if found is None:
-            # One without a copy is not missed: after a restore it is lost.
-            if one.uuid is not None and ledger_id not in deleting:
+            # One without a copy is not missed: after a restore it is lost. Nor is one of which the
+            # metadata know that it was trimmed: then the generation that says so is gone.
+            gone = ledger_id in deleting or ledger_id <= trimmed
+            if one.uuid is not None and not gone:
                 yield f"ledger {ledger_id} is named by the manifest and unknown to the metadata"
         elif not found.closed or found.last_entry_id != one.last_entry_id:
             yield f"ledger {ledger_id} has another end than the manifest says"

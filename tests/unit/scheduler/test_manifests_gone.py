@@ -16,6 +16,7 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.gates import leader_of
 from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.manifests_kit import (
+    ENTRIES,
     Leader,
     backup,
     manifests_of,
@@ -29,8 +30,9 @@ from tests.unit.scheduler.manifests_kit import (
 from tierlog.adapters.memory.faults import Outcome, no_faults
 from tierlog.format import manifest as fmt
 from tierlog.format.manifest import cluster_key
-from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.policy import Policy
+from tierlog.model.position import Position
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog_scheduler.manifests import RESTORED
 from tierlog_scheduler.mirror import Mirror
@@ -163,6 +165,35 @@ def test_what_was_trimmed_before_a_gap_is_not_missed_behind_it() -> None:
         lose(world, lambda keys: keys[2:3])
         await read_by_another(world)
         assert first not in (await newest(world)).ledgers
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("all_gone", [True, False])
+def test_a_manifest_that_is_made_anew_says_how_far_was_trimmed(all_gone: bool) -> None:
+    """By it an export, a streaming read, a copy and a restore tell what nobody will ever read."""
+
+    async def main() -> None:
+        world, claimed, first, leader = await named()
+        await offloaded(world, claimed)
+        end = Position(first, EntryId(len(ENTRIES)))
+        await trim(world, first)
+        await leader.visit()
+        await leader.catalog.streams.change(
+            STREAM,
+            lambda one: replace(one, deleting=(), trimmed_end=end),
+            applied=lambda one: one.trimmed_end == end,
+        )
+        before = (await newest(world)).head
+        assert before is not None
+        assert (before.trimmed_through, before.trimmed_end) == (first, end)
+        lose(world, lambda keys: keys if all_gone else keys[-1:])
+        head = (await read_by_another(world)).head
+        assert head is not None
+        assert (head.trimmed_through, head.trimmed_end) == (first, end)
+        assert head.ledger_id_max == before.ledger_id_max
+        await read_by_another(world)
+        assert len(manifests_of(world)) == (1 if all_gone else 2)
 
     run_virtual(main())
 
