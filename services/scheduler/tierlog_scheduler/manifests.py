@@ -5,9 +5,10 @@ Does not own their bytes (``tierlog.format.manifest``), reading and writing them
 (``tierlog.offload.manifests``), nor what they hold (``tierlog.model.manifest``).
 
 A pass over a stream: ``look`` before its metadata is read, ``record`` with what was read, then
-the deletions, each after the question that belongs to it. None of it raises what the bucket
-does: a manifest that can't be read or written stops deletions, and nothing else. A bucket that is
-away holds a pass up for as long as it takes to find that out, not for each stream.
+the deletions, each after the question that belongs to it. Neither of the first two raises what the
+bucket does: a manifest that can't be read or written stops deletions, and nothing else. A bucket
+that is away holds a pass up for as long as it takes to find that out, not for each stream. A
+question that it does not answer is raised: what was to be deleted failed, and is told as failing.
 
 Invariants:
     * The next generation is written behind the one known before the metadata was read, with
@@ -63,7 +64,7 @@ FAILURES_MAX: Final = 16
 
 
 class ManifestGate(Protocol):
-    """Writes manifests, and says what may be deleted."""
+    """Writes manifests, and says what may be deleted, or raises that it could not ask."""
 
     def begin_term(self) -> None:
         """Forget what was known: another leader may have written since."""
@@ -405,15 +406,14 @@ class BucketManifests:
         return False
 
     async def _newest(self, name: StreamName, incarnation: UUID) -> KnownManifest | None:
-        """Return the manifest, if it is the newest at this moment and nothing is stopped."""
+        """Return the manifest, if it is the newest at this moment and nothing is stopped.
+
+        Raises what the bucket does: of a quiet stream nobody else would find that out.
+        """
         known = self._known.get(name)
         if known is None or known.incarnation != incarnation or name in self._stopped:
             return None
-        try:
-            standing = await self._store.standing(known)
-        except TierlogError as error:
-            log.warning("manifest.unread", stream=name, cause=str(error))
-            return None
+        standing = await self._store.standing(known)
         if standing is Standing.NEWEST:
             return known
         if standing is Standing.SUPERSEDED:

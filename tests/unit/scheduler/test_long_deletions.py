@@ -14,7 +14,9 @@ import pytest
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import TOPICS, World
+from tests.unit.scheduler.manifests_kit import Leader
 from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, LIMITS, running, scheduler
+from tierlog.adapters.memory.faults import no_faults
 from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.offload import AbandonedAttempt
@@ -289,6 +291,31 @@ def test_it_is_known_for_how_long_something_fails_whenever_it_is_tried():
             assert not leader.ledger_states["trimming"]
 
     run_virtual(main(), until_s=100 * HOUR)
+
+
+def test_a_bucket_that_may_not_be_listed_any_more_fails_deletions_as_all_else_does():
+    """Nothing is to be written of a quiet stream, so that nothing else would find it out."""
+
+    async def main():
+        world, given = World(), no_faults()
+        (ledger_id,) = await due(world, count=1, lag_ms=30_000)
+        gate = Leader(world, given).gate
+        leader = scheduler(world, manifests=gate)
+        await leader.begin()
+        await leader.run_pass()
+        given.outages = {"objects.list"}
+        for _ in range(2):
+            await asyncio.sleep(60)
+            await leader.run_pass()
+        assert leader.failing_s == pytest.approx(60, abs=1)
+        assert gate.stopped(LARGE) is None
+        assert await world.catalog().ledgers.get(ledger_id) is not None
+        given.outages = set()
+        await leader.run_pass()
+        assert leader.failing_s == 0
+        assert await world.catalog().ledgers.get(ledger_id) is None
+
+    run_virtual(main())
 
 
 def test_what_nobody_foresaw_fails_as_all_else_does(monkeypatch):

@@ -27,7 +27,7 @@ from tierlog.adapters.memory.faults import Outcome, no_faults
 from tierlog.format import manifest as fmt
 from tierlog.format import paths, records
 from tierlog.format.manifest import cluster_key, unkeep
-from tierlog.model.errors import CorruptError, RefusedError
+from tierlog.model.errors import CorruptError, RefusedError, RetryableError
 from tierlog.model.ids import NodeId, StreamName
 from tierlog.model.manifest import copy_of
 from tierlog.model.offload import OffloadState
@@ -174,6 +174,29 @@ def test_a_bucket_that_does_not_answer_stops_deletions_and_nothing_else(verb: st
         await leader.visit()
         assert await leader.gate.may_delete_local(context)
         assert leader.gate.stopped(STREAM) is None
+
+    run_virtual(main())
+
+
+def test_a_question_that_the_bucket_does_not_answer_is_raised_and_stops_nothing_else() -> None:
+    async def main() -> None:
+        world = World()
+        claimed = await world.stream()
+        given = no_faults()
+        leader = Leader(world, given)
+        ledger_id = await offloaded(world, claimed)
+        await leader.visit()
+        context, gate = await world.context(ledger_id), leader.gate
+        given.outages = {"objects.list"}
+        with pytest.raises(RetryableError):
+            await gate.may_delete_local(context)
+        with pytest.raises(RetryableError):
+            await gate.may_sweep(context, UUID(int=6))
+        with pytest.raises(RetryableError):
+            await gate.let_go(STREAM, claimed.incarnation, ledger_id)
+        assert gate.stopped(STREAM) is None
+        given.outages = set()
+        assert await gate.may_delete_local(context)
 
     run_virtual(main())
 
