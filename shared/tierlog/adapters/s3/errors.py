@@ -81,7 +81,7 @@ _REFUSALS: Final[Sequence[_Refusal]] = (
 
 
 class CutBodyError(RetryableError):
-    """A body ended before its length, or nobody says how long it is."""
+    """A body ended before its length, or nobody says how long it is; or an answer says nothing."""
 
 
 def sends_again(error: Exception) -> bool:

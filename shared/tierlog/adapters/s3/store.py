@@ -9,12 +9,14 @@ Invariants:
       is shorter or longer is asked for again, and never more of it held than was wanted.
     * A completed upload that is completed again, its first answer lost, is a success.
     * "There is no such object" is said only of a bucket that is there.
+    * A list is empty only where the store says so: an answer without what each has is none, and is
+      asked for again. So is one to an upload, or a part of it, that does not say what was made.
 """
 
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.metadata import version
@@ -38,7 +40,7 @@ from tierlog.adapters.s3.errors import (
     request_of,
     retries_of,
 )
-from tierlog.adapters.s3.requests import TROUBLE, Requests
+from tierlog.adapters.s3.requests import TROUBLE, Requests, Take
 from tierlog.format import checksum
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError
 from tierlog.ports.clock import Clock
@@ -59,6 +61,10 @@ PART_TYPE: Final = "application/octet-stream"
 """SeaweedFS guesses what a part without a type is by its first 128 bytes, in ours a header that is
 nearly all zeros: it would compress the first 8 MiB of each, and unpack them at every ranged read.
 """
+
+_LIST_SAYS: Final = frozenset({"IsTruncated", "KeyCount", "Name"})
+_UPLOADS_SAY: Final = frozenset({"IsTruncated", "MaxUploads", "Bucket"})
+_COMPLETED_SAYS: Final = frozenset({"ETag", "Location", "Key"})
 
 _TakePiece = Callable[[bytes], None]
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-.*/(\d+)", re.ASCII)
@@ -355,7 +361,11 @@ class S3ObjectStore:
         while True:
             try:
                 page = await self._requests.send(
-                    "list_objects_v2", Bucket=self.bucket, Prefix=prefix, **more
+                    "list_objects_v2",
+                    take=self._saying(_LIST_SAYS, "list", prefix),
+                    Bucket=self.bucket,
+                    Prefix=prefix,
+                    **more,
                 )
             except TROUBLE as error:
                 raise self._mapped(error, "list", prefix) from error
@@ -377,6 +387,7 @@ class S3ObjectStore:
         try:
             answer = await self._requests.send(
                 "create_multipart_upload",
+                take=self._saying({"UploadId"}, "begin an upload of", key),
                 Bucket=self.bucket,
                 Key=key,
                 Metadata=dict(metadata),
@@ -394,6 +405,7 @@ class S3ObjectStore:
         try:
             answer = await self._requests.send(
                 "upload_part",
+                take=self._saying({"ETag"}, f"upload part {number} of", key),
                 Bucket=self.bucket,
                 Key=key,
                 UploadId=upload_id,
@@ -425,6 +437,7 @@ class S3ObjectStore:
         try:
             answer = await self._requests.send(
                 "complete_multipart_upload",
+                take=self._saying(_COMPLETED_SAYS, "complete the upload of", key),
                 Bucket=self.bucket,
                 Key=key,
                 UploadId=upload_id,
@@ -478,7 +491,11 @@ class S3ObjectStore:
         while True:
             try:
                 page = await self._requests.send(
-                    "list_multipart_uploads", Bucket=self.bucket, Prefix=prefix, **more
+                    "list_multipart_uploads",
+                    take=self._saying(_UPLOADS_SAY, "list the open uploads of", prefix),
+                    Bucket=self.bucket,
+                    Prefix=prefix,
+                    **more,
                 )
             except TROUBLE as error:
                 raise self._mapped(error, "list the open uploads of", prefix) from error
@@ -497,6 +514,25 @@ class S3ObjectStore:
                 "KeyMarker": page["NextKeyMarker"],
                 "UploadIdMarker": page["NextUploadIdMarker"],
             }
+
+    def _saying(self, fields: Collection[str], what: str, key: str) -> Take:
+        """Return what takes an answer that has one of these fields, as each has.
+
+        The library makes an answer of 200 that says nothing, such as one without a body or a
+        proxy's page, a list of nothing, or a success.
+        """
+
+        async def take(answer: Any) -> Any:  # noqa: ANN401 - the library has no types
+            if not any(field in answer for field in fields):
+                raise CutBodyError(
+                    f"{what} {self.bucket}/{key}: the answer says nothing{of_request(answer)}",
+                    remedy="Check what stands between Tierlog and the object store; it is tried "
+                    "again",
+                    details=self._details(key, answer),
+                )
+            return answer
+
+        return take
 
     def _details(self, key: str, answer: Mapping[str, Any]) -> dict[str, str]:
         return {"bucket": self.bucket, "object": key, "request_id": request_of(answer)}
