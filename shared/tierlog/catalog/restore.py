@@ -4,7 +4,8 @@ Owns the order in which they are made, and what is refused. Does not own what th
 planned from manifests.
 
 Invariants:
-    * Nothing that is there is ever changed: a record is made, or found to be the very same.
+    * Nothing that is there is ever changed: a record is made, or found to be the very same. Where
+      the cluster's identity is, none is made: whatever lacks beside it did not go with the disks.
     * While a restore is under way, or was interrupted, no service starts: the mark is made first
       and goes, in one transaction, as the cluster's identity comes.
     * Another mark comes with the identity: as long as it is there no scrub by schedule deletes
@@ -57,12 +58,14 @@ class RestoreCatalog:
     def __init__(self, store: MetadataStore, *, ids: Ids) -> None:
         self._store = store
         self._ids = ids
+        self._only_compares = False
 
     async def begin(self, cluster: Cluster) -> bool:
         """Mark that this cluster is being restored; False: it is there already.
 
         Raises ``RefusedError`` unless the store is empty, or the same restore was interrupted.
-        With False the records that follow are compared, and must be the same.
+        With False the records that follow are compared, and must be there and the same: the store
+        may also be an old backup of the cluster, which has no mark of what does not come back.
         """
 
         async def one_round() -> bool:
@@ -84,7 +87,9 @@ class RestoreCatalog:
             await self._store.create(paths.RESTORING, records.encode_cluster(cluster))
             return True
 
-        return await settle(self._store, self._ids, paths.RESTORING, one_round)
+        anew = await settle(self._store, self._ids, paths.RESTORING, one_round)
+        self._only_compares = not anew
+        return anew
 
     async def put_levels(self, levels: PolicyLevels) -> None:
         """Make the policies above streams."""
@@ -173,6 +178,8 @@ class RestoreCatalog:
 
         async def one_round() -> None:
             found = await self._store.get(path)
+            if self._only_compares and (found is None or not found.data):
+                raise _not_empty(f"the cluster is there, and {path} is not")
             if found is None:
                 try:
                     await self._store.create(path, data)

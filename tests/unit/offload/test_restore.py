@@ -14,6 +14,7 @@ import pytest
 
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import SMALL_RANGES, STREAM, World, entries_of
+from tests.unit.scheduler.manifests_kit import backup
 from tierlog.adapters.memory.faults import FaultRates, Faults, no_faults
 from tierlog.adapters.memory.metadata import MemoryMetadata
 from tierlog.adapters.memory.objects import MemoryObjects
@@ -306,6 +307,25 @@ class TestNotEmpty:
         async def main() -> None:
             site = await grown()
             await self._refused(site, "not what the bucket says")
+
+        run_virtual(main())
+
+    @pytest.mark.parametrize("streams", [0, 1])
+    def test_an_old_backup_of_the_same_cluster_that_lacks_streams(self, streams: int) -> None:
+        async def main() -> None:
+            site = Site()
+            catalog = site.world.catalog()
+            site.cluster = await catalog.nodes.ensure_cluster()
+            old = MemoryMetadata()
+            if streams:
+                await catalog.streams.create(OTHER)
+            old._nodes = backup(site.world.metadata)
+            claimed = await site.start()
+            for seed in range(3):
+                await site.copied(claimed, entries(seed))
+            await site.write_manifests()
+            site.world.metadata = old
+            await self._refused(site, "the cluster is there, and .* is not")
 
         run_virtual(main())
 
