@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.deployment.rendering import CHART, COMPONENTS, ROOT
+from tierlog_scheduler.manifests import RESTORED, UNREAD
 from tools.monitoring.alerts import ALERTS, Alert, alerts_file
 from tools.monitoring.dashboards import BOARDS, board, boards
 from tools.monitoring.metric_names import metric_names
@@ -63,6 +64,11 @@ def test_no_page_is_left_over_and_each_is_listed():
     assert pages == {alert.page for alert in ALERTS}
     listed = (RUNBOOKS / "README.md").read_text(encoding="utf-8")
     assert [alert.name for alert in ALERTS if f"[{alert.name}]({alert.page})" not in listed] == []
+
+
+@pytest.mark.parametrize("cause", [RESTORED, UNREAD])
+def test_why_deletions_are_stopped_is_told_apart_where_the_alert_leads(cause: str):
+    assert f"`{cause}`" in (RUNBOOKS / "deletions-stopped.md").read_text(encoding="utf-8")
 
 
 def test_what_is_late_goes_by_its_policy_and_not_by_its_age():

@@ -95,7 +95,8 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
         _alert(
             "DeletionsStopped", CRITICAL, "10m",
             "max by (namespace) (tierlog_scheduler_deletions_stopped_streams) > 0",
-            "nothing is deleted of some streams: the bucket knows more than the metadata",
+            "nothing is deleted of some streams: their manifests can't be read or written, or know "
+            "more than the metadata",
         ),
         _alert(
             "DeletionsBehind", WARNING, "10m",

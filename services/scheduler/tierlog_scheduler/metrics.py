@@ -115,8 +115,8 @@ class SchedulerCollector(Collector):
         yield _by_label("ledgers", "Ledgers by state", "state", states)
         yield _by_label(
             "scheduler_deletions_stopped_streams",
-            "Streams of which nothing is deleted, since a manifest is missing, or newer than the "
-            "metadata",
+            "Streams of which nothing is deleted, since a manifest is missing, can't be read or "
+            "written, or is newer than the metadata",
             "cause",
             self._manifests.stopped_streams(),
         )
