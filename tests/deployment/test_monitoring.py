@@ -239,6 +239,7 @@ def test_what_alerts_see_grow_is_there_before_it_does():
         ("TierlogOffloadUnbounded", "tierlog_offload_unbounded_age_seconds", 24),
         ("TierlogDeletionsBehind", "tierlog_scheduler_deletions_behind_seconds", 6),
         ("TierlogDeletionsFailing", "tierlog_scheduler_deletions_failing_seconds", 6),
+        ("TierlogScrubsIncomplete", "tierlog_scheduler_scrub_incomplete_seconds", 48),
     ],
 )
 def test_what_is_late_is_told_from_a_number_of_hours_on(name: str, metric: str, hours: int):

@@ -114,6 +114,11 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
             "scrubs found faults in the bucket and did not repair them",
         ),
         _alert(
+            "ScrubsIncomplete", WARNING, "15m",
+            "max by (namespace) (tierlog_scheduler_scrub_incomplete_seconds) > 48 * 3600",
+            "no scrub could look at all of the bucket, for two days more than their interval",
+        ),
+        _alert(
             "ObjectsDiffer", WARNING, "0m",
             "increase(tierlog_reader_ranges_differed_total[30m]) > 0",
             "the object store gave bytes that are not what was written",

@@ -97,7 +97,7 @@ class _Leader:
     behind_s = failing_s = 0.0
     lags: Final[dict[str, OffloadLag]] = {}
     ledger_states: Final[Counter[str]] = Counter()
-    faults = KnownFaults(by_kind={FindingKind.ORPHAN_OBJECTS: 0})
+    faults, incomplete_s = KnownFaults(by_kind={FindingKind.ORPHAN_OBJECTS: 0}), 0.0
 
     def stopped_streams(self) -> dict[str, int]:
         """Return one cause."""

@@ -9,6 +9,7 @@
     deletions that fail      tierlog_scheduler_deletions_failing_seconds
     deletions that are held  tierlog_scheduler_deletions_stopped_streams
     faults in the bucket     tierlog_scheduler_scrub_findings
+    nobody looks for them    tierlog_scheduler_scrub_incomplete_seconds
     too many streams         tierlog_scheduler_pass_duration_seconds nears scheduler.interval_s
 
 Invariant: they come from the metadata, by the leader alone: others say nothing of them, so that a
@@ -63,6 +64,13 @@ class SchedulerCollector(Collector):
         )
         if found.leading and self._scrubs.faults is not None:
             yield from _faults(self._scrubs.faults)
+        incomplete_s = self._scrubs.incomplete_s
+        if found.leading and incomplete_s is not None:
+            yield _gauge(
+                "scheduler_scrub_incomplete_seconds",
+                "For how long, beyond their interval, no scrub could look at everything",
+                incomplete_s,
+            )
         if found.leading and found.decided:
             yield from self._of_streams()
 

@@ -24,7 +24,8 @@ Invariants:
     * A deep one that ran out of time is gone on with by the next of its kind, by schedule or
       asked for: who asks is never answered with what another one read.
     * A scrub that fails is told, and no other work of the scheduler waits for it; nor does a
-      defect in it end anything else (``defects``).
+      defect in it end anything else (``defects``). For how long none could look at everything is a
+      metric: that nothing was found says nothing then.
 """
 
 import asyncio
@@ -50,6 +51,7 @@ from tierlog.model.scrub import (
     ScrubState,
     ScrubTimes,
     ScrubWish,
+    all_seen_ms,
     as_heard,
     known_faults,
     places_of,
@@ -107,6 +109,8 @@ class ScrubRunner:
         self._schedule = schedule
         self.faults: KnownFaults | None = None
         """What is wrong in the bucket, by all reports that are kept; None: not known here."""
+        self._made_ms = clock.wall_ms()
+        self._all_seen_ms: int | None = None
         self._asked: ScrubReport | None = None
         self._wake = asyncio.Event()
         self._reports: deque[ScrubReport] = deque(maxlen=schedule.reports_max)
@@ -210,7 +214,7 @@ class ScrubRunner:
             if self._leading():
                 await unless_stopped(self._guarded(self._hear), stop)
             else:
-                self.faults = None
+                self.faults = self._all_seen_ms = None
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), LOOK_AGAIN_S)
 
@@ -236,7 +240,20 @@ class ScrubRunner:
     async def _hear(self) -> None:
         """Look at what is kept: silence about what others began counts from the first look on."""
         with suppress(TierlogError):
-            await self.reports()
+            reports = await self.reports()
+            self._all_seen_ms = all_seen_ms(reports, await self._kept.times())
+
+    @property
+    def incomplete_s(self) -> float | None:
+        """For how long none looked at everything, beyond the interval; None: not known here.
+
+        Nor where none is due. Before the first one the time counts since this process began.
+        """
+        interval_s = self._schedule.interval_s
+        if self._all_seen_ms is None or not interval_s:
+            return None
+        since_s = (self._clock.wall_ms() - (self._all_seen_ms or self._made_ms)) / 1000
+        return max(0.0, since_s - interval_s)
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do what must not end the scheduler, whatever becomes of it."""

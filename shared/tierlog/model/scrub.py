@@ -336,6 +336,19 @@ def known_faults(reports: Iterable[ScrubReport]) -> KnownFaults | None:
     )
 
 
+def all_seen_ms(reports: Iterable[ScrubReport], times: ScrubTimes) -> int:
+    """Return when the newest scrub began that looked at everything, by reports newest first.
+
+    Of none that is kept that is before the oldest that came to its end, or else before the last
+    one by schedule did; 0: none ever did.
+    """
+    done = [one for one in reports if one.state is ScrubState.DONE and one.wish.ledgers is None]
+    seen = next((one for one in done if not one.unread_count), None)
+    if seen is None and not done:
+        return times.begun_ms
+    return (seen or done[-1]).started_ms
+
+
 def _since_all_was_seen(done: Iterable[ScrubReport]) -> Iterator[ScrubReport]:
     """Iterate over the reports up to the newest that could look at everything."""
     for one in done:
