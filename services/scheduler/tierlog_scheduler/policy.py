@@ -161,12 +161,19 @@ class StreamView:
     """As of which entry the manifest names them."""
     attributes_swept_ms: int | None = None
     """The progress at which this leader last looked for what no checkpoint needs."""
+    _block_sizes: dict[LedgerId | None, int] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Of the list, once it was asked for: it may be long, and be asked for very often."""
 
     def block_size(self, ledger_id: LedgerId) -> int:
         """Return a ledger's block size; of one that left the list, the largest that is known."""
-        listed = {one.listed.ledger_id: one.listed.block_size for one in self.ledgers}
-        own = self.policy.block_size or BLOCK_SIZE_DEFAULT
-        return listed.get(ledger_id) or max(own, *listed.values(), BLOCK_SIZE_DEFAULT)
+        sizes = self._block_sizes
+        if not sizes:
+            sizes.update((one.listed.ledger_id, one.listed.block_size) for one in self.ledgers)
+            own = self.policy.block_size or BLOCK_SIZE_DEFAULT
+            sizes[None] = max(own, BLOCK_SIZE_DEFAULT, *sizes.values())
+        return sizes.get(ledger_id) or sizes[None]
 
     @property
     def grounds(self) -> TrimGrounds:

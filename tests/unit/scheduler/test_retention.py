@@ -5,6 +5,7 @@ would be deleted before being offloaded".
 """
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from tierlog.model.staging import Staging
 from tierlog.model.stream import ListedLedger, Stream
 from tierlog.model.trimming import TrimGrounds
 from tierlog_scheduler.clocks import History, Now
+from tierlog_scheduler.policy import LedgerView
 from tierlog_scheduler.retention import (
     TRIMMED_MAX,
     BeginTrim,
@@ -184,6 +186,29 @@ def test_so_many_at_once_and_no_more():
     view = stream(ledger(1), ledger(2), policy=Policy(retention_size_bytes=0), trimmed=trimmed)
     (begin,) = [one for one in decide(view, NOW, DELAYS) if isinstance(one, BeginTrim)]
     assert begin.ledger_ids == (1,)
+
+
+def test_a_long_list_is_not_gone_through_for_each_ledger_that_left_it():
+    """As long as that takes no other stream is decided about, and no probe is answered."""
+    rounds = 0
+
+    class Counted(list[LedgerView]):
+        def __iter__(self) -> Iterator[LedgerView]:
+            nonlocal rounds
+            rounds += 1
+            return super().__iter__()
+
+    attempt = AbandonedAttempt(uuid=UUID(int=9), location=place(1), abandoned_ms=0)
+    context = ledger(1).context
+    assert context is not None
+    left = replace(context, state=S.TRIMMING, abandoned=(attempt,), bookkeeper_deleted=True)
+    counts = []
+    for count in (1, 100):
+        trimmed = {LedgerId(one): replace(left, ledger_id=LedgerId(one)) for one in range(count)}
+        view, rounds = replace(stream(trimmed=trimmed), ledgers=Counted([ledger(1000)])), 0
+        assert len(decide(view, NOW, DELAYS)) == count
+        counts.append(rounds)
+    assert counts[0] == counts[1]
 
 
 def test_a_stream_that_is_being_deleted_loses_everything_and_then_itself():
