@@ -5,7 +5,7 @@ Owns the transition table and the values; ``tierlog.catalog`` stores them by com
 Invariants (protocols.md section 3):
     * An attempt's UUID is here before the first byte is uploaded.
     * ``complete`` is true exactly in the states where tier 2 serves reads.
-    * A UUID that is replaced goes to ``abandoned`` in the same change.
+    * A UUID that is replaced goes to ``abandoned`` in the same change, and never comes back.
     * While a copy is repaired, the damaged one stays the ledger's copy, and what is good in it is
       read; the attempt that is to replace it stands beside it.
     * A complete copy that was found damaged is in doubt until another one is in its place, or all
@@ -214,8 +214,11 @@ class OffloadContext:
     def attempt_begun(
         self, *, uuid: UUID, location: Tier2Location, worker: str, now_ms: int
     ) -> Self:
-        """Return the context with a fresh attempt; the one before it, if any, is abandoned."""
-        assert uuid != self.uuid
+        """Return the context with a fresh attempt; the one before it, if any, is abandoned.
+
+        Raises ``RefusedError`` when it was begun before, and another one came since.
+        """
+        self._check_fresh(uuid)
         abandoned = self.abandoned
         if self.uuid is not None:
             assert self.location is not None
@@ -234,6 +237,18 @@ class OffloadContext:
                 PastAttempt(uuid=uuid, worker=worker, started_ms=now_ms),
             )[-HISTORY_MAX:],
         )
+
+    def _check_fresh(self, uuid: UUID) -> None:
+        """Refuse to begin what is abandoned already: its objects are deleted, whatever it is else.
+
+        The answer to its beginning was lost, and before that was read back another one came.
+        """
+        if self.names(uuid):
+            raise RefusedError(
+                f"attempt {uuid} of ledger {self.ledger_id} was superseded before it knew that it "
+                "had begun",
+                remedy="Drop out; the attempt is cleaned up by others",
+            )
 
     def _ended(
         self, uuid: UUID | None, outcome: AttemptOutcome, now_ms: int, error: str = ""
@@ -319,7 +334,7 @@ class OffloadContext:
         An attempt before it that was to repair the same copy is abandoned. A local copy that is
         about to be deleted, and stands, is kept from then on.
         """
-        assert uuid != damaged
+        self._check_fresh(uuid)
         if self.uuid != damaged or not self.complete:
             raise RefusedError(
                 f"attempt {damaged} of ledger {self.ledger_id} is not its complete copy",

@@ -296,7 +296,11 @@ class OffloadAttempts:
             )
         except RefusedError:
             # Its state moved since it was read: complete by another worker, or being trimmed.
-            ended = _ended(await self._checked_context(request))
+            now = await self._checked_context(request)
+            ended = _ended(now)
+            if ended is None and now.swept_at(uuid) is not None:
+                # It had begun, and another one did before the lost answer was read back.
+                ended = Done(outcome=SUPERSEDED, uuid=uuid)
             if ended is None:
                 raise
             return ended

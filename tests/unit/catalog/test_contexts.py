@@ -1,10 +1,12 @@
 """Protocols section 3: attempts in the metadata; "at most one attempt per ledger is complete"."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from uuid import UUID
 
 import pytest
 
-from tests.unit.catalog.world import COPY, World, location, on_virtual_time
+from tests.unit.catalog.world import COPY, Process, World, location, on_virtual_time
 from tierlog.adapters.memory.faults import Outcome
 from tierlog.format import paths, records
 from tierlog.model.errors import Reason, RefusedError
@@ -125,6 +127,68 @@ async def test_a_lost_answer_to_begin_or_complete_is_decided_by_content():
         done = await contexts.complete_attempt(ledger_id, uuid=uuid, copy=COPY)
         assert done.complete
         assert await contexts.get(ledger_id) == done
+
+
+Begin = Callable[[Process, UUID], Awaitable[OffloadContext]]
+
+
+async def _superseded_before_it_knew(
+    world: World, ledger_id: LedgerId, begin: Begin
+) -> tuple[UUID, UUID, OffloadContext]:
+    """Begin something whose answer is lost, and the same by another before it is read back."""
+    slow, other = world.process(), world.process()
+    late, newest = slow.ids.uuid(), other.ids.uuid()
+    slow.faults.next("metadata.set", Outcome.REPLY_LOST)
+
+    async def late_one() -> None:
+        with pytest.raises(RefusedError, match="superseded"):
+            await begin(slow, late)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(late_one())
+        found = None
+        while found is None or not found.names(late):
+            found = await other.catalog.contexts.get(ledger_id)
+        await begin(other, newest)
+    context = await other.catalog.contexts.get(ledger_id)
+    assert context is not None
+    return late, newest, context
+
+
+@on_virtual_time
+async def test_an_attempt_that_was_superseded_before_it_knew_that_it_began_begins_no_more():
+    """Else it is the newest and among the abandoned, whose objects are deleted."""
+    world = World()
+    owner, claimed = await world.owner()
+    ledger_id = await world.closed_ledger(owner, claimed)
+
+    async def begin(process: Process, uuid: UUID) -> OffloadContext:
+        return await process.catalog.contexts.begin_attempt(
+            ledger_id, uuid=uuid, location=location(uuid, ledger_id), worker="w"
+        )
+
+    late, newest, context = await _superseded_before_it_knew(world, ledger_id, begin)
+    assert (context.uuid, [one.uuid for one in context.abandoned]) == (newest, [late])
+
+
+@on_virtual_time
+async def test_neither_does_a_repair():
+    world = World()
+    owner, ledger_id, damaged, _ = await _begun(world)
+    await owner.catalog.contexts.complete_attempt(ledger_id, uuid=damaged, copy=COPY)
+
+    async def begin(process: Process, uuid: UUID) -> OffloadContext:
+        return await process.catalog.contexts.begin_repair(
+            ledger_id,
+            damaged=damaged,
+            uuid=uuid,
+            location=location(uuid, ledger_id),
+            worker="w",
+        )
+
+    late, newest, context = await _superseded_before_it_knew(world, ledger_id, begin)
+    assert context.repair is not None
+    assert (context.repair.uuid, [one.uuid for one in context.abandoned]) == (newest, [late])
 
 
 @on_virtual_time

@@ -512,6 +512,34 @@ def test_damage_on_the_way_is_tried_again_before_it_is_believed():
     run_virtual(main())
 
 
+def test_an_attempt_that_was_superseded_before_it_knew_that_it_began_drops_out(monkeypatch):
+    async def main():
+        world = World()
+        claimed, ledger_id = await sealed(world)
+        request, worker = world.request(claimed, ledger_id), world.worker()
+        contexts = worker._catalog.contexts
+        begin = contexts.begin_attempt
+
+        async def twice(ledger_id, **how):
+            # As the round does that comes after a lost answer.
+            await begin(ledger_id, **how)
+            place = world.offloader().location(ledger_id, UUID(int=7))
+            await begin(ledger_id, uuid=UUID(int=7), location=place, worker="w2")
+            return await begin(ledger_id, **how)
+
+        monkeypatch.setattr(contexts, "begin_attempt", twice)
+        await worker.handle(request)
+        assert outcomes(world) == [pb.OffloadResult.OUTCOME_SUPERSEDED]
+        assert not world.queue.events(TOPICS.dead_letter)
+        assert (await world.context(ledger_id)).uuid == UUID(int=7)
+        monkeypatch.undo()
+        await worker.handle(request)
+        await sweep(world)
+        await check_whole(world, ledger_id)
+
+    run_virtual(main())
+
+
 def test_an_attempt_of_a_ledger_that_is_deleted_meanwhile_cleans_itself():
     async def main():
         world = World()
