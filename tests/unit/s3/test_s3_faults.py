@@ -534,6 +534,19 @@ async def test_head_of_a_missing_bucket_is_not_a_missing_object():
             await store.head("k")
 
 
+@pytest.mark.parametrize("page", [b"", b"<html>There is no such service<br></html>"])
+async def test_neither_is_a_404_to_get_that_does_not_say_what_is_missing(page):
+    bare = Answer(404, None, page)
+    async with ScriptedS3(bare, Answer(), bare, Answer()) as server, opened(server) as store:
+        assert await store.get("k") is None
+        assert await store.get_range("k", 0, 10) is None
+    async with ScriptedS3(*[bare] * 4) as server, opened(server) as store:
+        with pytest.raises(RefusedError, match="no bucket"):
+            await store.get("k")
+        with pytest.raises(RefusedError, match="no bucket"):
+            await store.get_range("k", 0, 10)
+
+
 def test_chunks_are_what_one_call_to_the_kernel_takes():
     buffers = [b"a"] * (SLICES_MAX + 1) + [b"b" * (3 * CHUNK_BYTES + 1)] + [b"", b"c"]
     pieces = list(chunks(buffers))

@@ -27,7 +27,8 @@ from tierlog.model.errors import (
 )
 from tierlog.ports.objects import NoSuchUploadError, ObjectExistsError
 
-MISSING_OBJECT: Final = frozenset({"NoSuchKey", "404", "NotFound"})
+NO_SUCH_KEY: Final = "NoSuchKey"
+MISSING_OBJECT: Final = frozenset({NO_SUCH_KEY, "404", "NotFound"})
 MISSING_BUCKET: Final = "NoSuchBucket"
 NO_SUCH_UPLOAD: Final = "NoSuchUpload"
 PRECONDITION_FAILED: Final = frozenset({"PreconditionFailed", "412"})

@@ -31,6 +31,7 @@ from tierlog.adapters.s3.errors import (
     BEYOND_END,
     MISSING_BUCKET,
     MISSING_OBJECT,
+    NO_SUCH_KEY,
     NO_SUCH_UPLOAD,
     PRECONDITION_FAILED,
     CutBodyError,
@@ -255,9 +256,15 @@ class S3ObjectStore:
             )
         except TROUBLE as error:
             if isinstance(error, ClientError) and code_of(error) in MISSING_OBJECT:
+                await self._check_said(error)
                 return None
             raise self._mapped(error, "get", key) from error
         return found
+
+    async def _check_said(self, error: ClientError) -> None:
+        """Look whether the bucket is there, unless the store itself said which of the two isn't."""
+        if code_of(error) != NO_SUCH_KEY:
+            await self._check_bucket()
 
     def _length_of(self, answer: Mapping[str, Any], what: str, key: str) -> int:
         """Return the length that an answer says; of one without, nobody knows where it ends."""
@@ -310,7 +317,8 @@ class S3ObjectStore:
             )
         except TROUBLE as error:
             code = code_of(error) if isinstance(error, ClientError) else ""
-            if code in MISSING_OBJECT:
+            if isinstance(error, ClientError) and code in MISSING_OBJECT:
+                await self._check_said(error)
                 return None
             if code in BEYOND_END:
                 return 0
