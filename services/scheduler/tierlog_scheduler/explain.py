@@ -48,6 +48,7 @@ def explain(view: StreamView, now: Now, delays: Delays) -> list[Step]:
     """Return what comes next for each ledger, in the order of the list, what left it last."""
     wanted = wanted_ledgers(view, now)
     trimmed = frozenset(trimmable(view, now))
+    waiting_bytes = sum(one.listed.length for one in view.ledgers if one.to_offload)
     steps: list[Step] = []
     for one, behind in with_what_is_behind(view.ledgers):
         ledger_id = one.listed.ledger_id
@@ -55,7 +56,9 @@ def explain(view: StreamView, now: Now, delays: Delays) -> list[Step]:
             steps.append(_seal(view, one, now))
         elif one.to_offload:
             trigger = wanted.get(ledger_id)
-            steps.append(_offload(view, one, now, trigger.value if trigger else None))
+            steps.append(
+                _offload(view, one, now, trigger.value if trigger else None, waiting_bytes)
+            )
         if one.context is not None:
             steps.extend(_delete_local(view, one.context, now))
             steps.extend(_clean(view, one.context, now, delays))
@@ -78,7 +81,9 @@ def _seal(view: StreamView, one: LedgerView, now: Now) -> Step:
     )
 
 
-def _offload(view: StreamView, one: LedgerView, now: Now, trigger: str | None) -> Step:
+def _offload(
+    view: StreamView, one: LedgerView, now: Now, trigger: str | None, waiting_bytes: int
+) -> Step:
     ledger_id = one.listed.ledger_id
     if view.paused or view.deleting:
         why = "offloading of the stream is paused" if view.paused else "its stream is being deleted"
@@ -94,8 +99,7 @@ def _offload(view: StreamView, one: LedgerView, now: Now, trigger: str | None) -
     if left_ms is not None:
         why = f"offload_time is {view.policy.offload_time_ms} ms since it was sealed"
     elif size_bytes is not None:
-        waiting = sum(each.listed.length for each in view.ledgers if each.to_offload)
-        why = f"once {max(0, size_bytes - waiting)} more bytes wait to be offloaded"
+        why = f"once {max(0, size_bytes - waiting_bytes)} more bytes wait to be offloaded"
     else:
         why = "no level sets offload_time or offload_size"
     return Step(ledger_id=ledger_id, what=What.OFFLOAD, in_ms=left_ms, why=why)

@@ -1,5 +1,6 @@
 """What is said to happen is what happens: for people, from the functions that decide."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from tierlog_scheduler.clocks import History, Now
 from tierlog_scheduler.explain import What, explain
 from tierlog_scheduler.policy import (
     DeleteTier1,
+    LedgerView,
     RequestOffload,
     SweepAbandoned,
     decide,
@@ -52,6 +54,26 @@ def test_times_are_those_of_the_thresholds():
     assert found[3, What.SEAL].in_ms == 500_000
     assert (1, What.OFFLOAD) not in found
     assert (3, What.TRIM) not in found
+
+
+def test_a_long_list_is_not_gone_through_for_each_ledger_that_waits():
+    """A leader that is asked decides about no stream as long as that takes."""
+    rounds = 0
+
+    class Counted(list[LedgerView]):
+        def __iter__(self) -> Iterator[LedgerView]:
+            nonlocal rounds
+            rounds += 1
+            return super().__iter__()
+
+    counts = []
+    for count in (1, 100):
+        waiting = Counted([ledger(one, closed_ms=1) for one in range(count)])
+        view = replace(stream(policy=Policy(offload_size_bytes=10**9)), ledgers=waiting)
+        rounds = 0
+        assert f"once {10**9 - 100 * count} more" in steps(view)[0, What.OFFLOAD].why
+        counts.append(rounds)
+    assert counts[0] == counts[1]
 
 
 def test_why_nothing_happens_is_said():
