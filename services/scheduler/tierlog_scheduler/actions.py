@@ -355,7 +355,7 @@ class Actions:
                 ledger_id, uuid, context.location, copy, read_back=read_back
             )
         except CorruptError as error:
-            cause = f"{error.reason.value}: {error}"
+            cause = f"{error.reason.value}: {error.message}"
             await self._catalog.contexts.doubt(ledger_id, uuid=uuid, cause=cause)
             await self._catalog.contexts.record_error(ledger_id, uuid=uuid, error=cause)
             raise

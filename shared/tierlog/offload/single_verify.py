@@ -9,7 +9,7 @@ full, the bytes that were sent. Anything else raises.
 """
 
 import hashlib
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from tierlog.format.index import BlockRange
 from tierlog.format.single import (
@@ -25,6 +25,10 @@ from tierlog.offload.single_reader import load_single_index
 from tierlog.ports.objects import ObjectReads
 
 READ_BACK_BYTES = 4 * 1024 * 1024
+REMEDY: Final = (
+    "Keep the local copy. An attempt is begun anew; a complete copy is mended with: tierlog scrub "
+    "--repair --deep"
+)
 
 
 async def verify_single(
@@ -109,6 +113,6 @@ async def _bytes(objects: ObjectReads, key: str, start: int, end: int) -> bytes:
 def _differs(key: str, what: str, offset: int = 0) -> NoReturn:
     raise CorruptError(
         f"object {key} {what}",
-        remedy="Keep the local copy; the ledger is offloaded again",
+        remedy=REMEDY,
         details={"object": key, "offset": str(offset)},
     )

@@ -29,7 +29,7 @@ from tierlog.model.errors import CorruptError
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.policy import READ_BACKS, Policy
 from tierlog.offload.side_reader import check_side_header
-from tierlog.offload.single_verify import verify_single
+from tierlog.offload.single_verify import REMEDY, verify_single
 from tierlog.ports.objects import ObjectReads
 
 # What S3 puts behind the digest in the ETag of an object made of parts.
@@ -231,6 +231,6 @@ async def _verify_block_header(
 def _differs(key: str, what: str, offset: int = 0) -> NoReturn:
     raise CorruptError(
         f"object {key} {what}",
-        remedy="Keep the local copy; the ledger is offloaded again",
+        remedy=REMEDY,
         details={"object": key, "offset": str(offset)},
     )
