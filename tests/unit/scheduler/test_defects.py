@@ -71,15 +71,15 @@ def test_a_defect_beside_a_scrub_does_not_end_the_schedule(monkeypatch):
         world = World()
         await world.stream()
         found = runner(world, ScrubSchedule(interval_s=60))
-        whole, before = found._kept.times, counted("scrub schedule")
+        whole, before = found._kept.is_restored, counted("scrub schedule")
 
         async def broken():
             raise ZeroDivisionError
 
-        monkeypatch.setattr(found._kept, "times", broken)
+        monkeypatch.setattr(found._kept, "is_restored", broken)
         await run_for(world, found, 200)
         assert counted("scrub schedule") == before + 3
-        monkeypatch.setattr(found._kept, "times", whole)
+        monkeypatch.setattr(found._kept, "is_restored", whole)
         await run_for(world, found, 90)
         assert [one.is_clean for one in await found.reports()] == [True]
 
