@@ -418,10 +418,13 @@ class OffloadContext:
         """When an abandoned attempt was last swept (0: never); None when it isn't abandoned."""
         return next((one.swept_ms for one in self.abandoned if one.uuid == uuid), None)
 
+    def is_own(self, uuid: UUID) -> bool:
+        """Tell whether an attempt is the newest, or repairs."""
+        return self.uuid == uuid or (self.repair is not None and self.repair.uuid == uuid)
+
     def names(self, uuid: UUID) -> bool:
         """Tell whether an attempt is still known here: newest, repairing, or abandoned."""
-        repairs = self.repair is not None and self.repair.uuid == uuid
-        return self.uuid == uuid or repairs or self.swept_at(uuid) is not None
+        return self.is_own(uuid) or self.swept_at(uuid) is not None
 
     def attempt_swept(self, *, uuid: UUID, now_ms: int) -> Self:
         """Return the context with that abandoned attempt swept just now."""
