@@ -385,7 +385,7 @@ class Actions:
         if context.is_own(attempt.uuid):
             # A release before let one be both: nothing of what is the ledger's is deleted.
             await self._catalog.contexts.strike_off(ledger_id, attempt.uuid)
-            log.warning("attempt.kept", ledger_id=ledger_id, uuid=str(attempt.uuid))
+            log.info("attempt.kept", ledger_id=ledger_id, uuid=str(attempt.uuid))
             return
         if context.state is OffloadState.TRIMMING:
             allowed = await self._let_go(stream, ledger_id)
