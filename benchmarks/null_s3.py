@@ -132,6 +132,10 @@ class Handler(socketserver.BaseRequestHandler):
             self._give(method, stored, headers.get("range", ""))
         elif method == "HEAD" and key.count("/") > 1:
             self._send("404 Not Found", b"", {})
+        elif method == "GET" and "uploads" in query:
+            self._xml("ListMultipartUploadsResult", "<IsTruncated>false</IsTruncated>")
+        elif method == "GET" and "list-type" in query:
+            self._xml("ListBucketResult", "<IsTruncated>false</IsTruncated>")
         else:
             self._send("200 OK", b"", {})
 
