@@ -54,11 +54,10 @@ from common import (
 )
 from early_s3 import acknowledge_early
 from tierlog.embedded.shim import give_way
-from tierlog.ledger.reader import Tier1ReadHandle
 from tierlog.model.ids import LedgerId
 from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.settings import load_settings
-from tierlog.wiring.offload import OffloadParts, open_offload_parts
+from tierlog.wiring.offload import OffloadParts, ledger_opener, open_offload_parts
 
 P99_RATIO_MAX: Final = 1.3
 WINDOW: Final = 4
@@ -86,7 +85,7 @@ async def offload_on(parameters: Mapping[str, Any]) -> Result:
     async with open_offload_parts(settings) as parts:
         metadata = await parts.catalog.ledgers.get(LedgerId(parameters["ledger_id"]))
         assert metadata is not None
-        handle = Tier1ReadHandle(LedgerId(parameters["ledger_id"]), metadata, parts.nodes)
+        handle = ledger_opener(settings, parts)(LedgerId(parameters["ledger_id"]), metadata)
         whole, offloaded, enough = Meter(), 0, asyncio.Event()
 
         async def again_and_again() -> None:

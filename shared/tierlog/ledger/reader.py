@@ -18,7 +18,14 @@ Cancellation: replicas that are not needed any more are let go before their answ
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -46,6 +53,8 @@ Node = TypeVar("Node", bound=StorageNodeControl)
 
 OnDamage = Callable[[LedgerId, NodeId, EntryId | None], None]
 """Takes notice that a node has the run of an entry damaged, or (None) lacks runs. Must not wait."""
+Pace = Callable[[int], Awaitable[None]]
+"""Waits until as many bytes as came may be followed by more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +166,7 @@ class Tier1ReadHandle(Generic[Node]):
         keys: LedgerKeys = NO_KEYS,
         limits: ReaderLimits = DEFAULT_LIMITS,
         on_damage: OnDamage = log_damage,
+        pace: Pace | None = None,
     ) -> None:
         self._ledger_id = ledger_id
         self._metadata = metadata
@@ -164,6 +174,7 @@ class Tier1ReadHandle(Generic[Node]):
         self._key = keys.of(ledger_id, metadata)
         self._limits = limits
         self._on_damage = on_damage
+        self._pace = pace
 
     def __repr__(self) -> str:
         return f"<Tier1ReadHandle {self._ledger_id} {self._metadata.state.name}>"
@@ -284,6 +295,8 @@ class Tier1ReadHandle(Generic[Node]):
                         yield within
                         if budget <= 0:
                             return
+                    if self._pace is not None:
+                        await self._pace(sum(len(run.encoded) for run in runs))
                     runs = await self._next(reading)
             finally:
                 await reading.rest.aclose()

@@ -125,7 +125,8 @@ class S3Settings(_Section):
     given up: nothing that the store does later is waited for. Waiting for ``bytes_per_s_max``
     doesn't count."""
     bytes_per_s_max: float = Field(default=0.0, ge=0)
-    """What a process sends into the store, at most; 0: as much as it can."""
+    """What a process sends into the store, at most; 0: as much as it can. Ledgers are read for that
+    at most twice as fast then, or at 16 MB/s, so that appends don't wait behind that either."""
     namespace_bytes_per_s_max: NamespaceRates = ()
     """And what of it is for streams of one namespace, each as NAMESPACE=BYTES_PER_S. ``*`` is each
     that isn't named, and all streams without a namespace together; 0: no limit of its own."""

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Final
 
 from tierlog.adapters.rpc.storage_node import RemoteStorageControl
 from tierlog.catalog import Catalog
@@ -29,6 +30,7 @@ from tierlog.offload.verify import ReadBack
 from tierlog.ports.objects import ObjectStore
 from tierlog.ports.retrying import Come, Retries, RetryLimits, asked_once
 from tierlog.ports.spending import CostMeter
+from tierlog.ports.throttle import TokenBucket
 from tierlog.runtime.settings import Settings
 from tierlog.wiring.build import (
     cluster_of,
@@ -43,6 +45,11 @@ from tierlog.wiring.keys import ledger_keys
 from tierlog.wiring.manifests import manifest_store
 from tierlog.wiring.security import calling_of
 from tierlog.wiring.tier1 import open_storage_controls, reporting_damage
+
+# A block is read so much faster than it may be sent, so that sending never waits for it; and never
+# slower than the other: a node leaves who takes nothing for long, and appends don't feel so little.
+READ_FASTER: Final = 2
+READ_PER_S_MIN: Final = 16e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +145,28 @@ async def open_attempts(
 
 
 def ledger_opener(settings: Settings, parts: CopyParts) -> OpenLedger:
-    """Return what opens a ledger in tier 1, with the keys that this process has."""
-    keys = ledger_keys(settings)
+    """Return what opens a ledger in tier 1, with the keys that this process has.
+
+    All ledgers that are read share one pace, where there is any.
+    """
+    keys, per_s = ledger_keys(settings), read_per_s(settings.s3.bytes_per_s_max)
+    pace = TokenBucket(system_clock(), per_s=per_s).take if per_s else None
 
     def opened(ledger_id: LedgerId, metadata: LedgerMetadata) -> ReadHandle:
-        return Tier1ReadHandle(ledger_id, metadata, parts.nodes, keys=keys, on_damage=parts.damage)
+        return Tier1ReadHandle(
+            ledger_id, metadata, parts.nodes, keys=keys, on_damage=parts.damage, pace=pace
+        )
 
     return opened
+
+
+def read_per_s(sent_per_s: float) -> float:
+    """Return how fast ledgers are read that may be sent so fast; 0: as fast as can be.
+
+    At full speed a block of 64 MiB has a node's processor for a fifth of a second, for which
+    appends wait: whoever limits what offloads send doesn't want that.
+    """
+    return max(READ_FASTER * sent_per_s, READ_PER_S_MIN) if sent_per_s else 0.0
 
 
 def ledger_offloader(

@@ -40,6 +40,28 @@ def test_whole_runs_that_hold_the_entries():
     run_virtual(main())
 
 
+def test_what_came_is_paid_for_before_more_is_asked_for():
+    async def main():
+        cluster, came, paid = SmallCluster(2), 0, []
+        ledger = await closed_ledger(cluster)
+
+        async def pay(length):
+            assert sum(paid) + length == came
+            await asyncio.sleep(1)
+            paid.append(length)
+
+        handle = Tier1ReadHandle(
+            ledger.ledger_id, ledger.ledger_metadata, cluster.directory(cluster.catalog()), pace=pay
+        )
+        begun_s = asyncio.get_running_loop().time()
+        async for runs in handle.read_runs(0, 4):
+            came += sum(len(run.encoded) for run in runs)
+        assert sum(paid) == came > 0
+        assert asyncio.get_running_loop().time() - begun_s >= len(paid)
+
+    run_virtual(main())
+
+
 @pytest.mark.covers("D03")
 def test_a_lost_node_or_a_damaged_run_is_read_from_the_other_replica():
     async def main():

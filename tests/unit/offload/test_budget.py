@@ -25,6 +25,7 @@ from tierlog.offload.budget import (
 from tierlog.offload.driver import Tier2Settings
 from tierlog.offload.single_driver import SingleObjectOffloader
 from tierlog.runtime.settings import OffloaderSettings
+from tierlog.wiring.offload import read_per_s
 
 BIGGEST = BLOCK - 140
 ROOM = BLOCK + BESIDE_BYTES + 8  # one block with one entry, about as it is counted
@@ -446,3 +447,10 @@ def test_the_default_memory_holds_a_block_that_is_read_beside_one_that_is_sent(e
         ListHandle(LedgerId(1), [], metadata), DataObjectLayout(), block_size=BLOCK_SIZE_DEFAULT
     )
     assert BLOCK_SIZE_DEFAULT <= filler.next_memory <= bytes_for_blocks(memory_bytes_max) // 2
+
+
+@pytest.mark.parametrize(
+    ("sent_per_s", "read"), [(0.0, 0.0), (1.0, 16e6), (8e6, 16e6), (50e6, 100e6)]
+)
+def test_ledgers_are_read_at_a_pace_where_they_are_sent_at_one(sent_per_s, read):
+    assert read_per_s(sent_per_s) == read
