@@ -81,8 +81,10 @@ class StreamReader:
     """A range of a stream, to be iterated over once or often.
 
     ``until`` is where to stop, not included. Without it and without ``follow``, what the stream
-    had when the iteration began is read. A position is one of a single stream: a partitioned one
-    is read from an edge on, and whoever keeps its place reads the partitions by their names.
+    had when the iteration began is read; with one that the stream has not reached, all that it has
+    by then, or an error where nobody can say what that is. A position is one of a single stream: a
+    partitioned one is read from an edge on, and whoever keeps its place reads the partitions by
+    their names.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class StreamReader:
         return reader.answers()
 
     async def _own_answers(self) -> Answers:
-        until = self._until
+        until, self._told_end = self._until, None
         if until is None and not self._follow:
             until = self._told_end = await self._end()
             if until is None:
@@ -173,7 +175,9 @@ class StreamReader:
                 answer = await ahead.taken() or await self._next(where, left)
                 if answer.count == 0:
                     if not self._follow and where == answer.resume:
-                        return
+                        until = await self._end_before(until, where)
+                        if until is None:
+                            return
                     where = self._go_on_at(answer.resume)
                     continue
                 cut = _cut(answer, until=until)
@@ -199,6 +203,17 @@ class StreamReader:
             # Behind the end: the reader says what is wrong with it.
             await self._next(where, left)
         return where
+
+    async def _end_before(self, until: Position | None, where: Position | Edge) -> Position | None:
+        """Return up to where there is more than a read from ``where`` found; None: nowhere.
+
+        Whoever said ``until`` did not ask for the end, and who was read from may know of less.
+        """
+        end = await self._end() if self._told_end is None else None
+        if end is None or _reached(where, end):
+            return None
+        self._told_end = end if until is None else min(end, until)
+        return self._told_end
 
     async def _end(self) -> Position | None:
         """Return where the stream ends now; None: it has no entry."""

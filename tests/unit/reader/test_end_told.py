@@ -1,6 +1,7 @@
 """What a reader told to be before the end is read, or it is said that it can't be.
 
-The node that knew of it may go right then, and the others know less.
+The node that knew of it may go right then, and the others know less. Nor does a read that was given
+its end stop short of it while there is more.
 """
 
 # Ids are plain numbers and names here.
@@ -15,6 +16,7 @@ from tests.unit.ledger.small_cluster import STREAM, SmallCluster
 from tests.unit.ledger.test_recovery import left_behind
 from tierlog.client.reading import StreamReader
 from tierlog.model.errors import Reason, RetryableError
+from tierlog.model.position import Position
 from tierlog.ports.reads import FramesAnswer
 from tierlog_reader.chunk import Budget
 from tierlog_reader.source import StreamSource
@@ -28,10 +30,12 @@ class Reads:
     def __init__(self, source, node):
         self._source = source
         self._node = node
+        self._asked = False
 
     async def bounds(self, stream):
         found = await self._source.bounds(stream)
-        self._node.down = True
+        self._node.down |= not self._asked
+        self._asked = True
         return found
 
     async def read(self, stream, where, *, bytes_max, entries_max=None, wait_s=0.0):
@@ -50,8 +54,9 @@ class Reads:
         )
 
 
+@pytest.mark.parametrize("until", [None, 2, 9])
 @pytest.mark.parametrize(("known", "comes_back"), [(-1, True), (-1, False), (0, True), (0, False)])
-def test_a_read_never_ends_short_of_the_end_that_it_was_told(known, comes_back):
+def test_a_read_never_ends_short_of_the_end_that_it_was_told(known, comes_back, until):
     async def main():
         cluster = SmallCluster(3)
         names = ["n1", "n2", "n3"]
@@ -60,7 +65,11 @@ def test_a_read_never_ends_short_of_the_end_that_it_was_told(known, comes_back):
         cluster.nodes["n1"].confirm(ledger_id, 1)
         views = Views(catalog, age_s_max=0.5, entries_max=10)
         source = StreamSource(views, StorageNodeTier(views, cluster.directory(catalog)), None)
-        reader = StreamReader(STREAM, Reads(source, cluster.nodes["n1"]), retry_s_max=20)
+        reads, end = Reads(source, cluster.nodes["n1"]), None
+        if until is not None:
+            await reads.bounds(STREAM)
+            end = Position(ledger_id, until)
+        reader = StreamReader(STREAM, reads, until=end, retry_s_max=20)
         found: list[bytes] = []
 
         async def read_all():
