@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from tierlog.format.checksum import Buffer
@@ -148,6 +149,26 @@ def properties_len(entry: FoundEntry, unpacking: Unpacking) -> int:
         if len(one) >= WIDE_BYTES
     )
     return PROPERTY_BYTES * max(counts, default=0)
+
+
+def escapes_len(entries: Sequence[FoundEntry], unpacking: Unpacking) -> int:
+    """Return how much longer entries are in JSON at most; those that can't be read not at all.
+
+    Control characters take six bytes there, and quotes two.
+    """
+    found = np.frombuffer(b"".join(_unpacked(one, unpacking) for one in entries), np.uint8)
+    quotes = np.count_nonzero(found == ord('"')) + np.count_nonzero(found == ord("\\"))
+    return int(5 * np.count_nonzero(found < ord(" ")) + quotes)
+
+
+def _unpacked(entry: FoundEntry, unpacking: Unpacking) -> Buffer:
+    if entry.unpacked_size[0] <= len(entry.data):
+        return entry.data
+    try:
+        decoded, limit = decode_entry(entry.data), unpacking.events_len_max
+        return decoded.unpacked(unpacking.decompressors, events_len_max=limit)
+    except (CorruptError, RefusedError):
+        return b""  # ``events_of`` tells it
 
 
 def _check_properties(event: Buffer, count_max: int) -> None:

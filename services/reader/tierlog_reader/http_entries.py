@@ -17,8 +17,8 @@ alone, up to ``Tierlog-Next``, as 206 with ``Content-Range``. A range in any oth
 
 Invariants:
     * An answer is bounded by the settings, whatever is asked, and holds room until it was sent:
-      for its events as they are decompressed, for how many they are, and for how many properties
-      the one has that has most.
+      for its events as they are decompressed, for how many they are, for how many properties the
+      one has that has most, and for what JSON makes of them.
     * What is followed, and a whole ledger, hold room for one page at a time: a client that is slow
       is waited for, and one that takes nothing is left. Behind the first page a whole ledger waits
       for room longer than who can be told to come again.
@@ -65,6 +65,7 @@ from tierlog_reader.documents import (
     wanted_type,
 )
 from tierlog_reader.limits import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits, client_of
+from tierlog_reader.memory import COPIES_OF_AN_ANSWER
 from tierlog_reader.pages import OBJECT_BYTES, Page, read_page
 from tierlog_reader.places import no_such_entry
 from tierlog_reader.seek import TimeSeek, parse_start
@@ -79,6 +80,8 @@ ROOM_TRIES_MAX: Final = 12
 ROOM_PAUSE_S: Final = 1.0
 # Entries as they were read, as objects, and the body that is made of them.
 COPIES: Final = {NDJSON: 5, OCTETS: 4, ARROW: 5, EVENTS: 5}
+# What is written of an event may be several times as long as it is.
+TEXTS: Final = (NDJSON, EVENTS)
 
 _RANGE: Final = re.compile(r"entries=(\d{1,18})-(\d{1,18})?", re.ASCII | re.IGNORECASE)
 
@@ -138,10 +141,14 @@ class EntryPages:
             page = page.cut(room_bytes)
             # Events that say they are longer than that are not decompressed.
             unpacked_len = min(page.unpacked_len, self.unpacking.events_len_max)
-            needed = max(page.frames_len, unpacked_len) + page.objects_len
+            unpacked_len = max(page.frames_len, unpacked_len)
+            needed = unpacked_len + page.objects_len
             if needed <= room_bytes:
                 # Half of the room is for one event as objects, whatever the page.
                 needed = max(needed, 2 * page.properties_len(self.unpacking))
+            if needed <= room_bytes and kind in TEXTS:
+                text_len = page.text_len(unpacked_len, self.unpacking)
+                needed = max(needed, text_len // (COPIES_OF_AN_ANSWER * COPIES[kind]))
             if needed <= room_bytes:
                 return page, room
             # An entry alone may be longer than was asked for: see ``ServedReads.read``.

@@ -23,6 +23,7 @@ from tierlog_reader.documents import (
     FoundEntry,
     Unpacking,
     entries_of,
+    escapes_len,
     events_of,
     properties_len,
 )
@@ -31,6 +32,8 @@ from tierlog_reader.source import StreamSource
 # What an entry or an event counts as beside its bytes: of each its objects on Python's heap, and
 # what is written of it around its payload, in a room that has several times what is counted.
 OBJECT_BYTES: Final = 128
+# An entry is much of a page from this part of it on.
+LONG: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,17 @@ class Page:
         Those that are compressed are decompressed for it, each entry by itself.
         """
         return max((properties_len(one, unpacking) for one in self.entries), default=0)
+
+    def text_len(self, unpacked_len: int, unpacking: Unpacking) -> int:
+        """Return what its entries and their JSON take at once, where an event is much of them.
+
+        Of one that is all there is: its payload and that as a text, and its line three times, while
+        that gets into the body, or out. Of many small ones there is no more than the body.
+        """
+        longest = max((len(one.data) for one in self.entries), default=0)
+        if unpacked_len <= self.frames_len and LONG * longest < self.frames_len:
+            return 0
+        return 4 * unpacked_len + 3 * escapes_len(self.entries, unpacking)
 
     def cut(self, bytes_max: int) -> "Page":
         """Return its first entries, so many that they count as ``bytes_max``, but at least one."""
