@@ -12,7 +12,7 @@ Cancellation: a read keeps nothing that another one waits for.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
@@ -255,7 +255,7 @@ class StreamSource:
             try:
                 tier = choose_tier(ledger, context, priority=Tier.TIER2.value, gone=frozenset(gone))
             except RetryableError as nowhere:
-                raise next(iter(gone.values()), nowhere) from None
+                raise _unrefused(gone) or next(iter(gone.values()), nowhere) from None
             try:
                 if tier is Tier.TIER1:
                     return await self._tier1.entry_at_time(ledger, publish_ms)
@@ -450,8 +450,7 @@ class StreamSource:
                 ledger, context, priority=priority, gone=frozenset(failures), entry_id=spot.entry_id
             )
         except RetryableError as nowhere:
-            told = [error for error in failures.values() if not isinstance(error, RefusedError)]
-            raise (told[0] if told else nowhere) from None
+            raise _unrefused(failures) or nowhere from None
         try:
             if tier is Tier.TIER1:
                 with step("tier1", f"ledger {ledger.ledger_id}"), OF_TIER[tier].time():
@@ -571,6 +570,11 @@ def _with_entries(snapshot: StreamSnapshot) -> StreamSnapshot:
     if stream.partitions:
         raise is_partitioned(stream.name, stream.partitions)
     return snapshot
+
+
+def _unrefused(failures: Mapping[Tier, TierlogError]) -> TierlogError | None:
+    """Return what failed where a ledger may be: that it is not elsewhere says nothing of it."""
+    return next((one for one in failures.values() if not isinstance(one, RefusedError)), None)
 
 
 def _unknown(error: TierlogError) -> TierlogError:

@@ -6,7 +6,7 @@ from tests.unit.offload.test_single import driver_of
 from tests.unit.reader.test_pages import stamped
 from tests.unit.reader.test_tail import closed
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
-from tierlog.model.errors import Reason, RefusedError
+from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import NO_ENTRY
 from tierlog.model.position import Edge
 from tierlog_reader import seek
@@ -246,3 +246,25 @@ async def test_a_listed_ledger_that_no_tier_has_is_told_and_not_passed_over():
         with pytest.raises(RefusedError) as caught:
             await seek_of(source).position_at(STREAM, 2_000_000)
         assert caught.value.reason is Reason.LEDGER_NOT_FOUND
+
+
+@on_virtual_time
+async def test_a_ledger_whose_objects_are_gone_and_whose_nodes_are_away_is_not_said_to_be_gone():
+    world = ReaderWorld()
+    await world.start()
+    first = await world.sealed(OLD)
+    await world.offloaded(first)
+    context = await world.context(first)
+    assert context.location is not None
+    del world.bucket.objects[context.location.index_key]
+    world.node.down = True
+    async with world.reader() as source:
+        for asked in (
+            seek_of(source).position_at(STREAM, 1_000_000),
+            source.read(STREAM, at(first, 0), budget()),
+        ):
+            with pytest.raises(RetryableError) as caught:
+                await asked
+            assert caught.value.reason is Reason.UNKNOWN
+        world.node.down = False
+        assert await seek_of(source).position_at(STREAM, 1_000_000) == at(first, 0)
