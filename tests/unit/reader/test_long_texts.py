@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from tests.unit.compression.test_compressed_events import packed
 from tests.unit.reader.test_pages import URL, served
 from tests.unit.reader.world import ReaderWorld, on_virtual_time
-from tierlog.format.entry import encode_entry
-from tierlog.wiring.compression import packing_of
+from tierlog.format.entry import Codec, encode_entry
 from tierlog_reader.documents import EVENTS, NDJSON
 from tierlog_reader.http_entries import COPIES
 from tierlog_reader.memory import COPIES_OF_AN_ANSWER
@@ -72,13 +72,13 @@ def test_a_text_that_is_longer_than_its_payload_takes_no_more_than_its_room(kind
     assert float(grown.stdout) < 1
 
 
-@pytest.mark.parametrize(("codec", "raw"), [("none", True), ("none", False), ("zstd", False)])
+@pytest.mark.parametrize(
+    ("codec", "raw"), [(Codec.NONE, True), (Codec.NONE, False), (Codec.ZSTD, False)]
+)
 @on_virtual_time
 async def test_room_for_a_text_is_there_before_it_is_written(codec, raw):
-    packing = packing_of(codec)
-    how = {} if packing is None else {"codec": packing.codec, "compress": packing.compress}
     payload = bytes(100_000)
-    entry = payload if raw else encode_entry([payload], publish_time_ms=1, **how)
+    entry = payload if raw else packed(codec, [payload])
     world = ReaderWorld()
     await world.start(raw=raw)
     ledger = await world.opened([entry] * 2)
