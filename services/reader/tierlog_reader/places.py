@@ -14,9 +14,11 @@ Invariants:
       leaves the list when it is closed.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final
 from uuid import UUID
 
@@ -32,6 +34,7 @@ from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
 
 _FIRST: Final = EntryId(0)
+_ledger_id: Final = attrgetter("ledger_id")
 
 
 class Tier(StrEnum):
@@ -86,6 +89,7 @@ def locate(
     """Return what ``where`` means in the list ``ledgers``, or raise why it means nothing.
 
     ``trimmed_end``: where the newest ledger ended that was before the list; None: not known.
+    Ids grow in the list, of which a few are looked at: each read asks, however long it is.
     """
     before = trimmed_end or Edge.EARLIEST
     if where is Edge.EARLIEST:
@@ -93,8 +97,8 @@ def locate(
     if where is Edge.LATEST:
         return _behind_last(ledgers, before)
     assert isinstance(where, Position)
-    index = next((i for i, one in enumerate(ledgers) if one.ledger_id >= where.ledger_id), None)
-    if index is None or ledgers[index].ledger_id != where.ledger_id:
+    index = bisect_left(ledgers, where.ledger_id, key=_ledger_id)
+    if index == len(ledgers) or ledgers[index].ledger_id != where.ledger_id:
         if where == trimmed_end:
             return _first_of(ledgers, 0, resume=where)
         raise _not_listed(stream, ledgers, where, trimmed_end)
@@ -107,6 +111,12 @@ def locate(
     if where.entry_id > ledger.last_entry_id + 1:
         raise no_such_entry(stream, where, last=ledger.last_entry_id)
     return _first_of(ledgers, index + 1, resume=where)
+
+
+def ledger_behind(ledgers: Sequence[ListedLedger], ledger_id: LedgerId) -> ListedLedger | None:
+    """Return the ledger that follows one, which may have left the list."""
+    index = bisect_right(ledgers, ledger_id, key=_ledger_id)
+    return ledgers[index] if index < len(ledgers) else None
 
 
 @dataclass(slots=True)

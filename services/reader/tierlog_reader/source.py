@@ -38,6 +38,7 @@ from tierlog_reader.places import (
     Spot,
     Tier,
     choose_tier,
+    ledger_behind,
     locate,
     not_yet,
     why_tier,
@@ -479,8 +480,7 @@ class StreamSource:
         """Return what finds the ledger behind one where it is to be read from tier 2, too."""
 
         async def following(ledger_id: LedgerId) -> tuple[ListedLedger, OffloadContext] | None:
-            later = (one for one in snapshot.ledgers if one.ledger_id > ledger_id)
-            ledger = next(later, None)
+            ledger = ledger_behind(snapshot.ledgers, ledger_id)
             if ledger is None or not ledger.closed:
                 return None
             context = await self._views.context(ledger.ledger_id)

@@ -1,5 +1,6 @@
 """Protocols section 5: what a position means, and which tier is asked. A table, without I/O."""
 
+from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
@@ -9,7 +10,15 @@ from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.offload import OffloadContext, OffloadState
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
-from tierlog_reader.places import AtEnd, BehindLast, Spot, Tier, choose_tier, locate
+from tierlog_reader.places import (
+    AtEnd,
+    BehindLast,
+    Spot,
+    Tier,
+    choose_tier,
+    ledger_behind,
+    locate,
+)
 
 LOGS = StreamName("logs")
 EARLIEST, LATEST = Edge.EARLIEST, Edge.LATEST
@@ -204,3 +213,36 @@ def test_a_ledger_that_is_being_trimmed_is_trimmed_from_where_it_is_wanted_to_it
     assert caught.value.reason is Reason.TRIMMED
     lost = {"lost_from": "5:3", "lost_before": "5:10"}
     assert caught.value.details == {"stream": LOGS, **lost}
+
+
+class Looked(Sequence[ListedLedger]):
+    """A list of ledgers that counts how often one of them is looked at."""
+
+    def __init__(self, count):
+        self._count = count
+        self.looks = 0
+
+    def __len__(self):
+        return self._count
+
+    def __getitem__(self, index):
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        self.looks += 1
+        return closed(2 * index, 3)
+
+
+@pytest.mark.parametrize("index", [0, 1, 50_000, 99_998])
+def test_of_a_list_of_any_length_a_few_ledgers_are_looked_at(index):
+    ledgers = Looked(100_000)
+    place = locate(LOGS, ledgers, at(2 * index, 1), trimmed_end=None)
+    assert isinstance(place, Spot)
+    assert (place.ledger.ledger_id, place.entry_id) == (2 * index, 1)
+    with pytest.raises(RefusedError, match="has no ledger"):
+        locate(LOGS, ledgers, at(2 * index + 1, 0), trimmed_end=None)
+    for before in (2 * index, 2 * index + 1):
+        behind = ledger_behind(ledgers, LedgerId(before))
+        assert behind is not None
+        assert behind.ledger_id == 2 * (index + 1)
+    assert ledger_behind(ledgers, LedgerId(2 * 99_999)) is None
+    assert ledgers.looks < 150
