@@ -4,6 +4,7 @@ Invariants:
     * Entries come in order and without a gap; the position behind each is where to go on.
     * Nothing is yielded whose frame or, in a stream with append headers, whose checksum is wrong.
     * A partitioned stream is read whole: partition after partition, or with ``follow`` all at once.
+    * What is asked for of all partitions at once is bounded, however many are followed.
     * Whoever reads on is not waited for: the next answer is asked for while one is looked at. When
       an iteration ends, in whatever way, nothing is being asked for.
     * Retryable answers are asked again for as long as ``retry_s_max`` passes without progress.
@@ -43,6 +44,9 @@ BACKOFF_S_FIRST: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
 FOLLOW_WAIT_S: Final = 10.0
 PIECE_ENTRIES: Final = 200
+# Of all partitions that are followed, together; and of each, as runs come whole.
+FOLLOWED_BYTES_MAX: Final = 64 * 1024 * 1024
+FOLLOWED_BYTES_MIN: Final = 64 * 1024
 
 
 class ReadEntry(NamedTuple):
@@ -137,7 +141,11 @@ class StreamReader:
                 raise
         else:
             return
-        readers = [self._of_partition(name) for name in partition_names(self.stream, count)]
+        bytes_max = self._bytes_max
+        if self._follow:  # each has an answer here at once
+            bytes_max = min(bytes_max, max(FOLLOWED_BYTES_MIN, FOLLOWED_BYTES_MAX // count))
+        names = partition_names(self.stream, count)
+        readers = [self._of_partition(name, bytes_max) for name in names]
         whole = as_they_come(readers) if self._follow else one_after_the_other(readers)
         left = self._limit
         async with contextlib.aclosing(whole):
@@ -149,14 +157,14 @@ class StreamReader:
                 if left == 0:
                     return
 
-    def _of_partition(self, name: StreamName) -> Answers:
+    def _of_partition(self, name: StreamName, bytes_max: int) -> Answers:
         reader = StreamReader(
             name,
             self._reads,
             start=self._start,
             limit=self._limit,
             follow=self._follow,
-            bytes_max=self._bytes_max,
+            bytes_max=bytes_max,
             retry_s_max=self._retry_s_max,
         )
         return reader.answers()

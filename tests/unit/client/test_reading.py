@@ -10,9 +10,12 @@ from tests.unit.client.world import LOGS, Service, on_virtual_time
 from tierlog.client.reading import PIECE_ENTRIES, ReadEntry, StreamReader, entries_of, events_of
 from tierlog.format.entry import StructuredEvent, encode_entry
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
-from tierlog.model.ids import EntryId, LedgerId
+from tierlog.model.ids import EntryId, LedgerId, StreamName
+from tierlog.model.partitions import is_partitioned, partition_names
 from tierlog.model.position import Edge, Position
 from tierlog.ports.reads import FramesAnswer
+
+MIB = 1024 * 1024
 
 
 def at(ledger_id, entry_id):
@@ -335,3 +338,38 @@ def test_events_can_be_handed_to_another_process_and_changed_by_nobody():
         assert event.position == Position(LedgerId(3), EntryId(4))
         with pytest.raises(AttributeError):
             event.payload = b""  # type: ignore[misc]
+
+
+class Parted(Service):
+    """A stream of so many partitions, and how much was asked for of each."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+        self.names = partition_names(LOGS, count)
+        self.asked: dict[StreamName, int] = {}
+
+    async def bounds(self, stream):
+        raise is_partitioned(LOGS, self.count) if stream == LOGS else AssertionError
+
+    async def read(self, stream, where, *, bytes_max, **budget):
+        if stream == LOGS:
+            raise is_partitioned(LOGS, self.count)
+        self.asked[stream] = bytes_max
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("count", "each"), [(2, 4 * MIB), (100, 64 * MIB // 100), (1024, MIB // 16)]
+)
+def test_partitions_that_are_followed_share_what_is_asked_for_at_once(count, each):
+    @on_virtual_time
+    async def test():
+        service = Parted(count)
+        answers = StreamReader(LOGS, service, follow=True).answers()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await anext(answers)
+        assert service.asked == dict.fromkeys(service.names, each)
+
+    test()
