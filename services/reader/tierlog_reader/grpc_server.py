@@ -7,6 +7,8 @@ Invariants:
       transport keeps until the call is over, holds room, and nothing else of the answer does.
     * What is made of an answer is within its room: one message object an entry, beside its bytes.
       The loop is given up between some of them.
+    * A call that stops at the end has all that ``bounds`` then says, or fails: what nobody gives is
+      not taken for the end.
     * ``resume`` of an answer is the token that every call, and HTTP's ``from``, goes on with.
 """
 
@@ -31,6 +33,7 @@ from tierlog_reader.chunk import Answer, Chunk
 from tierlog_reader.limits import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits
 from tierlog_reader.memory import COPIES_OF_AN_ANSWER
 from tierlog_reader.pages import OBJECT_BYTES
+from tierlog_reader.places import not_whole
 from tierlog_reader.seek import Time, TimeSeek, parse_start
 from tierlog_reader.sending import PIECE_BYTES
 from tierlog_reader.served import HeldRoom, ServedReads
@@ -81,7 +84,7 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         left = _bounded("entries_max", request.entries_max, INT64_MAX) or INT64_MAX
         until = _position_of(request.until, "until") if request.HasField("until") else None
         where = await self._seek.start(stream, _start(request))
-        client = _client_of(context, stream)
+        client, end = _client_of(context, stream), None
         if where is Edge.LATEST:
             # Told at once: who calls again goes on there, and misses nothing.
             where = await self._reads.source.latest(stream)
@@ -115,7 +118,11 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
             nothing_more = answer.chunk is None and request.stop_at_end
             del answer  # whoever waits for the next one holds nothing
             if nothing_more:
-                return
+                told, end = end, end or (await self._reads.source.bounds(stream))[1]
+                if not isinstance(end, Position) or _is_at(where, end):
+                    return
+                if told is not None:
+                    raise not_whole(stream, where, end)
 
     async def GetBounds(  # noqa: N802 - the name in the .proto file
         self, request: pb.GetBoundsRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -67,7 +67,7 @@ from tierlog_reader.documents import (
 from tierlog_reader.limits import ENTRIES_MAX, WAIT_MS_MAX, ReadLimits, client_of
 from tierlog_reader.memory import COPIES_OF_AN_ANSWER
 from tierlog_reader.pages import OBJECT_BYTES, Page, read_page
-from tierlog_reader.places import no_such_entry
+from tierlog_reader.places import no_such_entry, not_whole
 from tierlog_reader.seek import TimeSeek, parse_start
 from tierlog_reader.sending import PIECE_BYTES, HeldResponse, HeldStream
 from tierlog_reader.served import ROOM_BYTES_MIN, HeldRoom, ServedReads
@@ -393,12 +393,8 @@ def _is_whole(wish: _Wish, resume: Position | Edge) -> bool:
 
 
 def _not_whole(wish: _Wish, resume: Position | Edge) -> RetryableError:
-    return RetryableError(
-        f"stream {wish.stream} has entries from {resume} to {wish.until}, and nobody confirms "
-        "them now",
-        reason=Reason.UNKNOWN,
-        remedy="Check that the storage nodes of the ledger are up",
-    )
+    assert wish.until is not None
+    return not_whole(wish.stream, resume, wish.until)
 
 
 def _joined(entries: Sequence[FoundEntry]) -> bytes:

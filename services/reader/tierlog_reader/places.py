@@ -217,6 +217,16 @@ def not_yet(stream: StreamName, where: Position, *, last: EntryId) -> RetryableE
     )
 
 
+def not_whole(stream: StreamName, where: Position | Edge, end: Position) -> RetryableError:
+    """Say that nothing is given from ``where`` on, though there is more before ``end``."""
+    return RetryableError(
+        f"stream {stream} has entries from {where} to {end}, and nobody confirms them now",
+        reason=Reason.UNKNOWN,
+        remedy="Check that the storage nodes of the ledger are up",
+        details={"stream": stream, "position": str(where)},
+    )
+
+
 def _first_of(ledgers: Sequence[ListedLedger], index: int, *, resume: Position | Edge) -> Place:
     if index >= len(ledgers):
         return AtEnd(resume=resume)

@@ -18,7 +18,13 @@ from tierlog.client.reading import StreamReader
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.position import Position
 from tierlog.ports.reads import FramesAnswer
+from tierlog.proto.v1 import reader_pb2 as pb
 from tierlog_reader.chunk import Budget
+from tierlog_reader.grpc_server import ReaderServicer
+from tierlog_reader.limits import ReadLimits
+from tierlog_reader.seek import TimeSeek
+from tierlog_reader.served import ServedReads
+from tierlog_reader.shares import Shares
 from tierlog_reader.source import StreamSource
 from tierlog_reader.tier1 import StorageNodeTier
 from tierlog_reader.views import Views
@@ -88,5 +94,47 @@ def test_a_read_never_ends_short_of_the_end_that_it_was_told(known, comes_back, 
             await reading
         assert caught.value.reason is Reason.UNKNOWN
         assert found == [b"a", b"b"][: known + 1]
+
+    run_virtual(main())
+
+
+class Call:
+    """What a servicer asks of a call."""
+
+    def peer(self):
+        return "ipv4:127.0.0.1:1"
+
+    def add_done_callback(self, callback):
+        """Nobody ends it early."""
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_call_that_stops_at_the_end_does_not_take_for_it_what_those_who_are_left_know(goes):
+    async def main():
+        cluster = SmallCluster(3)
+        names = ["n1", "n2", "n3"]
+        where = [((0, (b"a",), -1), names), ((1, (b"b",), 0), names)]
+        catalog, _, ledger_id, _ = await left_behind(cluster, quorums=(3, 3, 2), where=where)
+        cluster.nodes["n1"].confirm(ledger_id, 1)
+        views = Views(catalog, age_s_max=0.5, entries_max=10)
+        source = StreamSource(views, StorageNodeTier(views, cluster.directory(catalog)), None)
+        reads = ServedReads(source, Shares(2**26, wait_s_max=5))
+        limits = ReadLimits(response_bytes_max=2**20, wait_ms_max=30_000)
+        servicer = ReaderServicer(reads, TimeSeek(reads), limits)
+        request = pb.FollowRequest(stream=STREAM, stop_at_end=True, entries_max=10, bytes_max=1)
+        found: list[bytes] = []
+
+        async def follow():
+            async for piece in servicer.Follow(request, Call()):
+                found.extend(entry.data for entry in piece.entries)
+                cluster.nodes["n1"].down |= goes
+
+        if not goes:
+            await follow()
+            assert found == [b"a", b"b"]
+            return
+        with pytest.raises(RetryableError) as caught:
+            await follow()
+        assert (found, caught.value.reason) == ([b"a"], Reason.UNKNOWN)
 
     run_virtual(main())

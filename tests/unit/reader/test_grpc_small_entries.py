@@ -7,7 +7,7 @@ from typing import Any
 
 from tierlog.format.frame import pack_entries
 from tierlog.model.ids import EntryId, LedgerId
-from tierlog.model.position import Position
+from tierlog.model.position import Edge, Position
 from tierlog.proto.v1 import reader_pb2 as pb
 from tierlog_reader.chunk import Answer, Chunk
 from tierlog_reader.grpc_server import ReaderServicer
@@ -58,6 +58,9 @@ class Source:
             tier=Tier.TIER2,
         )
         return Answer(chunk=chunk, resume=chunk.end)
+
+    async def bounds(self, stream):
+        return Edge.EARLIEST, Position(LedgerId(7), EntryId(COUNT))
 
 
 def servicer_of():
