@@ -21,7 +21,7 @@ from tierlog.model.ids import INT64_MAX, EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata, LedgerState
 from tierlog.model.stream import ListedLedger
 from tierlog.ports.storage_node import StorageNodeControl
-from tierlog_reader.chunk import Budget, Chunk
+from tierlog_reader.chunk import Budget, Chunk, without_rest
 from tierlog_reader.places import Tier
 from tierlog_reader.views import Views
 
@@ -93,7 +93,8 @@ class StorageNodeTier(Generic[Node]):
             ledger_id=handle.ledger_id,
             first_entry_id=first_entry_id,
             count=expected - first_entry_id,
-            frames=tuple(frames),
+            # Several are joined by whoever sends them, and one is sent as it lies.
+            frames=tuple(frames) if len(frames) > 1 else (without_rest(frames[0]),),
             tier=Tier.TIER1,
         )
 

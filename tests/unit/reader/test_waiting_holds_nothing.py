@@ -16,7 +16,7 @@ import pytest
 from tests.unit.reader.test_pages import UNPACKING, stamped
 from tests.unit.reader.test_source import numbered
 from tests.unit.reader.test_tail import tails_of
-from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
+from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.format.entry import encode_entry
 from tierlog.proto.v1 import reader_pb2 as pb
 from tierlog_reader import http_entries, seek
@@ -201,3 +201,22 @@ def test_who_waits_for_an_entry_of_later_holds_no_room(entry):
             await asyncio.wait([read])
 
     test()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@on_virtual_time
+async def test_a_few_entries_of_a_run_do_not_keep_all_of_it(closed):
+    """Room for an answer is for its frames: a client that is slow holds no more."""
+    world = ReaderWorld()
+    await world.start()
+    entries = numbered(0, 500, size=100)
+    make = world.sealed if closed else world.opened
+    ledger = await make(entries, run_bytes_max=64 * 1024)
+    async with world.reader() as source:
+        for first, count in ((0, 1), (200, 3), (499, 1), (0, 500)):
+            answer = await source.read(STREAM, at(ledger, first), budget(entries=count))
+            assert payloads(answer) == entries[first : first + count]
+            assert answer.chunk is not None
+            (frames,) = answer.chunk.frames
+            with memoryview(frames) as view, memoryview(view.obj) as kept:
+                assert kept.nbytes <= 2 * view.nbytes
