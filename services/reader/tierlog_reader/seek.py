@@ -19,7 +19,7 @@ Invariants:
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from tierlog.format.entry import decode_entry
@@ -33,6 +33,7 @@ from tierlog_reader.served import ServedReads
 from tierlog_reader.source import UNLISTED_REASONS
 
 SKEW_MS: Final = 60_000
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 STEP_ENTRIES: Final = 10_000
 STEP_BYTES: Final = 1024 * 1024
 
@@ -61,7 +62,8 @@ def parse_start(text: str) -> Position | Edge | Time:
         ) from error
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
-    return Time(max(0, int(when.timestamp() * 1000)))
+    # Whole numbers: floats are up to a millisecond early. Within one, the next one is later.
+    return Time(max(0, -((EPOCH - when) // timedelta(milliseconds=1))))
 
 
 class TimeSeek:

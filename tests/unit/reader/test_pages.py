@@ -353,6 +353,11 @@ def test_where_to_begin_is_read():
     assert parse_start("time:1769860800000") == Time(1769860800000)
     for text in ("2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "2026-01-31T12:00:00"):
         assert parse_start(f"time:{text}") == Time(1769860800000)
+    # As a float of seconds it is a millisecond early; within one, what was published then is older.
+    assert parse_start("time:2039-02-01T01:10:26.003Z") == Time(2180135426003)
+    assert parse_start("time:2026-01-31T12:00:00.000001Z") == Time(1769860800001)
+    assert parse_start("time:0001-01-01T00:00:00+14:00") == Time(0)
+    assert parse_start("time:9999-12-31T23:59:59.999-14:00") == Time(253402351199999)
     for text in ("time:", "time:yesterday", "x", "time:-5"):
         with pytest.raises(RefusedError) as caught:
             parse_start(text)
