@@ -7,6 +7,7 @@ import asyncio
 import getpass
 import sys
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -19,15 +20,13 @@ from tierlog.cli.output import (
     Output,
     OutputOption,
     Row,
-    print_json,
     print_one,
     print_rows,
-    print_table,
     say,
     size_text,
     time_text,
 )
-from tierlog.cli.read import ReadOutput, print_payload, text_or_base64
+from tierlog.cli.read import ReadOutput, Shown, beginning_of, text_or_base64
 from tierlog.cli.session import command, load
 from tierlog.cli.stream import LEDGER_COLUMNS, counted, with_client
 from tierlog.model.ids import LEDGER_ID_MAX
@@ -222,23 +221,19 @@ def read(
     """Print the entries of a ledger of its own, of an open one those that are acknowledged."""
 
     async def work(ledgers: "Ledgers") -> None:
-        kept: list[dict[str, Any]] = []
+        shown = Shown(
+            output,
+            ("entry_id", "bytes", "data"),
+            payload_of=attrgetter("data"),
+            row_of=_entry_row,
+            document_of=_entry_document,
+        )
         reader = await telling(ledgers, ledger, ledgers.open(ledger, recover=recover))
-        async for entry in reader.entries(first, last, follow=follow):
-            if output in {ReadOutput.TABLE, ReadOutput.JSON}:
-                kept.append(_entry_document(entry))
-                continue
-            if output is ReadOutput.JSONL:
-                print_json(_entry_document(entry))
-            else:
-                print_payload(entry.data, output)
-            if follow:
-                sys.stdout.buffer.flush()
-        if output is ReadOutput.JSON:
-            print_json(kept, indent=True)
-        elif output is ReadOutput.TABLE:
-            print_table(kept, dict.fromkeys(("entry_id", "bytes", "data")))
-        sys.stdout.buffer.flush()
+        with shown:
+            async for entry in reader.entries(first, last, follow=follow):
+                shown.add(entry)
+                if follow:
+                    sys.stdout.buffer.flush()
 
     with_ledgers(work)
 
@@ -341,6 +336,14 @@ def _shape(
     return LedgerShape(
         ensemble_size=size, write_quorum=write, ack_quorum=ack_quorum or max(1, write - 1)
     )
+
+
+def _entry_row(entry: "LedgerEntry") -> dict[str, Any]:
+    return {
+        "entry_id": entry.entry_id,
+        "bytes": len(entry.data),
+        "data": beginning_of(entry.data),
+    }
 
 
 def _entry_document(entry: "LedgerEntry") -> dict[str, Any]:

@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import sys
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Self, TypeVar
 
 import typer
 
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 
 
 STEP_COLUMNS: Final = ("what", "where", "start", "length", "outcome", "begun_us", "took_us")
+ROWS_AT_ONCE: Final = 1000
 COLUMNS: Final = ("position", "index", "tier", "bytes", "payload")
+
+Thing = TypeVar("Thing")
 
 
 class ReadOutput(StrEnum):
@@ -82,7 +87,7 @@ def read(
     end = Position.parse(until) if until is not None else None
     if follow and limit is None and output is ReadOutput.TABLE:
         raise RefusedError(
-            "a table is printed at the end, and --follow has none",
+            "a table is printed at its end, and --follow has none",
             remedy="Use -o jsonl, or say how many events with -n",
         )
     asyncio.run(_read(stream, where, time, end, limit, follow=follow, output=output))
@@ -101,24 +106,31 @@ async def _read(
     from tierlog.client import open_client
     from tierlog.client.reading import entries_of
 
-    shown, count = _Shown(output), 0
+    count = 0
+    shown = Shown(
+        output,
+        COLUMNS,
+        payload_of=attrgetter("payload"),
+        row_of=_row_of,
+        document_of=document_of,
+    )
     async with open_client(load()) as client:
         if time is not None:
             where = await client.position_at(stream, time)
         # A limit of entries would do harm: one that changes attributes alone has no events.
         none = 0 if limit == 0 else None
         reader = client.reader(stream, start=where, until=end, limit=none, follow=follow)
-        async for answer in reader.answers():
-            for entry in entries_of(answer):
-                for event in reader.events_of(entry):
-                    if count == limit:
-                        break
-                    shown.add(event)
-                    count += 1
-            sys.stdout.buffer.flush()
-            if count == limit:
-                break
-    shown.end()
+        with shown:
+            async for answer in reader.answers():
+                for entry in entries_of(answer):
+                    for event in reader.events_of(entry):
+                        if count == limit:
+                            break
+                        shown.add(event)
+                        count += 1
+                sys.stdout.buffer.flush()
+                if count == limit:
+                    break
 
 
 def _check_explain(word: str) -> None:
@@ -142,34 +154,57 @@ async def _explain(stream: str, start: str, limit: int, output: ReadOutput) -> N
     print_table(found["steps"], dict.fromkeys(STEP_COLUMNS), title="Its steps")
 
 
-class _Shown:
-    """Prints events as they come; a table alone waits for its end, with little of each."""
+class Shown(Generic[Thing]):
+    """Prints things as they come, a table every ``ROWS_AT_ONCE`` of them, and what came at its end.
 
-    def __init__(self, output: ReadOutput) -> None:
+    A list in JSON that was not ended is not closed: whoever reads it sees that something lacks.
+    """
+
+    def __init__(
+        self,
+        output: ReadOutput,
+        columns: Sequence[str],
+        *,
+        payload_of: Callable[[Thing], bytes],
+        row_of: Callable[[Thing], dict[str, Any]],
+        document_of: Callable[[Thing], dict[str, Any]],
+    ) -> None:
         self._output = output
+        self._columns = columns
+        self._payload_of = payload_of
+        self._row_of = row_of
+        self._document_of = document_of
         self._rows: list[dict[str, Any]] = []
         self._count = 0
 
-    def add(self, event: "ReadEvent") -> None:
-        """Take one event."""
-        if self._output is ReadOutput.TABLE:
-            self._rows.append(_row_of(event))
-        elif self._output is ReadOutput.JSONL:
-            print_json(document_of(event))
-        elif self._output is ReadOutput.JSON:
-            sys.stdout.buffer.write(b",\n" if self._count else b"[\n")
-            sys.stdout.buffer.write(json_of(document_of(event)))
-        else:
-            print_payload(event.payload, self._output)
-        self._count += 1
+    def __enter__(self) -> Self:
+        return self
 
-    def end(self) -> None:
-        """End a table, or a list."""
-        if self._output is ReadOutput.TABLE:
-            print_table(self._rows, dict.fromkeys(COLUMNS))
-        elif self._output is ReadOutput.JSON:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if self._output is ReadOutput.TABLE and (self._rows or not self._count):
+            self._print_rows()
+        elif self._output is ReadOutput.JSON and error_type is None:
             sys.stdout.buffer.write(b"\n]\n" if self._count else b"[]\n")
         sys.stdout.buffer.flush()
+
+    def add(self, thing: Thing) -> None:
+        """Take one."""
+        if self._output is ReadOutput.TABLE:
+            self._rows.append(self._row_of(thing))
+            if len(self._rows) == ROWS_AT_ONCE:
+                self._print_rows()
+        elif self._output is ReadOutput.JSONL:
+            print_json(self._document_of(thing))
+        elif self._output is ReadOutput.JSON:
+            sys.stdout.buffer.write(b",\n" if self._count else b"[\n")
+            sys.stdout.buffer.write(json_of(self._document_of(thing)))
+        else:
+            print_payload(self._payload_of(thing), self._output)
+        self._count += 1
+
+    def _print_rows(self) -> None:
+        print_table(self._rows, dict.fromkeys(self._columns))
+        self._rows.clear()
 
 
 def _row_of(event: "ReadEvent") -> dict[str, Any]:
@@ -178,8 +213,13 @@ def _row_of(event: "ReadEvent") -> dict[str, Any]:
         "index": event.batch_index,
         "tier": event.tier,
         "bytes": len(event.payload),
-        "payload": event.payload[:60].decode(errors="replace"),
+        "payload": beginning_of(event.payload),
     }
+
+
+def beginning_of(data: bytes) -> str:
+    """Return as much of some data as a table shows."""
+    return data[:60].decode(errors="replace")
 
 
 def print_payload(payload: bytes, output: ReadOutput) -> None:
