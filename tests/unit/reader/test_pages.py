@@ -19,7 +19,6 @@ from tierlog.client.reading import ReadEntry, events_of
 from tierlog.format.entry import Codec, StructuredEvent, encode_entry
 from tierlog.model.access import Grant, Role
 from tierlog.model.errors import CorruptError, RefusedError
-from tierlog.model.position import Edge
 from tierlog.ports.access import TokenClaims
 from tierlog.runtime.access import Gate
 from tierlog.runtime.http import build_http_app
@@ -41,7 +40,7 @@ from tierlog_reader.documents import events_of as found_events_of
 from tierlog_reader.http_entries import COPIES
 from tierlog_reader.limits import ReadLimits
 from tierlog_reader.pages import read_page
-from tierlog_reader.seek import Time, TimeSeek, parse_start
+from tierlog_reader.seek import TimeSeek
 from tierlog_reader.served import ROOM_BYTES_MIN, ServedReads
 from tierlog_reader.shares import Shares
 from tierlog_reader.trace import tracing
@@ -345,23 +344,6 @@ async def test_a_range_of_entries_with_append_headers_is_refused():
     async with served(world) as (client, _):
         answer = await client.get(f"{URL}/ledgers/{first}")
         assert (answer.status_code, answer.json()["reason"]) == (400, "INVALID_ARGUMENT")
-
-
-def test_where_to_begin_is_read():
-    assert parse_start("earliest") is Edge.EARLIEST
-    assert parse_start("12:3") == at(12, 3)
-    assert parse_start("time:1769860800000") == Time(1769860800000)
-    for text in ("2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "2026-01-31T12:00:00"):
-        assert parse_start(f"time:{text}") == Time(1769860800000)
-    # As a float of seconds it is a millisecond early; within one, what was published then is older.
-    assert parse_start("time:2039-02-01T01:10:26.003Z") == Time(2180135426003)
-    assert parse_start("time:2026-01-31T12:00:00.000001Z") == Time(1769860800001)
-    assert parse_start("time:0001-01-01T00:00:00+14:00") == Time(0)
-    assert parse_start("time:9999-12-31T23:59:59.999-14:00") == Time(253402351199999)
-    for text in ("time:", "time:yesterday", "x", "time:-5"):
-        with pytest.raises(RefusedError) as caught:
-            parse_start(text)
-        assert "time:" in caught.value.remedy
 
 
 async def timed_world():

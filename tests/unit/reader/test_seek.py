@@ -10,7 +10,7 @@ from tierlog.model.errors import Reason, RefusedError, RetryableError
 from tierlog.model.ids import NO_ENTRY
 from tierlog.model.position import Edge
 from tierlog_reader import seek
-from tierlog_reader.seek import TimeSeek
+from tierlog_reader.seek import Time, TimeSeek, parse_start
 from tierlog_reader.served import ServedReads
 from tierlog_reader.shares import Shares
 from tierlog_reader.trace import tracing
@@ -268,3 +268,20 @@ async def test_a_ledger_whose_objects_are_gone_and_whose_nodes_are_away_is_not_s
             assert caught.value.reason is Reason.UNKNOWN
         world.node.down = False
         assert await seek_of(source).position_at(STREAM, 1_000_000) == at(first, 0)
+
+
+def test_where_to_begin_is_read():
+    assert parse_start("earliest") is Edge.EARLIEST
+    assert parse_start("12:3") == at(12, 3)
+    assert parse_start("time:1769860800000") == Time(1769860800000)
+    for text in ("2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "2026-01-31T12:00:00"):
+        assert parse_start(f"time:{text}") == Time(1769860800000)
+    # As a float of seconds it is a millisecond early; within one, what was published then is older.
+    assert parse_start("time:2039-02-01T01:10:26.003Z") == Time(2180135426003)
+    assert parse_start("time:2026-01-31T12:00:00.000001Z") == Time(1769860800001)
+    assert parse_start("time:0001-01-01T00:00:00+14:00") == Time(0)
+    assert parse_start("time:9999-12-31T23:59:59.999-14:00") == Time(253402351199999)
+    for text in ("time:", "time:yesterday", "x", "time:-5"):
+        with pytest.raises(RefusedError) as caught:
+            parse_start(text)
+        assert "time:" in caught.value.remedy
