@@ -255,21 +255,27 @@ async def service_batches(
             async for answer in answers:
                 for batch in _batches(part, answer, schema):
                     yield batch
-        if not await _is_whole(reads, part, reader.resume):
+        if not await _is_whole(reads, part, reader.resume, client.timeout_s):
             raise CorruptError(
                 f"stream {part.stream} ended at {reader.resume}, before {part.until}",
                 remedy="Plan the read again: the stream was trimmed or deleted meanwhile",
             )
 
 
-async def _is_whole(reads: ReaderService, part: ServicePart, where: Position | Edge) -> bool:
+async def _is_whole(
+    reads: ReaderService, part: ServicePart, where: Position | Edge, retry_s: float
+) -> bool:
     """Tell whether nothing lies between; a ledger's end is where the next one begins."""
     if not isinstance(where, Position):
         return False
     if where >= part.until or part.until.entry_id:
         return where >= part.until
-    # Whoever answered last may not know yet how the ledger ended.
-    page = await reads.ledgers(part.stream, where.ledger_id)
+    # Whoever answered last may not know yet how the ledger ended; and for a moment nobody may know
+    # where the stream ends, of which no more is wanted.
+    first = where.ledger_id
+    page = await _patiently(lambda: reads.ledgers(part.stream, first), retry_s)
+    if page.trimmed_end is not None and where < page.trimmed_end:
+        return False
     left = [one for one in page.ledgers if one.ledger_id < part.until.ledger_id]
     return not any(
         one.entry_count > (where.entry_id if one.ledger_id == where.ledger_id else 0)

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from tests.unit.spark.bucket_kit import INCARNATION, ManifestBucket, options
 from tierlog.format.entry import encode_entry
 from tierlog.format.frame import pack_entries
-from tierlog.model.errors import CorruptError
+from tierlog.model.errors import CorruptError, Reason, RetryableError
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.partitions import is_partitioned
 from tierlog.model.position import Edge, Position
@@ -153,29 +153,42 @@ def test_times_of_options_choose_rows_of_readers_and_the_end_is_not_included(mod
 
 
 @pytest.mark.parametrize(
-    ("ledgers", "whole"),
+    ("ledgers", "trimmed_end", "whole"),
     [
-        (((11, 4, True), (13, 0, True)), True),
-        (((11, 4, True), (17, 2, False)), True),
-        (((11, 9, True), (17, 2, False)), False),
-        (((11, 4, True), (13, 1, True)), False),
+        (((11, 4, True), (13, 0, True)), None, True),
+        (((11, 4, True), (17, 2, False)), None, True),
+        (((11, 9, True), (17, 2, False)), None, False),
+        (((11, 4, True), (13, 1, True)), None, False),
         # Nobody knows yet how it ends.
-        (((11, 4, False),), False),
+        (((11, 4, False),), None, False),
+        (((17, 2, False),), Position(LedgerId(11), EntryId(4)), True),
+        (((17, 2, False),), Position(LedgerId(11), EntryId(9)), False),
+        (((17, 2, False),), Position(LedgerId(13), EntryId(1)), False),
     ],
 )
 def test_a_part_that_ends_where_a_ledger_does_is_read_to_that_end_or_fails(
-    monkeypatch: pytest.MonkeyPatch, ledgers: tuple[tuple[int, int, bool], ...], whole: bool
+    monkeypatch: pytest.MonkeyPatch,
+    ledgers: tuple[tuple[int, int, bool], ...],
+    trimmed_end: Position | None,
+    whole: bool,
 ) -> None:
+    asked = list[LedgerId]()
+
     class Stalled(TimedReads):
         """A reader that has four entries of a ledger, and knows of no other."""
 
         async def ledgers(self, stream: StreamName, first: LedgerId) -> ServedLedgers:
             assert (stream, first) == (PARTITIONS[0], 11)
+            asked.append(first)
+            if len(asked) < 3:
+                raise RetryableError("the owner of the tail went just now", reason=Reason.UNKNOWN)
             found = (
                 ServedLedger(ledger_id=LedgerId(one), entry_count=count, length=1, closed=closed)
                 for one, count, closed in ledgers
             )
-            return ServedLedgers(incarnation=INCARNATION, ledgers=tuple(found))
+            return ServedLedgers(
+                incarnation=INCARNATION, ledgers=tuple(found), trimmed_end=trimmed_end
+            )
 
         async def read(
             self, stream: StreamName, where: Position | Edge, **how: Any
@@ -189,6 +202,7 @@ def test_a_part_that_ends_where_a_ledger_does_is_read_to_that_end_or_fails(
         yield Stalled()
 
     monkeypatch.setattr(service, "reads_of", reads_of)
+    monkeypatch.setattr(service, "RETRY_PAUSE_S", 0.0)
     read = options(readMode="service")
     until = Position(LedgerId(17), EntryId(0))
     part = ServicePart(stream=StreamName(PARTITIONS[0]), start=at(0), until=until, bounds=ALL)
