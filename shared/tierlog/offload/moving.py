@@ -33,6 +33,7 @@ from tierlog.format.attribute_page import check_pages
 from tierlog.format.checksum import crc32c
 from tierlog.format.index import ObjectIndex
 from tierlog.format.manifest import keep
+from tierlog.format.side import SideObject
 from tierlog.model.attribute_record import AttributesRecord
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId
@@ -40,6 +41,7 @@ from tierlog.model.manifest import KeptLedger, ManifestCopy, ManifestHead, Manif
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.attribute_restore import checked_attributes
+from tierlog.offload.comparing import Comparing, ComparingGrains, ComparingSingle
 from tierlog.offload.drivers import Drivers, known_here
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.restore import moved_here
@@ -165,7 +167,8 @@ class CopyMover:
         """Bring a ledger's copy, verified where it is then; return the ledger as it is there.
 
         ``extra`` is put on objects of another layout. ``named``: whoever reads the target may know
-        the copy already, and is given nothing damaged in the place of what is missing.
+        the copy already, and is given nothing damaged in the place of what is missing: it is
+        compared as it passes.
         """
         assert ledger.copy is not None
         origin = self._origin.here(ledger)
@@ -223,19 +226,28 @@ class CopyMover:
         assert origin.copy is not None
         assert moved.copy is not None
         source, target, copy = origin.copy.location, moved.copy.location, origin.copy.copy
-        if named or await self._is_begun(target):
+        compares = named and is_read_whole(source, copy)
+        if await self._is_begun(target) or (named and not compares):
             await verify_copy(self._source, source, copy, read_back=ReadBack.FULL)
+        key, to_key = source.data_key, target.data_key
+        by: Comparing | None = None
         if source.is_single:
             single = await load_single_index(self._source, source, copy=copy)
+            if compares:
+                by = ComparingSingle(key, copy, single)
             blocks = [(one.offset, one.length) for one in single.blocks()]
-            await self._send(source.data_key, target.data_key, [(0, single.index_len), *blocks])
+            await self._send(key, to_key, [(0, single.index_len), *blocks], by)
             await verify_copy(self._target, target, copy, read_back=self._read_back)
         else:
             index = await self._whole(source.index_key, copy.index_sha256, copy.index_len)
             spans = [(one.offset, one.length) for one in ObjectIndex.decode(index[1]).blocks()]
-            await self._send(source.data_key, target.data_key, spans)
+            side = None
             if copy.side_len:
                 side = await self._whole(source.side_key, copy.side_sha256, copy.side_len)
+                if compares:
+                    by = ComparingGrains(key, copy, SideObject.decode(side[1]))
+            await self._send(key, to_key, spans, by)
+            if side is not None:
                 await self._put(target.side_key, side)
             arriving = _Arriving(self._target, target.index_key, index)
             await verify_copy(arriving, target, copy, read_back=self._read_back)
@@ -306,8 +318,13 @@ class CopyMover:
         info, raw = found
         await self._target.put(key, raw, metadata=info.metadata, content_type=keys.CONTENT_TYPE)
 
-    async def _send(self, key: str, to_key: str, spans: Sequence[Span]) -> None:
-        """Send an object in these parts, as it was sent before: its ETag stays what it was."""
+    async def _send(
+        self, key: str, to_key: str, spans: Sequence[Span], by: Comparing | None = None
+    ) -> None:
+        """Send an object in these parts, as it was sent before: its ETag stays what it was.
+
+        ``by``: compares it. Nobody sees any of it before all of it was compared.
+        """
         info = await self._source.head(key)
         length = sum(size for _, size in spans)
         if info is None or info.size != length:
@@ -330,10 +347,14 @@ class CopyMover:
                         f"object {key} has no bytes {start} to {start + size}",
                         details={"object": key, "offset": str(start)},
                     )
+                if by is not None:
+                    by.take(body)
                 sending = self._target.upload_part(
                     to_key, upload_id, number, [body], crc32c=crc32c(body)
                 )
                 parts.append(await sending)
+            if by is not None:
+                by.end()
             await self._target.complete_upload(to_key, upload_id, parts)
         except TierlogError:
             with contextlib.suppress(TierlogError):

@@ -169,7 +169,7 @@ async def _verify_grains(
         body = await objects.get_range(location.data_key, begin, end - begin)
         if body is None or len(body) != end - begin:
             _differs(location.data_key, f"has no bytes {begin} to {end}")
-        _check_grains(location.data_key, side, start, body)
+        check_grains(location.data_key, side, start, body)
         if whole is not None:
             whole.update(body)
     if whole is not None and whole.digest() != copy.data_sha256:
@@ -185,7 +185,10 @@ def sampled(count: int, seed: bytes) -> list[int]:
     return sorted(picked)
 
 
-def _check_grains(key: str, side: SideObject, first: int, body: bytes) -> None:
+def check_grains(
+    key: str, side: SideObject, first: int, body: bytes | bytearray | memoryview
+) -> None:
+    """Raise ``CorruptError`` unless ``body`` is what was written from grain ``first`` on."""
     view, size = memoryview(body), side.header.grain_len
     for start in range(0, len(body), size):
         grain = first + start // size

@@ -178,10 +178,10 @@ def test_a_damaged_backup_takes_the_place_of_no_sound_data(hurt: str) -> None:
     run_virtual(main(), until_s=1000)
 
 
-@pytest.mark.parametrize("manifests_lost", [False, True])
+@pytest.mark.parametrize("lost", ["data", "copy", "copy and manifests"])
 @pytest.mark.parametrize("layout", ["two-objects", "single-object"])
 def test_a_damaged_backup_takes_not_even_the_place_of_what_is_missing(
-    layout: Literal["two-objects", "single-object"], manifests_lost: bool
+    layout: Literal["two-objects", "single-object"], lost: str
 ) -> None:
     """Readers look there, and nothing tells them of a payload that it is bad."""
 
@@ -197,7 +197,10 @@ def test_a_damaged_backup_takes_not_even_the_place_of_what_is_missing(
         assert copy is not None
         key, entry = copy.location.data_key, life.site.world.ledgers[ids[1]][0]
         body = buckets.other.objects.pop(key)[1]
-        if manifests_lost:
+        if lost != "data":
+            for one in copy.location.keys:
+                buckets.other.objects.pop(one, None)
+        if lost == "copy and manifests":
             for one in [one for one in buckets.other.objects if is_manifest_key(PREFIX, one)]:
                 del buckets.other.objects[one]
         hurt = key.replace(PREFIX, "new", 1), body.index(entry) + len(entry) - 1
@@ -210,6 +213,45 @@ def test_a_damaged_backup_takes_not_even_the_place_of_what_is_missing(
         life.site.world.bucket.damage(*hurt)
         assert outcomes(await buckets.move(back)) == [THERE, BROUGHT, THERE, THERE]
         assert buckets.other.objects[key][1] == body
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("layout", ["two-objects", "single-object"])
+def test_what_a_restore_brings_is_read_once_in_the_backup(
+    layout: Literal["two-objects", "single-object"],
+) -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun(uncopied=0)
+        await buckets.move(replace(COPY, layout=layout))
+        backup = Move(source=COPY.target, target=S3Settings(bucket="b", key_prefix="new"))
+        await buckets.move(backup)
+        back = Move(source=backup.target, target=backup.source, restores=True)
+        places = buckets.manifests(buckets.store(back.target), back.target)
+        known = await places.newest(STREAM, life.claimed.incarnation)
+        copy = unkeep(known.ledgers[ids[1]].packed).copy
+        assert copy is not None
+        whole = dict(buckets.other.objects)
+        for key in copy.location.keys:
+            del buckets.other.objects[key]
+        key, read = copy.location.data_key.replace(PREFIX, "new", 1), list[int]()
+        source = buckets.store(back.source)
+        get_range = source.get_range
+
+        async def counted(one: str, start: int, length: int) -> bytes | None:
+            if one == key:
+                read.append(length)
+            return await get_range(one, start, length)
+
+        store = buckets.store
+        source.get_range = counted  # type: ignore[method-assign]
+        buckets.store = lambda s3, *rest: (  # type: ignore[method-assign]
+            source if s3 is back.source else store(s3, *rest)
+        )
+        assert outcomes(await buckets.move(back)) == [THERE, BROUGHT, THERE, THERE]
+        assert buckets.other.objects[copy.location.data_key][1] == whole[copy.location.data_key][1]
+        # Beside that, of a single object, its index.
+        assert sum(read) < 1.5 * copy.copy.data_len
 
     run_virtual(main(), until_s=1000)
 
