@@ -420,6 +420,7 @@ def check_served(stream: ListedStream, within: Range, *, fail_on_data_loss: bool
     _check_loss(stream.name, within, trimmed, ids, fail=fail_on_data_loss)
     remedy = "Ask the readers of the cluster that the query began with"
     _check_end(stream.name, within, _end_of(stream), remedy)
+    _check_end_there(stream.name, within, trimmed, ids, fail=fail_on_data_loss)
 
 
 def check_stored(
@@ -430,11 +431,12 @@ def check_stored(
     fail_on_data_loss: bool,
 ) -> None:
     """Refuse a range of which entries went unread, or of which the manifest lacks the end."""
-    ids = [one.listed.ledger_id for one in ledgers]
-    _check_loss(head.stream, within, trimmed_end_of(head), ids, fail=fail_on_data_loss)
+    ids, trimmed = [one.listed.ledger_id for one in ledgers], trimmed_end_of(head)
+    _check_loss(head.stream, within, trimmed, ids, fail=fail_on_data_loss)
     # A manifest lists closed ledgers alone.
     last = max(ids, default=head.trimmed_through)
     _check_end(head.stream, within, Position(LedgerId(last + 1), EntryId(0)), _LAGS)
+    _check_end_there(head.stream, within, trimmed, ids, fail=fail_on_data_loss)
 
 
 def check_all_found(known: frozenset[StreamName], batch: Batch, options: ReadOptions) -> None:
@@ -471,6 +473,33 @@ def _check_end(stream: StreamName, within: Range, end: Position, remedy: str) ->
             remedy=remedy,
             details={"stream": stream},
         )
+
+
+def _check_end_there(
+    stream: StreamName,
+    within: Range,
+    trimmed: Position | None,
+    ids: Sequence[LedgerId],
+    *,
+    fail: bool,
+) -> None:
+    """Refuse a batch that was begun and whose last ledger is gone, with later ones behind it.
+
+    What a batch takes ends in a ledger that has entries, or right behind one, as ``_check_loss``
+    has it of where it starts.
+    """
+    start, end = within.start, within.end
+    assert start is not None
+    assert end is not None
+    last = LedgerId(end.ledger_id if end.entry_id else end.ledger_id - 1)
+    if last < 0 or last in ids or (trimmed is not None and last <= trimmed.ledger_id):
+        return
+    begins = next((Position(one, EntryId(0)) for one in ids if one > last), end)
+    what = (
+        f"goes on at {begins}, since its ledger {last} was lost, which a batch that was begun at "
+        f"{start} is to read up to {end}"
+    )
+    _lost(stream, what, Reason.NO_SUCH_ENTRY, position=start, begins=begins, fail=fail)
 
 
 def _check_loss(

@@ -244,7 +244,7 @@ def test_what_a_restore_brings_is_read_once_in_the_backup(
             return await get_range(one, start, length)
 
         store = buckets.store
-        source.get_range = counted  # type: ignore[method-assign]
+        source.get_range = counted  # type: ignore[method-assign, assignment]
         buckets.store = lambda s3, *rest: (  # type: ignore[method-assign]
             source if s3 is back.source else store(s3, *rest)
         )

@@ -102,6 +102,30 @@ def test_the_rest_of_a_ledger_that_is_gone_amid_a_stream_is_told(trimmed):
     check_served(stream, Range(start=at(17, 2), end=at(17, 3)), fail_on_data_loss=True)
 
 
+@pytest.mark.parametrize("end", [at(15, 3), at(16, 0)])
+@pytest.mark.parametrize("trimmed", [None, at(12, 5)])
+def test_a_begun_batch_whose_last_ledger_is_gone_is_not_passed_over(trimmed, end):
+    """A cluster that is lost ends a query amid a batch, of which a restore brings back a part."""
+    head = HEAD if trimmed is None else replace(HEAD, trimmed_through=LedgerId(12))
+    for first in (at(13, 2), at(14, 0)):
+        within = Range(start=first, end=end)
+        for ledgers, fails in ((((13, 4), (17, 3)), True), (((13, 4), (15, 3), (17, 3)), False)):
+            stream = served(*((one, count, 9, True) for one, count in ledgers), trimmed=trimmed)
+            for check in (
+                functools.partial(check_served, stream, within),
+                functools.partial(check_stored, head, listed(*(one for one, _ in ledgers)), within),
+            ):
+                if fails:
+                    with pytest.raises(RefusedError, match="goes on at 17:0, since its ledger 15"):
+                        check(fail_on_data_loss=True)
+                else:
+                    check(fail_on_data_loss=True)
+                check(fail_on_data_loss=False)
+    # All of it was read, and went since.
+    gone = served((17, 3, 9, True), trimmed=at(15, 3))
+    check_served(gone, Range(start=at(15, 3), end=at(16, 0)), fail_on_data_loss=True)
+
+
 def test_what_is_empty_by_now_has_its_end_where_it_was_trimmed():
     empty = served(trimmed=at(12, 5))
     check_served(empty, Range(start=at(12, 5), end=at(13, 0)), fail_on_data_loss=True)
