@@ -15,7 +15,7 @@ from tierlog.model.manifest import KeptLedger, ManifestHead
 from tierlog.model.partitions import whole_of
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.manifests import KnownManifest
-from tierlog.offload.moving import not_named
+from tierlog.offload.moving import is_older, not_named
 
 THERE: Final = "there"
 BROUGHT: Final = "brought"
@@ -176,9 +176,9 @@ def older_targets(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
             f"{lacks[0]}, that the backup's names: by it no restore of metadata brings them back. "
             f"{_BY_SCHEDULER}; where it is lost, "
         ) + (
-            "read what the backup alone names there: the bucket's manifest names others that the "
-            "backup's does not"
-            if not_named(target.ledgers, source.head, source.ledgers)
+            "read what the backup alone names there: the bucket's manifest has a newer owner, was "
+            "trimmed further, or names others that the backup's does not"
+            if is_older(source.head, source.ledgers, target.head, target.ledgers)
             else "move the stream's *.manifest and *.part away, and run this again: the backup's "
             "comes back then"
         )

@@ -323,6 +323,15 @@ def test_a_bucket_whose_manifest_is_older_than_the_backups_is_not_called_whole(
     others = bucket_that_went_on(buckets)
     assert [*older_targets(others)] == [one.name for one in others]
     assert "names others that the backup's does not" in "".join(older_targets(others).values())
+    ((backup, known),) = others
+    assert backup.head is not None
+    for newer in ({}, {"owner_epoch": 99}, {"trimmed_through": min(backup.ledgers)}):
+        few = {
+            number: one for number, one in backup.ledgers.items() if number < max(backup.ledgers)
+        }
+        went_on = replace(known, head=replace(backup.head, **newer), ledgers=few)
+        (said,) = older_targets([StreamPair(backup, went_on)]).values()
+        assert ("*.manifest and *.part away" in said) == (not newer)
     for key in [one for one in bucket.objects if is_manifest_key("", one)]:
         del bucket.objects[key]
     assert moving.restore(RUN, BACK).counts["failed"] == 0
