@@ -18,7 +18,9 @@ Invariants:
       another one is there: it is written anew, as a snapshot behind the last number known. Until
       then nothing of the stream is deleted.
     * Metadata that are older than the manifest, since they came back from a backup, stop every
-      deletion of the stream, until they are as new again. No manifest is written of them.
+      deletion of the stream, until they are as new again. No manifest is written of them. So do
+      policies above streams that are older than the cluster's manifest: of all streams; and as
+      long as a leader could not compare the two.
 """
 
 import contextlib
@@ -127,6 +129,10 @@ class ManifestGate(Protocol):
         """Return why nothing of a stream is deleted now; None: nothing stops it."""
         ...
 
+    def reads_again(self, name: StreamName) -> bool:
+        """Tell whether a stream is stopped for what reading it anew in each pass may end."""
+        ...
+
     def stopped_streams(self) -> Mapping[str, int]:
         """Return of how many streams nothing is deleted now, by the kind of cause."""
         ...
@@ -139,6 +145,9 @@ class BucketManifests:
         self._store = store
         self._catalog = catalog
         self._cluster: tuple[int, ClusterManifest | None] | None = None
+        # Why nothing of any stream is deleted; whether this term compared the policies.
+        self._all_stopped: tuple[str, str] | None = None
+        self._compared = False
         self._known: dict[StreamName, KnownManifest] = {}
         self._stopped: dict[StreamName, tuple[str, str]] = {}
         # Copies of which the manifest has other digests than the metadata.
@@ -151,7 +160,8 @@ class BucketManifests:
         return f"<BucketManifests known={len(self._known)} stopped={len(self._stopped)}>"
 
     def begin_term(self) -> None:
-        self._cluster = None
+        self._cluster = self._all_stopped = None
+        self._compared = False
         self._known.clear()
         self._stopped.clear()
         self._differing.clear()
@@ -411,7 +421,7 @@ class BucketManifests:
         Raises what the bucket does: of a quiet stream nobody else would find that out.
         """
         known = self._known.get(name)
-        if known is None or known.incarnation != incarnation or name in self._stopped:
+        if known is None or known.incarnation != incarnation or self.stopped(name) is not None:
             return None
         standing = await self._store.standing(known)
         if standing is Standing.NEWEST:
@@ -438,6 +448,8 @@ class BucketManifests:
         except TierlogError as error:
             self._cluster = None
             log.warning("manifest.cluster_failed", cause=str(error))
+            if not self._compared and self._all_stopped is None:
+                self._all_stopped = (UNREAD, f"the cluster's manifest: {error}")
 
     async def _compare_cluster(self) -> None:
         """See whether the manifest that is known is still the newest one."""
@@ -463,7 +475,14 @@ class BucketManifests:
         levels = await self._catalog.policies.levels()
         manifest = ClusterManifest(cluster=cluster, levels=levels)
         generation, written = known
-        if manifest != written:
+        if written is not None and levels.is_older(written.levels):
+            # Of these no manifest is written, nor is anything deleted by them.
+            self._stop_all("policies of the cluster or of namespaces")
+            self._cluster = known
+            return
+        self._compared, self._all_stopped = True, None
+        # What they say may be as before, and be said later.
+        if manifest != written or levels.changed_ms > written.levels.changed_ms:
             generation += 1
             await self._store.write_cluster(generation, manifest)
         self._cluster = (generation, manifest)
@@ -481,11 +500,18 @@ class BucketManifests:
         return known.head.attributes_through if known is not None and known.head else None
 
     def stopped(self, name: StreamName) -> str | None:
-        found = self._stopped.get(name)
+        found = self._stopped.get(name) or self._all_stopped
         return None if found is None else f"{found[0]}: {found[1]}"
+
+    def reads_again(self, name: StreamName) -> bool:
+        return name in self._stopped
 
     def stopped_streams(self) -> Mapping[str, int]:
         found = [kind for kind, _ in self._stopped.values()]
+        if self._all_stopped is not None:
+            # One at least: who trims nothing yet is told of it, too.
+            left = len(self._known.keys() - self._stopped.keys())
+            found += [self._all_stopped[0]] * max(1, left)
         return {kind: found.count(kind) for kind in (RESTORED, UNREAD)}
 
     def _look_again(self, name: StreamName, cause: str, error: TierlogError | None = None) -> None:
@@ -494,6 +520,17 @@ class BucketManifests:
         if known is not None and not known.gone:
             self._known.pop(name)
         self._stop(name, UNREAD, f"{cause} ({error.message})" if error is not None else cause)
+
+    def _stop_all(self, what: str) -> None:
+        cause = f"{what} that the cluster's manifest has were changed later"
+        if self._all_stopped != (RESTORED, cause):
+            self._all_stopped = (RESTORED, cause)
+            log.error(
+                "deletions.stopped",
+                cause=f"{RESTORED}: {cause}",
+                remedy="Restore newer metadata, or set the policies that are to hold; see the "
+                "how-to restore-from-a-bucket",
+            )
 
     def _stop(self, name: StreamName, kind: str, cause: str) -> None:
         if self._stopped.get(name) == (kind, cause):

@@ -164,7 +164,7 @@ class Mirror:
         async with asyncio.TaskGroup() as group:
             for name in (*self._names[self._first :], *self._names[: self._first]):
                 known = self.streams.get(name)
-                stopped = self._gate.stopped(name) is not None
+                stopped = self._gate.reads_again(name)
                 if known is None or known.is_stale or stopped or name in again:
                     await self._slots.acquire()
                     group.create_task(self._read(name, fresh=name in again))
@@ -215,7 +215,7 @@ class Mirror:
 
     async def _read_stream(self, name: StreamName, *, fresh: bool) -> None:
         # The manifest first: one that is newer than what is read next must not go unnoticed.
-        stopped = self._gate.stopped(name) is not None
+        stopped = self._gate.reads_again(name)
         looked = await self._gate.look(name, compare=fresh)
         fresh = looked or fresh or stopped
         known = self.streams.get(name)

@@ -62,7 +62,7 @@ class Catalog:
             underreplicated=UnderReplicationCatalog(store, clock=clock, ids=ids),
             draining=DrainingCatalog(store, clock=clock, ids=ids),
             bare=BareLedgerCatalog(store, clock=clock, ids=ids),
-            policies=PolicyCatalog(store, ids=ids),
+            policies=PolicyCatalog(store, clock=clock, ids=ids),
             retention=RetentionCatalog(store, clock=clock, ids=ids),
             restore=RestoreCatalog(store, ids=ids),
             scrubs=ScrubCatalog(store, ids=ids),

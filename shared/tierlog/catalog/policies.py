@@ -5,6 +5,7 @@ Invariants:
       would break the level's own values, or those of a stream below it, which is then named.
     * A change of a level and one of a stream below it at the same time don't slip past each
       other: both move the version of the one node.
+    * Each change says when it was, later than the one before: a backup's levels are known by that.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from tierlog.model.errors import RefusedError, TierlogError
 from tierlog.model.ids import StreamName, namespace_of
 from tierlog.model.policy import NO_LEVELS, Policy, PolicyLevels, breaks_below
 from tierlog.model.stream import Stream
+from tierlog.ports.clock import Clock
 from tierlog.ports.ids import Ids
 from tierlog.ports.metadata import Check, Create, MetadataStore, Operation, Put, Versioned
 
@@ -67,8 +69,9 @@ def _touching(found: Versioned | None) -> list[Operation]:
 class PolicyCatalog:
     """The levels above streams."""
 
-    def __init__(self, store: MetadataStore, *, ids: Ids) -> None:
+    def __init__(self, store: MetadataStore, *, clock: Clock, ids: Ids) -> None:
         self._store = store
+        self._clock = clock
         self._ids = ids
 
     async def levels(self) -> PolicyLevels:
@@ -106,6 +109,7 @@ class PolicyCatalog:
             if planned == before:
                 return before
             await self._check_streams(planned, namespace)
+            planned = planned.changed(self._clock.wall_ms())
             data = records.encode_levels(planned)
             if found is None:
                 await self._store.create(paths.POLICIES, data)

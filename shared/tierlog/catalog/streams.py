@@ -240,7 +240,8 @@ class StreamCatalog:
             policy = change(stream.policy)
             if stream.policy == policy:
                 return stream
-            planned = replace(stream, policy=policy)
+            changed_ms = max(self._clock.wall_ms(), stream.policy_changed_ms + 1)
+            planned = replace(stream, policy=policy, policy_changed_ms=changed_ms)
             above = await in_step_with_levels(self._store, name, policy)
             put = Put(path, records.encode_stream(planned), found.version)
             await self._store.transact([put, *above])

@@ -384,6 +384,7 @@ def _head_to_record(head: ManifestHead) -> pb.ManifestHead:
         partitions=head.partitions,
         owner_epoch=head.owner_epoch,
         policy=policy_to_record(head.policy),
+        policy_changed_ms=head.policy_changed_ms,
         trimmed_through=head.trimmed_through,
         ledger_id_max=head.ledger_id_max,
     )
@@ -409,6 +410,7 @@ def _head_of(record: pb.ManifestHead, key: str) -> ManifestHead:
             partitions=record.partitions,
             owner_epoch=record.owner_epoch,
             policy=policy_from_record(record.policy),
+            policy_changed_ms=record.policy_changed_ms,
             offload_pause=(
                 OffloadPause(since_ms=pause.since_ms, cause=pause.cause)
                 if pause is not None

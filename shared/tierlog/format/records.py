@@ -75,6 +75,7 @@ def encode_levels(levels: PolicyLevels) -> bytes:
         version=current(Format.POLICIES_RECORD),
         cluster=policy_to_record(levels.cluster),
         namespaces={key: policy_to_record(one) for key, one in levels.namespaces.items()},
+        changed_ms=levels.changed_ms,
     ).SerializeToString(deterministic=True)
 
 
@@ -90,6 +91,7 @@ def decode_levels(data: Buffer) -> PolicyLevels:
                 check_namespace(key): policy_from_record(one)
                 for key, one in record.namespaces.items()
             },
+            changed_ms=record.changed_ms,
         ),
     )
 
@@ -110,6 +112,7 @@ def encode_stream(stream: Stream) -> bytes:
         deleting=stream.deleting,
         partitions=stream.partitions,
         offload_pauses=stream.offload_pauses,
+        policy_changed_ms=stream.policy_changed_ms,
     )
     if stream.offload_through is not None:
         record.offload_through = stream.offload_through
@@ -396,6 +399,7 @@ def _stream_of(record: pb.StreamRecord) -> Stream:
             LedgerId(record.empty_ledger_id) if record.HasField("empty_ledger_id") else None
         ),
         offload_pauses=record.offload_pauses,
+        policy_changed_ms=record.policy_changed_ms,
     )
 
 

@@ -67,6 +67,7 @@ class ManifestHead:
     partitions: int = 0
     owner_epoch: int = 0
     policy: Policy = Policy()
+    policy_changed_ms: int = 0
     offload_pause: OffloadPause | None = None
     trimmed_through: LedgerId = NO_LEDGER
     trimmed_last: EntryId | None = None
@@ -134,6 +135,7 @@ def head_of(
         partitions=stream.partitions,
         owner_epoch=stream.owner_epoch,
         policy=stream.policy,
+        policy_changed_ms=_changed_ms(stream, before),
         offload_pause=stream.offload_pause,
         trimmed_through=through,
         trimmed_last=_trimmed_last(through, before, kept or {}, stream.trimmed_end),
@@ -142,6 +144,12 @@ def head_of(
         ),
         attributes=attributes,
     )
+
+
+def _changed_ms(stream: Stream, before: ManifestHead | None) -> int:
+    """Return when the policy was changed; a release that does not know that forgets it."""
+    same = before is not None and before.policy == stream.policy
+    return max(stream.policy_changed_ms, before.policy_changed_ms if before and same else 0)
 
 
 def _trimmed_through(stream: Stream) -> LedgerId:
@@ -246,6 +254,8 @@ def _head_newer(head: ManifestHead, stream: Stream) -> Iterator[str]:
         yield f"owner epoch {stream.owner_epoch} where the manifest has {head.owner_epoch}"
     if head.lifecycle is StreamLifecycle.DELETING and stream.lifecycle is StreamLifecycle.ACTIVE:
         yield "the stream lives, and the manifest says that it is being deleted"
+    if head.policy != stream.policy and stream.policy_changed_ms < head.policy_changed_ms:
+        yield "the stream's own policy is one from before the manifest's"
 
 
 def _ledgers_newer(

@@ -215,10 +215,22 @@ _NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,126}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLevels:
-    """What is said above all streams."""
+    """What is said above all streams.
+
+    ``changed_ms``: of two that say something else the newer one's is higher. It says nothing.
+    """
 
     cluster: Policy = Policy()
     namespaces: Mapping[str, Policy] = field(default_factory=dict)
+    changed_ms: int = field(default=0, compare=False)
+
+    def changed(self, now_ms: int) -> Self:
+        """Return the levels as changed now, whatever the clock said at the change before."""
+        return replace(self, changed_ms=max(now_ms, self.changed_ms + 1))
+
+    def is_older(self, other: Self) -> bool:
+        """Tell whether these levels say what was said before the other ones."""
+        return self != other and self.changed_ms < other.changed_ms
 
     def effective(self, name: StreamName, own: Policy) -> Policy:
         """Return what holds for a stream that says ``own``, every value that has a default set.

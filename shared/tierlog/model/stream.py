@@ -93,6 +93,7 @@ class Stream:
     ``partitions``: how many it has; 0: it has entries itself, as each partition does.
     ``empty_ledger_id``: the newest ledger that left the list without an entry.
     ``offload_pauses``: how often it was paused; one may end before anybody else has seen it.
+    ``policy_changed_ms``: of two policies the newer one's is higher.
     """
 
     name: StreamName
@@ -112,6 +113,7 @@ class Stream:
     trimmed_end: Position | None = None
     empty_ledger_id: LedgerId | None = None
     offload_pauses: int = 0
+    policy_changed_ms: int = 0
 
     def __post_init__(self) -> None:
         ids = [ledger.ledger_id for ledger in self.ledgers]

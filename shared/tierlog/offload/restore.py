@@ -456,6 +456,7 @@ def restored_stream(plan: StreamPlan) -> RestoredStream:
         raw=head.raw,
         owner_epoch=head.owner_epoch,
         policy=head.policy,
+        policy_changed_ms=head.policy_changed_ms,
         partitions=head.partitions,
         offload_pause=head.offload_pause,
         trimmed_end=head.trimmed_end,

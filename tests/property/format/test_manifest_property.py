@@ -37,6 +37,7 @@ heads = st.builds(
     policy=policies(),
     offload_pause=st.none() | st.builds(OffloadPause, since_ms=naturals, cause=texts),
     trimmed_through=st.just(LedgerId(-1)) | ids.map(LedgerId),
+    policy_changed_ms=naturals,
     trimmed_last=st.none() | st.integers(-1, LEDGER_ID_MAX).map(EntryId),
     ledger_id_max=st.just(LedgerId(-1)) | ids.map(LedgerId),
 )

@@ -112,6 +112,7 @@ def streams(draw) -> Stream:
         partitions=0 if ledgers else draw(st.integers(0, 2**31 - 1)),
         offload_pause=draw(st.none() | st.builds(OffloadPause, since_ms=numbers, cause=texts)),
         offload_pauses=draw(naturals),
+        policy_changed_ms=draw(naturals),
         trimmed_end=draw(st.none() | st.builds(Position, naturals, naturals)),
     )
 

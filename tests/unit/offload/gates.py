@@ -59,6 +59,10 @@ class OpenGate:
         del name
         return "shut" if self.shut else None
 
+    def reads_again(self, name: StreamName) -> bool:
+        del name
+        return self.shut
+
     def stopped_streams(self) -> Mapping[str, int]:
         return {"shut": int(self.shut)}
 

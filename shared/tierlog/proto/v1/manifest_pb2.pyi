@@ -127,6 +127,7 @@ class ManifestHead(_message.Message):
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
     OFFLOAD_PAUSE_FIELD_NUMBER: _builtins.int
     TRIMMED_LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    POLICY_CHANGED_MS_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
     incarnation: _builtins.bytes
     lifecycle: _metadata_pb2.StreamLifecycle.ValueType
@@ -144,6 +145,8 @@ class ManifestHead(_message.Message):
     """
     trimmed_last_entry_id: _builtins.int
     """Of the ledger that trimmed_through names; -1: it was empty; absent: no generation had its end."""
+    policy_changed_ms: _builtins.int
+    """As of StreamRecord."""
     @_builtins.property
     def policy(self) -> _metadata_pb2.PolicyRecord: ...
     @_builtins.property
@@ -166,10 +169,11 @@ class ManifestHead(_message.Message):
         attributes: _builtins.bytes = ...,
         offload_pause: _metadata_pb2.OffloadPause | None = ...,
         trimmed_last_entry_id: _builtins.int | None = ...,
+        policy_changed_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_trimmed_last_entry_id", b"_trimmed_last_entry_id", "offload_pause", b"offload_pause", "policy", b"policy", "trimmed_last_entry_id", b"trimmed_last_entry_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_trimmed_last_entry_id", b"_trimmed_last_entry_id", "attributes", b"attributes", "created_ms", b"created_ms", "incarnation", b"incarnation", "ledger_id_max", b"ledger_id_max", "lifecycle", b"lifecycle", "offload_pause", b"offload_pause", "owner_epoch", b"owner_epoch", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "stream", b"stream", "trimmed_last_entry_id", b"trimmed_last_entry_id", "trimmed_through", b"trimmed_through"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_trimmed_last_entry_id", b"_trimmed_last_entry_id", "attributes", b"attributes", "created_ms", b"created_ms", "incarnation", b"incarnation", "ledger_id_max", b"ledger_id_max", "lifecycle", b"lifecycle", "offload_pause", b"offload_pause", "owner_epoch", b"owner_epoch", "partitions", b"partitions", "policy", b"policy", "policy_changed_ms", b"policy_changed_ms", "raw", b"raw", "stream", b"stream", "trimmed_last_entry_id", b"trimmed_last_entry_id", "trimmed_through", b"trimmed_through"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__offload_pause: _TypeAlias = _typing.Literal["offload_pause"]  # noqa: Y015
     _WhichOneofArgType__offload_pause: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause"]  # noqa: Y015

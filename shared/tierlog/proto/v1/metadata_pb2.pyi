@@ -227,7 +227,12 @@ class PolicyLevelsRecord(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
+    CHANGED_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
+    changed_ms: _builtins.int
+    """Of two that say something else the newer one's is higher: by the wall clock, and more than that
+    of what it replaced. 0: nobody has changed anything, or a release that gave none did.
+    """
     @_builtins.property
     def cluster(self) -> Global___PolicyRecord: ...
     @_builtins.property
@@ -238,10 +243,11 @@ class PolicyLevelsRecord(_message.Message):
         version: _builtins.int = ...,
         cluster: Global___PolicyRecord | None = ...,
         namespaces: _abc.Mapping[_builtins.str, Global___PolicyRecord] | None = ...,
+        changed_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "namespaces", b"namespaces", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_ms", b"changed_ms", "cluster", b"cluster", "namespaces", b"namespaces", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -369,6 +375,7 @@ class StreamRecord(_message.Message):
     TRIMMED_END_FIELD_NUMBER: _builtins.int
     EMPTY_LEDGER_ID_FIELD_NUMBER: _builtins.int
     OFFLOAD_PAUSES_FIELD_NUMBER: _builtins.int
+    POLICY_CHANGED_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     name: _builtins.str
     incarnation: _builtins.bytes
@@ -389,6 +396,8 @@ class StreamRecord(_message.Message):
     """The newest ledger that left the list without an entry; absent: none did, or not known."""
     offload_pauses: _builtins.int
     """How often an admin has paused it: a pause may end before anybody else has seen it."""
+    policy_changed_ms: _builtins.int
+    """Of two policies the newer one's is higher, as of PolicyLevelsRecord."""
     @_builtins.property
     def policy(self) -> Global___PolicyRecord: ...
     @_builtins.property
@@ -431,10 +440,11 @@ class StreamRecord(_message.Message):
         trimmed_end: Global___TrimmedEnd | None = ...,
         empty_ledger_id: _builtins.int | None = ...,
         offload_pauses: _builtins.int = ...,
+        policy_changed_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id", "_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "empty_ledger_id", b"empty_ledger_id", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "policy", b"policy", "trimmed_end", b"trimmed_end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id", "_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "created_ms", b"created_ms", "deleting", b"deleting", "empty_ledger_id", b"empty_ledger_id", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_pause", b"offload_pause", "offload_pauses", b"offload_pauses", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "raw", b"raw", "trimmed_end", b"trimmed_end", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id", "_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_end", b"_trimmed_end", "created_ms", b"created_ms", "deleting", b"deleting", "empty_ledger_id", b"empty_ledger_id", "incarnation", b"incarnation", "ledgers", b"ledgers", "lifecycle", b"lifecycle", "name", b"name", "offload_pause", b"offload_pause", "offload_pauses", b"offload_pauses", "offload_through", b"offload_through", "owner_claim", b"owner_claim", "owner_epoch", b"owner_epoch", "owner_node_id", b"owner_node_id", "pages", b"pages", "partitions", b"partitions", "policy", b"policy", "policy_changed_ms", b"policy_changed_ms", "raw", b"raw", "trimmed_end", b"trimmed_end", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__empty_ledger_id: _TypeAlias = _typing.Literal["empty_ledger_id"]  # noqa: Y015
     _WhichOneofArgType__empty_ledger_id: _TypeAlias = _typing.Literal["_empty_ledger_id", b"_empty_ledger_id"]  # noqa: Y015

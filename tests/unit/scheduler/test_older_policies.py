@@ -1,0 +1,188 @@
+"""Policies of metadata that came back from a backup: by them nothing is trimmed nor deleted.
+
+Must hold: what levels above streams said before they were changed takes no ledger, and no manifest
+that knows better is replaced by it; whoever sets what is to hold now ends that.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.world import STREAM, World
+from tests.unit.scheduler.manifests_kit import (
+    Leader,
+    backup,
+    newest,
+    offloaded,
+    restore,
+    store_of,
+)
+from tests.unit.scheduler.test_scheduler import scheduler
+from tierlog.adapters.memory.faults import no_faults
+from tierlog.model.ids import LedgerId
+from tierlog.model.policy import NEVER, Policy
+from tierlog_scheduler.manifests import RESTORED, UNREAD
+from tierlog_scheduler.scheduler import Scheduler
+
+SHORT = Policy(offload_time_ms=0, retention_size_bytes=1)
+LONG = Policy(offload_time_ms=0, retention_size_bytes=NEVER)
+
+
+async def leading(world: World, leader: Leader) -> Scheduler:
+    found = scheduler(world, manifests=leader.gate)
+    await found.begin()
+    await found.run_pass()
+    return found
+
+
+async def listed(world: World) -> list[LedgerId]:
+    return [one.ledger_id for one in (await world.catalog().streams.snapshot(STREAM)).ledgers]
+
+
+async def levels_in_bucket(world: World) -> Policy:
+    cluster = await world.catalog().nodes.ensure_cluster()
+    _, manifest = await store_of(world).cluster(cluster.cluster_id)
+    assert manifest is not None
+    return manifest.levels.cluster
+
+
+async def kept_for_longer(world: World) -> list[LedgerId]:
+    """Change what is kept, have a leader write it down, and bring back metadata from before."""
+    catalog = world.catalog()
+    await catalog.nodes.ensure_cluster()
+    claimed = await world.stream()
+    ledgers = [await offloaded(world, claimed) for _ in range(3)]
+    await catalog.policies.set_level(None, SHORT)
+    before = backup(world.metadata)
+    # Which of two is the newer one no clock says that was set back meanwhile.
+    world.clock.jump_wall(-3600)
+    await catalog.policies.set_level(None, LONG)
+    await leading(world, Leader(world))
+    assert await listed(world) == ledgers
+    restore(world.metadata, before)
+    return ledgers
+
+
+def test_a_retention_from_before_a_change_takes_nothing():
+    async def main():
+        world = World()
+        ledgers = await kept_for_longer(world)
+        for _ in range(2):
+            leader = Leader(world)
+            found = await leading(world, leader)
+            await found.run_pass()
+            assert await listed(world) == ledgers
+            assert leader.gate.stopped(STREAM).startswith(RESTORED)
+            assert leader.gate.stopped_streams() == {RESTORED: 1, UNREAD: 0}
+            assert not leader.gate.reads_again(STREAM)
+            context = await world.context(ledgers[0])
+            assert not await leader.gate.may_delete_local(context)
+            assert await levels_in_bucket(world) == LONG
+        # Somebody sets what is to hold.
+        await world.catalog().policies.set_level(None, LONG)
+        await found.run_pass()
+        assert leader.gate.stopped(STREAM) is None
+        assert leader.gate.stopped_streams() == {RESTORED: 0, UNREAD: 0}
+        assert await listed(world) == ledgers
+        await world.catalog().policies.set_level(None, SHORT)
+        await found.run_pass()
+        await found.run_pass()
+        assert await listed(world) == ledgers[-1:]
+
+    run_virtual(main())
+
+
+def test_neither_does_a_retention_that_a_stream_itself_had_before():
+    async def main():
+        world = World()
+        catalog = world.catalog()
+        claimed = await world.stream(policy=SHORT)
+        ledgers = [await offloaded(world, claimed) for _ in range(3)]
+        before = backup(world.metadata)
+        await catalog.streams.set_policy(STREAM, LONG)
+        await leading(world, Leader(world))
+        restore(world.metadata, before)
+        leader = Leader(world)
+        found = await leading(world, leader)
+        await found.run_pass()
+        assert await listed(world) == ledgers
+        assert leader.gate.stopped(STREAM).startswith(RESTORED)
+        head = (await newest(world)).head
+        assert head is not None
+        assert head.policy == LONG
+        await catalog.streams.set_policy(STREAM, LONG)
+        await found.run_pass()
+        assert leader.gate.stopped(STREAM) is None
+        assert await listed(world) == ledgers
+
+    run_virtual(main())
+
+
+def test_who_forgets_when_a_policy_was_changed_stops_nothing_by_that():
+    """A release before does, with each change of a stream."""
+
+    async def main():
+        world = World()
+        catalog = world.catalog()
+        await world.stream(policy=SHORT)
+        await catalog.streams.set_policy(STREAM, LONG)
+        await leading(world, Leader(world))
+        written = await newest(world)
+        await catalog.streams.change(
+            STREAM,
+            lambda one: replace(one, policy_changed_ms=0),
+            applied=lambda one: not one.policy_changed_ms,
+        )
+        leader = Leader(world)
+        await leading(world, leader)
+        assert leader.gate.stopped(STREAM) is None
+        assert await newest(world) == written
+
+    run_virtual(main())
+
+
+def test_a_leader_that_can_not_compare_trims_nothing_until_it_can():
+    async def main():
+        world, given = World(), no_faults()
+        ledgers = await kept_for_longer(world)
+        leader = Leader(world, given)
+        read = leader.gate._store.cluster
+
+        async def unread(cluster_id):
+            given.outages = {"objects.get"}
+            try:
+                return await read(cluster_id)
+            finally:
+                given.outages = set()
+
+        leader.gate._store.cluster = unread
+        found = await leading(world, leader)
+        assert await listed(world) == ledgers
+        assert leader.gate.stopped(STREAM).startswith(UNREAD)
+        leader.gate._store.cluster = read
+        await found.run_pass()
+        assert leader.gate.stopped(STREAM).startswith(RESTORED)
+        assert await listed(world) == ledgers
+
+    run_virtual(main())
+
+
+def test_policies_that_were_changed_while_nobody_led_are_no_sign_of_a_backup():
+    async def main():
+        world = World()
+        catalog = world.catalog()
+        await catalog.nodes.ensure_cluster()
+        claimed = await world.stream()
+        ledgers = [await offloaded(world, claimed) for _ in range(3)]
+        await catalog.policies.set_level(None, LONG)
+        await leading(world, Leader(world))
+        await catalog.policies.set_level(None, SHORT)
+        leader = Leader(world)
+        found = await leading(world, leader)
+        assert leader.gate.stopped(STREAM) is None
+        await asyncio.sleep(1)
+        await found.run_pass()
+        assert await listed(world) == ledgers[-1:]
+        assert await levels_in_bucket(world) == SHORT
+
+    run_virtual(main())
