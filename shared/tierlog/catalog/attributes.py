@@ -146,15 +146,21 @@ class AttributeCatalog:
         """Let the owner give up entries that no tier gives, to rebuild what is behind them.
 
         Whoever rebuilds the stream's attributes, now or later, sees it, until a checkpoint is
-        there. Saying it again changes nothing.
+        there: also one that is published before the answer came. Saying it again changes nothing.
         """
         note = f"{self._clock.wall_ms()} {by}"
-        record = await self._change(
-            stream.name,
-            stream.incarnation,
-            lambda record: replace(record, loss_accepted=note),
-            applied=lambda record: bool(record.loss_accepted),
-        )
+        said_at: list[KeptRoot] = []
+
+        def plan(record: AttributesRecord) -> AttributesRecord:
+            said_at.append(record.newest)
+            return replace(record, loss_accepted=note)
+
+        def applied(record: AttributesRecord) -> bool:
+            # What a checkpoint has cleared since stands for no later loss, of which nobody knows.
+            spent = bool(said_at) and not record.newest.is_at(said_at[0])
+            return spent or bool(record.loss_accepted)
+
+        record = await self._change(stream.name, stream.incarnation, plan, applied=applied)
         if record is None:
             raise RefusedError(
                 f"stream {stream.name} has no attributes: nothing waits for its ledgers",
