@@ -124,6 +124,11 @@ class OpenGate:
         del name
         return None
 
+    def reads_again(self, name: StreamName) -> bool:
+        """Read none again."""
+        del name
+        return False
+
     def stopped_streams(self) -> Mapping[str, int]:
         """Stop none."""
         return {}

@@ -247,7 +247,7 @@ class ScrubRunner:
     def incomplete_s(self) -> float | None:
         """For how long none looked at everything, beyond the interval; None: not known here.
 
-        Nor where none is due. Before the first one the time counts since this process began.
+        Nor where none is due. Before any began the time counts since this process did.
         """
         interval_s = self._schedule.interval_s
         if self._all_seen_ms is None or not interval_s:

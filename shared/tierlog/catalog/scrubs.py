@@ -7,7 +7,7 @@ Invariants:
     * Which report is the newer one its number says, whatever the clocks said when they began; of
       one that a release kept which gave none, a rolling upgrade's, the clock.
     * As many reports as are asked for, and the few older ones that say what these could not look
-      at, each at most ``REPORT_LEN_MAX`` bytes.
+      at, and since when, each at most ``REPORT_LEN_MAX`` bytes.
     * What of it is damaged, or of another version, is passed over and goes first: nothing is
       decided by a report, and without the times a scrub comes early.
     * That the cluster was restored is a mark of its own (``tierlog.catalog.restore``), and goes
@@ -29,6 +29,7 @@ from tierlog.model.scrub import (
     ScrubReport,
     ScrubState,
     ScrubTimes,
+    counted_from,
     known_faults,
     places_of,
 )
@@ -73,10 +74,14 @@ class ScrubCatalog:
         by_age = _by_age(found)
         # What a deep one found is known by no other, however many come behind it.
         deep = [name for name in by_age if _is_deep(found[name])][-1:]
+        # Nor since when nobody could look at everything.
+        since = counted_from(_newest_first(found))
         for name in by_age[: max(0, len(by_age) - keep)]:
             rest = {one: report for one, report in found.items() if one != name}
             # Nor what any found of what those behind it could not look at.
-            if name not in deep and _known(rest) == _known(found):
+            if name in deep or (since is not None and found[name] is since):
+                continue
+            if _known(rest) == _known(found):
                 found = rest
                 await self._forget(name)
 

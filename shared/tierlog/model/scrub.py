@@ -340,13 +340,20 @@ def all_seen_ms(reports: Iterable[ScrubReport], times: ScrubTimes) -> int:
     """Return when the newest scrub began that looked at everything, by reports newest first.
 
     Of none that is kept that is before the oldest that came to its end, or else before the last
-    one by schedule did; 0: none ever did.
+    one by schedule did, or before the oldest of all; 0: there was none.
     """
-    done = [one for one in reports if one.state is ScrubState.DONE and one.wish.ledgers is None]
-    seen = next((one for one in done if not one.unread_count), None)
-    if seen is None and not done:
-        return times.begun_ms
-    return (seen or done[-1]).started_ms
+    found = counted_from(reports)
+    if found is not None and found.state is ScrubState.DONE:
+        return found.started_ms
+    return times.begun_ms or (found.started_ms if found is not None else 0)
+
+
+def counted_from(reports: Iterable[ScrubReport]) -> ScrubReport | None:
+    """Return of reports, newest first, the one from which ``all_seen_ms`` counts: it stays."""
+    some = [one for one in reports if one.wish.ledgers is None]
+    done = [one for one in some if one.state is ScrubState.DONE]
+    seen = [one for one in done if not one.unread_count][:1]
+    return next(iter(seen or done[-1:] or some[-1:]), None)
 
 
 def _since_all_was_seen(done: Iterable[ScrubReport]) -> Iterator[ScrubReport]:
