@@ -517,7 +517,7 @@ async def test_an_answer_that_does_not_say_its_length_is_asked_for_again_and_ret
         found = await store.get("k")
         assert found is not None
         assert found[1] == b"body"
-    async with ScriptedS3(*[unsized] * 4) as server, opened(server) as store:
+    async with ScriptedS3(*[unsized] * 6) as server, opened(server) as store:
         for read in (store.get, store.head):
             with pytest.raises(RetryableError, match="does not say its length"):
                 await read("k")

@@ -7,7 +7,7 @@ success: a list that came so would hide what must not be deleted, or lose stream
 import pytest
 
 from tests.unit.s3.scripted import Answer, ScriptedS3, error
-from tests.unit.s3.test_s3_faults import BUFFERS, CRC, LAST, PARTS, opened
+from tests.unit.s3.test_s3_faults import BUFFERS, CRC, LAST, PARTS, STAMP, opened
 from tierlog.model.errors import RetryableError
 
 NOTHING = (b"", b"<html><body>Welcome</body></html>")
@@ -50,3 +50,30 @@ async def test_they_are_no_upload_and_none_that_was_completed(nothing):
     async with ScriptedS3(*script) as server, opened(server) as store:
         with pytest.raises(RetryableError, match="says nothing"):
             await store.complete_upload("k", "u", PARTS)
+
+
+@pytest.mark.parametrize("nothing", NOTHING)
+@pytest.mark.parametrize("if_none_match", [False, True])
+async def test_they_are_no_object_that_was_put(nothing, if_none_match):
+    """Attributes and manifests are put so: a record would name what is not there."""
+    empty = Answer(200, None, nothing)
+    async with ScriptedS3(*[empty] * 3) as server, opened(server) as store:
+        with pytest.raises(RetryableError, match="says nothing"):
+            await store.put("k", b"body", metadata={}, if_none_match=if_none_match)
+    async with ScriptedS3(empty, Answer(200, STAMP)) as server, opened(server) as store:
+        put = await store.put("k", b"body", metadata={}, if_none_match=if_none_match)
+        assert put.etag == STAMP["ETag"]
+
+
+@pytest.mark.parametrize("nothing", NOTHING)
+async def test_nor_one_that_is_there(nothing):
+    empty, there = Answer(200, None, nothing), Answer(200, STAMP, b"body")
+    async with ScriptedS3(empty, there, empty, there) as server, opened(server) as store:
+        found = await store.get("k")
+        assert found is not None
+        assert found[1] == b"body"
+        assert await store.head("k") is not None
+    async with ScriptedS3(*[empty] * 6) as server, opened(server) as store:
+        for read in (store.get, store.head):
+            with pytest.raises(RetryableError, match="does not say of when"):
+                await read("k")

@@ -10,14 +10,13 @@ Invariants:
     * A completed upload that is completed again, its first answer lost, is a success.
     * "There is no such object" is said only of a bucket that is there.
     * A list is empty only where the store says so: an answer without what each has is none, and is
-      asked for again. So is one to an upload, or a part of it, that does not say what was made.
+      asked for again. So is one to what is put, an upload or a part of it, that does not say what
+      was made, and one of an object without its stamp.
 """
 
 import contextlib
 import hashlib
-import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
@@ -25,6 +24,7 @@ from typing import Any, Final
 from aiobotocore.config import AioConfig
 from botocore.exceptions import ClientError
 
+from tierlog.adapters.s3.answers import date_ms, lower_keys, object_of, total
 from tierlog.adapters.s3.body import BuffersBody
 from tierlog.adapters.s3.credentials import Credentials, Reload, load_keys, open_session
 from tierlog.adapters.s3.errors import (
@@ -68,7 +68,6 @@ _UPLOADS_SAY: Final = frozenset({"IsTruncated", "MaxUploads", "Bucket"})
 _COMPLETED_SAYS: Final = frozenset({"ETag", "Location", "Key"})
 
 _TakePiece = Callable[[bytes], None]
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-.*/(\d+)", re.ASCII)
 
 
 def client_config(settings: S3Settings) -> AioConfig:
@@ -175,6 +174,7 @@ class S3ObjectStore:
         try:
             answer = await self._requests.send(
                 "put_object",
+                take=self._saying({"ETag"}, "put", key),
                 Bucket=self.bucket,
                 Key=key,
                 Body=BuffersBody([body]),
@@ -194,8 +194,8 @@ class S3ObjectStore:
             key=key,
             size=len(body),
             etag=str(answer.get("ETag", "")),
-            metadata=_lower(metadata),
-            modified_ms=_date_ms(answer),
+            metadata=lower_keys(metadata),
+            modified_ms=date_ms(answer),
         )
 
     async def _own_put(
@@ -206,11 +206,16 @@ class S3ObjectStore:
         if found is None:
             return None
         info, stored = found
-        return info if stored == body and info.metadata == _lower(metadata) else None
+        return info if stored == body and info.metadata == lower_keys(metadata) else None
 
     async def head(self, key: str) -> ObjectInfo | None:
+        async def take(answer: Any) -> ObjectInfo:  # noqa: ANN401 - the library has no types
+            return object_of(key, self._length_of(answer, "head", key), answer)
+
         try:
-            answer = await self._requests.send("head_object", Bucket=self.bucket, Key=key)
+            found: ObjectInfo = await self._requests.send(
+                "head_object", take=take, Bucket=self.bucket, Key=key
+            )
         except ClientError as error:
             if code_of(error) not in MISSING_OBJECT:
                 raise self._mapped(error, "head", key) from error
@@ -219,7 +224,7 @@ class S3ObjectStore:
             return None
         except TROUBLE as error:
             raise self._mapped(error, "head", key) from error
-        return _info(key, self._length_of(answer, "head", key), answer)
+        return found
 
     async def _check_bucket(self) -> None:
         try:
@@ -248,7 +253,7 @@ class S3ObjectStore:
                 raise
             await self._receive(key, answer, length, pieces.append)
             body = b"".join(pieces)
-            return _info(key, len(body), answer), body
+            return object_of(key, len(body), answer), body
 
         try:
             found: tuple[ObjectInfo, bytes] = await self._requests.send(
@@ -267,11 +272,15 @@ class S3ObjectStore:
             await self._check_bucket()
 
     def _length_of(self, answer: Mapping[str, Any], what: str, key: str) -> int:
-        """Return the length that an answer says; of one without, nobody knows where it ends."""
-        if "ContentLength" in answer:
+        """Return the length that an answer says; of one without, nobody knows where it ends.
+
+        One without a stamp is no object, such as a proxy's page.
+        """
+        if "ContentLength" in answer and "LastModified" in answer:
             return int(answer["ContentLength"])
+        lacks = "its length" if "LastModified" in answer else "of when the object is"
         raise CutBodyError(
-            f"{what} {self.bucket}/{key}: the answer does not say its length{of_request(answer)}",
+            f"{what} {self.bucket}/{key}: the answer does not say {lacks}{of_request(answer)}",
             remedy="Check what stands between Tierlog and the object store; it is tried again",
             details=self._details(key, answer),
         )
@@ -304,7 +313,7 @@ class S3ObjectStore:
 
         async def take(answer: Any) -> int:  # noqa: ANN401 - the library has no types
             try:
-                expected = min(length, _total(answer, key, start) - start)
+                expected = min(length, total(answer, key, start) - start)
             except RefusedError:
                 answer["Body"].close()
                 raise
@@ -563,37 +572,3 @@ def composite_checksum(parts: Sequence[Part]) -> str:
     """Return the checksum of an object of ``parts``: the CRC32C of their CRC32Cs."""
     joined = b"".join(part.crc32c.to_bytes(checksum.CRC32C_LEN, "big") for part in parts)
     return f"{checksum.to_base64(checksum.crc32c(joined))}-{len(parts)}"
-
-
-def _total(answer: Mapping[str, Any], key: str, start: int) -> int:
-    """Return the object's whole size from an answer to a ranged GET, which is of what was asked."""
-    shown = str(answer.get("ContentRange", ""))
-    match = _CONTENT_RANGE.fullmatch(shown)
-    if match is None or int(match[1]) != start:
-        raise RefusedError(
-            f"the object store answered bytes {start} on of {key} without saying which they are, "
-            f"or with others: {shown[:60]!r}{of_request(answer)}",
-            remedy="Check what stands between Tierlog and the object store",
-            details={"object": key, "request_id": request_of(answer)},
-        )
-    return int(match[2])
-
-
-def _info(key: str, size: int, answer: Mapping[str, Any]) -> ObjectInfo:
-    return ObjectInfo(
-        key=key,
-        size=size,
-        etag=str(answer.get("ETag", "")),
-        metadata=_lower(answer.get("Metadata", {})),
-        modified_ms=int(answer["LastModified"].timestamp() * 1000),
-    )
-
-
-def _date_ms(answer: Mapping[str, Any]) -> int:
-    """Return when the store answered, by its own clock; 0 when it didn't say."""
-    text = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return int(parsedate_to_datetime(text).timestamp() * 1000) if text else 0
-
-
-def _lower(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {key.lower(): value for key, value in metadata.items()}
