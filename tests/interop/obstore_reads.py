@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from tests.contracts.bodies_suite import BODY, BodiesContract, answer
 from tests.contracts.objects_suite import ObjectsContract
-from tests.unit.s3.scripted import ScriptedS3, error
+from tests.unit.s3.scripted import Answer, ScriptedS3, error
 from tierlog.adapters.obstore import ObstoreReads, open_obstore
 from tierlog.adapters.s3 import open_s3
 from tierlog.adapters.system import SystemClock, SystemIds
@@ -164,3 +164,13 @@ async def test_trouble_is_one_of_our_errors(servers):
         )
         with pytest.raises(RefusedError):
             await reads.get_range("a", 0, 1)
+
+
+async def test_a_404_that_does_not_say_what_is_missing_is_no_missing_object():
+    bare = Answer(404, None, b"<html>nothing here</html>")
+    script = [bare, error(404, "404"), answer(), *[bare] * 3]
+    async with ScriptedS3(*script) as server, TestObstoreBodies().opened(server) as reads:
+        assert await reads.get_range("k", 0, len(BODY)) == BODY
+        with pytest.raises(RetryableError, match="404"):
+            await reads.get_range("k", 0, 10)
+    assert not server.script

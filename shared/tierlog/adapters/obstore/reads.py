@@ -52,6 +52,7 @@ OPERATION: Final = "get_object"
 PIECE_BYTES_MIN: Final = 128 * 1024
 # The library tells of these by its error's text alone, which names the object, too.
 _NO_BUCKET: Final = "NoSuchBucket"
+_NO_KEY: Final = "NoSuchKey"
 _STATUS: Final = re.compile(r"status code: (\d{3})\b", re.ASCII)
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>", re.ASCII)
 _BEYOND_END: Final = 416
@@ -133,7 +134,7 @@ class ObstoreReads:
             with self._timed("head_object"):
                 return _info(key, await self._sent(asked, 0, operation="head_object"))
 
-        found = await self._tried(key, once)
+        found = await self._tried(key, once, says_what=False)
         if found is None:
             # An answer to HEAD has no body that could say which of the two is missing.
             await self.get_range(key, 0, 1)
@@ -186,9 +187,17 @@ class ObstoreReads:
         return await self._tried(key, once, beyond_end=0)
 
     async def _tried(
-        self, key: str, once: Callable[[], Awaitable[T]], *, beyond_end: T | None = None
+        self,
+        key: str,
+        once: Callable[[], Awaitable[T]],
+        *,
+        beyond_end: T | None = None,
+        says_what: bool = True,
     ) -> T | None:
-        """Return what ``once`` does, tried again where that may help; None: no such object."""
+        """Return what ``once`` does, tried again where that may help; None: no such object.
+
+        ``says_what``: the store says that it is the object that is not there, or it is not known.
+        """
         retries = Retries(self._limits, clock=self._clock, ids=self._ids)
         while True:
             # Before it is asked for: the library sends at once, awaited or not.
@@ -196,14 +205,13 @@ class ObstoreReads:
                 await self._pace.take(1)
             try:
                 return await once()
-            except NOT_FOUND as error:
-                self._check_bucket(error, key)
-                return None
             except RetryableError:
                 wait_s = retries.wait_s()
                 if wait_s is None:
                     raise
             except TROUBLE as error:
+                if self._is_missing(error, key, says_what=says_what):
+                    return None
                 if _status_of(error) == _BEYOND_END:
                     return beyond_end
                 mapped = self._mapped(error, key)
@@ -262,6 +270,13 @@ class ObstoreReads:
                 details={"bucket": self._settings.bucket},
             ) from error
 
+    def _is_missing(self, error: Exception, key: str, *, says_what: bool) -> bool:
+        """Tell whether it is the object that is not there; refuse where it is the bucket."""
+        if not isinstance(error, NOT_FOUND):
+            return False
+        self._check_bucket(error, key)
+        return not says_what or _NO_KEY in str(error)
+
     def _check_bucket(self, error: Exception, key: str) -> None:
         if _NO_BUCKET in str(error):
             raise RefusedError(
@@ -298,6 +313,8 @@ def _status_of(error: Exception) -> int:
 
 def _is_for_good(error: Exception) -> bool:
     """Say whether the store refused a request that it will refuse again."""
+    if isinstance(error, NOT_FOUND):
+        return False  # what is not there it does not say, as a balancer without a store behind it
     # An answer to HEAD has no body that could name its code: it may be one of those that pass.
     match = _CODE.search(str(error))
     if match is None:
