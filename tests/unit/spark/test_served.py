@@ -177,6 +177,10 @@ def test_a_part_that_ends_where_a_ledger_does_is_read_to_that_end_or_fails(
     class Stalled(TimedReads):
         """A reader that has four entries of a ledger, and knows of no other."""
 
+        async def bounds(self, stream: StreamName) -> tuple[Position, Position]:
+            del stream
+            return at(0), at(AN_ANSWER)
+
         async def ledgers(self, stream: StreamName, first: LedgerId) -> ServedLedgers:
             assert (stream, first) == (PARTITIONS[0], 11)
             asked.append(first)
