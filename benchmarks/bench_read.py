@@ -1,5 +1,6 @@
 """Claim: reading a ledger back from S3 through the reader is not much slower than S3 itself.
 
+reader    the reader by itself, as its process puts it together: answers that nobody is sent
 client    ``tierlog.client`` iterates over every entry, checksums verified, through the reader
 http      the same bytes over plain HTTP from the reader, looked at by nobody
 first     ``http`` from a reader that has just started and read nothing yet
@@ -9,10 +10,11 @@ aioboto3  it gets eight at a time, as the reader does
 obstore   the same with obstore, where that is installed (``make test-obstore`` does it)
 threads   the same with the standard library's client, a thread a connection, and no checksums
 
-The target is against the fastest of those that get eight at a time. ``bench_read_peer.py`` sets
-the reader beside Apache Pulsar's own.
+The target is against the fastest of those that get eight at a time. All of them, and Apache
+Pulsar's own reader (``bench_read_peer.py``), have the bytes in the process that asks the store for
+them, as ``reader`` has; ``client`` and ``http`` have them in one more.
 
-MB of the first three are of entries, without frames. The ledger went the whole way: appended,
+MB of the first four are of entries, without frames. The ledger went the whole way: appended,
 sealed, offloaded by the offloader, complete. The reader is started anew before each run, keeps less
 than a quarter of it, and has read another ledger, longer than its cache, since: a service's first
 touch of 256 MB is the operating system's work, done once. Runs take turns.
@@ -55,7 +57,15 @@ from reading import (
 )
 from tierlog.client import open_client
 from tierlog.format.frame import FRAME_HEADER_LEN
+from tierlog.model.ids import StreamName
+from tierlog.model.position import Edge, Position
 from tierlog.runtime.settings import load_settings
+from tierlog.wiring.reader import open_reader_parts
+from tierlog_reader.chunk import Budget
+from tierlog_reader.engine import running_reads
+from tierlog_reader.memory import PIECES_BYTES, parts_of
+from tierlog_reader.places import Tier
+from tierlog_reader.served import ServedReads
 
 STREAM = "bench"
 WARM = "warm"
@@ -80,7 +90,7 @@ async def read_by_client(parameters: Mapping[str, Any]) -> Result:
 
 
 async def read_by_http(parameters: Mapping[str, Any]) -> Result:
-    """Get all frames (in a child)."""
+    """Get all frames from the reader service (in a child)."""
     address = load_settings().client.reader_http_address
     url = f"http://{address}/v1/streams/{parameters['stream']}/runs"
     expected = parameters["bytes"] + parameters["entries"] * FRAME_HEADER_LEN
@@ -95,6 +105,33 @@ async def read_by_http(parameters: Mapping[str, Any]) -> Result:
                 where = answer.headers["Tierlog-Next"]
         assert length == expected, (length, expected)
         return meter.result(parameters["bytes"])
+
+
+async def read_by_reader(parameters: Mapping[str, Any]) -> Result:
+    """Read all frames with a reader of this process's own, which has read others (in a child)."""
+    settings = load_settings()
+    async with (
+        open_reader_parts(settings, pieces_bytes_max=PIECES_BYTES) as parts,
+        running_reads(settings, parts, parts_of(settings.reader)) as reads,
+    ):
+        await _take_all(reads, **parameters["warm"])
+        meter = Meter()
+        await _take_all(reads, **parameters["whole"])
+        return meter.result(parameters["whole"]["bytes"])
+
+
+async def _take_all(reads: ServedReads, stream: str, entries: int, **lengths: int) -> None:
+    budget = Budget(entries_max=entries, bytes_max=READ_BYTES, wait_s=1.0)
+    expected = lengths["bytes"] + entries * FRAME_HEADER_LEN
+    where: Position | Edge = Edge.EARLIEST
+    length = 0
+    while length < expected:
+        answer, room = await reads.read("bench", StreamName(stream), where, budget)
+        assert answer.chunk is not None, where
+        assert answer.chunk.tier is Tier.TIER2, answer.chunk.tier
+        length, where = length + answer.chunk.frames_len, answer.resume
+        room.leave()
+    assert length == expected, (length, expected)
 
 
 async def offloaded(bench: Bench, stream: str, *, size: int, entry_size: int) -> dict[str, Any]:
@@ -129,11 +166,16 @@ async def main() -> None:
                     await run_child(__file__, "http", warm, bench.env)
                 return await run_child(__file__, mode, whole, bench.env)
 
+            async def alone() -> Result:
+                parameters = {"warm": warm, "whole": whole}
+                return await run_child(__file__, "reader", parameters, bench.env)
+
             def plain(mode: str, in_flight: int) -> Awaitable[Result]:
                 return run_child(__file__, mode, {"in_flight": in_flight}, bench.env)
 
             runs = await take_turns(
                 {
+                    "reader": alone,
                     "client": partial(ours, "client", used=True),
                     "http": partial(ours, "http", used=True),
                     "first": partial(ours, "http", used=False),
@@ -163,12 +205,13 @@ def claims_of(runs: Mapping[str, Sequence[Result]]) -> list[Claim]:
     plain = [name for name in runs if name in {"aioboto3", "obstore", "threads"}]
     fastest = max(plain, key=lambda name: median(run["mb_per_s"] for run in runs[name]))
     return [
+        ratio_claim("reader / ranged GETs", runs, of="reader", to="ranges", target=0.6),
         ratio_claim("client / ranged GETs", runs, of="client", to="ranges", target=0.6),
         ratio_claim("http / ranged GETs", runs, of="http", to="ranges", target=0.6),
         *(
             ratio_claim(f"{name} / fastest: {fastest}", runs, of=name, to=fastest, target=OF_PLAIN)
             for name in runs
-            if name.startswith(("client", "http"))
+            if name.startswith(("reader", "client", "http"))
         ),
         *(median_claim(name, runs[name], "mb_per_s", unit="MB/s") for name in runs),
         *(median_claim(f"{name}: CPU", runs[name], "cpu_s_per_gb", unit="s/GB") for name in runs),
@@ -176,6 +219,7 @@ def claims_of(runs: Mapping[str, Sequence[Result]]) -> list[Claim]:
 
 
 MODES = {
+    "reader": read_by_reader,
     "client": read_by_client,
     "http": read_by_http,
     "aioboto3": read_by_sdk,

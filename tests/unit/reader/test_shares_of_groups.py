@@ -17,7 +17,7 @@ from tierlog.offload.pacing import ReadPace
 from tierlog.offload.ranges import WALK_COPIES, RangeLimits, Ranges, Source
 from tierlog.ports.spending import Cause, spending
 from tierlog_reader.chunk import Budget
-from tierlog_reader.main import _group_of
+from tierlog_reader.engine import _group_of
 from tierlog_reader.served import ServedReads
 from tierlog_reader.shares import Shares
 
