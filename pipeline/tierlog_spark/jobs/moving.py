@@ -464,32 +464,59 @@ async def _end(
         except TierlogError as error:
             what = f"uploads that tasks left open in s3://{place.bucket} were not all aborted"
             failed.append(_stream_row(None, FAILED, f"{what}: {error}. Run this again"))
-        for cluster_id in {one.source.cluster_id for one in pairs} if whole else ():
+        for cluster_id in {one.source.cluster_id for one in pairs}:
             assert cluster_id is not None
             origins = _manifests(source, move.source, cluster_id)
             places = _manifests(target, move.target, cluster_id)
             try:
-                await copy_cluster(move, origins, places, cluster_id)
+                await copy_cluster(move, origins, places, cluster_id, whole=whole)
             except TierlogError as error:
                 failed.append(_stream_row(None, FAILED, f"cluster {cluster_id}: {error}"))
     return aborted, failed
 
 
 async def copy_cluster(
-    move: Move, origin: ManifestStore, place: ManifestStore, cluster_id: UUID
+    move: Move, origin: ManifestStore, place: ManifestStore, cluster_id: UUID, *, whole: bool = True
 ) -> None:
-    """Write a cluster's manifest, where another one is there or none is."""
+    """Write a cluster's manifest, where another one is there or none is.
+
+    ``whole``: all that it is the manifest of has arrived; before, a copy has no first one. Later
+    ones go along: by policies of before a restore of metadata would trim what is to be kept.
+    """
     _, manifest = await _cluster_in(move.source, origin, cluster_id)
     for left in reversed(range(TRIES_MAX)):
         generation, there = await _cluster_in(move.target, place, cluster_id)
-        if manifest is None or manifest == there or (there is not None and move.restores):
+        begun = whole or move.restores or there is not None
+        if manifest is None or manifest == there or not begun:
             return
+        if there is not None:
+            _check_levels(manifest, there, restores=move.restores)
+            if move.restores:
+                return
         try:
             await place.write_cluster(generation + 1, manifest)
         except ObjectExistsError:
             # Another run was first; what it wrote is looked at.
             if not left:
                 raise
+
+
+def _check_levels(source: ClusterManifest, target: ClusterManifest, *, restores: bool) -> None:
+    """Refuse to have older policies in a newer one's place, and to call them restored."""
+    by_scheduler = "Where ZooKeeper lives, let its scheduler write a newer one, and run this again"
+    if restores and target.levels.is_older(source.levels):
+        raise RefusedError(
+            "the bucket's manifest has policies of the cluster or of namespaces from before the "
+            "backup's: by them a restore of metadata would trim",
+            remedy=f"{by_scheduler}; where it is lost, move what lies below the cluster's folder "
+            "away, and run this again: the backup's comes back then",
+        )
+    if not restores and source.levels.is_older(target.levels):
+        raise RefusedError(
+            "the target's manifest has policies of the cluster or of namespaces that were changed "
+            "later than the source's: that one is older, or each went on by itself",
+            remedy=f"{by_scheduler}; or copy to an empty bucket, or prefix",
+        )
 
 
 async def _cluster_in(

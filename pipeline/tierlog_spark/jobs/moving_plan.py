@@ -11,7 +11,7 @@ from uuid import UUID
 from tierlog.format.manifest import unkeep
 from tierlog.model.attribute_record import KeptRoot
 from tierlog.model.ids import LedgerId, StreamName
-from tierlog.model.manifest import KeptLedger, ManifestHead
+from tierlog.model.manifest import KeptLedger, ManifestHead, has_older_policy
 from tierlog.model.partitions import whole_of
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.manifests import KnownManifest
@@ -133,7 +133,7 @@ def older_sources(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
     """Return the living streams of which the target knows what the source does not; say what.
 
     The source's manifest lost its newest part, or came back from before: a copy of that would take
-    names away from what is sound.
+    names away from what is sound, or have a restore trim by what was said before.
     """
     found = {}
     for pair in pairs:
@@ -148,6 +148,8 @@ def older_sources(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
                 f"the target's manifest names copies of {len(ledgers)} ledgers, the first "
                 f"{ledgers[0]}, that the source's does not name, and did not trim"
             )
+        elif has_older_policy(source, target):
+            what = "the target's manifest has a policy that was changed later than the source's"
         else:
             continue
         found[pair.name] = (
@@ -159,9 +161,9 @@ def older_sources(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
 
 
 def older_targets(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
-    """Return the streams of which the target's manifest lacks copies that the backup's names.
+    """Return the streams of which the target's manifest lacks what the backup's has.
 
-    These come back, and without a name nobody finds them.
+    Copies come back, and without a name nobody finds them; and by an old policy more is trimmed.
     """
     found = {}
     for pair in pairs:
@@ -169,15 +171,19 @@ def older_targets(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
         if source.head is None or target.head is None or not _lives(target):
             continue
         lacks = not_named(source.ledgers, target.head, target.ledgers)
-        if not lacks:
+        if lacks:
+            what = (
+                f"does not name the copies of {len(lacks)} ledgers, the first {lacks[0]}, that the "
+                "backup's names: by it no restore of metadata brings them back"
+            )
+        elif has_older_policy(target.head, source.head):
+            what = "has a policy from before the backup's: by it a restore of metadata would trim"
+        else:
             continue
-        found[pair.name] = (
-            f"the bucket's manifest does not name the copies of {len(lacks)} ledgers, the first "
-            f"{lacks[0]}, that the backup's names: by it no restore of metadata brings them back. "
-            f"{_BY_SCHEDULER}; where it is lost, "
-        ) + (
-            "read what the backup alone names there: the bucket's manifest has a newer owner, was "
-            "trimmed further, or names others that the backup's does not"
+        found[pair.name] = f"the bucket's manifest {what}. {_BY_SCHEDULER}; where it is lost, " + (
+            f"{'read' if lacks else 'set again'} what the backup alone has: the bucket's manifest "
+            "has a newer owner or policy, was trimmed further, or names others that the backup's "
+            "does not"
             if is_older(source.head, source.ledgers, target.head, target.ledgers)
             else "move the stream's *.manifest and *.part away, and run this again: the backup's "
             "comes back then"

@@ -146,6 +146,11 @@ def head_of(
     )
 
 
+def has_older_policy(head: ManifestHead, other: ManifestHead) -> bool:
+    """Tell whether a stream's own policy is one from before that of another manifest."""
+    return head.policy != other.policy and head.policy_changed_ms < other.policy_changed_ms
+
+
 def _changed_ms(stream: Stream, before: ManifestHead | None) -> int:
     """Return when the policy was changed; a release that does not know that forgets it."""
     same = before is not None and before.policy == stream.policy

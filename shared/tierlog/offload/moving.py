@@ -37,7 +37,13 @@ from tierlog.format.side import SideObject
 from tierlog.model.attribute_record import AttributesRecord
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId
-from tierlog.model.manifest import KeptLedger, ManifestCopy, ManifestHead, ManifestLedger
+from tierlog.model.manifest import (
+    KeptLedger,
+    ManifestCopy,
+    ManifestHead,
+    ManifestLedger,
+    has_older_policy,
+)
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.attribute_restore import checked_attributes
@@ -560,6 +566,7 @@ def is_older(
         other.owner_epoch > head.owner_epoch
         or other.trimmed_through > head.trimmed_through
         or (head.lifecycle is active and other.lifecycle is not active)
+        or has_older_policy(head, other)
         or bool(not_named(others, head, ledgers))
     )
 

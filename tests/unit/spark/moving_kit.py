@@ -82,8 +82,8 @@ class Buckets:
             ended = [] if move.restores else dying(found)
             for end in [*arrived(pairs, moved, anew=not move.restores), *ended]:
                 await end_stream(mover, places, end, move)
-            if all(one.packed is not None for one in moved):
-                await copy_cluster(move, origins, places, cluster_id)
+            whole = all(one.packed is not None for one in moved)
+            await copy_cluster(move, origins, places, cluster_id, whole=whole)
         return seen
 
     async def restored_from_other(self) -> RestorePlan:
