@@ -310,7 +310,8 @@ def unbacked(pairs: Iterable[StreamPair]) -> list[MoveItem]:
             if kept.uuid is None or uuid == kept.uuid:
                 continue
             item = _item(pair.target, ledger_id, kept)
-            found.append(replace(item, unbacked=OTHER_COPY if uuid else NOT_IN_SOURCE))
+            why = OTHER_COPY if uuid else NOT_IN_SOURCE
+            found.append(replace(item, known=kept.packed, unbacked=why))
     return found
 
 

@@ -135,10 +135,11 @@ class CopyMover:
         """
         assert ledger.copy is not None
         uuid = self.wanted_uuid(ledger.copy)
+        named = known if known and known.copy and known.copy.uuid == uuid else None
         if uuid == ledger.copy.uuid:
             found = self._place.here(ledger)
-        elif known is not None and known.copy is not None and known.copy.uuid == uuid:
-            found = self._place.here(known)
+        elif named is not None:
+            found = self._place.here(named)
         else:
             # What another layout made is known by a manifest alone.
             return None
@@ -146,7 +147,8 @@ class CopyMover:
         location, copy = found.copy.location, found.copy.copy
         try:
             if deep or location.is_single:
-                how = ReadBack.FULL if deep else self._read_back
+                # What is named there had arrived; of all else reading alone tells.
+                how = ReadBack.FULL if deep else ReadBack.NONE if named else self._read_back
                 await verify_copy(self._target, location, copy, read_back=how)
             elif not await self._has_objects(location, copy):
                 return None

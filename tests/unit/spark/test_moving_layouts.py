@@ -21,7 +21,7 @@ from tests.unit.spark.moving_kit import (
     without_manifests,
 )
 from tierlog.adapters.memory.objects import MemoryObjects
-from tierlog.format.manifest import keep, unkeep
+from tierlog.format.manifest import is_manifest_key, keep, unkeep
 from tierlog.model.errors import RefusedError
 from tierlog.model.manifest import ManifestLedger
 from tierlog.offload.driver import Tier2Settings
@@ -151,5 +151,39 @@ def test_what_can_not_be_moved_fails_in_a_dry_run_too(
         as_it_is = MISSING if dry_run else BROUGHT
         assert outcomes(found) == [FAILED, FAILED if layout == "single-object" else as_it_is]
         assert "tape" in found[0].error
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("manifests_lost", [False, True])
+def test_single_objects_that_a_manifest_names_are_not_read_again_by_each_run(
+    manifests_lost: bool,
+) -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun()
+        single = replace(COPY, layout="single-object")
+        await buckets.move(single)
+        places = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        known = await places.newest(STREAM, life.claimed.incarnation)
+        copies = [unkeep(known.ledgers[one].packed).copy for one in ids]
+        keys = {copy.location.data_key: copy.copy.data_len for copy in copies if copy is not None}
+        back = Move(source=COPY.target, target=S3Settings(bucket="t", key_prefix="new"))
+        await buckets.move(back)
+        if manifests_lost:
+            for key in [key for key in buckets.other.objects if is_manifest_key("new", key)]:
+                del buckets.other.objects[key]
+        target, read = buckets.store(back.target), dict.fromkeys(keys, 0)
+        get_range = target.get_range
+
+        async def counted(key: str, start: int, length: int) -> bytes | None:
+            body = await get_range(key, start, length)
+            if (name := key.replace("new", PREFIX, 1)) in read:
+                read[name] += len(body or b"")
+            return body
+
+        target.get_range = counted  # type: ignore[method-assign]
+        assert outcomes(await buckets.move(back, target=target)) == [THERE] * 4
+        for key, length in keys.items():
+            assert (read[key] >= length) == manifests_lost
 
     run_virtual(main(), until_s=1000)
