@@ -333,15 +333,15 @@ async def move_one(mover: CopyMover, move: Move, item: MoveItem, *, dry_run: boo
         # No loss, as far as anybody knows.
         cause = f"driver {ledger.copy.location.driver!r} wrote it, which can't be asked here"
         return Moved(item=item, outcome=item.unbacked, error=cause)
+    tell, deep = bool(item.unbacked), move.compares_all
     try:
-        there = await mover.arrived(ledger, known, deep=move.compares_all)
+        there = await mover.arrived(ledger, known, deep=deep, tell=tell)
         if there is not None:
             outcome = item.unbacked or THERE
             if outcome == THERE and not dry_run:
                 await mover.bring_export(ledger)
             return Moved(item=item, outcome=outcome, packed=keep(there).packed)
-        if item.unbacked:
-            return Moved(item=item, outcome=FAILED, error=_lost(item))
+        assert not tell, "who is to tell of a copy returns it, or raises"
         if dry_run:
             mover.check_movable(ledger)
             return Moved(item=item, outcome=MISSING)
@@ -349,16 +349,18 @@ async def move_one(mover: CopyMover, move: Move, item: MoveItem, *, dry_run: boo
         named = move.restores or known is not None
         brought = await mover.bring(ledger, extra, named=named)
     except TierlogError as error:
-        return Moved(item=item, outcome=FAILED, error=str(error))
+        is_lost = tell and isinstance(error, CorruptError)
+        cause = _lost(item, error.message) if is_lost else str(error)
+        return Moved(item=item, outcome=FAILED, error=cause)
     return Moved(item=item, outcome=BROUGHT, packed=keep(brought).packed)
 
 
-def _lost(item: MoveItem) -> str:
+def _lost(item: MoveItem, cause: str) -> str:
     what = "another copy" if item.unbacked == OTHER_COPY else "no copy"
     return (
         f"the copy of ledger {item.ledger_id} is missing or damaged, or was trimmed meanwhile, "
-        f"and the backup has {what} of it. Run this again; what stays so, bring from a backup that "
-        "has it, or repair: tierlog scrub --repair --deep"
+        f"and the backup has {what} of it: {cause}. Run this again; what stays so, bring from a "
+        "backup that has it, or repair: tierlog scrub --repair --deep"
     )
 
 

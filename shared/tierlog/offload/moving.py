@@ -127,11 +127,12 @@ class CopyMover:
         return copy.uuid if same else uuid5(copy.uuid, writes)
 
     async def arrived(
-        self, ledger: ManifestLedger, known: ManifestLedger | None, *, deep: bool
+        self, ledger: ManifestLedger, known: ManifestLedger | None, *, deep: bool, tell: bool
     ) -> ManifestLedger | None:
         """Return a ledger as the target has it; None: its copy has not arrived, or not whole.
 
         ``known``: as the target's manifest has it. ``deep``: all data are read and compared.
+        ``tell``: ``CorruptError`` says of which object, and why.
         """
         assert ledger.copy is not None
         uuid = self.wanted_uuid(ledger.copy)
@@ -150,24 +151,23 @@ class CopyMover:
                 # What is named there had arrived; of all else reading alone tells.
                 how = ReadBack.FULL if deep else ReadBack.NONE if named else self._read_back
                 await verify_copy(self._target, location, copy, read_back=how)
-            elif not await self._has_objects(location, copy):
-                return None
+            else:
+                await self._check_objects(location, copy)
         except CorruptError:
+            if tell:
+                raise
             return None
         return found
 
-    async def _has_objects(self, location: Tier2Location, copy: Tier2Copy) -> bool:
-        index = await self._target.get(location.index_key)
-        if index is None or hashlib.sha256(index[1]).digest() != copy.index_sha256:
-            return False
+    async def _check_objects(self, location: Tier2Location, copy: Tier2Copy) -> None:
+        await _whole(self._target, location.index_key, copy.index_sha256, copy.index_len)
         lengths = {location.data_key: copy.data_len}
         if copy.side_len:
             lengths[location.side_key] = copy.side_len
         for key, length in lengths.items():
             info = await self._target.head(key)
             if info is None or info.size != length:
-                return False
-        return True
+                raise CorruptError(f"object {key} is not there, or has not {length} bytes")
 
     async def bring(
         self, ledger: ManifestLedger, extra: Mapping[str, str], *, named: bool = False
@@ -247,11 +247,11 @@ class CopyMover:
             await self._send(key, to_key, [(0, single.index_len), *blocks], by)
             await verify_copy(self._target, target, copy, read_back=self._read_back)
         else:
-            index = await self._whole(source.index_key, copy.index_sha256, copy.index_len)
+            index = await _whole(self._source, source.index_key, copy.index_sha256, copy.index_len)
             spans = [(one.offset, one.length) for one in ObjectIndex.decode(index[1]).blocks()]
             side = None
             if copy.side_len:
-                side = await self._whole(source.side_key, copy.side_sha256, copy.side_len)
+                side = await _whole(self._source, source.side_key, copy.side_sha256, copy.side_len)
                 if compares:
                     by = ComparingGrains(key, copy, SideObject.decode(side[1]))
             await self._send(key, to_key, spans, by)
@@ -314,13 +314,6 @@ class CopyMover:
         there = await self._target.head(to_key)
         if there is None or (there.size != info.size and not self._restores):
             await self._send(key, to_key, pieces(info.size))
-
-    async def _whole(self, key: str, sha256: bytes, length: int) -> tuple[ObjectInfo, bytes]:
-        found = await self._source.get(key, bytes_max=length)
-        if found is None or hashlib.sha256(found[1]).digest() != sha256:
-            what = "is not there" if found is None else "has another digest than its manifest says"
-            raise CorruptError(f"object {key} {what}", details={"object": key, "offset": "0"})
-        return found
 
     async def _put(self, key: str, found: tuple[ObjectInfo, bytes]) -> None:
         info, raw = found
@@ -448,6 +441,16 @@ async def check_index(objects: ObjectStore, head: ManifestHead, prefix: str) -> 
             "scrub-a-bucket",
             details=error.details,
         ) from error
+
+
+async def _whole(
+    objects: ObjectStore, key: str, sha256: bytes, length: int
+) -> tuple[ObjectInfo, bytes]:
+    found = await objects.get(key, bytes_max=length)
+    if found is None or hashlib.sha256(found[1]).digest() != sha256:
+        what = "is not there" if found is None else "has another digest than its manifest says"
+        raise CorruptError(f"object {key} {what}", details={"object": key, "offset": "0"})
+    return found
 
 
 class _Arriving(ObjectReads):
