@@ -1,11 +1,12 @@
 """``copy`` and ``restore``: a whole bucket into another one, or back out of it, by executors.
 
-Owns the order: copies first, then the manifest of each stream of which all have arrived, the
-cluster's last. Does not own a copy's way, nor how it is verified (``tierlog.offload.moving``).
+Owns the order: copies first, then the manifest of each stream of which all have arrived, or had
+before, the cluster's last. Does not own a copy's way, nor how it is verified
+(``tierlog.offload.moving``).
 
 Invariants:
     * A bucket that is copied is never taken for whole before it is: no manifest names what has
-      not arrived.
+      not arrived. Of a stream that had arrived once it says that such a ledger has no copy.
     * A stream whose manifest can't be read, in either bucket, keeps back no other one.
     * ``restore`` brings back objects that are missing or damaged, under the very keys that the
       bucket's manifests name; where there are none, those of its copy. What its copy can't bring

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from tierlog.format.manifest import unkeep
+from tierlog.format.manifest import keep, unkeep
 from tierlog.model.attribute_record import KeptRoot
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.manifest import KeptLedger, ManifestHead, has_older_policy
@@ -377,7 +377,11 @@ def best(moved: Iterable[Moved]) -> list[Moved]:
 
 
 def arrived(pairs: Iterable[StreamPair], moved: Iterable[Moved], *, anew: bool) -> list[StreamEnd]:
-    """Return the streams of which nothing is missing; ``anew``: whatever manifest there is."""
+    """Return the streams of which nothing is missing; ``anew``: whatever manifest there is.
+
+    Then also those that had arrived once: else one ledger that is lost for good would keep all that
+    come behind it without a name.
+    """
     packed: dict[Incarnation, dict[LedgerId, bytes]] = {}
     failed: set[Incarnation] = set()
     for one in moved:
@@ -391,12 +395,23 @@ def arrived(pairs: Iterable[StreamPair], moved: Iterable[Moved], *, anew: bool) 
         head, there = pair.source.head, packed.get(pair.name, {})
         assert head is not None
         assert pair.source.cluster_id is not None
-        if pair.name in failed:
+        if pair.name in failed and not (anew and pair.target.generation):
             continue
         ledgers = None
         if anew or not pair.target.generation:
             ledgers = tuple(
-                there.get(ledger_id, kept.packed) for ledger_id, kept in pair.source.ledgers.items()
+                there.get(ledger_id) or _left(pair, ledger_id, kept)
+                for ledger_id, kept in pair.source.ledgers.items()
             )
         found.append(StreamEnd(pair.source.cluster_id, head, ledgers))
     return found
+
+
+def _left(pair: StreamPair, ledger_id: LedgerId, kept: KeptLedger) -> bytes:
+    """Return a ledger that was not brought: as the target has it, else as one without a copy."""
+    if kept.uuid is None:
+        return kept.packed
+    known = pair.target.ledgers.get(ledger_id)
+    if known is not None and known.uuid is not None:
+        return known.packed
+    return keep(replace(unkeep(kept.packed), copy=None)).packed

@@ -14,7 +14,7 @@ from tierlog.adapters.memory.faults import no_faults
 from tierlog.format.attribute_page import new_page, seal
 from tierlog.format.keys import export_key
 from tierlog.format.manifest import is_manifest_key, parse_cluster_key, unkeep
-from tierlog.model.errors import RetryableError
+from tierlog.model.errors import CorruptError, RefusedError, RetryableError
 from tierlog.offload.moving import write_manifest
 from tierlog.runtime.settings import S3Settings
 from tierlog_spark.jobs.moving import Move
@@ -362,5 +362,44 @@ def test_an_export_copy_that_was_made_anew_since_the_backup_stays() -> None:
         await bucket.connect().put(key, b"lines with more in them", metadata={"role": "export"})
         await buckets.move(COPY)
         assert buckets.other.objects[f"{PREFIX}/{key}"][1] == b"lines with more in them"
+
+    run_virtual(main(), until_s=1000)
+
+
+@pytest.mark.parametrize("layout", [None, "single-object"])
+def test_one_ledger_that_can_not_be_copied_keeps_none_behind_it_without_a_name(layout) -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun(uncopied=0)
+        move = replace(COPY, layout=layout)
+        await buckets.move(move)
+        new = [await life.ledger(number) for number in (9, 10)]
+        await life.site.write_manifests()
+        hurt = (await life.site.world.context(new[0])).location
+        lost = (await life.site.world.context(ids[1])).location
+        assert hurt is not None
+        assert lost is not None
+        # Never copied the one; of the other one the copy is not whole any more.
+        life.site.world.bucket.damage(hurt.data_key, 700)
+        life.site.world.bucket.damage(lost.data_key, 700)
+        for key in [key for key in buckets.other.objects if f"-ledger-{ids[1]}" in key]:
+            del buckets.other.objects[key]
+        for brought in (BROUGHT, THERE):
+            assert outcomes(await buckets.move(move)) == [
+                *(THERE, FAILED, THERE, THERE, FAILED),
+                brought,
+            ]
+        places = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        known = await places.newest(STREAM, life.claimed.incarnation)
+        assert [one for one, kept in known.ledgers.items() if kept.uuid is None] == [new[0]]
+        with pytest.raises(CorruptError, match=f"ledger {ids[1]} of "):
+            await buckets.restored_from_other()
+        life.site.world.bucket.damage(lost.data_key, 700)
+        await buckets.move(move)
+        # What is missing is told: nobody steps over it in silence.
+        with pytest.raises(RefusedError, match="1 ledgers in the middle"):
+            await buckets.restored_from_other()
+        life.site.world.bucket.damage(hurt.data_key, 700)
+        await buckets.move(move)
+        assert len((await buckets.restored_from_other()).streams[0].ledgers) == 6
 
     run_virtual(main(), until_s=1000)
