@@ -385,12 +385,15 @@ def _head_to_record(head: ManifestHead) -> pb.ManifestHead:
         owner_epoch=head.owner_epoch,
         policy=policy_to_record(head.policy),
         policy_changed_ms=head.policy_changed_ms,
+        offload_pauses=head.offload_pauses,
         trimmed_through=head.trimmed_through,
         ledger_id_max=head.ledger_id_max,
     )
     if head.offload_pause is not None:
         record.offload_pause.since_ms = head.offload_pause.since_ms
         record.offload_pause.cause = head.offload_pause.cause
+    if head.offload_through is not None:
+        record.offload_through = head.offload_through
     if head.trimmed_last is not None:
         record.trimmed_last_entry_id = head.trimmed_last
     if head.attributes is not None:
@@ -411,6 +414,10 @@ def _head_of(record: pb.ManifestHead, key: str) -> ManifestHead:
             owner_epoch=record.owner_epoch,
             policy=policy_from_record(record.policy),
             policy_changed_ms=record.policy_changed_ms,
+            offload_pauses=record.offload_pauses,
+            offload_through=(
+                LedgerId(record.offload_through) if record.HasField("offload_through") else None
+            ),
             offload_pause=(
                 OffloadPause(since_ms=pause.since_ms, cause=pause.cause)
                 if pause is not None

@@ -69,6 +69,8 @@ class ManifestHead:
     policy: Policy = Policy()
     policy_changed_ms: int = 0
     offload_pause: OffloadPause | None = None
+    offload_pauses: int = 0
+    offload_through: LedgerId | None = None
     trimmed_through: LedgerId = NO_LEDGER
     trimmed_last: EntryId | None = None
     """The last entry of that ledger; -1: it was empty; None: no generation had its end."""
@@ -137,6 +139,8 @@ def head_of(
         policy=stream.policy,
         policy_changed_ms=_changed_ms(stream, before),
         offload_pause=stream.offload_pause,
+        offload_pauses=stream.offload_pauses,
+        offload_through=stream.offload_through,
         trimmed_through=through,
         trimmed_last=_trimmed_last(through, before, kept or {}, stream.trimmed_end),
         ledger_id_max=max(
@@ -261,6 +265,13 @@ def _head_newer(head: ManifestHead, stream: Stream) -> Iterator[str]:
         yield "the stream lives, and the manifest says that it is being deleted"
     if head.policy != stream.policy and stream.policy_changed_ms < head.policy_changed_ms:
         yield "the stream's own policy is one from before the manifest's"
+    # One that was ended since has its number in the metadata.
+    ended = stream.offload_pause is not None or stream.offload_pauses >= head.offload_pauses
+    if head.offload_pause is not None and not ended:
+        yield "the stream was paused since, as the manifest says"
+    wish, known = head.offload_through, stream.offload_through
+    if wish is not None and (known is None or known < wish):
+        yield f"the wish that ledgers up to {wish} be offloaded is in the manifest alone"
 
 
 def _ledgers_newer(

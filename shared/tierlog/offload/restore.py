@@ -459,6 +459,8 @@ def restored_stream(plan: StreamPlan) -> RestoredStream:
         policy_changed_ms=head.policy_changed_ms,
         partitions=head.partitions,
         offload_pause=head.offload_pause,
+        offload_pauses=head.offload_pauses,
+        offload_through=head.offload_through,
         trimmed_end=head.trimmed_end,
     )
     return RestoredStream(

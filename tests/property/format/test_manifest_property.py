@@ -38,6 +38,8 @@ heads = st.builds(
     offload_pause=st.none() | st.builds(OffloadPause, since_ms=naturals, cause=texts),
     trimmed_through=st.just(LedgerId(-1)) | ids.map(LedgerId),
     policy_changed_ms=naturals,
+    offload_pauses=naturals,
+    offload_through=st.none() | ids.map(LedgerId),
     trimmed_last=st.none() | st.integers(-1, LEDGER_ID_MAX).map(EntryId),
     ledger_id_max=st.just(LedgerId(-1)) | ids.map(LedgerId),
 )

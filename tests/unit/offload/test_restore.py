@@ -128,6 +128,8 @@ async def grown() -> Site:
     catalog = site.world.catalog()
     await catalog.policies.set_level("ns", Policy(deletion_lag_ms=-1))
     await catalog.streams.create(OTHER, raw=True)
+    await catalog.streams.pause_offload(OTHER)
+    await catalog.streams.want_offloaded(OTHER, LedgerId(7))
     await catalog.streams.create(StreamName("parts"), partitions=2)
     for seed in range(3):
         await site.copied(claimed, entries(seed))

@@ -128,6 +128,8 @@ class ManifestHead(_message.Message):
     OFFLOAD_PAUSE_FIELD_NUMBER: _builtins.int
     TRIMMED_LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
     POLICY_CHANGED_MS_FIELD_NUMBER: _builtins.int
+    OFFLOAD_THROUGH_FIELD_NUMBER: _builtins.int
+    OFFLOAD_PAUSES_FIELD_NUMBER: _builtins.int
     stream: _builtins.str
     incarnation: _builtins.bytes
     lifecycle: _metadata_pb2.StreamLifecycle.ValueType
@@ -146,6 +148,10 @@ class ManifestHead(_message.Message):
     trimmed_last_entry_id: _builtins.int
     """Of the ledger that trimmed_through names; -1: it was empty; absent: no generation had its end."""
     policy_changed_ms: _builtins.int
+    """As of StreamRecord."""
+    offload_through: _builtins.int
+    """As of StreamRecord; absent: nobody wished any."""
+    offload_pauses: _builtins.int
     """As of StreamRecord."""
     @_builtins.property
     def policy(self) -> _metadata_pb2.PolicyRecord: ...
@@ -170,17 +176,23 @@ class ManifestHead(_message.Message):
         offload_pause: _metadata_pb2.OffloadPause | None = ...,
         trimmed_last_entry_id: _builtins.int | None = ...,
         policy_changed_ms: _builtins.int = ...,
+        offload_through: _builtins.int | None = ...,
+        offload_pauses: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_trimmed_last_entry_id", b"_trimmed_last_entry_id", "offload_pause", b"offload_pause", "policy", b"policy", "trimmed_last_entry_id", b"trimmed_last_entry_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_last_entry_id", b"_trimmed_last_entry_id", "offload_pause", b"offload_pause", "offload_through", b"offload_through", "policy", b"policy", "trimmed_last_entry_id", b"trimmed_last_entry_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_trimmed_last_entry_id", b"_trimmed_last_entry_id", "attributes", b"attributes", "created_ms", b"created_ms", "incarnation", b"incarnation", "ledger_id_max", b"ledger_id_max", "lifecycle", b"lifecycle", "offload_pause", b"offload_pause", "owner_epoch", b"owner_epoch", "partitions", b"partitions", "policy", b"policy", "policy_changed_ms", b"policy_changed_ms", "raw", b"raw", "stream", b"stream", "trimmed_last_entry_id", b"trimmed_last_entry_id", "trimmed_through", b"trimmed_through"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause", "_offload_through", b"_offload_through", "_trimmed_last_entry_id", b"_trimmed_last_entry_id", "attributes", b"attributes", "created_ms", b"created_ms", "incarnation", b"incarnation", "ledger_id_max", b"ledger_id_max", "lifecycle", b"lifecycle", "offload_pause", b"offload_pause", "offload_pauses", b"offload_pauses", "offload_through", b"offload_through", "owner_epoch", b"owner_epoch", "partitions", b"partitions", "policy", b"policy", "policy_changed_ms", b"policy_changed_ms", "raw", b"raw", "stream", b"stream", "trimmed_last_entry_id", b"trimmed_last_entry_id", "trimmed_through", b"trimmed_through"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__offload_pause: _TypeAlias = _typing.Literal["offload_pause"]  # noqa: Y015
     _WhichOneofArgType__offload_pause: _TypeAlias = _typing.Literal["_offload_pause", b"_offload_pause"]  # noqa: Y015
+    _WhichOneofReturnType__offload_through: _TypeAlias = _typing.Literal["offload_through"]  # noqa: Y015
+    _WhichOneofArgType__offload_through: _TypeAlias = _typing.Literal["_offload_through", b"_offload_through"]  # noqa: Y015
     _WhichOneofReturnType__trimmed_last_entry_id: _TypeAlias = _typing.Literal["trimmed_last_entry_id"]  # noqa: Y015
     _WhichOneofArgType__trimmed_last_entry_id: _TypeAlias = _typing.Literal["_trimmed_last_entry_id", b"_trimmed_last_entry_id"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_pause) -> _WhichOneofReturnType__offload_pause | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_through) -> _WhichOneofReturnType__offload_through | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trimmed_last_entry_id) -> _WhichOneofReturnType__trimmed_last_entry_id | None: ...
 
