@@ -48,6 +48,7 @@ from tierlog.model.manifest import (
     copy_of,
     head_calls_for_write,
     head_of,
+    levels_older,
     older_than_manifest,
 )
 from tierlog.model.offload import OffloadContext
@@ -475,9 +476,10 @@ class BucketManifests:
         levels = await self._catalog.policies.levels()
         manifest = ClusterManifest(cluster=cluster, levels=levels)
         generation, written = known
-        if written is not None and levels.is_older(written.levels):
+        older = levels_older(written, levels)
+        if older is not None:
             # Of these no manifest is written, nor is anything deleted by them.
-            self._stop_all("policies of the cluster or of namespaces")
+            self._stop_all(older)
             self._cluster = known
             return
         self._compared, self._all_stopped = True, None
@@ -521,8 +523,7 @@ class BucketManifests:
             self._known.pop(name)
         self._stop(name, UNREAD, f"{cause} ({error.message})" if error is not None else cause)
 
-    def _stop_all(self, what: str) -> None:
-        cause = f"{what} that the cluster's manifest has were changed later"
+    def _stop_all(self, cause: str) -> None:
         if self._all_stopped != (RESTORED, cause):
             self._all_stopped = (RESTORED, cause)
             log.error(

@@ -109,7 +109,7 @@ class PolicyCatalog:
             if planned == before:
                 return before
             await self._check_streams(planned, namespace)
-            planned = planned.changed(self._clock.wall_ms())
+            planned = planned.changed(namespace, self._clock.wall_ms())
             data = records.encode_levels(planned)
             if found is None:
                 await self._store.create(paths.POLICIES, data)

@@ -76,6 +76,7 @@ def encode_levels(levels: PolicyLevels) -> bytes:
         cluster=policy_to_record(levels.cluster),
         namespaces={key: policy_to_record(one) for key, one in levels.namespaces.items()},
         changed_ms=levels.changed_ms,
+        level_changed_ms=levels.level_changed_ms,
     ).SerializeToString(deterministic=True)
 
 
@@ -92,6 +93,7 @@ def decode_levels(data: Buffer) -> PolicyLevels:
                 for key, one in record.namespaces.items()
             },
             changed_ms=record.changed_ms,
+            level_changed_ms=dict(record.level_changed_ms),
         ),
     )
 

@@ -244,6 +244,12 @@ def older_than_manifest(
     return next(chain(found, _attempts_newer(kept, contexts)), None)
 
 
+def levels_older(written: ClusterManifest | None, levels: PolicyLevels) -> str | None:
+    """Say which policies, read after the cluster's manifest, are older; None: none are."""
+    found = levels.older_than(written.levels) if written is not None else None
+    return None if found is None else f"by the cluster's manifest {found}"
+
+
 def attributes_older(head: ManifestHead | None, record: AttributesRecord | None) -> str | None:
     """Say that a record of attributes is older than the one that a manifest names; None: not so.
 
@@ -264,7 +270,8 @@ def _head_newer(head: ManifestHead, stream: Stream) -> Iterator[str]:
     if head.lifecycle is StreamLifecycle.DELETING and stream.lifecycle is StreamLifecycle.ACTIVE:
         yield "the stream lives, and the manifest says that it is being deleted"
     if head.policy != stream.policy and stream.policy_changed_ms < head.policy_changed_ms:
-        yield "the stream's own policy is one from before the manifest's"
+        there_ms, here_ms = head.policy_changed_ms, stream.policy_changed_ms
+        yield f"the stream's own policy was changed at {there_ms} there, and at {here_ms} here"
     # One that was ended since has its number in the metadata.
     ended = stream.offload_pause is not None or stream.offload_pauses >= head.offload_pauses
     if head.offload_pause is not None and not ended:

@@ -208,6 +208,8 @@ LEFT_TO_SETTINGS: Final = {"data_sha256": "s3.data_sha256", "read_back": "s3.rea
 """Which settings of a process say what no level does."""
 assert all(getattr(CLUSTER_DEFAULT, name) is None for name in LEFT_TO_SETTINGS)
 
+FORMER_NAMESPACES_MAX: Final = 200
+"""Of so many namespaces that say nothing any more it is known when they last said something."""
 NAMESPACES_MAX: Final = 2000
 """Namespaces with thresholds of their own: they share one node of the metadata store."""
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,126}", re.ASCII)
@@ -218,19 +220,34 @@ class PolicyLevels:
     """What is said above all streams.
 
     ``changed_ms``: of two that say something else the newer one's is higher. It says nothing.
+    ``level_changed_ms``: of each level by itself, by namespace; "": the cluster's.
     """
 
     cluster: Policy = Policy()
     namespaces: Mapping[str, Policy] = field(default_factory=dict)
     changed_ms: int = field(default=0, compare=False)
+    level_changed_ms: Mapping[str, int] = field(default_factory=dict, compare=False)
 
-    def changed(self, now_ms: int) -> Self:
-        """Return the levels as changed now, whatever the clock said at the change before."""
-        return replace(self, changed_ms=max(now_ms, self.changed_ms + 1))
+    def changed(self, namespace: str | None, now_ms: int) -> Self:
+        """Return the levels as one was changed now, whatever the clock said at changes before."""
+        at_ms = max(now_ms, self.changed_ms + 1)
+        stamps = {**self.level_changed_ms, namespace or "": at_ms}
+        former = [one for one in stamps if one and one not in self.namespaces]
+        for one in sorted(former, key=stamps.__getitem__)[:-FORMER_NAMESPACES_MAX]:
+            del stamps[one]
+        return replace(self, changed_ms=at_ms, level_changed_ms=stamps)
 
-    def is_older(self, other: Self) -> bool:
-        """Tell whether these levels say what was said before the other ones."""
-        return self != other and self.changed_ms < other.changed_ms
+    def older_than(self, other: Self) -> str | None:
+        """Say which level says what was said before the other ones; None: none does.
+
+        A level that was changed since makes no other one newer.
+        """
+        for one in sorted({"", *self.namespaces, *other.namespaces}):
+            at_ms, there_ms = (each.level_changed_ms.get(one, 0) for each in (self, other))
+            if at_ms < there_ms and self.level(one or None) != other.level(one or None):
+                what = f"namespace {one}" if one else "the cluster"
+                return f"the policy of {what} was changed at {there_ms} there, and at {at_ms} here"
+        return None
 
     def effective(self, name: StreamName, own: Policy) -> Policy:
         """Return what holds for a stream that says ``own``, every value that has a default set.

@@ -22,6 +22,7 @@ from tierlog.model.ids import StreamName
 from tierlog.model.policy import (
     BOUNDS,
     CLUSTER_DEFAULT,
+    FORMER_NAMESPACES_MAX,
     NAMESPACES_MAX,
     NEVER,
     NO_LEVELS,
@@ -275,6 +276,22 @@ def test_bounds_of_the_levels_themselves():
     with pytest.raises(RefusedError):
         full.with_level("one-more", Policy(block_size=2**23))
     assert full.with_level("n7", Policy()).namespaces.keys() == full.namespaces.keys() - {"n7"}
+
+
+def test_when_levels_were_changed_is_kept_and_of_former_namespaces_for_the_newest_alone():
+    levels = NO_LEVELS
+    for number in range(FORMER_NAMESPACES_MAX + 5):
+        name = f"n{number}"
+        levels = levels.with_level(name, Policy(block_size=2**23)).changed(name, 7)
+        levels = levels.with_level(name, Policy()).changed(name, 7)
+    levels = levels.with_level("here", Policy(block_size=2**23)).changed("here", 7)
+    levels = levels.with_level(None, Policy(block_size=2**23)).changed(None, 7)
+    stamps = levels.level_changed_ms
+    assert {"", "here", f"n{FORMER_NAMESPACES_MAX + 4}"} < stamps.keys()
+    assert len(stamps) == FORMER_NAMESPACES_MAX + 2
+    assert max(stamps.values()) == stamps[""] == levels.changed_ms
+    again = records.decode_levels(records.encode_levels(levels))
+    assert (again, again.changed_ms, again.level_changed_ms) == (levels, levels.changed_ms, stamps)
 
 
 def test_whoever_follows_the_levels_is_told_of_changes_below_that_matter():

@@ -101,9 +101,11 @@ def test_neither_does_a_retention_that_a_stream_itself_had_before():
     async def main():
         world = World()
         catalog = world.catalog()
-        claimed = await world.stream(policy=SHORT)
+        claimed = await world.stream()
         ledgers = [await offloaded(world, claimed) for _ in range(3)]
+        await catalog.streams.set_policy(STREAM, SHORT)
         before = backup(world.metadata)
+        world.clock.jump_wall(-3600)
         await catalog.streams.set_policy(STREAM, LONG)
         await leading(world, Leader(world))
         restore(world.metadata, before)
@@ -118,6 +120,73 @@ def test_neither_does_a_retention_that_a_stream_itself_had_before():
         await catalog.streams.set_policy(STREAM, LONG)
         await found.run_pass()
         assert leader.gate.stopped(STREAM) is None
+        assert await listed(world) == ledgers
+
+    run_virtual(main())
+
+
+def test_what_another_level_says_now_makes_an_older_one_no_newer():
+    """Whoever sets it may know nothing of the backup."""
+
+    async def main():
+        world = World()
+        ledgers = await kept_for_longer(world)
+        world.clock.jump_wall(2 * 3600)
+        await world.catalog().policies.set_level("other", Policy(block_size=2**23))
+        for _ in range(2):
+            leader = Leader(world)
+            found = await leading(world, leader)
+            await found.run_pass()
+            assert await listed(world) == ledgers
+            assert leader.gate.stopped(STREAM).startswith(
+                f"{RESTORED}: by the cluster's manifest the policy of the cluster"
+            )
+        assert await levels_in_bucket(world) == LONG
+
+    run_virtual(main())
+
+
+def test_nor_is_a_namespace_older_that_says_nothing_any_more():
+    async def main():
+        world = World()
+        catalog = world.catalog()
+        await world.stream()
+        await catalog.policies.set_level("gone", SHORT)
+        before = backup(world.metadata)
+        await leading(world, Leader(world))
+        await catalog.policies.set_level("gone", Policy())
+        leader = Leader(world)
+        await leading(world, leader)
+        assert leader.gate.stopped(STREAM) is None
+        # By what it said before, it is.
+        restore(world.metadata, before)
+        leader = Leader(world)
+        await leading(world, leader)
+        assert leader.gate.stopped(STREAM).startswith(
+            f"{RESTORED}: by the cluster's manifest the policy of namespace gone"
+        )
+
+    run_virtual(main())
+
+
+def test_what_was_said_again_is_newer_than_what_was_said_in_between():
+    async def main():
+        world = World()
+        catalog = world.catalog()
+        await catalog.nodes.ensure_cluster()
+        claimed = await world.stream()
+        ledgers = [await offloaded(world, claimed) for _ in range(3)]
+        await catalog.policies.set_level(None, LONG)
+        leader = Leader(world)
+        found = await leading(world, leader)
+        await catalog.policies.set_level(None, SHORT)
+        before = backup(world.metadata)
+        await catalog.policies.set_level(None, LONG)
+        await found.run_pass()
+        restore(world.metadata, before)
+        leader = Leader(world)
+        await leading(world, leader)
+        assert leader.gate.stopped(STREAM).startswith(RESTORED)
         assert await listed(world) == ledgers
 
     run_virtual(main())

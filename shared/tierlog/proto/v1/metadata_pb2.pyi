@@ -224,10 +224,31 @@ class PolicyLevelsRecord(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LevelChangedMsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
     CHANGED_MS_FIELD_NUMBER: _builtins.int
+    LEVEL_CHANGED_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     changed_ms: _builtins.int
     """Of two that say something else the newer one's is higher: by the wall clock, and more than that
@@ -237,6 +258,10 @@ class PolicyLevelsRecord(_message.Message):
     def cluster(self) -> Global___PolicyRecord: ...
     @_builtins.property
     def namespaces(self) -> _containers.MessageMap[_builtins.str, Global___PolicyRecord]: ...
+    @_builtins.property
+    def level_changed_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Of each level by itself: by namespace, also of those that say nothing any more; "": the cluster."""
+
     def __init__(
         self,
         *,
@@ -244,10 +269,11 @@ class PolicyLevelsRecord(_message.Message):
         cluster: Global___PolicyRecord | None = ...,
         namespaces: _abc.Mapping[_builtins.str, Global___PolicyRecord] | None = ...,
         changed_ms: _builtins.int = ...,
+        level_changed_ms: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_ms", b"changed_ms", "cluster", b"cluster", "namespaces", b"namespaces", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_ms", b"changed_ms", "cluster", b"cluster", "level_changed_ms", b"level_changed_ms", "namespaces", b"namespaces", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
