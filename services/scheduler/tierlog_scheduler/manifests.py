@@ -146,6 +146,8 @@ class BucketManifests:
         self._store = store
         self._catalog = catalog
         self._cluster: tuple[int, ClusterManifest | None] | None = None
+        # It is not in the bucket any more.
+        self._cluster_gone = False
         # Why nothing of any stream is deleted; whether this term compared the policies.
         self._all_stopped: tuple[str, str] | None = None
         self._compared = False
@@ -162,7 +164,7 @@ class BucketManifests:
 
     def begin_term(self) -> None:
         self._cluster = self._all_stopped = None
-        self._compared = False
+        self._compared = self._cluster_gone = False
         self._known.clear()
         self._stopped.clear()
         self._differing.clear()
@@ -442,12 +444,15 @@ class BucketManifests:
             self._stop(name, UNREAD, "the bucket has no more what the manifest is made of")
 
     async def record_cluster(self, *, compare: bool = False) -> None:
+        # By older policies none is written: that it is gone can wait, and what it said is kept.
+        older = self._all_stopped is not None and self._all_stopped[0] == RESTORED
         try:
-            if compare:
+            if compare or (self._cluster_gone and not older):
                 await self._compare_cluster()
             await self._record_cluster()
         except TierlogError as error:
-            self._cluster = None
+            if not (self._cluster_gone or older):
+                self._cluster = None
             log.warning("manifest.cluster_failed", cause=str(error))
             if not self._compared and self._all_stopped is None:
                 self._all_stopped = (UNREAD, f"the cluster's manifest: {error}")
@@ -458,11 +463,12 @@ class BucketManifests:
         if manifest is None:
             return
         newest = await self._store.newest_of_cluster(manifest.cluster.cluster_id)
-        if newest > generation:
-            self._cluster = None
-        elif newest < generation:
+        if newest < generation:
+            # What it said is known, and stops what is older as before.
             log.error("manifest.cluster_gone", generation=generation)
-            self._cluster = (generation, None)
+            self._cluster_gone = True
+        elif newest > generation or self._cluster_gone:
+            self._cluster, self._cluster_gone = None, False
 
     async def _record_cluster(self) -> None:
         known = self._cluster
@@ -484,9 +490,11 @@ class BucketManifests:
             return
         self._compared, self._all_stopped = True, None
         # What they say may be as before, and be said later.
-        if manifest != written or levels.changed_ms > written.levels.changed_ms:
+        changed = manifest != written or levels.changed_ms > written.levels.changed_ms
+        if changed or self._cluster_gone:
             generation += 1
             await self._store.write_cluster(generation, manifest)
+            self._cluster_gone = False
         self._cluster = (generation, manifest)
 
     async def _known_cluster(self, cluster_id: UUID) -> tuple[int, ClusterManifest | None]:

@@ -21,7 +21,8 @@ from tests.unit.scheduler.manifests_kit import (
     store_of,
 )
 from tests.unit.scheduler.test_scheduler import scheduler
-from tierlog.adapters.memory.faults import no_faults
+from tierlog.adapters.memory.faults import Outcome, no_faults
+from tierlog.format.manifest import cluster_key
 from tierlog.model.ids import LedgerId
 from tierlog.model.policy import NEVER, Policy
 from tierlog_scheduler.manifests import RESTORED, UNREAD
@@ -237,6 +238,68 @@ def test_a_leader_that_can_not_compare_trims_nothing_until_it_can():
         await found.run_pass()
         assert leader.gate.stopped(STREAM).startswith(RESTORED)
         assert await listed(world) == ledgers
+        # What one term has compared says nothing of the next.
+        await world.catalog().policies.set_level(None, LONG)
+        await found.run_pass()
+        assert leader.gate.stopped(STREAM) is None
+        leader.gate._store.cluster = unread
+        await found.begin()
+        await found.run_pass()
+        assert leader.gate.stopped(STREAM).startswith(UNREAD)
+
+    run_virtual(main())
+
+
+def test_what_the_cluster_s_manifest_said_is_not_forgotten_when_it_is_gone():
+    async def main():
+        world, given = World(), no_faults()
+        ledgers = await kept_for_longer(world)
+        leader = Leader(world, given)
+        found = await leading(world, leader)
+        cluster = await world.catalog().nodes.ensure_cluster()
+        store = store_of(world)
+        for compare in (False, True):
+            given.outages = {"metadata.get"}
+            await leader.gate.record_cluster()
+            given.outages = set()
+            world.bucket.objects.pop(cluster_key("", cluster.cluster_id, 1), None)
+            await leader.gate.record_cluster(compare=compare)
+        for _ in range(2):
+            await found.run_pass()
+        assert leader.gate.stopped(STREAM).startswith(RESTORED)
+        assert await listed(world) == ledgers
+        assert await store.newest_of_cluster(cluster.cluster_id) == 0
+        await world.catalog().policies.set_level(None, LONG)
+        given.next("objects.put", Outcome.REQUEST_LOST)
+        for _ in range(2):
+            await leader.gate.record_cluster()
+        assert await store.newest_of_cluster(cluster.cluster_id) == 2
+        assert await levels_in_bucket(world) == LONG
+        assert leader.gate.stopped(STREAM) is None
+
+    run_virtual(main())
+
+
+def test_one_that_another_leader_wrote_behind_a_gap_is_read():
+    async def main():
+        world, given = World(), no_faults()
+        await kept_for_longer(world)
+        leader, store = Leader(world, given), store_of(world)
+        cluster = await world.catalog().nodes.ensure_cluster()
+        await leader.gate.record_cluster()
+        world.clock.jump_wall(2 * 3600)
+        await world.catalog().policies.set_level(None, LONG)
+        await leader.gate.record_cluster()
+        del world.bucket.objects[cluster_key("", cluster.cluster_id, 2)]
+        given.next("objects.put", Outcome.REQUEST_LOST)
+        await leader.gate.record_cluster(compare=True)
+        await world.catalog().policies.set_level(None, SHORT)
+        await Leader(world).gate.record_cluster()
+        # Of the number that was lost, and another.
+        assert await store.newest_of_cluster(cluster.cluster_id) == 2
+        for _ in range(2):
+            await leader.gate.record_cluster()
+        assert await store.newest_of_cluster(cluster.cluster_id) == 2
 
     run_virtual(main())
 
