@@ -9,8 +9,9 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from tierlog.catalog import Catalog
+from tierlog.model.errors import CorruptError
 from tierlog.model.ids import stream_name
-from tierlog.model.manifest import NO_LEDGER, copy_of, older_than_manifest
+from tierlog.model.manifest import NO_LEDGER, copy_of, levels_older, older_than_manifest
 from tierlog.offload.manifests import KnownManifest, ManifestStore
 
 
@@ -83,4 +84,17 @@ class ManifestsApi:
             older = older_than_manifest(
                 known.head, known.ledgers, snapshot.stream, snapshot.ledgers, contexts
             )
+        older = older or await self._policies_older()
         return ManifestAnswer.of(known, waiting=waiting, older=older)
+
+    async def _policies_older(self) -> str | None:
+        """Say in what the policies above streams are older: nothing of any stream is deleted."""
+        cluster = await self._catalog.nodes.cluster()
+        if cluster is None:
+            return None
+        try:
+            _, written = await self._manifests.cluster(cluster.cluster_id)
+        except CorruptError:
+            # The next leader writes another one.
+            return None
+        return levels_older(written, await self._catalog.policies.levels())

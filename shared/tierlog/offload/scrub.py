@@ -49,7 +49,7 @@ from tierlog.offload.manifests import KnownManifest, ManifestStore
 from tierlog.offload.repair import Repairer
 from tierlog.offload.scrub_copies import CopyLook
 from tierlog.offload.scrub_crew import Crew, Merger, NamesAlone, StreamLook
-from tierlog.offload.scrub_manifests import ManifestLook
+from tierlog.offload.scrub_manifests import ManifestLook, stopped_by
 from tierlog.ports.clock import Clock
 from tierlog.ports.objects import ObjectInfo, ObjectStore, OpenUpload
 from tierlog.ports.spending import Cause, spending
@@ -324,7 +324,7 @@ class _Run:
             return
         if finding is not None:
             self._report.add(finding)
-            self._stop(f"manifests below {finding.key} are missing")
+            self._stop(stopped_by(finding))
 
     def _unread_manifest(self, error: TierlogError, what: str, stream: str = "") -> None:
         if isinstance(error, CorruptError | RefusedError):

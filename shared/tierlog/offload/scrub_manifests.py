@@ -1,8 +1,8 @@
 """What manifests speak for: copies that one names, or should name, and the cluster's own.
 
-Owns the second look before one is told to be missing, and what names an attempt as of now. Does not
-own manifests that are there and can't be read, nor what is done about a finding
-(``tierlog.offload.scrub``).
+Owns the second look before one is told to be missing, whether policies above streams are older,
+and what names an attempt as of now. Does not own manifests that are there and can't be read, nor
+what is done about a finding (``tierlog.offload.scrub``).
 
 Invariants:
     * What only manifests of a stream name whose deletion was accepted, and which is gone from the
@@ -27,7 +27,7 @@ from tierlog.catalog import Catalog
 from tierlog.format.manifest import clusters_folder, manifest_folder
 from tierlog.model.errors import Reason, RefusedError, RetryableError, TierlogError
 from tierlog.model.ids import LedgerId, StreamName
-from tierlog.model.manifest import copy_of
+from tierlog.model.manifest import copy_of, levels_older
 from tierlog.model.offload import OffloadContext
 from tierlog.model.scrub import Finding, FindingKind
 from tierlog.model.stream import ListedLedger, Stream, StreamLifecycle
@@ -43,6 +43,13 @@ REMEDY: Final = (
     "Find out what deleted it. The scheduler that leads writes it anew in its slow round "
     "(TIERLOG_SCHEDULER__REREAD_S); a restart makes the next leader do so at once"
 )
+
+
+def stopped_by(finding: Finding) -> str:
+    """Return why nothing is deleted beside such a finding."""
+    if finding.kind is FindingKind.METADATA_OLDER:
+        return f"the metadata are older than the bucket: {finding.cause}"
+    return f"manifests below {finding.key} are missing"
 
 
 class ManifestLook:
@@ -64,6 +71,7 @@ class ManifestLook:
         self._streams = catalog.streams
         self._ledgers = catalog.ledgers
         self._scrubs = catalog.scrubs
+        self._policies = catalog.policies
         self._cluster_id = cluster_id
         self._prefix = key_prefix
         self._clock = clock
@@ -227,11 +235,16 @@ class ManifestLook:
             f"{self._next_id} when they were listed",
         )
 
-    async def cluster(self) -> None:
-        """Read the cluster's own manifest, which a restore begins with; not there: not yet."""
+    async def cluster(self) -> Finding | None:
+        """Read the cluster's own manifest, which a restore begins with; not there: not yet.
+
+        Say so where the policies above streams, read after it, are older.
+        """
         await self._pay(0)
-        generation, _ = await self._manifests.cluster(self._cluster_id)
+        generation, written = await self._manifests.cluster(self._cluster_id)
         self._no_cluster = not generation
+        older = levels_older(written, await self._policies.levels())
+        return Finding(kind=FindingKind.METADATA_OLDER, cause=older) if older is not None else None
 
     async def no_cluster(
         self,

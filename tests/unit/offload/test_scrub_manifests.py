@@ -32,6 +32,9 @@ from tierlog.format import paths
 from tierlog.format.manifest import cluster_key
 from tierlog.model.errors import IndeterminateError, RetryableError
 from tierlog.model.ids import StreamName
+from tierlog.model.manifest import ClusterManifest
+from tierlog.model.node import Cluster
+from tierlog.model.policy import Policy
 from tierlog.model.scrub import Finding, ScrubReport, ScrubWish
 from tierlog.offload.scrub_manifests import ManifestLook
 from tierlog_scheduler.manifests import BucketManifests
@@ -99,6 +102,29 @@ def test_a_copy_that_a_leader_is_about_to_name_is_not_missed() -> None:
         assert kinds(await scrub(world)) == ["manifest-unreadable"]
         report = await scrub_with(world, lambda: trim(world, max(world.ledgers)))
         assert (kinds(report), report.deletions_stopped) == ([], "")
+
+    run_virtual(main())
+
+
+def test_policies_of_old_metadata_are_told_and_nothing_is_deleted() -> None:
+    async def main() -> None:
+        world, _ = await offloaded()
+        orphan = await plant(world, 5)
+        world.clock.advance(SAFETY_S + 1)
+        before = backup(world.metadata)
+        await world.catalog().policies.set_level("ns", Policy(offload_time_ms=3))
+        levels = await world.catalog().policies.levels()
+        cluster = Cluster(cluster_id=CLUSTER, created_ms=1)
+        await world.manifests().write_cluster(2, ClusterManifest(cluster=cluster, levels=levels))
+        now = backup(world.metadata)
+        restore(world.metadata, before)
+        report = await scrub(world, BOTH)
+        assert kinds(report) == ["metadata-older", "orphan-objects"]
+        assert "the policy of namespace ns was changed at" in report.deletions_stopped
+        assert orphan in world.bucket.objects
+        restore(world.metadata, now)
+        assert kinds(await scrub(world, BOTH)) == ["orphan-objects"]
+        assert orphan not in world.bucket.objects
 
     run_virtual(main())
 

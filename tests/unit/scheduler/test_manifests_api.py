@@ -6,6 +6,8 @@ from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.manifests_kit import Leader, backup, offloaded, restore
 from tests.unit.scheduler.test_api import ask
 from tests.unit.scheduler.test_attempts_api import served
+from tierlog.format.manifest import cluster_key
+from tierlog.model.policy import Policy
 
 
 @pytest.fixture
@@ -40,3 +42,21 @@ async def test_it_says_in_what_the_metadata_are_older(world):
     async with served(world) as session:
         shown = await ask(session, "GET", f"/v1/streams/{STREAM}/manifest")
     assert f"ledger {ledger_id} is named" in shown["deletions_stopped"]
+
+
+async def test_it_says_so_of_policies_above_the_stream_too(world):
+    await world.stream()
+    cluster = await world.catalog().nodes.ensure_cluster()
+    kept = backup(world.metadata)
+    await world.catalog().policies.set_level(None, Policy(retention_time_ms=5))
+    leader = Leader(world)
+    await leader.gate.record_cluster()
+    await leader.visit()
+    path = f"/v1/streams/{STREAM}/manifest"
+    async with served(world) as session:
+        assert (await ask(session, "GET", path))["deletions_stopped"] is None
+        restore(world.metadata, kept)
+        shown = await ask(session, "GET", path)
+        assert shown["deletions_stopped"].startswith("by the cluster's manifest the policy of")
+        world.bucket.damage(cluster_key("", cluster.cluster_id, 1), 30)
+        assert (await ask(session, "GET", path))["deletions_stopped"] is None
