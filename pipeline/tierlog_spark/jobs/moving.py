@@ -507,14 +507,14 @@ async def copy_cluster(
 def _check_levels(source: ClusterManifest, target: ClusterManifest, *, restores: bool) -> None:
     """Refuse to have older policies in a newer one's place, and to call them restored."""
     by_scheduler = "Where ZooKeeper lives, let its scheduler write a newer one, and run this again"
-    if restores and target.levels.is_older(source.levels):
+    if restores and target.levels.older_than(source.levels):
         raise RefusedError(
             "the bucket's manifest has policies of the cluster or of namespaces from before the "
             "backup's: by them a restore of metadata would trim",
             remedy=f"{by_scheduler}; where it is lost, move what lies below the cluster's folder "
             "away, and run this again: the backup's comes back then",
         )
-    if not restores and source.levels.is_older(target.levels):
+    if not restores and source.levels.older_than(target.levels):
         raise RefusedError(
             "the target's manifest has policies of the cluster or of namespaces that were changed "
             "later than the source's: that one is older, or each went on by itself",

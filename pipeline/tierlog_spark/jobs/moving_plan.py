@@ -11,7 +11,7 @@ from uuid import UUID
 from tierlog.format.manifest import keep, unkeep
 from tierlog.model.attribute_record import KeptRoot
 from tierlog.model.ids import LedgerId, StreamName
-from tierlog.model.manifest import KeptLedger, ManifestHead, has_older_policy
+from tierlog.model.manifest import KeptLedger, ManifestHead, said_older
 from tierlog.model.partitions import whole_of
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.manifests import KnownManifest
@@ -148,8 +148,8 @@ def older_sources(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
                 f"the target's manifest names copies of {len(ledgers)} ledgers, the first "
                 f"{ledgers[0]}, that the source's does not name, and did not trim"
             )
-        elif has_older_policy(source, target):
-            what = "the target's manifest has a policy that was changed later than the source's"
+        elif (older := said_older(source, target)) is not None:
+            what = f"by the target's manifest {older}"
         else:
             continue
         found[pair.name] = (
@@ -176,8 +176,8 @@ def older_targets(pairs: Iterable[StreamPair]) -> dict[Incarnation, str]:
                 f"does not name the copies of {len(lacks)} ledgers, the first {lacks[0]}, that the "
                 "backup's names: by it no restore of metadata brings them back"
             )
-        elif has_older_policy(target.head, source.head):
-            what = "has a policy from before the backup's: by it a restore of metadata would trim"
+        elif (older := said_older(target.head, source.head)) is not None:
+            what = f"has what was said before: by the backup's {older}. A restore would trim by it"
         else:
             continue
         found[pair.name] = f"the bucket's manifest {what}. {_BY_SCHEDULER}; where it is lost, " + (

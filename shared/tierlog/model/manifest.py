@@ -150,11 +150,6 @@ def head_of(
     )
 
 
-def has_older_policy(head: ManifestHead, other: ManifestHead) -> bool:
-    """Tell whether a stream's own policy is one from before that of another manifest."""
-    return head.policy != other.policy and head.policy_changed_ms < other.policy_changed_ms
-
-
 def _changed_ms(stream: Stream, before: ManifestHead | None) -> int:
     """Return when the policy was changed; a release that does not know that forgets it."""
     same = before is not None and before.policy == stream.policy
@@ -269,14 +264,23 @@ def _head_newer(head: ManifestHead, stream: Stream) -> Iterator[str]:
         yield f"owner epoch {stream.owner_epoch} where the manifest has {head.owner_epoch}"
     if head.lifecycle is StreamLifecycle.DELETING and stream.lifecycle is StreamLifecycle.ACTIVE:
         yield "the stream lives, and the manifest says that it is being deleted"
-    if head.policy != stream.policy and stream.policy_changed_ms < head.policy_changed_ms:
-        there_ms, here_ms = head.policy_changed_ms, stream.policy_changed_ms
+    yield from _said_newer(head, stream)
+
+
+def said_older(said: Stream | ManifestHead, head: ManifestHead) -> str | None:
+    """Say what of a stream's policy, pause and wishes a manifest has of later; None: nothing."""
+    return next(_said_newer(head, said), None)
+
+
+def _said_newer(head: ManifestHead, said: Stream | ManifestHead) -> Iterator[str]:
+    if head.policy != said.policy and said.policy_changed_ms < head.policy_changed_ms:
+        there_ms, here_ms = head.policy_changed_ms, said.policy_changed_ms
         yield f"the stream's own policy was changed at {there_ms} there, and at {here_ms} here"
-    # One that was ended since has its number in the metadata.
-    ended = stream.offload_pause is not None or stream.offload_pauses >= head.offload_pauses
+    # One that was ended since has its number in what is newer.
+    ended = said.offload_pause is not None or said.offload_pauses >= head.offload_pauses
     if head.offload_pause is not None and not ended:
         yield "the stream was paused since, as the manifest says"
-    wish, known = head.offload_through, stream.offload_through
+    wish, known = head.offload_through, said.offload_through
     if wish is not None and (known is None or known < wish):
         yield f"the wish that ledgers up to {wish} be offloaded is in the manifest alone"
 

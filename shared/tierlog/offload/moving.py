@@ -42,7 +42,7 @@ from tierlog.model.manifest import (
     ManifestCopy,
     ManifestHead,
     ManifestLedger,
-    has_older_policy,
+    said_older,
 )
 from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.model.stream import StreamLifecycle
@@ -571,7 +571,7 @@ def is_older(
         other.owner_epoch > head.owner_epoch
         or other.trimmed_through > head.trimmed_through
         or (head.lifecycle is active and other.lifecycle is not active)
-        or has_older_policy(head, other)
+        or said_older(head, other) is not None
         or bool(not_named(others, head, ledgers))
     )
 

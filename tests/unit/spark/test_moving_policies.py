@@ -4,6 +4,7 @@ By them a restore of metadata would trim what has been meant to be kept since.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,9 @@ from tests.unit.spark.moving_kit import BACK, COPY, PREFIX, Buckets, begun
 from tests.unit.spark.test_moving_report import RUN, cluster_keys, open_here
 from tierlog.adapters.memory.objects import MemoryObjects
 from tierlog.format.manifest import is_manifest_key, unkeep
+from tierlog.model.ids import LedgerId
 from tierlog.model.policy import Policy
+from tierlog.model.stream import OffloadPause
 from tierlog.offload.manifests import KnownManifest
 from tierlog.runtime.settings import S3Settings
 from tierlog_spark.jobs import moving
@@ -43,6 +46,10 @@ def of_stream(buckets: Buckets, s3: S3Settings) -> KnownManifest:
 
 
 def set_policy(buckets: Buckets, changed_ms: int, policy: Policy = KEPT) -> None:
+    say(buckets, policy=policy, policy_changed_ms=changed_ms)
+
+
+def say(buckets: Buckets, **changed: Any) -> None:
     """Have the first bucket say of its stream what somebody changed."""
 
     async def main() -> None:
@@ -50,7 +57,7 @@ def set_policy(buckets: Buckets, changed_ms: int, policy: Policy = KEPT) -> None
         (name,) = await manifests.streams()
         known = await manifests.newest(*name)
         assert known.head is not None
-        head = replace(known.head, policy=policy, policy_changed_ms=changed_ms)
+        head = replace(known.head, **changed)
         await manifests.write(known, head, put={})
 
     run_virtual(main(), until_s=1000)
@@ -82,7 +89,7 @@ def set_levels(buckets: Buckets, changed_ms: int, policy: Policy = KEPT) -> None
         assert buckets.site.cluster is not None
         generation, known = await manifests.cluster(buckets.site.cluster.cluster_id)
         assert known is not None
-        levels = replace(known.levels, cluster=policy, changed_ms=changed_ms)
+        levels = replace(known.levels, cluster=policy, level_changed_ms={"": changed_ms})
         await manifests.write_cluster(generation + 1, replace(known, levels=levels))
 
     run_virtual(main(), until_s=1000)
@@ -110,12 +117,33 @@ def test_a_policy_that_was_changed_later_than_the_sources_stays_in_the_copy(monk
     assert (report.counts["failed"], report.counts["streams_failed"]) == (1, 1)
     (row,) = report.rows
     assert (row["stream"], row["outcome"]) == (STREAM, FAILED)
-    for words in ("a policy that was changed later", "let its scheduler write"):
+    for words in ("own policy was changed at 5 there", "let its scheduler write"):
         assert words in row["error"]
     # One that the source changed since is newer, whatever it says.
     set_policy(buckets, 6, Policy())
     assert moving.copy(RUN, COPY).counts["failed"] == 0
     assert policy_of(buckets, COPY.target) == Policy()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"offload_pause": OffloadPause(since_ms=1), "offload_pauses": 1}, "was paused since"),
+        ({"offload_through": LedgerId(7)}, "the wish that ledgers up to 7 be offloaded"),
+    ],
+)
+def test_a_pause_and_a_wish_that_came_later_than_the_sources_stay_in_the_copy(
+    monkeypatch, changed, words
+):
+    buckets = copied(monkeypatch)
+    say(buckets, **changed)
+    assert moving.copy(RUN, COPY).counts["failed"] == 0
+    lose_newest(buckets.site.world.bucket, "", cluster=False)
+    before = dict(buckets.other.objects)
+    report = moving.copy(RUN, COPY)
+    assert buckets.other.objects == before
+    (row,) = report.rows
+    assert words in row["error"]
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -132,7 +160,7 @@ def test_a_bucket_that_has_a_policy_from_before_the_backups_is_not_called_whole(
     assert bucket.objects == before
     assert (report.counts["there"], report.counts["failed"]) == (4, 1)
     (row,) = report.rows
-    for words in ("a policy from before the backup's", "*.manifest and *.part away"):
+    for words in ("own policy was changed at 5 there", "*.manifest and *.part away"):
         assert words in row["error"]
     pair = StreamPair(of_stream(buckets, COPY.target), of_stream(buckets, COPY.source))
     assert pair.target.head is not None
