@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from tests.contracts.bodies_suite import BODY, BodiesContract, answer
+from tests.contracts.bodies_suite import BODY, STAMP, BodiesContract, answer
 from tests.contracts.objects_suite import ObjectsContract
 from tests.unit.s3.scripted import Answer, ScriptedS3, error
 from tierlog.adapters.obstore import ObstoreReads, open_obstore
@@ -173,4 +173,14 @@ async def test_a_404_that_does_not_say_what_is_missing_is_no_missing_object():
         assert await reads.get_range("k", 0, len(BODY)) == BODY
         with pytest.raises(RetryableError, match="404"):
             await reads.get_range("k", 0, 10)
+    assert not server.script
+
+
+async def test_nor_is_one_that_the_store_has_itself_after_a_404_to_head():
+    there = Answer(206, {**STAMP, "Content-Range": "bytes 0-0/4"}, b"b")
+    script = [error(404, "404"), there, error(404, "404"), error(404, "NoSuchKey")]
+    async with ScriptedS3(*script) as server, TestObstoreBodies().opened(server) as reads:
+        with pytest.raises(RetryableError, match="404"):
+            await reads.head("k")
+        assert await reads.head("k") is None
     assert not server.script

@@ -447,8 +447,9 @@ class TestCompleting:
             await self.complete(error(404, "NoSuchUpload"), *found)
 
     async def test_an_upload_that_is_gone_without_an_object_is_refused(self):
+        gone = error(404, "404"), error(404, "NoSuchKey")
         with pytest.raises(NoSuchUploadError):
-            await self.complete(error(404, "NoSuchUpload"), error(404, "404"), Answer())
+            await self.complete(error(404, "NoSuchUpload"), *gone)
 
 
 def ranged(body: bytes, total: int, **more) -> Answer:
@@ -521,30 +522,6 @@ async def test_an_answer_that_does_not_say_its_length_is_asked_for_again_and_ret
         for read in (store.get, store.head):
             with pytest.raises(RetryableError, match="does not say its length"):
                 await read("k")
-
-
-async def test_head_of_a_missing_bucket_is_not_a_missing_object():
-    async with ScriptedS3(error(404, "404"), Answer()) as server, opened(server) as store:
-        assert await store.head("k") is None
-    async with (
-        ScriptedS3(error(404, "404"), error(404, "404")) as server,
-        opened(server) as store,
-    ):
-        with pytest.raises(RefusedError, match="no bucket"):
-            await store.head("k")
-
-
-@pytest.mark.parametrize("page", [b"", b"<html>There is no such service<br></html>"])
-async def test_neither_is_a_404_to_get_that_does_not_say_what_is_missing(page):
-    bare = Answer(404, None, page)
-    async with ScriptedS3(bare, Answer(), bare, Answer()) as server, opened(server) as store:
-        assert await store.get("k") is None
-        assert await store.get_range("k", 0, 10) is None
-    async with ScriptedS3(*[bare] * 4) as server, opened(server) as store:
-        with pytest.raises(RefusedError, match="no bucket"):
-            await store.get("k")
-        with pytest.raises(RefusedError, match="no bucket"):
-            await store.get_range("k", 0, 10)
 
 
 def test_chunks_are_what_one_call_to_the_kernel_takes():

@@ -46,7 +46,7 @@ async def test_they_are_no_upload_and_none_that_was_completed(nothing):
             await store.create_upload("k", metadata={}, content_type="t")
         with pytest.raises(RetryableError, match="says nothing"):
             await store.upload_part("k", "u", 1, BUFFERS, crc32c=CRC)
-    script = [*[empty] * 3, error(404, "404"), Answer()]
+    script = [*[empty] * 3, error(404, "404"), error(404, "NoSuchKey")]
     async with ScriptedS3(*script) as server, opened(server) as store:
         with pytest.raises(RetryableError, match="says nothing"):
             await store.complete_upload("k", "u", PARTS)

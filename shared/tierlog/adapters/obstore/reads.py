@@ -8,7 +8,7 @@ Invariants:
       is shorter or longer is asked for again.
     * A request is sent again exactly when its error is ``RetryableError``, within the settings'
       bounds, after capped exponential back-off with full jitter. Each try is counted and timed.
-    * "There is no such object" is said only of a bucket that is there.
+    * "There is no such object" is said only where the store says so.
     * A request is given up when it takes longer than the settings allow for its length.
     * Each try waits for ``pace`` before it is begun: the SDK's requests beside it wait for it too.
 
@@ -135,9 +135,13 @@ class ObstoreReads:
                 return _info(key, await self._sent(asked, 0, operation="head_object"))
 
         found = await self._tried(key, once, says_what=False)
-        if found is None:
-            # An answer to HEAD has no body that could say which of the two is missing.
-            await self.get_range(key, 0, 1)
+        # An answer to HEAD has no body that could say what is missing, if the store said it.
+        if found is None and await self.get_range(key, 0, 1) is not None:
+            raise RetryableError(
+                f"head {self._settings.bucket}/{key}: 404, and the object is there",
+                remedy="Check what stands between Tierlog and the object store; it is tried again",
+                details={"bucket": self._settings.bucket, "object": key},
+            )
         return found
 
     async def get(

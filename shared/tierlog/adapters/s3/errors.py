@@ -3,7 +3,10 @@
 Invariants:
     * What is not known to be for good is ``RetryableError``; a missing bucket is never taken for a
       missing object.
-    * A request is sent again exactly when its error is ``RetryableError``.
+    * That something is not there is known only where the store says what: a 404 without its name is
+      also what a balancer answers that has no store behind it.
+    * A request is sent again exactly when its error is ``RetryableError``, but for a 404 to HEAD:
+      no store says more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +31,8 @@ from tierlog.model.errors import (
 from tierlog.ports.objects import NoSuchUploadError, ObjectExistsError
 
 NO_SUCH_KEY: Final = "NoSuchKey"
-MISSING_OBJECT: Final = frozenset({NO_SUCH_KEY, "404", "NotFound"})
+MISSING_OBJECT: Final = frozenset({NO_SUCH_KEY, "NotFound"})
+BARE_404: Final = "404"
 MISSING_BUCKET: Final = "NoSuchBucket"
 NO_SUCH_UPLOAD: Final = "NoSuchUpload"
 PRECONDITION_FAILED: Final = frozenset({"PreconditionFailed", "412"})
@@ -39,8 +43,12 @@ _OVER: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefresh
 # Refused for good with these keys, unless there are others by now.
 _NOT_THESE: Final = frozenset({"InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"})
 _BARE_403: Final = "403"
-# 4xx that a later try may pass; conditional writes that met each other are among them.
+_HEADS: Final = frozenset({"head_object", "head_bucket"})
+# 4xx that a later try may pass; conditional writes that met each other are among them, and what
+# proxies answer by themselves.
 _SEND_AGAIN: Final = _OVER | {
+    BARE_404,
+    "408",
     "ConditionalRequestConflict",
     "IncompleteBody",
     "OperationAborted",
@@ -85,8 +93,10 @@ class CutBodyError(RetryableError):
     """A body ended before its length, or nobody says how long it is; or an answer says nothing."""
 
 
-def sends_again(error: Exception) -> bool:
+def sends_again(error: Exception, operation: str) -> bool:
     """Tell whether the same request may succeed later."""
+    if operation in _HEADS and isinstance(error, ClientError) and code_of(error) == BARE_404:
+        return False
     return isinstance(map_error(error, what="", key="", bucket=""), RetryableError)
 
 
@@ -105,8 +115,9 @@ def retry_after_s(error: Exception) -> float | None:
 
 
 def code_of(error: ClientError) -> str:
-    """Return the store's own name of an error."""
-    return str(error.response.get("Error", {}).get("Code", ""))
+    """Return the store's own name of an error; the status alone where a page came instead."""
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "")
+    return str(error.response.get("Error", {}).get("Code") or status)
 
 
 def retries_of(answer: Mapping[str, Any]) -> int:

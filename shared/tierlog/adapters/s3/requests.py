@@ -97,7 +97,7 @@ class Requests:
             try:
                 return await self._once(operation, expects, take, params)
             except TROUBLE as error:
-                again = sends_again(error)
+                again = sends_again(error, operation)
                 if keys_are_over(error):
                     again |= await self._credentials.renew(generation)
                 wait_s = retries.wait_s(retry_after_s(error)) if again else None

@@ -8,7 +8,8 @@ Invariants:
     * Ranges are exactly what was asked for, or what is left before the object's end: a body that
       is shorter or longer is asked for again, and never more of it held than was wanted.
     * A completed upload that is completed again, its first answer lost, is a success.
-    * "There is no such object" is said only of a bucket that is there.
+    * "There is no such object" is said only where the store says so, and not of a 404 that does not
+      say what is missing. Nor is anything taken for deleted, or aborted, by one.
     * A list is empty only where the store says so: an answer without what each has is none, and is
       asked for again. So is one to what is put, an upload or a part of it, that does not say what
       was made, and one of an object without its stamp.
@@ -28,10 +29,10 @@ from tierlog.adapters.s3.answers import date_ms, lower_keys, object_of, total
 from tierlog.adapters.s3.body import BuffersBody
 from tierlog.adapters.s3.credentials import Credentials, Reload, load_keys, open_session
 from tierlog.adapters.s3.errors import (
+    BARE_404,
     BEYOND_END,
     MISSING_BUCKET,
     MISSING_OBJECT,
-    NO_SUCH_KEY,
     NO_SUCH_UPLOAD,
     PRECONDITION_FAILED,
     CutBodyError,
@@ -144,7 +145,7 @@ class S3ObjectStore:
         try:
             await self._requests.send("head_bucket", Bucket=self.bucket)
         except ClientError as error:
-            if code_of(error) not in MISSING_OBJECT | {MISSING_BUCKET}:
+            if code_of(error) not in MISSING_OBJECT | {BARE_404, MISSING_BUCKET}:
                 raise self._mapped(error, "look for the bucket", "") from error
         except TROUBLE as error:
             raise self._mapped(error, "look for the bucket", "") from error
@@ -217,28 +218,15 @@ class S3ObjectStore:
                 "head_object", take=take, Bucket=self.bucket, Key=key
             )
         except ClientError as error:
-            if code_of(error) not in MISSING_OBJECT:
+            if code_of(error) not in MISSING_OBJECT | {BARE_404}:
                 raise self._mapped(error, "head", key) from error
-            # An answer to HEAD has no body that could say which of the two is missing.
-            await self._check_bucket()
+            # An answer to HEAD has no body that could say what is missing, if the store said it.
+            if await self.get_range(key, 0, 1) is not None:
+                raise self._mapped(error, "head", key) from error
             return None
         except TROUBLE as error:
             raise self._mapped(error, "head", key) from error
         return found
-
-    async def _check_bucket(self) -> None:
-        try:
-            await self._requests.send("head_bucket", Bucket=self.bucket)
-        except ClientError as error:
-            if code_of(error) in MISSING_OBJECT:
-                raise RefusedError(
-                    f"there is no bucket {self.bucket}",
-                    remedy="Create the bucket, or correct s3.bucket in the settings",
-                    details={"bucket": self.bucket},
-                ) from error
-            raise self._mapped(error, "head", "") from error
-        except TROUBLE as error:
-            raise self._mapped(error, "head", "") from error
 
     async def get(
         self, key: str, *, bytes_max: int | None = None
@@ -261,15 +249,9 @@ class S3ObjectStore:
             )
         except TROUBLE as error:
             if isinstance(error, ClientError) and code_of(error) in MISSING_OBJECT:
-                await self._check_said(error)
                 return None
             raise self._mapped(error, "get", key) from error
         return found
-
-    async def _check_said(self, error: ClientError) -> None:
-        """Look whether the bucket is there, unless the store itself said which of the two isn't."""
-        if code_of(error) != NO_SUCH_KEY:
-            await self._check_bucket()
 
     def _length_of(self, answer: Mapping[str, Any], what: str, key: str) -> int:
         """Return the length that an answer says; of one without, nobody knows where it ends.
@@ -326,8 +308,7 @@ class S3ObjectStore:
             )
         except TROUBLE as error:
             code = code_of(error) if isinstance(error, ClientError) else ""
-            if isinstance(error, ClientError) and code in MISSING_OBJECT:
-                await self._check_said(error)
+            if code in MISSING_OBJECT:
                 return None
             if code in BEYOND_END:
                 return 0
