@@ -7,7 +7,7 @@ success: a list that came so would hide what must not be deleted, or lose stream
 import pytest
 
 from tests.unit.s3.scripted import Answer, ScriptedS3, error
-from tests.unit.s3.test_s3_faults import BUFFERS, CRC, LAST, PARTS, STAMP, opened
+from tests.unit.s3.test_s3_faults import BUFFERS, CRC, LAST, PARTS, STAMP, opened, ranged
 from tierlog.model.errors import RetryableError
 
 NOTHING = (b"", b"<html><body>Welcome</body></html>")
@@ -68,12 +68,15 @@ async def test_they_are_no_object_that_was_put(nothing, if_none_match):
 @pytest.mark.parametrize("nothing", NOTHING)
 async def test_nor_one_that_is_there(nothing):
     empty, there = Answer(200, None, nothing), Answer(200, STAMP, b"body")
-    async with ScriptedS3(empty, there, empty, there) as server, opened(server) as store:
+    some = ranged(b"body", 4)
+    script = [empty, there, empty, there, empty, some]
+    async with ScriptedS3(*script) as server, opened(server) as store:
         found = await store.get("k")
         assert found is not None
         assert found[1] == b"body"
         assert await store.head("k") is not None
-    async with ScriptedS3(*[empty] * 6) as server, opened(server) as store:
-        for read in (store.get, store.head):
+        assert await store.get_range("k", 0, 4) == b"body"
+    async with ScriptedS3(*[empty] * 9) as server, opened(server) as store:
+        for read in (store.get, store.head, lambda key: store.get_range(key, 0, 4)):
             with pytest.raises(RetryableError, match="does not say of when"):
                 await read("k")

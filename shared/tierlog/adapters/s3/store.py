@@ -254,14 +254,19 @@ class S3ObjectStore:
         return found
 
     def _length_of(self, answer: Mapping[str, Any], what: str, key: str) -> int:
-        """Return the length that an answer says; of one without, nobody knows where it ends.
-
-        One without a stamp is no object, such as a proxy's page.
-        """
-        if "ContentLength" in answer and "LastModified" in answer:
+        """Return the length that an answer says; of one without, nobody knows where it ends."""
+        self._check_stamp(answer, what, key)
+        if "ContentLength" in answer:
             return int(answer["ContentLength"])
-        lacks = "its length" if "LastModified" in answer else "of when the object is"
-        raise CutBodyError(
+        raise self._lacking("its length", answer, what, key)
+
+    def _check_stamp(self, answer: Mapping[str, Any], what: str, key: str) -> None:
+        """Refuse to take for an object's an answer without a stamp, such as a proxy's page."""
+        if "LastModified" not in answer:
+            raise self._lacking("of when the object is", answer, what, key)
+
+    def _lacking(self, lacks: str, answer: Mapping[str, Any], what: str, key: str) -> CutBodyError:
+        return CutBodyError(
             f"{what} {self.bucket}/{key}: the answer does not say {lacks}{of_request(answer)}",
             remedy="Check what stands between Tierlog and the object store; it is tried again",
             details=self._details(key, answer),
@@ -295,8 +300,9 @@ class S3ObjectStore:
 
         async def take(answer: Any) -> int:  # noqa: ANN401 - the library has no types
             try:
+                self._check_stamp(answer, "get", key)
                 expected = min(length, total(answer, key, start) - start)
-            except RefusedError:
+            except (CutBodyError, RefusedError):
                 answer["Body"].close()
                 raise
             return await self._receive(key, answer, expected, begin())
