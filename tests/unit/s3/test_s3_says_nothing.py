@@ -80,3 +80,17 @@ async def test_nor_one_that_is_there(nothing):
         for read in (store.get, store.head, lambda key: store.get_range(key, 0, 4)):
             with pytest.raises(RetryableError, match="does not say of when"):
                 await read("k")
+
+
+async def test_nor_is_anything_deleted_or_aborted_by_a_page():
+    """Nobody would look for what a trimmed ledger left."""
+    page, done = Answer(200, None, NOTHING[1]), Answer(204)
+    async with ScriptedS3(page, done, page, done) as server, opened(server) as store:
+        await store.delete("k")
+        await store.abort_upload("k", "u")
+        assert not server.script
+    async with ScriptedS3(*[page] * 6) as server, opened(server) as store:
+        with pytest.raises(RetryableError, match="says nothing"):
+            await store.delete("k")
+        with pytest.raises(RetryableError, match="says nothing"):
+            await store.abort_upload("k", "u")

@@ -353,7 +353,9 @@ class S3ObjectStore:
 
     async def delete(self, key: str) -> None:
         try:
-            await self._requests.send("delete_object", Bucket=self.bucket, Key=key)
+            await self._requests.send(
+                "delete_object", take=self._bare("delete", key), Bucket=self.bucket, Key=key
+            )
         except ClientError as error:
             if code_of(error) not in MISSING_OBJECT:
                 raise self._mapped(error, "delete", key) from error
@@ -481,7 +483,11 @@ class S3ObjectStore:
     async def abort_upload(self, key: str, upload_id: str) -> None:
         try:
             await self._requests.send(
-                "abort_multipart_upload", Bucket=self.bucket, Key=key, UploadId=upload_id
+                "abort_multipart_upload",
+                take=self._bare("abort the upload of", key),
+                Bucket=self.bucket,
+                Key=key,
+                UploadId=upload_id,
             )
         except ClientError as error:
             if code_of(error) not in MISSING_OBJECT | {NO_SUCH_UPLOAD}:
@@ -528,15 +534,27 @@ class S3ObjectStore:
 
         async def take(answer: Any) -> Any:  # noqa: ANN401 - the library has no types
             if not any(field in answer for field in fields):
-                raise CutBodyError(
-                    f"{what} {self.bucket}/{key}: the answer says nothing{of_request(answer)}",
-                    remedy="Check what stands between Tierlog and the object store; it is tried "
-                    "again",
-                    details=self._details(key, answer),
-                )
+                raise self._nothing(answer, what, key)
             return answer
 
         return take
+
+    def _bare(self, what: str, key: str) -> Take:
+        """Return what takes an answer without a body: one to DELETE that has one is a page."""
+
+        async def take(answer: Any) -> None:  # noqa: ANN401 - the library has no types
+            headers = answer["ResponseMetadata"]["HTTPHeaders"]
+            if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+                raise self._nothing(answer, what, key)
+
+        return take
+
+    def _nothing(self, answer: Mapping[str, Any], what: str, key: str) -> CutBodyError:
+        return CutBodyError(
+            f"{what} {self.bucket}/{key}: the answer says nothing{of_request(answer)}",
+            remedy="Check what stands between Tierlog and the object store; it is tried again",
+            details=self._details(key, answer),
+        )
 
     def _details(self, key: str, answer: Mapping[str, Any]) -> dict[str, str]:
         return {"bucket": self.bucket, "object": key, "request_id": request_of(answer)}
