@@ -33,6 +33,7 @@ from tierlog.model.offload import (
 from tierlog.model.position import Edge, Position
 from tierlog.model.stream import ListedLedger
 
+GONE_REASONS: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.NO_SUCH_ENTRY})
 _FIRST: Final = EntryId(0)
 _ledger_id: Final = attrgetter("ledger_id")
 
@@ -139,6 +140,15 @@ class Failures:
         if context is not None and context.uuid != self.copy:
             self.errors.pop(Tier.TIER2, None)
         return self.errors
+
+
+def unrefused(failures: Mapping[Tier, TierlogError]) -> TierlogError | None:
+    """Return what failed where a ledger may be: that it is not elsewhere says nothing of it.
+
+    What may pass comes first.
+    """
+    told = (one for one in failures.values() if one.reason not in GONE_REASONS)
+    return min(told, key=lambda one: isinstance(one, RefusedError), default=None)
 
 
 def choose_tier(

@@ -12,7 +12,7 @@ Cancellation: a read keeps nothing that another one waits for.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeVar
 
@@ -30,6 +30,7 @@ from tierlog.ports.reads import ServedLedger, ServedLedgers
 from tierlog.ports.spending import Cause, spending
 from tierlog_reader.chunk import NO_ROOM, Answer, Budget, Chunk, ReadRoom
 from tierlog_reader.places import (
+    GONE_REASONS,
     AtEnd,
     BehindLast,
     Failures,
@@ -41,6 +42,7 @@ from tierlog_reader.places import (
     ledger_behind,
     locate,
     not_yet,
+    unrefused,
     why_tier,
 )
 from tierlog_reader.timings import OF_TIER
@@ -61,7 +63,6 @@ TAIL_GRACE_S: Final = 0.025
 # what an owner's word takes. An owner whose disks are busy confirms what it has sent by and by.
 END_S_MAX: Final = 2.0
 END_PAUSE_S_FIRST: Final = 0.005
-GONE_REASONS: Final = frozenset({Reason.LEDGER_NOT_FOUND, Reason.NO_SUCH_ENTRY})
 # What a list of ledgers says of a position that it lacks. Nobody asks again after a refusal.
 UNLISTED_REASONS: Final = GONE_REASONS | {Reason.TRIMMED}
 TRIMS_MET_MAX: Final = 1000
@@ -256,7 +257,7 @@ class StreamSource:
             try:
                 tier = choose_tier(ledger, context, priority=Tier.TIER2.value, gone=frozenset(gone))
             except RetryableError as nowhere:
-                raise _unrefused(gone) or next(iter(gone.values()), nowhere) from None
+                raise unrefused(gone) or next(iter(gone.values()), nowhere) from None
             try:
                 if tier is Tier.TIER1:
                     return await self._tier1.entry_at_time(ledger, publish_ms)
@@ -264,7 +265,7 @@ class StreamSource:
                 with spending(Cause.READ, stream):
                     return await self._tier2.entry_at_time(ledger, context, publish_ms)
             except (RefusedError, RetryableError, CorruptError) as error:
-                _reraise_unless_gone(error)
+                _reraise_unless_gone(error, tier)
                 failed.note(tier, error, context)
 
     async def end(self, stream: StreamName) -> tuple[StreamSnapshot, Position | Edge]:
@@ -451,7 +452,7 @@ class StreamSource:
                 ledger, context, priority=priority, gone=frozenset(failures), entry_id=spot.entry_id
             )
         except RetryableError as nowhere:
-            raise _unrefused(failures) or nowhere from None
+            raise unrefused(failures) or nowhere from None
         try:
             if tier is Tier.TIER1:
                 with step("tier1", f"ledger {ledger.ledger_id}"), OF_TIER[tier].time():
@@ -467,7 +468,7 @@ class StreamSource:
                         ledger, context, spot.entry_id, budget, self._following(snapshot, priority)
                     )
         except (RefusedError, RetryableError, CorruptError) as error:
-            _reraise_unless_gone(error)
+            _reraise_unless_gone(error, tier)
             log.info(
                 "tier.left", stream=stream, ledger_id=ledger.ledger_id, tier=tier, cause=str(error)
             )
@@ -572,11 +573,6 @@ def _with_entries(snapshot: StreamSnapshot) -> StreamSnapshot:
     return snapshot
 
 
-def _unrefused(failures: Mapping[Tier, TierlogError]) -> TierlogError | None:
-    """Return what failed where a ledger may be: that it is not elsewhere says nothing of it."""
-    return next((one for one in failures.values() if not isinstance(one, RefusedError)), None)
-
-
 def _unknown(error: TierlogError) -> TierlogError:
     """Return what to tell when an open ledger can't be read: never that an entry is missing."""
     if isinstance(error, RetryableError):
@@ -595,6 +591,8 @@ async def _unless_gone(asked: Awaitable[T]) -> T | None:
         return None
 
 
-def _reraise_unless_gone(error: TierlogError) -> None:
-    if isinstance(error, RefusedError) and error.reason not in GONE_REASONS:
+def _reraise_unless_gone(error: TierlogError, tier: Tier = Tier.TIER1) -> None:
+    """Raise what a node refuses. What a store refuses it refuses this process, not who reads."""
+    refused = isinstance(error, RefusedError) and error.reason not in GONE_REASONS
+    if refused and tier is Tier.TIER1:
         raise error
