@@ -6,7 +6,8 @@ Owns where a read ends, and following a ledger that grows. Does not own which re
 Invariants:
     * Entries come in order and without a gap. Of a ledger that is not closed none comes that is
       not acknowledged.
-    * A read that is told where to end gives all of that, or raises.
+    * A read that is told where to end gives all of that, or raises; so does one that is not, of
+      what it was told to be acknowledged.
 
 Copies move while a ledger is read, of a closed one too: what no node gives is looked for by the
 metadata as it is then, before it is an error.
@@ -87,6 +88,8 @@ class LedgerReader:
             end = await self._readable(position, last, follow=follow)
             if end is None:
                 return
+            if last is None and not follow:
+                last = end  # whoever knew so may go, and those who are left know of less
             try:
                 async with aclosing(self._read(position, end)) as read:
                     async for entry in read:
@@ -96,10 +99,8 @@ class LedgerReader:
                 if error.reason is Reason.UNKNOWN and await self._has_moved():
                     continue
                 # NOT_YET: the nodes that were asked don't know yet what is acknowledged.
-                if error.reason is not Reason.NOT_YET or not (follow or last is None):
+                if error.reason is not Reason.NOT_YET or not follow:
                     raise
-                if not follow:
-                    return
 
     async def _readable(
         self, position: EntryId, last: int | None, *, follow: bool
