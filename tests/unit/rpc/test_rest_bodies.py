@@ -42,7 +42,9 @@ async def body(request: web.Request) -> web.StreamResponse:
 
 
 @contextlib.asynccontextmanager
-async def served(held: Handler | None = None) -> AsyncIterator[RestService]:
+async def served(
+    held: Handler | None = None, *, timeout_s: float = 10.0
+) -> AsyncIterator[RestService]:
     app = web.Application()
     app.router.add_get("/body", body)
     if held is not None:
@@ -51,7 +53,8 @@ async def served(held: Handler | None = None) -> AsyncIterator[RestService]:
     await runner.setup()
     site = web.TCPSite(runner, LOOPBACK, 0)
     await site.start()
-    service = RestService(f"{LOOPBACK}:{runner.addresses[0][1]}", name="test", timeout_s=10.0)
+    address = f"{LOOPBACK}:{runner.addresses[0][1]}"
+    service = RestService(address, name="test", timeout_s=timeout_s)
     try:
         yield service
     finally:
@@ -115,3 +118,27 @@ async def test_each_call_has_a_connection_though_others_wait_for_long() -> None:
     async with served(held) as service, asyncio.timeout(20), asyncio.TaskGroup() as group:
         calls = [group.create_task(service.call("GET", "/held")) for _ in range(count)]
     assert {bytes(one.result().body) for one in calls} == {b"came"}
+
+
+async def test_an_answer_that_comes_slowly_is_waited_for_and_one_that_stops_is_not() -> None:
+    """Whoever reads over a slow line would never get an answer of 4 MiB."""
+    stops, goes_on = False, asyncio.Event()
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(len(BODY))})
+        await response.prepare(request)
+        for at in range(0, len(BODY), 32 * 1024):
+            await asyncio.sleep(0.15)
+            if stops and at:
+                await goes_on.wait()
+            await response.write(BODY[at : at + 32 * 1024])
+        return response
+
+    async with served(slow, timeout_s=1.0) as service:
+        answer = await service.call("GET", "/held")
+        assert answer.body == BODY
+        stops = True
+        with pytest.raises(RetryableError, match="broke off"):
+            async with asyncio.timeout(5):
+                await service.call("GET", "/held")
+        goes_on.set()

@@ -6,6 +6,7 @@ Errors: what the service tells as problem+json; UNAVAILABLE when it can't be rea
 is of another cluster; ``IndeterminateError`` when that happens to a call that changes something.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,8 @@ from tierlog.runtime.errors import error_of_problem
 
 CONNECT_S_MAX: Final = 5.0
 PIECED_MIN: Final = 64 * 1024
+SLOW_BYTES: Final = 256 * 1024
+"""An answer may take the time of a call for each so many bytes, as long as they come."""
 
 
 class HttpAnswer(NamedTuple):
@@ -81,8 +84,9 @@ class RestService:
             # As many as there are calls: each partition that is followed waits at one of its own.
             connector = aiohttp.TCPConnector(limit=0, enable_cleanup_closed=NEEDS_CLEANUP_CLOSED)
             self._session = aiohttp.ClientSession(read_bufsize=1024 * 1024, connector=connector)
+        patience_s = self._timeout_s + wait_s
         timeout = aiohttp.ClientTimeout(
-            total=self._timeout_s + wait_s, connect=min(CONNECT_S_MAX, self._timeout_s)
+            total=None, connect=min(CONNECT_S_MAX, self._timeout_s), sock_read=patience_s
         )
         changes = method not in {"GET", "HEAD"}
         data = orjson.dumps(body) if body is not None else None
@@ -91,17 +95,22 @@ class RestService:
             headers["Content-Type"] = "application/json"
         context = self._calling.ssl_context()
         try:
-            async with self._session.request(
-                method,
-                self._base + path,
-                params=params,
-                data=data,
-                headers=headers,
-                timeout=timeout,
-                ssl=True if context is None else context,
-                # A redirect would carry what is shown elsewhere.
-                allow_redirects=False,
-            ) as response:
+            async with (
+                asyncio.timeout(patience_s) as limit,
+                self._session.request(
+                    method,
+                    self._base + path,
+                    params=params,
+                    data=data,
+                    headers=headers,
+                    timeout=timeout,
+                    ssl=True if context is None else context,
+                    # A redirect would carry what is shown elsewhere.
+                    allow_redirects=False,
+                ) as response,
+            ):
+                more = (response.content_length or 0) // SLOW_BYTES
+                limit.reschedule((limit.when() or 0.0) + more * self._timeout_s)
                 told = response.headers.get(CLUSTER_ID)
                 self._calling.check(told, where=f"{self._name} at {self._base}")
                 content = await _received(response, pieces)
