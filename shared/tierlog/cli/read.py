@@ -87,7 +87,7 @@ def read(
     end = Position.parse(until) if until is not None else None
     if follow and limit is None and output is ReadOutput.TABLE:
         raise RefusedError(
-            "a table is printed at its end, and --follow has none",
+            f"a table is printed {ROWS_AT_ONCE} rows at a time, for which --follow may wait long",
             remedy="Use -o jsonl, or say how many events with -n",
         )
     asyncio.run(_read(stream, where, time, end, limit, follow=follow, output=output))
