@@ -10,7 +10,6 @@ reader forces a ledger to close, preventing any further entries from being writt
 import asyncio
 import contextlib
 import functools
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -141,43 +140,6 @@ async def test_an_open_ledger_is_read_as_far_as_it_is_acknowledged(cluster, ledg
     assert await reader.last_add_confirmed() == 0
     error = await outcome(anext(reader.entries(1, 1)))
     assert error.reason is Reason.NOT_YET
-
-
-@pytest.mark.parametrize("goes", [True, False])
-def test_a_read_is_not_short_of_what_it_was_told_to_be_acknowledged(goes):
-    """The node that said so may go, and those who are left know of less."""
-
-    @on_three_nodes
-    async def test(cluster, ledgers):
-        ledger = await ledgers.create(THREE)
-        await ledger.append(b"one")
-        await asyncio.sleep(0.1)
-        for node in cluster.nodes.values():
-            node.mute = True
-        await ledger.send(b"two")
-        await asyncio.sleep(0.1)
-        cluster.nodes["n1"].confirm(ledger.ledger_id, 1)
-        reader = await ledgers.open(ledger.ledger_id)
-        ask = reader.last_add_confirmed
-
-        async def told():
-            found = await ask()
-            cluster.nodes["n1"].down |= goes
-            return found
-
-        found = []
-
-        async def read_all():
-            async for one in reader.entries():
-                found.append(one.data)  # noqa: PERF401 - what came before an error counts
-
-        with mock.patch.object(reader, "last_add_confirmed", told):
-            error = await outcome(read_all())
-        assert found == [b"one", b"two"][: 1 if goes else 2]
-        assert (error is not None) == goes
-        assert not goes or error.reason is Reason.NOT_YET
-
-    test()
 
 
 @on_three_nodes
