@@ -308,12 +308,12 @@ async def test_a_body_is_paced_and_its_deadline_waits_for_that():
         begun_s = asyncio.get_running_loop().time()
         large = [bytes(1_500_000)]
         async with opened(
-            server, bytes_per_s_max=1e6, request_s_max=0.25, bytes_per_s_min=10**9, attempts_max=1
+            server, bytes_per_s_max=2e5, request_s_max=1.5, bytes_per_s_min=10**9, attempts_max=1
         ) as store:
             with pytest.raises(CorruptError):  # it confirms another body's checksum
                 await store.upload_part("k", "u", 1, large, crc32c=crc32c_of(large))
-        # All but a burst of 1 MiB goes at a megabyte a second.
-        assert 0.4 < asyncio.get_running_loop().time() - begun_s < 6
+        # All but a burst of 1 MiB goes at a fifth of a megabyte a second.
+        assert 2.1 < asyncio.get_running_loop().time() - begun_s < 20
         assert len(server.requests[0].body) == 1_500_000
 
 
