@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -103,8 +103,8 @@ async def first_lives(lane: Lane, kind: str) -> list[Told]:
 
 async def live_all(
     live: Callable[[Plan], Awaitable[Told]], plans: deque[Plan], score: Score
-) -> None:
-    """Live one plan after the other, of those that all lanes of a kind share.
+) -> bool:
+    """Live one plan after the other, of those that all lanes of a kind share; False: one failed.
 
     One whose place did not come is lived again behind all others, by whichever lane is free.
     """
@@ -116,10 +116,11 @@ async def live_all(
         except AssertionError as error:
             score.failed.append(f"{plan}: {error}")
             print(f"FAILED {plan}: {error}", flush=True)
-            return  # what this lane has now is no ground for the next life
+            return False  # what this lane has now is no ground for the next life
         lived = sum(score.lived.values())
         if lived % TELL_EACH == 0:
             print(f"{lived} lives, {len(plans)} to come of these", flush=True)
+    return True
 
 
 async def until_met(
@@ -155,30 +156,43 @@ async def _lane(
     folder: Path,
     number: int,
     chosen: argparse.Namespace,
-    shared: "asyncio.Future[deque[Plan]]",
+    shared: "Mapping[str, asyncio.Future[deque[Plan]]]",
     score: Score,
     *,
     opens: asyncio.Lock,
 ) -> None:
-    folder.mkdir()
-    settings = corner_of(servers, f"faults-{number}-{uuid4().hex[:8]}")
-    async with AsyncExitStack() as stack:
-        async with opens:  # processes of all lanes that start at once are not ready in time
-            lane = await stack.enter_async_context(open_lane(servers, settings, folder))
-        told = await first_lives(lane, _kind(number, chosen.kinds))
-        if not shared.done():
-            # The points are those of the lane that was first.
-            plans = [plan for one in told for plan in plans_at(one, troubles=chosen.troubles)]
-            plans += stops_of(told, chosen.stops, chosen.seed)
-            print(f"{_counts(told)}; {len(plans)} lives in all", flush=True)
-            drawn = share_of(plans, chosen.lives or len(plans), chosen.seed)
-            shared.set_result(deque(drawn))
-        await live_all(partial(life, lane), shared.result(), score)
+    for kind in in_turn(number, chosen.kinds):
+        plans = shared[kind]
+        if plans.done() and not plans.result():
+            continue
+        settings = corner_of(servers, f"faults-{number}-{uuid4().hex[:8]}")
+        (folder / kind).mkdir(parents=True)
+        async with AsyncExitStack() as stack:
+            async with opens:  # processes of all lanes that start at once are not ready in time
+                opened = open_lane(servers, settings, folder / kind)
+                lane = await stack.enter_async_context(opened)
+            told = await first_lives(lane, kind)
+            if not plans.done():
+                # The points are those of the lane that was first.
+                plans.set_result(_drawn(told, chosen))
+            if not await live_all(partial(life, lane), plans.result(), score):
+                return
 
 
-def _kind(number: int, kinds: Sequence[str]) -> str:
-    """Return what a lane does: each kind in its turn, as there are about as many points."""
-    return kinds[number % len(kinds)]
+def in_turn(number: int, kinds: Sequence[str]) -> list[str]:
+    """Return what a lane does: a kind of its own, as there are about as many points; then others.
+
+    Lives of one kind may take thrice as long as those of another.
+    """
+    first = number % len(kinds)
+    return [*kinds[first:], *kinds[:first]]
+
+
+def _drawn(told: Sequence[Told], chosen: argparse.Namespace) -> deque[Plan]:
+    plans = [plan for one in told for plan in plans_at(one, troubles=chosen.troubles)]
+    plans += stops_of(told, chosen.stops, chosen.seed)
+    print(f"{_counts(told)}; {len(plans)} lives in all", flush=True)
+    return deque(share_of(plans, chosen.lives or len(plans), chosen.seed))
 
 
 def _counts(told: Sequence[Told]) -> str:
@@ -200,15 +214,15 @@ async def _run(keep: Path, chosen: argparse.Namespace) -> Score:
     opens = asyncio.Lock()
     async with EmbeddedServers(keep / "servers") as servers, asyncio.TaskGroup() as group:
         for number in range(chosen.lanes):
-            folder, plans = keep / f"lane-{number}", shared[_kind(number, chosen.kinds)]
-            group.create_task(_lane(servers, folder, number, chosen, plans, score, opens=opens))
+            folder = keep / f"lane-{number}"
+            group.create_task(_lane(servers, folder, number, chosen, shared, score, opens=opens))
     return score
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run it; the process's exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lanes", type=int, default=6, help="side by side, each kind in its turn")
+    parser.add_argument("--lanes", type=int, default=6, help="side by side, of each kind first")
     parser.add_argument("--seed", type=int, default=1, help="draws the order")
     parser.add_argument("--lives", type=int, default=0, help="of each kind at most; 0: all")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of lives")

@@ -6,7 +6,15 @@ import pytest
 
 from tests.faults.lives import Plan, Told, Trouble
 from tests.faults.proxy import Place
-from tests.faults.run import REDRAWN_MAX, TRIES_MAX, Score, live_all, stops_of, until_met
+from tests.faults.run import (
+    REDRAWN_MAX,
+    TRIES_MAX,
+    Score,
+    in_turn,
+    live_all,
+    stops_of,
+    until_met,
+)
 
 
 def plan_at(number: int) -> Plan:
@@ -83,3 +91,13 @@ def test_a_share_of_places_is_stopped_at_and_none_of_a_scrub():
     assert not any(one.scrub for one in stops)
     assert stops != stops_of(lives, 0.25, seed=2)
     assert stops_of(lives, 0.0, seed=1) == []
+
+
+def test_a_lane_begins_with_a_kind_of_its_own_and_goes_on_with_those_of_others() -> None:
+    kinds = ("scrub", "offload", "delete")
+    assert [in_turn(number, kinds) for number in range(4)] == [
+        ["scrub", "offload", "delete"],
+        ["offload", "delete", "scrub"],
+        ["delete", "scrub", "offload"],
+        ["scrub", "offload", "delete"],
+    ]
