@@ -47,8 +47,10 @@ from common import (
     say,
     take_turns,
 )
+from own_reader import read_frames
 from reading import (
     IN_FLIGHT,
+    READ_BYTES,
     cold_reader,
     offload,
     read_by_obstore,
@@ -57,21 +59,12 @@ from reading import (
 )
 from tierlog.client import open_client
 from tierlog.format.frame import FRAME_HEADER_LEN
-from tierlog.model.ids import StreamName
-from tierlog.model.position import Edge, Position
 from tierlog.runtime.settings import load_settings
-from tierlog.wiring.reader import open_reader_parts
-from tierlog_reader.chunk import Budget
-from tierlog_reader.engine import running_reads
-from tierlog_reader.memory import PIECES_BYTES, parts_of
-from tierlog_reader.places import Tier
-from tierlog_reader.served import ServedReads
 
 STREAM = "bench"
 WARM = "warm"
 WARM_OF_CACHE = 1.25
 """So much longer than the cache is what a reader has read before."""
-READ_BYTES = 4 * MIB
 CACHE_BYTES = 256 * MIB
 OF_PLAIN = 0.9
 BY_OBSTORE = {"TIERLOG_READER__OBJECT_READS": "obstore"}
@@ -105,33 +98,6 @@ async def read_by_http(parameters: Mapping[str, Any]) -> Result:
                 where = answer.headers["Tierlog-Next"]
         assert length == expected, (length, expected)
         return meter.result(parameters["bytes"])
-
-
-async def read_by_reader(parameters: Mapping[str, Any]) -> Result:
-    """Read all frames with a reader of this process's own, which has read others (in a child)."""
-    settings = load_settings()
-    async with (
-        open_reader_parts(settings, pieces_bytes_max=PIECES_BYTES) as parts,
-        running_reads(settings, parts, parts_of(settings.reader)) as reads,
-    ):
-        await _take_all(reads, **parameters["warm"])
-        meter = Meter()
-        await _take_all(reads, **parameters["whole"])
-        return meter.result(parameters["whole"]["bytes"])
-
-
-async def _take_all(reads: ServedReads, stream: str, entries: int, **lengths: int) -> None:
-    budget = Budget(entries_max=entries, bytes_max=READ_BYTES, wait_s=1.0)
-    expected = lengths["bytes"] + entries * FRAME_HEADER_LEN
-    where: Position | Edge = Edge.EARLIEST
-    length = 0
-    while length < expected:
-        answer, room = await reads.read("bench", StreamName(stream), where, budget)
-        assert answer.chunk is not None, where
-        assert answer.chunk.tier is Tier.TIER2, answer.chunk.tier
-        length, where = length + answer.chunk.frames_len, answer.resume
-        room.leave()
-    assert length == expected, (length, expected)
 
 
 async def offloaded(bench: Bench, stream: str, *, size: int, entry_size: int) -> dict[str, Any]:
@@ -219,7 +185,7 @@ def claims_of(runs: Mapping[str, Sequence[Result]]) -> list[Claim]:
 
 
 MODES = {
-    "reader": read_by_reader,
+    "reader": read_frames,
     "client": read_by_client,
     "http": read_by_http,
     "aioboto3": read_by_sdk,

@@ -1,7 +1,8 @@
 """Claim: a bucket that is far away is read nearly as fast as its distance lets anyone.
 
-far      the reader reads an offloaded ledger, cold, from a bucket that is 1, 20 or 100 ms away; it
-         has read another one before, longer than its cache
+far      an offloaded ledger over HTTP from the reader, cold, from a bucket that is 1, 20 or 100 ms
+         away; it has read another one before, longer than its cache
+reader   the reader by itself, the same, in the process that asks, as the plain client's is
 plain    the leanest plain client reads the same object from as far, in as many ranges at once
 near     the same client, through the proxy too, from a bucket that is not away at all
 
@@ -12,13 +13,14 @@ and never more than ``near``, which is what the machine can do.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import statistics
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from bench_read import CACHE_BYTES, READ_BYTES, STREAM, WARM, WARM_OF_CACHE, offloaded
+from bench_read import CACHE_BYTES, STREAM, WARM, WARM_OF_CACHE, offloaded
 from common import (
     MB,
     Bench,
@@ -37,7 +39,8 @@ from common import (
     take_turns,
 )
 from delay_proxy import delayed
-from reading import IN_FLIGHT, RANGE_BYTES, cold_reader, read_by_threads, read_many
+from own_reader import read_frames
+from reading import IN_FLIGHT, RANGE_BYTES, READ_BYTES, cold_reader, read_by_threads, read_many
 
 Ledgers = Mapping[str, Mapping[str, Any]]
 """By name of their streams."""
@@ -57,6 +60,12 @@ class Distances:
         await cold_reader(self._bench, **{ENDPOINT: self._urls[distance_ms]})
         await self._read(self._ledgers[WARM])
         return await self._read(self._ledgers[STREAM])
+
+    async def reader(self, distance_ms: int) -> Result:
+        """Read with a reader of the child's own."""
+        env = {**self._bench.env, ENDPOINT: self._urls[distance_ms]}
+        ledgers = {"warm": self._ledgers[WARM], "whole": self._ledgers[STREAM]}
+        return await run_child(__file__, "reader", ledgers, env)
 
     async def _read(self, ledger: Mapping[str, Any]) -> Result:
         parameters = {
@@ -87,8 +96,8 @@ def claims_of(runs: dict[str, list[Result]], distances: list[int]) -> list[Claim
     """Return what is claimed."""
     found = []
     with_limits = {**runs, **limited(runs, distances)}
-    for distance_ms in distances:
-        name = f"far {distance_ms} ms"
+    for distance_ms, mode in itertools.product(distances, ("far", "reader")):
+        name = f"{mode} {distance_ms} ms"
         found.append(
             ratio_claim(
                 f"{name} / limit", with_limits, of=name, to=f"limit {distance_ms} ms",
@@ -120,6 +129,7 @@ async def measure(
             {
                 "near": partial(variants.plain, 0),
                 **{f"far {one} ms": partial(variants.far, one) for one in distances},
+                **{f"reader {one} ms": partial(variants.reader, one) for one in distances},
                 **{f"plain {one} ms": partial(variants.plain, one) for one in distances},
             },
             arguments.runs,
@@ -151,5 +161,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    if not child_mode({"many": read_many, "plain": read_by_threads}):
+    if not child_mode({"many": read_many, "reader": read_frames, "plain": read_by_threads}):
         asyncio.run(main())

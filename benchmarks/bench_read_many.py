@@ -13,7 +13,7 @@ import argparse
 import asyncio
 from typing import Final
 
-from bench_read import READ_BYTES, STREAM
+from bench_read import STREAM
 from common import (
     MB,
     MIB,
@@ -32,7 +32,7 @@ from common import (
     say,
     take_turns,
 )
-from reading import cold_reader, offload, peak_of, places_in, read_many, reader_says
+from reading import READ_BYTES, cold_reader, offload, peak_of, places_in, read_many, reader_says
 from tierlog.model.ids import LedgerId
 
 MANY: Final = 8

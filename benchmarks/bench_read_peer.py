@@ -2,6 +2,7 @@
 
 client   ``tierlog.client`` gives every entry as an object, its frame checked, through the reader
          service, which holds each byte against the side object's checksums
+reader   the same out of a reader in the client's process, as Pulsar's is, without a service between
 http     all frames from the reader service over HTTP, looked at by nobody
 pulsar   Pulsar's 4.0.8 reader gives every entry as an object, a hundred at a time, and checks none
          (``tests/interop/pulsar``, which ``make test-interop`` fetches and builds)
@@ -13,7 +14,7 @@ bytes, of which Tierlog's cache holds less than a quarter. Runs take turns.
 
 MB are those of entries. Pulsar's time is taken inside Java, and begins when the ledger is open;
 Tierlog's begins with a client's first request. Tierlog's CPU is that of the client's process and
-the reader's together. Targets are on *client*.
+the reader's together. Targets are on *client* and *reader*.
 """
 
 import argparse
@@ -43,6 +44,7 @@ from common import (
     say,
     take_turns,
 )
+from own_reader import Stream, read_entries_twice, twice
 from reading import cold_reader, offload
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the program of the tests
@@ -56,7 +58,8 @@ TARGET_LARGE: Final = 2.0
 ENTRIES_MAX: Final = 2_000_000
 WARM_BYTES: Final = 200 * MB
 BATCH: Final = 100
-OURS: Final = ("client", "http")
+OURS: Final = ("reader", "client", "http")
+WITH_TARGETS: Final = ("reader", "client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,11 @@ class Offloaded:
     uuid: str
     entries: int
     bytes: int
+
+    @property
+    def told(self) -> Stream:
+        """What those who read it in a child are told."""
+        return {"stream": self.stream, "entries": self.entries, "bytes": self.bytes}
 
 
 async def offloaded(bench: Bench, stream: str, *, entry_size: int, size: int) -> Offloaded:
@@ -95,16 +103,18 @@ class Peers:
         self._ledger, self._warm = ledger, warm
 
     async def tierlog(self, mode: str) -> Result:
-        """Read twice with Tierlog, in a service that has read another ledger."""
+        """Read twice with Tierlog, in a process that has read another ledger."""
+        if mode == "reader":
+            ledgers = {"warm": self._warm.told, "whole": self._ledger.told}
+            return await run_child(__file__, mode, ledgers, self._bench.env)
         await cold_reader(self._bench)
         await self._read("http", self._warm)
-        return _twice(await self._read(mode, self._ledger), await self._read(mode, self._ledger))
+        return twice(await self._read(mode, self._ledger), await self._read(mode, self._ledger))
 
     async def _read(self, mode: str, ledger: Offloaded) -> Result:
         pid = self._bench.cluster.services.pid("reader")
-        whole = {"stream": ledger.stream, "entries": ledger.entries, "bytes": ledger.bytes}
         before_s = process_cpu_s(pid)
-        result = await run_child(__file__, mode, whole, self._bench.env)
+        result = await run_child(__file__, mode, ledger.told, self._bench.env)
         cpu_s = process_cpu_s(pid) - before_s
         per_gb = cpu_s / (ledger.bytes / 10**9)
         return {
@@ -124,7 +134,7 @@ class Peers:
         )
         with Pulsar(self._built, bucket) as pulsar:
             await _scan(pulsar, self._warm)
-            return _twice(await _scan(pulsar, self._ledger), await _scan(pulsar, self._ledger))
+            return twice(await _scan(pulsar, self._ledger), await _scan(pulsar, self._ledger))
 
 
 async def _scan(pulsar: Pulsar, ledger: Offloaded) -> Result:
@@ -141,10 +151,6 @@ async def _scan(pulsar: Pulsar, ledger: Offloaded) -> Result:
     }
 
 
-def _twice(cold: Result, again: Result) -> Result:
-    return {**cold, **{f"again_{name}": value for name, value in again.items()}}
-
-
 def claims_of(runs: Mapping[str, Sequence[Result]], entry_size: int) -> list[Claim]:
     """Return what is claimed of entries of one size."""
     target = TARGET_SMALL if entry_size <= SMALL else TARGET_LARGE
@@ -156,7 +162,7 @@ def claims_of(runs: Mapping[str, Sequence[Result]], entry_size: int) -> list[Cla
             found.append(
                 ratio_claim(
                     f"{mode} / pulsar, {entry_size} B, {words}", runs, of=ours, to=theirs,
-                    key=f"{prefix}mb_per_s", target=target if mode == "client" else None,
+                    key=f"{prefix}mb_per_s", target=target if mode in WITH_TARGETS else None,
                 )
             )  # fmt: skip
     for name in (_named(mode, entry_size) for mode in (*OURS, "pulsar")):
@@ -217,6 +223,8 @@ async def main() -> None:
     report("read_peer", arguments, claims, runs)
 
 
+MODES: Final = {"reader": read_entries_twice, "client": read_by_client, "http": read_by_http}
+
 if __name__ == "__main__":
-    if not child_mode({"client": read_by_client, "http": read_by_http}):
+    if not child_mode(MODES):
         asyncio.run(main())

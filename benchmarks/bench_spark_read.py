@@ -78,6 +78,8 @@ COMPLETE_S_MAX = 300.0
 ONE_TASK = {"partitionBytes": str(10**12)}
 PART = 0.3
 READY_BYTES = MIB
+# What forks Spark's workers has this in its command, and so have they.
+DAEMON = b"tierlog_spark.daemon"
 
 
 class TuplesReader(EventReader):
@@ -211,8 +213,9 @@ def workers_peak_bytes() -> int:
         left += some
         for pid in some:
             with contextlib.suppress(OSError):
-                if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if DAEMON in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found = max(found, rss_peak_bytes(pid))
+    assert found, "no worker of Spark's runs below this process"
     return found
 
 

@@ -28,6 +28,8 @@ T = TypeVar("T")
 RANGE_BYTES: Final = MIB
 IN_FLIGHT: Final = 8
 """As the reader fetches by default (``reader.range_bytes``, ``reader.ranges_in_flight_max``)."""
+READ_BYTES: Final = 4 * MIB
+"""What a client of the reader asks for at once."""
 COMPLETE_S_MAX: Final = 300.0
 COME_AGAIN: Final = frozenset({429, 503})
 LOOK_S: Final = 0.05
