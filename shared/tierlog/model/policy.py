@@ -210,6 +210,8 @@ assert all(getattr(CLUSTER_DEFAULT, name) is None for name in LEFT_TO_SETTINGS)
 
 FORMER_NAMESPACES_MAX: Final = 200
 """Of so many namespaces that say nothing any more it is known when they last said something."""
+_FORMER: Final = "*"
+"""No namespace: of those of which that is not known any more, when the newest of them did."""
 NAMESPACES_MAX: Final = 2000
 """Namespaces with thresholds of their own: they share one node of the metadata store."""
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,126}", re.ASCII)
@@ -220,7 +222,8 @@ class PolicyLevels:
     """What is said above all streams.
 
     ``changed_ms``: of two that say something else the newer one's is higher. It says nothing.
-    ``level_changed_ms``: of each level by itself, by namespace; "": the cluster's.
+    ``level_changed_ms``: of each level by itself, by namespace; "": the cluster's; "*": of all
+    namespaces that say nothing and have none of their own, the newest.
     """
 
     cluster: Policy = Policy()
@@ -232,9 +235,9 @@ class PolicyLevels:
         """Return the levels as one was changed now, whatever the clock said at changes before."""
         at_ms = max(now_ms, self.changed_ms + 1)
         stamps = {**self.level_changed_ms, namespace or "": at_ms}
-        former = [one for one in stamps if one and one not in self.namespaces]
+        former = stamps.keys() - self.namespaces.keys() - {"", _FORMER}
         for one in sorted(former, key=stamps.__getitem__)[:-FORMER_NAMESPACES_MAX]:
-            del stamps[one]
+            stamps[_FORMER] = stamps.pop(one)
         return replace(self, changed_ms=at_ms, level_changed_ms=stamps)
 
     def older_than(self, other: Self) -> str | None:
@@ -243,11 +246,16 @@ class PolicyLevels:
         A level that was changed since makes no other one newer.
         """
         for one in sorted({"", *self.namespaces, *other.namespaces}):
-            at_ms, there_ms = (each.level_changed_ms.get(one, 0) for each in (self, other))
+            at_ms, there_ms = self._changed_ms(one), other._changed_ms(one)
             if at_ms < there_ms and self.level(one or None) != other.level(one or None):
                 what = f"namespace {one}" if one else "the cluster"
                 return f"the policy of {what} was changed at {there_ms} there, and at {at_ms} here"
         return None
+
+    def _changed_ms(self, one: str) -> int:
+        """Return when a level was changed; one that is not known was by then, if ever."""
+        known = not one or one in self.namespaces or one in self.level_changed_ms
+        return self.level_changed_ms.get(one if known else _FORMER, 0)
 
     def effective(self, name: StreamName, own: Policy) -> Policy:
         """Return what holds for a stream that says ``own``, every value that has a default set.

@@ -288,10 +288,30 @@ def test_when_levels_were_changed_is_kept_and_of_former_namespaces_for_the_newes
     levels = levels.with_level(None, Policy(block_size=2**23)).changed(None, 7)
     stamps = levels.level_changed_ms
     assert {"", "here", f"n{FORMER_NAMESPACES_MAX + 4}"} < stamps.keys()
-    assert len(stamps) == FORMER_NAMESPACES_MAX + 2
+    assert len(stamps) == FORMER_NAMESPACES_MAX + 3
     assert max(stamps.values()) == stamps[""] == levels.changed_ms
     again = records.decode_levels(records.encode_levels(levels))
     assert (again, again.changed_ms, again.level_changed_ms) == (levels, levels.changed_ms, stamps)
+
+
+def test_of_a_namespace_that_was_forgotten_it_is_known_that_it_says_nothing_any_more():
+    """Many may go at once, before the next manifest, and all before the next copy of a bucket."""
+    speak, own = NO_LEVELS, Policy(block_size=2**23)
+    names = [f"n{number}" for number in range(FORMER_NAMESPACES_MAX + 5)]
+    for name in names:
+        speak = speak.with_level(name, own).changed(name, 7)
+    silent = speak
+    for name in names:
+        silent = silent.with_level(name, Policy()).changed(name, 7)
+    again = silent.with_level(names[-1], own).changed(names[-1], 7)
+    assert names[0] not in silent.level_changed_ms
+    for later in (silent, again):
+        assert later.older_than(speak) is None
+        assert "namespace n0 " in (speak.older_than(later) or "")
+    # One that was made since was never known.
+    assert "namespace new " in (
+        silent.older_than(silent.with_level("new", own).changed("new", 7)) or ""
+    )
 
 
 def test_whoever_follows_the_levels_is_told_of_changes_below_that_matter():

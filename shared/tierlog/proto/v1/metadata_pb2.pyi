@@ -260,7 +260,9 @@ class PolicyLevelsRecord(_message.Message):
     def namespaces(self) -> _containers.MessageMap[_builtins.str, Global___PolicyRecord]: ...
     @_builtins.property
     def level_changed_ms(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Of each level by itself: by namespace, also of those that say nothing any more; "": the cluster."""
+        """Of each level by itself: by namespace, also of those that say nothing any more; "": the cluster.
+        "*": of those that say nothing and were forgotten, the newest.
+        """
 
     def __init__(
         self,
