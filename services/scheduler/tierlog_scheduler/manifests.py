@@ -479,9 +479,11 @@ class BucketManifests:
             known = await self._known_cluster(cluster.cluster_id)
             # Read after the manifest, as with streams.
             cluster = await self._catalog.nodes.cluster() or cluster
-        levels = await self._catalog.policies.levels()
-        manifest = ClusterManifest(cluster=cluster, levels=levels)
         generation, written = known
+        levels = await self._catalog.policies.levels()
+        if written is not None:
+            levels = levels.knowing(written.levels)
+        manifest = ClusterManifest(cluster=cluster, levels=levels)
         older = levels_older(written, levels)
         if older is not None:
             # Of these no manifest is written, nor is anything deleted by them.

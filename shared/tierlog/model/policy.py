@@ -240,6 +240,18 @@ class PolicyLevels:
             stamps[_FORMER] = stamps.pop(one)
         return replace(self, changed_ms=at_ms, level_changed_ms=stamps)
 
+    def knowing(self, before: Self) -> Self:
+        """Return the same, and of what is as it was before when that was changed.
+
+        A release that does not know that forgets it.
+        """
+        stamps = dict(self.level_changed_ms)
+        for one, at_ms in before.level_changed_ms.items():
+            speaks = not one or one in self.namespaces
+            if speaks and self.level(one or None) == before.level(one or None):
+                stamps[one] = max(at_ms, stamps.get(one, 0))
+        return replace(self, level_changed_ms=stamps)
+
     def older_than(self, other: Self) -> str | None:
         """Say which level says what was said before the other ones; None: none does.
 

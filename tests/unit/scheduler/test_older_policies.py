@@ -22,6 +22,7 @@ from tests.unit.scheduler.manifests_kit import (
 )
 from tests.unit.scheduler.test_scheduler import scheduler
 from tierlog.adapters.memory.faults import Outcome, no_faults
+from tierlog.format import paths, records
 from tierlog.format.manifest import cluster_key
 from tierlog.model.ids import LedgerId
 from tierlog.model.policy import NEVER, Policy
@@ -212,6 +213,32 @@ def test_who_forgets_when_a_policy_was_changed_stops_nothing_by_that():
         await leading(world, leader)
         assert leader.gate.stopped(STREAM) is None
         assert await newest(world) == written
+
+    run_virtual(main())
+
+
+def test_nor_does_the_bucket_forget_it_of_levels_that_are_as_they_were():
+    async def main():
+        world = World()
+        ledgers, catalog = await kept_for_longer(world), world.catalog()
+        before = backup(world.metadata)
+        world.clock.jump_wall(2 * 3600)
+        await catalog.policies.set_level(None, LONG)
+        await leading(world, Leader(world))
+        # As a release before does, with each change of any level.
+        levels = (await catalog.policies.levels()).with_level("other", Policy(block_size=2**23))
+        forgotten = replace(levels, changed_ms=0, level_changed_ms={})
+        found = await catalog.store.get(paths.POLICIES)
+        data = records.encode_levels(forgotten)
+        await catalog.store.set(paths.POLICIES, data, version=found.version)
+        leader = Leader(world)
+        await leading(world, leader)
+        assert leader.gate.stopped(STREAM) is None
+        restore(world.metadata, before)
+        leader = Leader(world)
+        await leading(world, leader)
+        assert leader.gate.stopped(STREAM).startswith(f"{RESTORED}: by the cluster's manifest")
+        assert await listed(world) == ledgers
 
     run_virtual(main())
 
