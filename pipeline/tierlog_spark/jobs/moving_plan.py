@@ -403,8 +403,26 @@ def arrived(pairs: Iterable[StreamPair], moved: Iterable[Moved], *, anew: bool) 
                 there.get(ledger_id) or _left(pair, ledger_id, kept)
                 for ledger_id, kept in pair.source.ledgers.items()
             )
-        found.append(StreamEnd(pair.source.cluster_id, head, ledgers))
+        found.append(StreamEnd(pair.source.cluster_id, _without_lost(pair, there), ledgers))
     return found
+
+
+def _without_lost(pair: StreamPair, there: Collection[LedgerId]) -> ManifestHead:
+    """Return the source's head; its attributes as of before any ledger that has no copy there.
+
+    What is lost with it stands in no attribute that is restored: those of before, and the entries
+    behind them, are known all the same.
+    """
+    head, before = pair.source.head, pair.target.head
+    assert head is not None
+    named, through = head.attributes, head.attributes_through
+    if named is None or through is None or before is None or before.attributes is None:
+        return head
+    copied = {*there, *(one for one, kept in pair.target.ledgers.items() if kept.uuid is not None)}
+    if all(one in copied or one > through.ledger_id for one in pair.source.ledgers):
+        return head
+    kept = replace(before.attributes, given_up=named.given_up, lost_keys=named.lost_keys)
+    return replace(head, attributes=kept)
 
 
 def _left(pair: StreamPair, ledger_id: LedgerId, kept: KeptLedger) -> bytes:

@@ -7,15 +7,20 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.contracts.attributes_suite import all_of
 from tests.simulation.virtual_loop import run_virtual
+from tests.unit.offload.test_attribute_restore import index_of
 from tests.unit.offload.world import STREAM
 from tests.unit.spark.moving_kit import BACK, COPY, PREFIX, begun, outcomes
 from tierlog.adapters.memory.faults import no_faults
+from tierlog.adapters.memory.objects import MemoryObjects
 from tierlog.format.attribute_page import new_page, seal
 from tierlog.format.keys import export_key
 from tierlog.format.manifest import is_manifest_key, parse_cluster_key, unkeep
 from tierlog.model.errors import CorruptError, RefusedError, RetryableError
+from tierlog.model.ids import LedgerId, NodeId
 from tierlog.offload.moving import write_manifest
+from tierlog.offload.restore import Verdict
 from tierlog.runtime.settings import S3Settings
 from tierlog_spark.jobs.moving import Move
 from tierlog_spark.jobs.moving_plan import BROUGHT, FAILED, THERE
@@ -401,5 +406,46 @@ def test_one_ledger_that_can_not_be_copied_keeps_none_behind_it_without_a_name(l
         life.site.world.bucket.damage(hurt.data_key, 700)
         await buckets.move(move)
         assert len((await buckets.restored_from_other()).streams[0].ledgers) == 6
+
+    run_virtual(main(), until_s=1000)
+
+
+def test_what_a_ledger_without_a_copy_had_stands_in_no_attribute_that_a_restore_brings() -> None:
+    async def main() -> None:
+        life, buckets, ids = await begun(uncopied=0)
+        await buckets.move(COPY)
+        new = [await life.ledger(number) for number in (9, 10)]
+        await life.site.write_manifests()
+        hurt = (await life.site.world.context(new[0])).location
+        assert hurt is not None
+        life.site.world.bucket.damage(hurt.data_key, 700)
+        places = buckets.manifests(buckets.store(COPY.target), COPY.target)
+
+        async def through() -> LedgerId:
+            known = await places.newest(STREAM, life.claimed.incarnation)
+            assert known.head is not None
+            assert known.head.attributes_through is not None
+            return known.head.attributes_through.ledger_id
+
+        for _ in range(2):
+            assert FAILED in outcomes(await buckets.move(COPY))
+            assert await through() == ids[-1]
+        life.site.world.bucket.damage(hurt.data_key, 700)
+        repaired = MemoryObjects(life.site.world.clock)
+        repaired.objects.update(buckets.other.objects)
+        await buckets.move(COPY)
+        assert await through() == new[1]
+
+        world = life.site.world
+        world.bucket = repaired
+        life.site.lose_metadata()
+        restorer = life.site.restorer(prefix=PREFIX, bucket="t")
+        plan = await restorer.plan()
+        assert [(one.verdict, one.ledger_id) for one in plan.findings] == [(Verdict.LOST, new[0])]
+        await restorer.apply(plan, world.catalog())
+        claimed = await world.catalog().streams.claim(STREAM, NodeId("n9"))
+        index = index_of(life.site, prefix=PREFIX)
+        last = max(one for one in life.as_of if one.ledger_id == ids[-1])
+        assert await all_of(index, await index.load(claimed)) == life.as_of[last]
 
     run_virtual(main(), until_s=1000)
