@@ -60,6 +60,10 @@ _TOO_LARGE: Final = 413
 CONNECTIONS_MAX: Final = 2048
 ALWAYS_ANSWERED: Final = frozenset({"/livez", "/readyz", "/metrics"})
 """What those ask who watch a process, who are not to end it because many others ask it."""
+READS: Final = frozenset({"GET", "HEAD"})
+"""What changes nothing, and is worth nothing without its answer."""
+_TASK: Final = "tierlog.task"
+_LEFT: Final = "tierlog.left"
 CERTIFICATE_NAMES: Final = "certificate_names"
 """In the state of a request: the names in the client's certificate, where TLS has verified one."""
 UNKNOWN_CALLER: Final = "tierlog.unknown_caller"
@@ -154,7 +158,11 @@ def problem_response(error: TierlogError) -> Response:
 
 
 class _Bounded:
-    """Refuses requests while there are as many connections as a process takes."""
+    """Refuses requests while there are as many connections as a process takes.
+
+    A read ends with its connection (``_Connection``), which is no error: else a client that goes
+    and asks again would have any number of them under way.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -163,7 +171,12 @@ class _Bounded:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if len(self.connections) < CONNECTIONS_MAX or scope["path"] in ALWAYS_ANSWERED:
-            await self._app(scope, receive, send)
+            scope[_TASK] = asyncio.current_task()
+            try:
+                await self._app(scope, receive, send)
+            except asyncio.CancelledError:
+                if _LEFT not in scope:
+                    raise
             return
         REFUSED.inc()
         response = problem_response(
@@ -407,6 +420,19 @@ class _Connection(H11Protocol):
             self._timer.cancel()
         self._cancel_taking()
         super().connection_lost(exc)
+        self._end_read()
+
+    def _end_read(self) -> None:
+        """End a read whose answer has not begun: nobody is there to take it.
+
+        What is sent already ends by itself; and at its end the server ends all that is left.
+        """
+        cycle = self.cycle
+        if cycle is None or not cycle.disconnected or cycle.response_started or self.config.ends:
+            return
+        if cycle.scope["method"] in READS and (task := cycle.scope.get(_TASK)) is not None:
+            cycle.scope[_LEFT] = True
+            task.cancel()
 
 
 class _EmbeddedServer(uvicorn.Server):

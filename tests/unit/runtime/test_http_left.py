@@ -1,5 +1,7 @@
 """A client that takes nothing of its answer is cut off: neither its bytes nor its place stay.
 
+Nobody reads for one that went.
+
 Design: adr/0030, point 7.
 """
 
@@ -160,3 +162,30 @@ async def test_a_slow_one_that_goes_on_taking_has_all_of_it(path, app, made):
                 assert data, "it was cut off"
                 came += len(data)
             assert loop.time() - begun_s > 1, "it takes longer than the limit"
+
+
+@pytest.mark.parametrize(("method", "how"), [("GET", "cancelled"), ("POST", "done")])
+async def test_a_read_ends_when_its_client_goes_and_what_changes_something_does_not(
+    method, how, app, caplog
+):
+    """Else one that goes and asks again would have any number of reads under way."""
+    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def waits() -> Response:
+        try:
+            await asyncio.sleep(1)
+            ended.set_result("done")
+        except asyncio.CancelledError:
+            ended.set_result("cancelled")
+            raise
+        return Response()
+
+    app.add_api_route("/waits", waits, methods=[method], response_class=Response)
+    asked = f"{method} /waits HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n".encode()
+    async with serve_http(app, host="127.0.0.1", port=0) as port:
+        with await asking(port, asked):
+            await asyncio.sleep(0.2)
+            assert not ended.done()
+        assert await asyncio.wait_for(ended, 5) == how
+        assert await status_of(port) == 200
+    assert caplog.records == []
