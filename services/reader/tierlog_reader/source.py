@@ -5,9 +5,9 @@ when it turns out not to have the ledger, wait at the tail. Does not own how a t
 
 Consistency: an answer is frames of one ledger from the asked entry on, never a gap and never
 past the LAC of an open ledger. An empty answer says "not yet", and only at the tail.
-Retries: a tier that fails, lacks or damages a ledger is left for the other one, after a fresh
-look at the metadata, at most once each, and each copy in tier 2; then its error is told. A
-position is refused after a fresh look alone.
+Retries: a tier that fails, lacks or damages a closed ledger, or refuses this process what it asks
+for, is left for the other one, after a fresh look at the metadata, at most once each, and each copy
+in tier 2; then its error is told. A position is refused after a fresh look alone.
 Cancellation: a read keeps nothing that another one waits for.
 """
 
@@ -265,7 +265,6 @@ class StreamSource:
                 with spending(Cause.READ, stream):
                     return await self._tier2.entry_at_time(ledger, context, publish_ms)
             except (RefusedError, RetryableError, CorruptError) as error:
-                _reraise_unless_gone(error, tier)
                 failed.note(tier, error, context)
 
     async def end(self, stream: StreamName) -> tuple[StreamSnapshot, Position | Edge]:
@@ -468,7 +467,6 @@ class StreamSource:
                         ledger, context, spot.entry_id, budget, self._following(snapshot, priority)
                     )
         except (RefusedError, RetryableError, CorruptError) as error:
-            _reraise_unless_gone(error, tier)
             log.info(
                 "tier.left", stream=stream, ledger_id=ledger.ledger_id, tier=tier, cause=str(error)
             )
@@ -591,8 +589,7 @@ async def _unless_gone(asked: Awaitable[T]) -> T | None:
         return None
 
 
-def _reraise_unless_gone(error: TierlogError, tier: Tier = Tier.TIER1) -> None:
-    """Raise what a node refuses. What a store refuses it refuses this process, not who reads."""
-    refused = isinstance(error, RefusedError) and error.reason not in GONE_REASONS
-    if refused and tier is Tier.TIER1:
+def _reraise_unless_gone(error: TierlogError) -> None:
+    """Raise what refuses to read an open ledger, which is nowhere else."""
+    if isinstance(error, RefusedError) and error.reason not in GONE_REASONS:
         raise error
