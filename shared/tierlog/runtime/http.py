@@ -9,7 +9,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from importlib.metadata import version
-from typing import Final
+from typing import Final, cast
 from uuid import UUID
 
 import structlog
@@ -430,8 +430,9 @@ class _Connection(H11Protocol):
         cycle = self.cycle
         if cycle is None or not cycle.disconnected or cycle.response_started or self.config.ends:
             return
-        if cycle.scope["method"] in READS and (task := cycle.scope.get(_TASK)) is not None:
-            cycle.scope[_LEFT] = True
+        scope = cast("Message", cycle.scope)
+        if scope["method"] in READS and (task := scope.get(_TASK)) is not None:
+            scope[_LEFT] = True
             task.cancel()
 
 
