@@ -26,8 +26,8 @@ from tierlog_spark.columns import PAYLOAD, TYPES, Table
 _E = TypeVar("_E", bound=StrEnum)
 
 MIB: Final = 1024 * 1024
-PARTITION_BYTES: Final = 64 * MIB
-FETCH_BYTES: Final = 8 * MIB
+PARTITION_BYTES: Final = 128 * MIB
+FETCH_BYTES: Final = 16 * MIB
 FETCH_BYTES_MAX: Final = 256 * MIB
 
 _UNITS: Final = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB}
@@ -52,8 +52,8 @@ OPTIONS: Final[Mapping[str, str]] = {
     "endTime": "the publish time to stop at, not included",
     "columns": "which ones, with commas between them",
     "payload": "false: all columns but the payload",
-    "partitionBytes": "how much one task reads, about (64m)",
-    "fetchBytes": "how much one request brings, about (8m)",
+    "partitionBytes": "how much one task reads, about (128m)",
+    "fetchBytes": "how much one request brings, about (16m)",
     "pushDownFilters": "false: Spark applies all filters itself",
     "maxEntriesPerTrigger": "how many entries a batch of a streaming read takes",
     "maxBytesPerTrigger": "how many bytes of entries it takes, about",
