@@ -150,6 +150,8 @@ class EntryPages:
                 text_len = page.text_len(unpacked_len, self.unpacking)
                 needed = max(needed, text_len // (COPIES_OF_AN_ANSWER * COPIES[kind]))
             if needed <= room_bytes:
+                # While it is sent it holds what it has, and not what it might have had.
+                room.shrink(COPIES_OF_AN_ANSWER * COPIES[kind] * needed)
                 return page, room
             # An entry alone may be longer than was asked for: see ``ServedReads.read``.
             room.leave()
