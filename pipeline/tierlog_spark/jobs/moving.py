@@ -194,7 +194,7 @@ def _moved(run: JobRun, move: Move, job: str) -> JobReport:
         ends = [*arrived(pairs, moved, anew=not move.restores), *ended]
         troubles += _finish(run, paced, ends, requests)
         counts["uploads_aborted"], of_none = asyncio.run(
-            _end(move, lives, moved, whole=whole and not troubles)
+            _end(move, living(found), moved, whole=whole and not troubles)
         )
         if move.restores:
             # Last: what the backup can't bring keeps back nothing that it can.

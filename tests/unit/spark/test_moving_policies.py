@@ -240,3 +240,13 @@ def test_the_clusters_manifest_comes_back_though_one_ledger_is_lost_for_good(mon
     assert (report.counts["there"], report.counts["failed"]) == (3, 1)
     assert manifests_of(bucket) == [], "one that names a damaged copy"
     assert of_cluster(buckets, COPY.source) == KEPT
+
+
+def test_policies_of_the_cluster_go_along_though_no_stream_of_it_can_be_copied(monkeypatch):
+    buckets = copied(monkeypatch)
+    set_policy(buckets, 5)
+    moving.copy(RUN, COPY)
+    lose_newest(buckets.site.world.bucket, "", cluster=False)
+    set_levels(buckets, 7)
+    assert moving.copy(RUN, COPY).counts["streams_failed"] == 1
+    assert of_cluster(buckets, COPY.target) == KEPT
