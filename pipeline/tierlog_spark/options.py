@@ -14,7 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final, NoReturn, TypeVar
 
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from tierlog.model.errors import RefusedError
 from tierlog.model.ids import INT64_MAX, StreamName, stream_name
@@ -171,6 +171,8 @@ def _s3(said: Mapping[str, str], s3: S3Settings) -> S3Settings:
     for field in ("endpoint_url", "access_key"):
         if values.get(field) == "":
             values[field] = None
+    if not is_endpoint(said.get("endpointurl", "")):
+        _refuse("endpointUrl", f"{said['endpointurl']!r} is no address: write http://host:port")
     if "secretkey" in said:
         values["secret_key"] = SecretStr(said["secretkey"]) if said["secretkey"] else None
     pair = said.get("accesskey"), said.get("secretkey")
@@ -178,6 +180,15 @@ def _s3(said: Mapping[str, str], s3: S3Settings) -> S3Settings:
     if (pair[0] is None) != (pair[1] is None) or bool(pair[0]) != bool(pair[1]):
         _refuse("accessKey", "accessKey and secretKey belong together")
     return s3.model_copy(update=values)
+
+
+def is_endpoint(url: str) -> bool:
+    """Tell whether an object store may be there, as the settings have it; empty: the SDK knows."""
+    try:
+        S3Settings(endpoint_url=url)
+    except ValidationError:
+        return False
+    return True
 
 
 def place_options(s3: S3Settings) -> dict[str, str]:

@@ -198,6 +198,7 @@ def _other(own: "S3Settings", url: str, option: str, **given: str | None) -> "S3
     from pydantic import SecretStr
 
     from tierlog.model.errors import RefusedError
+    from tierlog_spark.options import is_endpoint
 
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     if not url.startswith("s3://") or not bucket:
@@ -206,6 +207,11 @@ def _other(own: "S3Settings", url: str, option: str, **given: str | None) -> "S3
         raise RefusedError(
             "--access-key and --secret-key belong together",
             remedy="Give both: the secret in TIERLOG_OTHER_SECRET_KEY",
+        )
+    if not is_endpoint(given["endpoint_url"] or ""):
+        raise RefusedError(
+            f"--endpoint-url: {given['endpoint_url']!r} is no address",
+            remedy="Write http://HOST:PORT, or https://",
         )
     values: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if given["secret_key"] is not None:

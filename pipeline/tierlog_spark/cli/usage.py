@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from tierlog.cli.cost import AMOUNT_MAX
 from tierlog.cli.output import Output, OutputOption, size_text
 from tierlog.cli.session import command
 from tierlog_spark.cli.running import (
@@ -107,7 +108,9 @@ def cost(  # noqa: PLR0913 - one option each
     deletion_lag: Time = None,
     ledger_bytes_max: Bytes = None,
     block_size: Bytes = None,
-    reads: Annotated[float, typer.Option(min=0, help="How often a month's data are read.")] = 1.0,
+    reads: Annotated[
+        float, typer.Option(min=0, max=AMOUNT_MAX, help="How often a month's data are read.")
+    ] = 1.0,
     read_size: Annotated[str, typer.Option("--range", help="Bytes of one ranged GET.")] = "1MiB",
     dry_run: DryRun = False,
     cores: Cores = CORES,

@@ -149,6 +149,20 @@ def test_the_other_buckets_keys_belong_together(
         assert "belong together" in words(job, *options, *given, code=2, **more).stderr
 
 
+@pytest.mark.parametrize(
+    ("job", "options"), [("copy", ("--to", "s3://x")), ("restore", ("--from", "s3://x"))]
+)
+def test_the_other_endpoint_is_an_address(words: Words, job: str, options: Sequence[str]) -> None:
+    found = words(job, *options, "--endpoint-url", "minio:9000", code=2).stderr
+    assert "'minio:9000' is no address" in found
+    assert "http://HOST:PORT" in found
+
+
+@pytest.mark.parametrize("reads", ["inf", "nan", "-1"])
+def test_how_often_all_is_read_is_a_number(words: Words, reads: str) -> None:
+    assert "--reads" in words("cost", "--reads", reads, code=2).stderr
+
+
 def test_a_back_fill_is_of_what_its_options_say(
     words: Words, monkeypatch: pytest.MonkeyPatch
 ) -> None:

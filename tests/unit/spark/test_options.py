@@ -122,6 +122,7 @@ def test_streams_and_columns_are_named_once_each():
         ({"partitionBytes": "64 cows"}, "option partitionBytes"),
         ({"fetchBytes": "1g"}, "option fetchBytes"),
         ({"pushDownFilters": "maybe"}, "neither true nor false"),
+        ({"endpointUrl": "minio:9000"}, "'minio:9000' is no address"),
         ({"accessKey": "a"}, "belong together"),
         ({"accessKey": "", "secretKey": "s"}, "belong together"),
     ],
