@@ -82,7 +82,7 @@ class Memory:
     inherited: set[LedgerId] = field(default_factory=set)
     """Ledgers that the leader before left, and that no stream decided about has shown yet."""
     pauses: dict[StreamName, int] = field(default_factory=dict)
-    """How often each stream was paused, as of the last pass."""
+    """The number of each stream's newest pause, as of the last pass."""
     undecided: set[LedgerId] = field(default_factory=set)
     """Those, and the ledgers of streams that nothing may be decided about, as of the last pass."""
     _passes: int = 0

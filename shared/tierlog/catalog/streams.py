@@ -261,11 +261,12 @@ class StreamCatalog:
 
     async def pause_offload(self, name: StreamName, cause: str = "") -> Stream:
         """Let no offload of the stream begin, and no copy be deleted; again: the first holds."""
-        pause = OffloadPause(since_ms=self._clock.wall_ms(), cause=cause[:PAUSE_CAUSE_LEN_MAX])
+        now_ms = self._clock.wall_ms()
+        pause = OffloadPause(since_ms=now_ms, cause=cause[:PAUSE_CAUSE_LEN_MAX])
         return await self.change(
             name,
             lambda stream: replace(
-                stream, offload_pause=pause, offload_pauses=stream.offload_pauses + 1
+                stream, offload_pause=pause, offload_pauses=max(now_ms, stream.offload_pauses + 1)
             ),
             applied=lambda stream: stream.offload_pause is not None,
         )

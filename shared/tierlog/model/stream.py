@@ -92,7 +92,8 @@ class Stream:
     ``trimmed_end``: where the newest trimmed ledger ended; whoever has read up to there goes on.
     ``partitions``: how many it has; 0: it has entries itself, as each partition does.
     ``empty_ledger_id``: the newest ledger that left the list without an entry.
-    ``offload_pauses``: how often it was paused; one may end before anybody else has seen it.
+    ``offload_pauses``: the number of its newest pause, which may end before anybody else has seen
+    it. By the clock it is higher than those, too, that metadata from a backup have forgotten.
     ``policy_changed_ms``: of two policies the newer one's is higher.
     """
 

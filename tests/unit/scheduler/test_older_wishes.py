@@ -8,6 +8,7 @@ from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.world import STREAM, World
 from tests.unit.scheduler.manifests_kit import ENTRIES, Leader, backup, newest, offloaded, restore
 from tests.unit.scheduler.test_older_policies import SHORT, leading, listed
+from tierlog.model.manifest import said_older
 from tierlog.model.policy import Policy
 from tierlog.model.stream import OffloadPause
 from tierlog_scheduler.manifests import RESTORED
@@ -52,6 +53,32 @@ def test_a_stream_that_was_paused_since_is_left_as_it_is():
         await found.run_pass()
         await found.run_pass()
         assert await listed(world) == ledgers[-1:]
+
+    run_virtual(main())
+
+
+def test_a_new_pause_is_newer_than_all_that_a_backup_has_forgotten():
+    """By what lies in a copy of the bucket the stream would be older for ever."""
+
+    async def main():
+        world = World()
+        streams = world.catalog().streams
+        await world.stream()
+        before = backup(world.metadata)
+        for _ in range(3):
+            await streams.resume_offload(STREAM)
+            await streams.pause_offload(STREAM)
+        await leading(world, Leader(world))
+        copied = (await newest(world)).head
+        restore(world.metadata, before)
+        world.clock.jump_wall(1)
+        await streams.pause_offload(STREAM)
+        stream = await streams.resume_offload(STREAM)
+        leader = Leader(world)
+        await leading(world, leader)
+        assert leader.gate.stopped(STREAM) is None
+        assert copied is not None
+        assert said_older(stream, copied) is None
 
     run_virtual(main())
 

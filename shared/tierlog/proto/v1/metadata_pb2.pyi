@@ -423,7 +423,9 @@ class StreamRecord(_message.Message):
     empty_ledger_id: _builtins.int
     """The newest ledger that left the list without an entry; absent: none did, or not known."""
     offload_pauses: _builtins.int
-    """How often an admin has paused it: a pause may end before anybody else has seen it."""
+    """The number of its newest pause, which may end before anybody else has seen it: by the wall
+    clock, and more than that of the one before.
+    """
     policy_changed_ms: _builtins.int
     """Of two policies the newer one's is higher, as of PolicyLevelsRecord."""
     @_builtins.property
