@@ -35,7 +35,16 @@ async def gauge(cluster, name):
     return sum(float(line.split()[1]) for line in lines if line.startswith(name))
 
 
+@pytest.fixture
+async def small_cache(cluster):
+    """A reader whose cache is a third of what is followed."""
+    await cluster.restart("reader", TIERLOG_READER__CACHE_BYTES_MAX=str(4 * MIB))
+    yield
+    await cluster.restart("reader")
+
+
 @pytest.mark.covers("A02", "C02", "C07")
+@pytest.mark.usefixtures("small_cache")
 async def test_followers_from_the_first_entry_run_into_the_tail_while_ledgers_move(cluster):
     """By the client and by `tierlog read --follow`: appended, offloaded and deleted beside them."""
     events = numbered(0, 12_000)
@@ -65,6 +74,7 @@ async def test_followers_from_the_first_entry_run_into_the_tail_while_ledgers_mo
         ledgers = (await client.stream("moving"))["ledgers"]
         assert sum(not one["tier1"] for one in ledgers) >= 3, "ledgers went while they were read"
     assert await gauge(cluster, "tierlog_cache_overflow_bytes") == 0
+    assert await gauge(cluster, "tierlog_cache_evictions_total") > 0, "not all of it fits"
     assert await gauge(cluster, "tierlog_reader_tail_hit_bytes_total") > 0
 
 
