@@ -85,11 +85,15 @@ ELSEWHERE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What is measured: three calls. What ``put`` returns is what the others take."""
+    """What is measured: three calls. What ``put`` returns is what the others take.
+
+    ``runs``: in how many runs of neighbouring blocks an entry lies.
+    """
 
     put: Callable[[memoryview], Any]
     read: Callable[[Any], object]
     drop: Callable[[Any], object]
+    runs: Callable[[Any], int] | None = None
 
 
 def cache_class(name: str) -> Any:  # noqa: ANN401 - the compiled one is known to nobody
@@ -108,7 +112,12 @@ def opened(name: str, limit_bytes: int) -> Iterator[Store]:
     if name in {"plain", "compiled"}:
         cache = cache_class(name)(limit_bytes)
         read_into = cache.read_into
-        yield Store(cache.insert, lambda key: read_into(key, target), cache.delete)
+        yield Store(
+            cache.insert,
+            lambda key: read_into(key, target),
+            cache.delete,
+            runs=lambda key: len(cache.runs(key)),
+        )
         assert cache.free_blocks == cache.buffers * cache.layout.data_blocks, "blocks are lost"
         cache.close()
     elif name == "dict":
@@ -175,8 +184,13 @@ def sequential(
     return {"insert": inserted - start, "get": got - inserted, "delete": done - got}
 
 
-def mixed(store: Store, clock: Clock, source: memoryview, count: int, size: int) -> float:
-    """Do the random mix; seconds of it. What is left is deleted outside the time."""
+def mixed(
+    store: Store, clock: Clock, source: memoryview, count: int, size: int
+) -> tuple[float, float]:
+    """Do the random mix; seconds of it, and in how many runs an entry lies that is left then.
+
+    What is left is looked at and deleted outside the time.
+    """
     rng = random.Random(7)
     puts = [rng.random() < 0.6 for _ in range(count)]
     picks = [rng.random() for _ in range(count)]
@@ -195,9 +209,10 @@ def mixed(store: Store, clock: Clock, source: memoryview, count: int, size: int)
         if keys:
             read(keys[int(picks[-number] * len(keys))])
     seconds = clock() - start
+    runs = statistics.mean(map(store.runs, keys)) if store.runs else 0.0
     for key in keys:
         drop(key)
-    return seconds
+    return seconds, runs
 
 
 async def measure(parameters: Mapping[str, Any]) -> Result:
@@ -206,17 +221,18 @@ async def measure(parameters: Mapping[str, Any]) -> Result:
     large = 0 if name == "rocksdict" else parameters["large"]
     source = memoryview(random.Random(1).randbytes(SOURCE_BYTES))
     clock = time.process_time if parameters["cpu"] else time.perf_counter
-    passes = []
+    passes, runs = [], dict[str, float]()
     with opened(name, parameters["limit_bytes"]) as store:
         for _ in range(1 + (SLOW_WARM_PASSES if name == "rocksdict" else WARM_PASSES)):
             found = sequential(store, clock, source, count, size)
             for test, longest in RANDOM_BYTES.items():
-                found[test] = mixed(store, clock, source, count, longest)
+                found[test], runs[test] = mixed(store, clock, source, count, longest)
             if large:
                 taken = sequential(store, clock, source, large, MIB)
                 found |= {f"{test}_1m": seconds for test, seconds in taken.items()}
             passes.append(found)
-    return {**summary(passes, parameters), "rss_gib": rss_peak_bytes() / 2**30}
+    per_entry = {f"{test}_runs": found for test, found in runs.items()}
+    return {**summary(passes, parameters), **per_entry, "rss_gib": rss_peak_bytes() / 2**30}
 
 
 def summary(passes: list[dict[str, float]], parameters: Mapping[str, Any]) -> Result:
@@ -259,6 +275,11 @@ def claims_of(runs: Mapping[str, list[Result]]) -> list[Claim]:
             median_claim(f"{name}: {test}, each", results, f"{test}_us", unit="µs")
             for test in LARGE_TESTS
             if f"{test}_us" in results[0]
+        ]
+        found += [
+            median_claim(f"{name}: {test}, runs of an entry", results, f"{test}_runs", unit="")
+            for test in RANDOM_BYTES
+            if name in {"plain", "compiled"}
         ]
         found.append(median_claim(f"{name}: peak of memory", results, "rss_gib", unit="GiB"))
     return found
