@@ -81,6 +81,8 @@ async def test_services_start_restart_with_settings_and_stop(
 
     await services.restart("b", env={"LEVEL": "two"})
     assert services.log("b").read_text() == "level one\nlevel two\n"
+    await services.restart("b")
+    assert services.log("b").read_text() == "level one\nlevel two\nlevel one\n"
     pids = [services.pid("a"), services.pid("b")]
     await services.stop()
     assert [identify(pid) for pid in pids] == [None, None]

@@ -361,7 +361,7 @@ async def test_what_a_job_left_that_is_gone_is_deleted_by_the_scheduler(
 
             await cluster.until(gone, what="what was staged in vain is deleted")
         finally:
-            await cluster.restart("scheduler", TIERLOG_SCHEDULER__STAGING_S="86400")
+            await cluster.restart("scheduler")
         assert await payloads(client, name) == [b"kept"]
     async with open_ledgers(cluster.settings) as ledgers:
         assert killed.ledger_id not in await ledgers.ledgers()

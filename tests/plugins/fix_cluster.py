@@ -167,7 +167,7 @@ class ServiceCluster:
         self.services.kill(name)
 
     async def restart(self, name: str, **env: str) -> None:
-        """Start a service again, with changed settings if any are given."""
+        """Start a service again; settings that are given hold until the next restart."""
         begun_s = time.monotonic()
         await self.services.restart(name, env=env)
         print(f"[cluster] {name} was there again after {time.monotonic() - begun_s:.1f} s")

@@ -125,6 +125,7 @@ class EmbeddedServices:
 
         async def start_one(spec: ServiceSpec) -> None:
             nonlocal done
+            self._specs[spec.name] = spec
             await self._launch(spec)
             done += 1
             if progress is not None:
@@ -150,6 +151,7 @@ class EmbeddedServices:
 
     async def add(self, spec: ServiceSpec, progress: Progress | None = None) -> None:
         """Start one more service, and return when it is ready; on failure it is not left."""
+        self._specs[spec.name] = spec
         try:
             await self._launch(spec)
         except BaseException:
@@ -165,7 +167,10 @@ class EmbeddedServices:
         del self._children[name], self._specs[name]
 
     async def restart(self, name: str, *, env: Mapping[str, str] | None = None) -> None:
-        """Start one again on the same ports, stopping it first; `env` changes settings."""
+        """Start one again on the same ports, stopping it first.
+
+        `env` changes settings until the next restart, which begins with its own again.
+        """
         spec = self._specs[name]
         await self._children[name].stop(deadline_s=spec.stop_s_max)
         if env is not None:
@@ -192,7 +197,6 @@ class EmbeddedServices:
         argv = [sys.executable, "-P", "-m", spec.module]
         launch = Launch(argv=argv, cwd=Path.cwd(), log=log, env=environ, niceness=spec.niceness)
         child = Child.spawn(spec.name, launch, run_dir=self._run_dir)
-        self._specs[spec.name] = spec
         self._children[spec.name] = child
         missing = dict[str, str]()
         try:
