@@ -3,6 +3,7 @@
 plain       the reader's streaming cache as plain Python
 compiled    the same, when ``make compiled`` was run
 dict        a dict of bytes with the same copies: in, since who sends keeps its buffer, and out
+nothing     neither keeps nor copies: what of each time the loop around it takes, which is Python
 pravega     Pravega's own cache in Java, when a JDK 17 and Maven are there
 rocksdict   RocksDB, when requirements-bench.lock is installed
 
@@ -58,7 +59,7 @@ SLOW_WARM_PASSES: Final = 1
 """RocksDB takes minutes for one."""
 SOURCE_BYTES: Final = 8 * MIB
 TARGET_BYTES: Final = MIB
-STORES: Final = ("plain", "compiled", "dict", "pravega", "rocksdict")
+STORES: Final = ("plain", "compiled", "dict", "nothing", "pravega", "rocksdict")
 
 # Operations a second / the other's, at least. What is not named is told without a target.
 TARGETS: Final[Mapping[tuple[str, str], Mapping[str, float]]] = {
@@ -134,6 +135,9 @@ def opened(name: str, limit_bytes: int) -> Iterator[Store]:
             target[: len(data)] = data
 
         yield Store(put, read, kept.__delitem__)
+    elif name == "nothing":
+        keys = iter(range(2**62))
+        yield Store(lambda _data: next(keys), lambda _key: None, lambda _key: None)
     else:
         with tempfile.TemporaryDirectory() as folder:
             yield from _rocks(folder, target)

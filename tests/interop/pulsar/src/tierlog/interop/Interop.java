@@ -10,9 +10,11 @@ import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.security.MessageDigest;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.UUID;
@@ -39,6 +41,7 @@ import org.jclouds.blobstore.BlobStore;
  *         of the file, from memory; what it took
  * read    ledger_id, uuid, batch, singly [entry…]   all entries, then single ones; digests
  * scan    ledger_id, uuid, batch   all entries, in order, which are only looked at; what it took
+ * pick    ledger_id, uuid, singly [entry…]   single entries, one after the other; what each took
  * check   ledger_id, uuid, block_size   the raw bytes, as {@link Blocks} says
  * delete  ledger_id, uuid
  * </pre>
@@ -97,6 +100,7 @@ public final class Interop {
             case "write" -> write(asked, ledgerId, uuid, answer);
             case "read" -> read(asked, ledgerId, uuid, answer);
             case "scan" -> scan(asked, ledgerId, uuid, answer);
+            case "pick" -> pick(asked, ledgerId, uuid, answer);
             case "check" -> Blocks.check(store(), bucket, ledgerId, uuid, blockSize(asked), answer);
             case "delete" -> {
                 LedgerOffloader offloader = offloader(blockSize(asked));
@@ -187,6 +191,23 @@ public final class Interop {
             answer.put("entries", count);
             answer.put("bytes", bytes);
         }
+    }
+
+    private void pick(JsonNode asked, long ledgerId, UUID uuid, Map<String, Object> answer)
+        throws Exception {
+        List<Double> seconds = new ArrayList<>();
+        long bytes = 0;
+        try (ReadHandle ledger = opened(asked, ledgerId, uuid)) {
+            for (JsonNode entry : asked.get("singly")) {
+                long start = System.nanoTime();
+                try (LedgerEntries entries = ledger.read(entry.asLong(), entry.asLong())) {
+                    bytes += entries.getEntry(entry.asLong()).getLength();
+                }
+                seconds.add((System.nanoTime() - start) / 1e9);
+            }
+        }
+        answer.put("seconds", seconds);
+        answer.put("bytes", bytes);
     }
 
     private void read(JsonNode asked, long ledgerId, UUID uuid, Map<String, Object> answer)
