@@ -189,7 +189,8 @@ async def read_all(parameters: Mapping[str, Any]) -> Result:
             spark.stop()
             return _result(parameters, seconds)
         frame = frame_of(spark, parameters)
-        frame.write.format("noop").mode("overwrite").save()
+        for _ in range(parameters["warmups"]):
+            frame.write.format("noop").mode("overwrite").save()
         started_s = time.perf_counter()
         frame.write.format("noop").mode("overwrite").save()
         seconds = time.perf_counter() - started_s
@@ -367,6 +368,7 @@ async def measure(
             "bytes": share * count * size,
             "options": options or {},
             "bound": arguments.elsewhere,
+            "warmups": arguments.warmups,
         }
         return run_child(__file__, "read", parameters, env)
 
@@ -400,6 +402,7 @@ async def main() -> None:
     parser.add_argument(
         "--elsewhere", action="store_true", help="the store costs nothing, and Spark has its cores"
     )
+    parser.add_argument("--warmups", type=int, default=1, help="reads before the measured one")
     parser.add_argument("--s3a", type=Path, help="folder of the jars of hadoop-aws")
     arguments = parse(parser, quick_mb=200)
     if arguments.s3a is not None and not list(arguments.s3a.glob("hadoop-aws-*.jar")):

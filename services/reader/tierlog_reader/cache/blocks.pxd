@@ -27,24 +27,16 @@ cdef extern from *:
     #else
     #define TL_FETCH(address) ((void) (address))
     #endif
-    #define TL_AHEAD 6144LL
     #define TL_LINE 64LL
 
     /* A processor fetches ahead what is read on and on. It stops at what rounding left empty of an
        entry's last block, and the next entry begins cold. Where that is read next, it begins ``step``
-       bytes behind this one: it is asked for from here. Nothing is read, wherever that points. */
+       bytes behind this one: what is empty is asked for too, so that all is one stream. */
     static void tl_copy_out(char *target, const char *source, long long length, long long step) {
-        const char *ahead = source + TL_AHEAD;
-        long long at = 0;
-        if (step != 0 && length >= TL_AHEAD) {
-            for (; at + TL_LINE <= length; at += TL_LINE, ahead += TL_LINE) {
-                if (at >= length - TL_AHEAD && at < length - TL_AHEAD + TL_LINE)
-                    ahead += step - length;
-                TL_FETCH(ahead);
-                memcpy(target + at, source + at, TL_LINE);
-            }
-        }
-        memcpy(target + at, source + at, (size_t) (length - at));
+        long long at;
+        memcpy(target, source, (size_t) length);
+        for (at = length; at < step; at += TL_LINE)
+            TL_FETCH(source + at);
     }
     """
     void tl_copy_out(char* target, char* source, long long length, long long step) noexcept nogil
