@@ -19,7 +19,7 @@ from tierlog.model.errors import RefusedError
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.logs import configure_logging
 from tierlog.runtime.sections import LogSettings
-from tierlog_spark.jobs.frame import JobRun
+from tierlog_spark.jobs.frame import JobRun, plain_spark_errors
 
 Item = TypeVar("Item")
 Work = Callable[[Sequence[Item]], Awaitable[Sequence[Any]]]
@@ -131,14 +131,19 @@ def slots_of_executor(master: str, cores: str | None, slots: int) -> int:
 def run_tasks(
     run: JobRun, what: str, tasks: Sequence[Sequence[Item]], work: Work[Item]
 ) -> Iterator[Any]:
-    """Run ``work`` on each task's items, on executors, and give the rows of all of them."""
+    """Run ``work`` on each task's items, on executors, and give the rows of all of them.
+
+    What an executor raises of ours is raised here as what it is.
+    """
     context, total, done = run.spark.sparkContext, sum(map(len, tasks)), 0
     a_round = TASKS_A_SLOT * slots_of(run)
     run.progress(what, 0, total)
     for start in range(0, len(tasks), a_round):
         some = tasks[start : start + a_round]
         parts = context.parallelize(list(some), len(some))
-        yield from parts.mapPartitions(partial(_work_on, work)).collect()
+        with plain_spark_errors():
+            rows = parts.mapPartitions(partial(_work_on, work)).collect()
+        yield from rows
         done += sum(map(len, some))
         run.progress(what, done, total)
 

@@ -1,13 +1,15 @@
 """Work is cut so that each item is in one task and no task is much heavier than the others."""
 
 import random
+import traceback
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pyspark.errors import PySparkException
 
 from tests.unit.spark.test_export_comparing import Here
-from tierlog.model.errors import RefusedError
+from tierlog.model.errors import Reason, RefusedError
 from tierlog.ports.spending import Cause, CostMeter, spending
 from tierlog_spark.jobs import fanout
 from tierlog_spark.jobs.fanout import (
@@ -127,3 +129,26 @@ def test_what_tasks_asked_for_is_added_up_beside_their_rows():
     requests = Requests()
     assert list(requests.rest(rows)) == ["x", ("y",)]
     assert requests.counts == {"requests_sent": 3, "bytes_sent": 7, "bytes_received": 10}
+
+
+class Refused(Here):
+    """Executors, of which one may not do what it was told."""
+
+    def mapPartitions(self, _: Any) -> "Refused":  # noqa: N802 - Spark's name
+        return self
+
+    def collect(self) -> list[Any]:
+        error = RefusedError(
+            "the store refuses it", reason=Reason.PERMISSION_DENIED, remedy="Allow it"
+        )
+        pages = "".join(traceback.format_exception(error))
+        raise PySparkException(f"Job aborted due to stage failure:\n{pages}\n\tat org.x(Y)")
+
+
+def test_a_job_that_is_called_as_a_function_raises_what_its_executors_raised(monkeypatch):
+    monkeypatch.setattr(Here, "parallelize", lambda *_: Refused())
+    run = JobRun(spark=cast("Any", SimpleNamespace(sparkContext=Here())))
+    with pytest.raises(RefusedError) as caught:
+        list(fanout.run_tasks(run, "looks", [[1]], doubled))
+    assert caught.value.reason is Reason.PERMISSION_DENIED
+    assert (caught.value.message, caught.value.remedy) == ("the store refuses it", "Allow it")
