@@ -19,7 +19,7 @@ Crash: run it again; what has arrived is found by its index object, and is not s
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal
@@ -263,10 +263,24 @@ async def _prepared(move: Move) -> list[Incarnation]:
     """Return the streams that either has; refuse what is no source, and what can't be read."""
     async with opened(move.source) as bucket:
         found = await bucket.incarnations(move.streams)
+        copied = await bucket.manifests.clusters()
     async with _both(move) as (_, target):
         place = _manifests(target, move.target, _NO_CLUSTER)
-        await place.clusters()
+        there = await place.clusters()
+        if move.restores and copied and there and there.keys().isdisjoint(copied):
+            raise _not_a_copy(move, copied, there)
         return also_there(found, await place.streams(), move.streams)
+
+
+def _not_a_copy(move: Move, copied: Iterable[UUID], there: Iterable[UUID]) -> RefusedError:
+    of, ours = (", ".join(sorted(map(str, ids))) for ids in (copied, there))
+    return RefusedError(
+        f"s3://{move.source.bucket} is of cluster {of}, and s3://{move.target.bucket}, into which "
+        f"it is to be restored, of cluster {ours}",
+        remedy="Name a copy of this bucket; what is another cluster's gets a bucket, or prefix, of "
+        "its own, with: tierlog spark copy",
+        details={"bucket": move.source.bucket},
+    )
 
 
 @contextlib.asynccontextmanager

@@ -18,8 +18,10 @@ from tests.unit.spark.test_export_comparing import Here
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.adapters.memory.objects import MemoryObjectsClient
 from tierlog.format.manifest import is_manifest_key, parse_cluster_key
-from tierlog.model.errors import RetryableError
+from tierlog.model.errors import RefusedError, RetryableError
 from tierlog.model.ids import LedgerId, StreamName
+from tierlog.model.manifest import ClusterManifest
+from tierlog.model.node import Cluster
 from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.manifests import KnownManifest
 from tierlog_spark.jobs import fanout, moving
@@ -356,3 +358,28 @@ def test_a_copy_that_says_that_a_stream_is_being_deleted_is_not_told_otherwise(m
     assert buckets.other.objects == before
     assert report.counts["failed"] == 1
     assert "is being deleted, and the source does not" in report.rows[0]["error"]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_what_is_another_clusters_is_not_restored_into_a_bucket(monkeypatch, dry_run):
+    buckets = copied_once(monkeypatch)
+    bucket, run = buckets.site.world.bucket, replace(RUN, dry_run=dry_run)
+    bucket.objects.clear()
+    other = Cluster(cluster_id=UUID(int=9), created_ms=1)
+
+    async def written():
+        manifests = buckets.manifests(buckets.store(COPY.source), COPY.source)
+        await manifests.write_cluster(1, ClusterManifest(cluster=other))
+        return dict(bucket.objects)
+
+    before = run_virtual(written(), until_s=1000)
+    words = f"s3://t is of cluster .* s3://b, .* {other.cluster_id}"
+    with pytest.raises(RefusedError, match=words) as told:
+        moving.restore(run, BACK)
+    assert "tierlog spark copy" in told.value.remedy
+    assert bucket.objects == before
+    # A bucket that lost everything may be anybody's; and clusters may share one.
+    bucket.objects.clear()
+    assert moving.restore(RUN, BACK).counts["brought"] == 4
+    run_virtual(written(), until_s=1000)
+    assert moving.restore(run, BACK).counts["there"] == 4
