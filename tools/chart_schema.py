@@ -28,6 +28,8 @@ DECIDED: Final = frozenset(
     }
 )  # fmt: skip
 COMPONENTS: Final = ("ingest", "reader", "offloader", "scheduler")
+OTHER_KEY: Final = "TIERLOG_OTHER_SECRET_KEY"
+"""By which `tierlog spark copy` and `restore` have the key of the other bucket; no setting."""
 SAFE_VOLUMES: Final = (
     "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim",
     "projected", "secret",
@@ -168,7 +170,7 @@ def _component(name: str) -> Schema:
 
 def _spark() -> Schema:
     """Return what is said of scheduled jobs: their pods are a component's, without services."""
-    pod = _component("spark")["properties"]
+    pod = _component("spark")["properties"] | {"extraEnv": _spark_env()}
     services = {
         "replicaCount", "topologySpread", "topologySpreadConstraints", "pdb", "preStopSeconds",
         "terminationGracePeriodSeconds", "startup",
@@ -189,6 +191,14 @@ def _spark() -> Schema:
         scratchSize=SIZE,
         **{name: one for name, one in pod.items() if name not in services},
     )
+
+
+def _spark_env() -> Schema:
+    """Return variables of jobs: also the key of another bucket, out of a Secret."""
+    others = _extra_env()
+    secret = closed(name={"const": OTHER_KEY}, valueFrom=closed(secretKeyRef=FREE))
+    secret |= {"required": ["name", "valueFrom"]}
+    return {**others, "items": {"anyOf": [others["items"], secret]}}
 
 
 def _extra_env() -> Schema:

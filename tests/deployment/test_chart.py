@@ -500,6 +500,21 @@ def test_each_job_takes_what_the_chart_adds_to_it(chart: Chart):
         assert asked.params.get("memory", "2G") == "2G", name
 
 
+def test_a_job_has_the_key_of_another_bucket_out_of_a_secret(chart: Chart):
+    name, secret = "TIERLOG_OTHER_SECRET_KEY", {"secretKeyRef": {"name": "eu", "key": "secret"}}
+    said = {"name": name, "valueFrom": secret}
+    args = ["copy", "--to", "s3://logs-eu", "--access-key", "eu"]
+    jobs = {"copy": {"schedule": "0 3 * * *", "args": args}}
+    objects = chart({"spark": {"jobs": jobs, "extraEnv": [said]}})
+    assert said in pod_of(objects, "copy")[1]["spec"]["containers"][0]["env"]
+    for component, one in (
+        ("spark", {"name": name, "value": "in plain text"}),
+        ("spark", {"name": "TIERLOG_S3__SECRET_KEY", "valueFrom": secret}),
+        ("reader", said),
+    ):
+        assert "extraEnv" in chart.refused({component: {"extraEnv": [one]}})
+
+
 @pytest.mark.parametrize(("token", "secret"), [("", "service"), ("jobs", "jobs")])
 def test_jobs_on_spark_show_who_they_are(chart: Chart, token: str, secret: str):
     spark = {**SWITCHES["spark-jobs"]["spark"], "token": {"existingSecret": token}}
