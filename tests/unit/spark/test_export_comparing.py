@@ -177,3 +177,18 @@ async def test_a_single_object_is_read_by_its_key(monkeypatch: pytest.MonkeyPatc
         for row in batch["payload"].to_pylist()
     ]
     assert rows == ENTRIES
+
+
+async def test_what_pulsar_offloaded_is_of_the_managed_ledger_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket, name = ManifestBucket(monkeypatch), "public/default/persistent/orders"
+    world = World()
+    world.bucket = bucket.objects
+    metadata = metadata_of(ENTRIES, block_size=BLOCK)
+    # Its own name for it; no stream is named.
+    metadata = replace(metadata, custom={"pulsar/managed-ledger": name.encode()})
+    await driver_of(world).offload(ListHandle(LEDGER, ENTRIES, metadata), UUID_1, {})
+    async with opened(S3) as found:
+        [(ledger, _)] = await found.by_keys([KEY])
+    assert ledger.stream == name
