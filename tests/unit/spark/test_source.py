@@ -1,4 +1,11 @@
-"""What a user's own schema of ``format("tierlog")`` may be: a choice of the table's columns."""
+"""What a user's own schema of ``format("tierlog")`` may be: a choice of the table's columns.
+
+And the how-tos have a row for whatever a user can say.
+"""
+
+import re
+from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
@@ -15,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from tierlog.model.errors import RefusedError
-from tierlog_spark import TierlogDataSource
+from tierlog_spark import TierlogDataSource, options, write_options
 from tierlog_spark.columns import TYPES, Table
 from tierlog_spark.source import schema_of
 
@@ -58,3 +65,30 @@ def test_a_choice_of_the_columns_is_taken_in_its_own_order() -> None:
     with pytest.raises(RefusedError, match="table ledgers has no column payload binary"):
         LEDGERS.reader(chosen)
     LEDGERS.reader(LEDGERS.schema())
+
+
+def cells(page: str) -> list[list[list[str]]]:
+    """Return the names in each cell of a how-to's tables, row by row."""
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / page).read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")]
+    return [[re.findall(r"`(\w+)`", cell) for cell in row] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("page", "known"),
+    [
+        ("read-with-spark.md", options.OPTIONS),
+        ("write-with-spark.md", write_options.OPTIONS),
+    ],
+)
+def test_the_how_to_has_every_option(page: str, known: Collection[str]) -> None:
+    assert set(known) <= {name for row in cells(page) for name in row[0]}
+
+
+@pytest.mark.parametrize("table", Table)
+def test_the_how_to_has_every_column_of_every_table(table: Table) -> None:
+    rows, columns = cells("read-with-spark.md"), list(TYPES[table])
+    if table is Table.EVENTS:
+        assert set(columns) <= {name for row in rows for name in row[0]}
+    else:
+        assert [row[1] for row in rows if row[0] == [table]] == [columns]
