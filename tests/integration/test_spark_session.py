@@ -107,6 +107,10 @@ async def test_a_spark_session_reads_it_with_neither_a_service_nor_zookeeper(
             for name in ("zookeeper", "kafka", "redis"):
                 await servers.restart(name)
         await spoil(bucket, keys[1])
+        # Times are pushed down, too: nothing of the spoilt ledger, which ended before, is read.
+        since = T0 + 40_000
+        late = frame.where(f"publish_time >= timestamp_millis({since})")
+        assert [plain(row) for row in late.collect()] == [row for row in wanted if row[4] >= since]
         with pytest.raises(Exception, match=f"{keys[1]}.*another checksum") as caught:
             frame.where("ledger_id = 72").collect()
         assert given["secretKey"] not in str(caught.value)
