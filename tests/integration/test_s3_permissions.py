@@ -4,6 +4,7 @@ Each role does its work with the actions that the page says it needs; without th
 what the page says.
 """
 
+import asyncio
 import re
 import uuid
 from pathlib import Path
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.contracts.s3_proxy import Asked, Fault, S3Proxy
+from tests.integration.spark_kit import made_bucket, options_of, rows_read
 from tests.integration.test_upload_faults import ENTRIES, LEDGER, Place, opened
 from tests.unit.offload.scrubs import scrubber
 from tests.unit.offload.world import CLUSTER, STREAM, World, entries_of
@@ -22,6 +24,10 @@ from tierlog.offload.cleaning import UploadsUnseenError
 from tierlog.offload.manifests import ManifestStore
 from tierlog.ports.objects import ObjectStore
 from tierlog.ports.spending import CostMeter
+from tierlog_spark.jobs.export import ExportOptions, export
+from tierlog_spark.jobs.export.log import file_name
+from tierlog_spark.jobs.frame import JobRun
+from tierlog_spark.jobs.usage import usage
 
 pytestmark = pytest.mark.integration
 
@@ -158,3 +164,44 @@ async def test_without_list_bucket_a_process_does_not_start(place: Place):
     with pytest.raises(RefusedError) as caught:
         await start(place.store)
     assert caught.value.reason is Reason.PERMISSION_DENIED
+
+
+async def test_spark_reads_and_exports_with_what_the_page_says(servers, spark):
+    """Reads with a reader's; an export with four more actions where it writes to, and no others."""
+    async with (
+        S3Proxy(urlsplit(servers.endpoints.s3_endpoint_url).netloc) as proxy,
+        made_bucket(servers, "permissions") as bucket,
+    ):
+        stream = bucket.stream("s", raw=True)
+        await stream.add(21, [b"one", b"two"])
+        await stream.write()
+        s3 = bucket.s3.model_copy(update={"endpoint_url": proxy.url})
+        reads, to = needed_by("reader"), f"s3://{s3.bucket}/exports"
+        writes = set(re.findall(r"`(s3:\w+)`", sentence("`export` needs")))
+        assert len(writes) == 4
+
+        def rule(asked: Asked) -> Fault | None:
+            allowed = reads | writes if asked.key.startswith("exports/") else reads
+            action = ACTIONS[asked.operation]
+            return None if action in allowed else Fault.DENIED
+
+        proxy.rule = rule
+        rows = await rows_read(options_of(s3, stream="s"))
+        assert [row["payload"] for row in rows] == [b"one", b"two"]
+        assert len(await rows_read(options_of(s3), table="attempts")) == 1
+        options = ExportOptions(streams=("s",), to=to, s3=s3)
+        run = JobRun(spark=spark)
+        # What a run that died left is deleted.
+        left = f"exports/s/{file_name(date='x', number=1, run='0' * 32, task=1, index=1)}"
+        await bucket.objects.put(left, b"", metadata={})
+        done = await asyncio.to_thread(export, run, options)
+        assert (done.counts["events"], done.counts["removed"]) == (2, 1)
+        assert await bucket.objects.head(left) is None
+        counted = await asyncio.to_thread(usage, run, s3)
+        assert counted.counts["ledgers"] == 1
+
+
+def sentence(beginning: str) -> str:
+    """Return what the page says from these words on, up to the end of the sentence."""
+    text = PAGE.read_text(encoding="utf-8")
+    return text[text.index(beginning) :].partition(". ")[0]
