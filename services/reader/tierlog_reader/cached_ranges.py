@@ -104,10 +104,11 @@ class CachedRanges:
         return end if index is None else index.missing_end(at, end)
 
     def blank(self, key: str, start: int, size: int, *, ahead: bool) -> Blank | None:
-        self._have_index(key)
-        addresses: list[int] = []
+        who, addresses = _asks(ahead=ahead), list[int]()
+        if not self._have_index(key, who):
+            return None
         for at in range(0, size, ENTRY_BYTES_MAX):
-            address = self._reserve(min(size - at, ENTRY_BYTES_MAX), _asks(ahead=ahead))
+            address = self._reserve(min(size - at, ENTRY_BYTES_MAX), who)
             if address == NO_ADDRESS:
                 self._free(addresses)
                 if not self._is_used(key):
@@ -118,16 +119,18 @@ class CachedRanges:
         self.blanks.add(blank)
         return blank
 
-    def _have_index(self, key: str) -> None:
-        """Have an index of an object, which counts from here on."""
+    def _have_index(self, key: str, who: Asks) -> bool:
+        """Have an index of an object, which counts from here on, if there is room for one."""
         if key not in self._indexes:
             if len(self._indexes) >= self.store.entries + EMPTY_MAX:
                 self._forget_empty()
+            if not self.manager.take(INDEX_OBJECT_BYTES, who):
+                return False
             self._indexes[key] = ReadIndex(self.store, self.manager)
-            self.manager.owners_bytes += INDEX_OBJECT_BYTES
             if len(self._indexes) > self._objects_max:
                 self.forget(next(iter(self._indexes)))
         self._indexes.move_to_end(key)
+        return True
 
     def _is_used(self, key: str) -> bool:
         return len(self._indexes[key]) > 0 or any(blank.key == key for blank in self.blanks)
@@ -163,7 +166,7 @@ class CachedRanges:
         index = self._indexes.pop(key, None)
         if index is not None:
             index.clear()
-            self.manager.owners_bytes -= INDEX_OBJECT_BYTES
+            self.manager.give_back(INDEX_OBJECT_BYTES)
 
     def _forget_empty(self) -> None:
         for key in [key for key in self._indexes if not self._is_used(key)]:

@@ -117,7 +117,7 @@ _RUNS_READ: Final = Grows(
 )
 _OVERFLOW: Final = Gauge(
     "tierlog_cache_overflow_bytes",
-    "Bytes of all that the cache holds above its limit: what came without asking for room",
+    "Bytes of all that the cache holds above its limit, metadata included: always 0",
 )
 _OCCUPANCY: Final = Gauge(
     "tierlog_cache_occupancy", "How full the cache is, with all metadata: 0 to 1"

@@ -16,7 +16,8 @@ Invariants:
       went again is a miss, which tier 1 or tier 2 answers.
     * However many follow a ledger, one read of it waits at tier 1.
     * A ledger that left tier 1 is served from here for as long as its bytes stay.
-    * A cache without room is no failure: the subscription forgets what it had and goes on.
+    * A cache without room is no failure: the subscription forgets what it had and goes on. Without
+      any for what a ledger takes of Python's heap it is not followed: who waits there asks tier 1.
     * What subscriptions ask of tier 1 at once is within ``asked_bytes_max``: each asks for the less
       the more others do. (Runs come whole: of a longer one as much comes on top.)
     * At most ``ledgers_max`` ledgers are held; what they take of Python's heap counts as used.
@@ -43,7 +44,7 @@ from tierlog.model.errors import Reason, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.stream import ListedLedger
 from tierlog.offload.tier2_reader import EntryTooLongError
-from tierlog_reader.cache.manager import CacheManager
+from tierlog_reader.cache.manager import Asks, CacheManager
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.chunk import Budget, Chunk, without_rest
 from tierlog_reader.places import Tier
@@ -267,9 +268,10 @@ class TailMemory:
             held = None
         if held is None:
             self._make_room()
+            if not self._manager.take(HELD_BYTES, Asks.TAIL):
+                return
             held = _Held(ReadIndex(self._store, self._manager), entry_id, entry_id)
             self._held[ledger.ledger_id] = held
-            self._manager.owners_bytes += HELD_BYTES
         held.live = True
         self._used(ledger.ledger_id, held)
         task = self._group.create_task(self._take(ledger, held))
@@ -331,10 +333,10 @@ class TailMemory:
 
     def _add(self, held: _Held, chunk: Chunk) -> None:
         assert chunk.first_entry_id == held.next_id, "the newest entries follow the ones before"
-        offset = held.end
         self.bytes_taken += chunk.frames_len
-        if all(self._append(held, piece) for piece in chunk.frames):
-            self._note(held, chunk.first_entry_id, offset)
+        # The note first: what comes would else go to make room for it.
+        noted = self._note(held, chunk.first_entry_id)
+        if noted and all(self._append(held, piece) for piece in chunk.frames):
             held.next_id = chunk.end.entry_id
         else:
             self._forget(held)
@@ -346,21 +348,24 @@ class TailMemory:
         held.end += len(piece)
         return fitted
 
-    def _note(self, held: _Held, entry_id: EntryId, offset: int) -> None:
-        if held.offsets and offset - held.offsets[-1] < NOTE_EACH_BYTES:
-            return
-        held.starts.append(entry_id)
-        held.offsets.append(offset)
-        self._manager.owners_bytes += NOTE_BYTES
-        if len(held.starts) > held.notes_max:
+    def _note(self, held: _Held, entry_id: EntryId) -> bool:
+        """Note where the next entry begins, unless that is near; say whether there was room."""
+        if held.offsets and held.end - held.offsets[-1] < NOTE_EACH_BYTES:
+            return True
+        if len(held.starts) >= held.notes_max:
             self._forget_notes(held)
+        if not self._manager.take(NOTE_BYTES, Asks.TAIL):
+            return False
+        held.starts.append(entry_id)
+        held.offsets.append(held.end)
+        return True
 
     def _forget_notes(self, held: _Held) -> None:
         """Forget notes of bytes that went: nothing can be walked from there."""
         here = [held.index.holds(offset) for offset in held.offsets]
         held.starts = list(itertools.compress(held.starts, here))
         held.offsets = list(itertools.compress(held.offsets, here))
-        self._manager.owners_bytes -= NOTE_BYTES * (len(here) - sum(here))
+        self._manager.give_back(NOTE_BYTES * (len(here) - sum(here)))
         held.notes_max = max(NOTES_MAX_FIRST, 2 * sum(here))
 
     def _make_room(self) -> None:
@@ -376,13 +381,13 @@ class TailMemory:
 
     def _forget(self, held: _Held) -> None:
         held.index.clear()
-        self._manager.owners_bytes -= NOTE_BYTES * len(held.starts)
+        self._manager.give_back(NOTE_BYTES * len(held.starts))
         held.starts.clear()
         held.offsets.clear()
 
     def _drop(self, ledger_id: LedgerId) -> None:
         held = self._held.pop(ledger_id)
         self._forget(held)
-        self._manager.owners_bytes -= HELD_BYTES
+        self._manager.give_back(HELD_BYTES)
         held.live = False
         held.wake()

@@ -303,7 +303,7 @@ def test_what_entries_hold_shows_beside_what_they_take():
     assert (shown("stored_bytes"), shown("entries")) == (0, 0)
 
 
-def test_what_comes_unasked_shows_as_overflow_and_goes_when_the_next_asks():
+def test_what_would_come_unasked_shows_as_overflow_and_goes_when_the_next_asks():
     memory = memory_of()
     metrics.watch(torn_ranges(Torn(), memory), memory, CostMeter())
     put(memory, "a", 0, bytes(MIB))
@@ -316,6 +316,20 @@ def test_what_comes_unasked_shows_as_overflow_and_goes_when_the_next_asks():
     assert shown("bytes", state="free") == 0
     put(memory, "b", 0, b"b")
     assert shown("overflow_bytes") == 0
+
+
+def test_an_index_asks_for_its_room_and_where_there_is_none_nothing_is_kept():
+    memory = memory_of(objects_max=1)
+    manager, top = memory.manager, int(Thresholds().full * memory.store.bytes_max)
+    put(memory, "a", 0, bytes(MIB))
+    manager.promised_bytes = top - manager.used_bytes - INDEX_OBJECT_BYTES + 1
+    assert memory.blank("b", 0, 1, ahead=True) is None
+    assert (list(memory._indexes), manager.overflow_bytes) == (["a"], 0)
+    assert memory.known("a", 0), "nor is anything sent away for what is not let in"
+    put(memory, "b", 0, b"b")
+    assert memory.known("b", 0), "what is waited for sends away what was read before"
+    assert not memory.known("a", 0)
+    assert manager.overflow_bytes == 0
 
 
 def test_what_was_given_out_stays_when_its_blocks_are_used_again():

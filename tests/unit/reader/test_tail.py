@@ -17,10 +17,12 @@ from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.position import Edge
 from tierlog.model.stream import ListedLedger
 from tierlog_reader.cache.layout import Layout
+from tierlog_reader.cache.manager import Asks
 from tierlog_reader.cache.store import StreamingCache
 from tierlog_reader.cached_ranges import CachedRanges
 from tierlog_reader.chunk import Answer, Chunk
 from tierlog_reader.places import Tier
+from tierlog_reader.read_index import ReadIndex
 from tierlog_reader.tail import (
     HELD_BYTES,
     NOTE_BYTES,
@@ -364,6 +366,54 @@ def test_what_subscriptions_ask_for_at_once_is_bounded_and_each_may_ask(count):
             assert tier1.asked[-1] == tail.asked_bytes == MIB
 
     test()
+
+
+@pytest.mark.covers("C36")
+@on_virtual_time
+async def test_what_tails_take_of_pythons_heap_makes_others_go_and_never_passes_the_limit():
+    memory = tails_of()
+    manager = memory.manager
+    other, filled = ReadIndex(memory.store, manager), 0
+    while not manager.evictions:
+        other.fill(filled, bytes(4096), Asks.TAIL)
+        filled += 4096
+    assert manager.used_bytes > memory.store.bytes_max - HELD_BYTES
+    async with TailMemory(EndlessTier(), memory.store, manager).run() as tail:
+        for one in range(30):
+            ledger_id = LedgerId(one)
+            tail.follow(
+                ListedLedger(ledger_id=ledger_id, opened_ms=0, block_size=1, owner_epoch=1),
+                EntryId(0),
+            )
+            assert manager.overflow_bytes == 0
+        assert tail.subscriptions == 30
+        assert manager.owners_bytes == 30 * HELD_BYTES
+
+
+@on_virtual_time
+async def test_where_nothing_has_room_a_follower_reads_tier_1_and_misses_nothing():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.opened(A)
+    memory = tails_of()
+    manager = memory.manager
+    async with world.reader(tails=memory) as source, asyncio.TaskGroup() as group:
+        manager.promised_bytes = memory.store.bytes_max - manager.used_bytes - HELD_BYTES + 1
+        task = group.create_task(followed(source, at(ledger, len(A)), B[-1]))
+        for number, entry in enumerate(B[:-1]):
+            await asyncio.sleep(0.4)
+            await world.write(ledger, [entry], first=len(A) + number)
+        assert (manager.owners_bytes, manager.overflow_bytes) == (0, 0)
+        # With room for what comes, but none for a note of it beside, it is not kept either.
+        manager.promised_bytes = 0
+        await asyncio.sleep(3)
+        assert source._memory.subscriptions == 1
+        left = manager._cost(1000) + NOTE_BYTES - 1
+        manager.promised_bytes = memory.store.bytes_max - manager.used_bytes - left
+        await world.write(ledger, B[-1:], first=len(A) + len(B) - 1)
+        found, tiers = await task
+        assert (found, set(tiers)) == (B, {Tier.TIER1})
+        assert (manager.owners_bytes, manager.overflow_bytes) == (HELD_BYTES, 0)
 
 
 class BuggyTier:

@@ -27,7 +27,8 @@ Invariants:
     * An entry goes only when all of it is in tier 2, or is not wanted any more; never while it
       is pinned. Pinned entries stand in no line, so nothing is looked at twice.
     * Room that was promised counts as used until it is settled, and so does what entries take
-      beside the pool (``entry_bytes`` each), and what their owners say they take there.
+      beside the pool (``entry_bytes`` each), and what their owners take there. Whoever takes any of
+      it has asked for room before, so that all of it is never above the limit.
     * One call sends away ``victims_max`` entries at most: nobody waits for long. What would not
       be enough is not sent away.
     * Fetching ahead never sends away what was fetched ahead and is still to be read: a working
@@ -132,7 +133,7 @@ class CacheManager:
         self.came_bytes = 0
         self.promised_bytes = 0
         self.owners_bytes = 0
-        """What owners take beside the pool; they keep it up to date."""
+        """What owners took beside the pool, and did not give back yet."""
         self.evictions: Counter[str] = Counter()
         """Entries that went, by who asked for their room; "idle": nobody did."""
         self.early_evictions = 0
@@ -169,7 +170,7 @@ class CacheManager:
 
     @property
     def overflow_bytes(self) -> int:
-        """What is above the limit: owners say what they take, they do not ask for it."""
+        """What is above the limit, which nothing should be."""
         return max(0, self.used_bytes + self.promised_bytes - self._store.bytes_max)
 
     def promise(self, size: int, who: Asks) -> bool:
@@ -185,6 +186,19 @@ class CacheManager:
         """End a promise, right before the bytes are put in or when they won't be."""
         self.promised_bytes -= self._cost(size)
         assert self.promised_bytes >= 0, "more was settled than was promised"
+
+    def take(self, size: int, who: Asks) -> bool:
+        """Count bytes that an owner is to have beside the pool, or say that there is no room."""
+        if not self._make_room(size, who):
+            self.refusals[who.value] += 1
+            return False
+        self.owners_bytes += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """Count so much less beside the pool."""
+        self.owners_bytes -= size
+        assert self.owners_bytes >= 0, "more was given back than was taken"
 
     def _cost(self, size: int) -> int:
         """Return what an entry of this size takes."""

@@ -98,6 +98,23 @@ def test_bytes_that_tier_2_lacks_stay_however_full_it_is():
     assert room.manager.evictions == {"tail": 1}
 
 
+@pytest.mark.covers("C36")
+def test_what_owners_take_beside_the_pool_has_room_made_for_it_or_is_refused():
+    room = Room()
+    cold, limit = room.index(), room.store.bytes_max
+    for number in range(35):
+        assert cold.fill(number * 4 * BLOCK, data(4), Asks.TAIL)
+    assert room.manager.used_bytes == limit
+    assert room.manager.take(96, Asks.TAIL)
+    assert room.manager.evictions == {"tail": 1}
+    assert room.manager.used_bytes == limit - 4 * BLOCK + 96
+    assert not room.manager.take(limit, Asks.TAIL), "all that may go is not enough"
+    assert room.manager.refusals == {"tail": 1}
+    assert (len(cold), room.manager.owners_bytes) == (34, 96)
+    room.manager.give_back(96)
+    assert (room.manager.owners_bytes, room.manager.overflow_bytes) == (0, 0)
+
+
 def test_the_tail_goes_on_while_the_cache_is_full_of_other_things():
     room = Room()
     cold = room.index()
