@@ -63,6 +63,30 @@ def test_the_cache_is_measured_beside_the_tables_of_the_article() -> None:
         assert beside[f"article, i7-6700: {name}"] == table
 
 
+@pytest.mark.covers("C49", "C50", "C51", "C67")
+def test_a_run_of_it_here_tells_its_ratios_and_the_tables_beside_them() -> None:
+    told = subprocess.run(
+        [
+            *(sys.executable, str(BENCHMARKS / "bench_cache.py")),
+            *("--size", "1", "--runs", "1", "--stores", "plain,dict"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+    for test in ("insert", "get", "delete", "random_10", "random_100"):
+        assert re.search(rf"^  {test}: plain / dict +\d", told, re.MULTILINE), told
+        for store in ("plain", "dict"):
+            assert re.search(rf"^  {store}: {test}, a million +[\d,.]+ ", told, re.MULTILINE), told
+    for name, row in (
+        ("HashMap", "insert 2,516, get 2,201, delete 35, random_10 3,633, random_100 22,008"),
+        ("RocksDB", "insert 25,234, get 12,283, delete 577, random_10 21,399, random_100 314,369"),
+        ("Streaming Cache", "insert 890, get 830, delete 84, random_10 3,188, random_100 9,440"),
+    ):
+        assert f"elsewhere: article, i7-6700: {name}: {row} ms" in told
+
+
 @pytest.mark.covers("C46", "C47", "C48")
 @pytest.mark.parametrize("name", ["plain", "dict", "nothing"])
 def test_the_work_that_is_measured_is_that_of_the_article(name: str) -> None:

@@ -137,6 +137,7 @@ def test_what_is_present_is_never_replaced(room):
     assert text(index.read(0, 99)) == expected
 
 
+@pytest.mark.covers("C05")
 def test_one_index_holds_what_came_from_both_tiers(room):
     store, manager = room
     index = ReadIndex(store, manager, stored_end=100)

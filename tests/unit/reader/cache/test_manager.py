@@ -135,6 +135,7 @@ def test_what_would_not_be_enough_is_not_sent_away():
     assert cold.entries() == [(0, 4 * BLOCK)], "gone for nothing"
 
 
+@pytest.mark.covers("C16")
 def test_one_call_sends_away_a_bounded_number():
     room = Room(victims_max=3)
     index = room.index()

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import socket
 import sys
 import tracemalloc
 from types import SimpleNamespace
@@ -214,13 +215,22 @@ def test_what_get_returns_is_the_pool_itself_and_cannot_be_written(small):
 
 
 @pytest.mark.covers("C56")
-def test_views_are_written_to_a_file_as_they_are(small, tmp_path):
+@pytest.mark.parametrize("where", ["file", "socket"])
+def test_views_are_written_to_a_file_and_to_a_socket_as_they_are(small, tmp_path, where):
     cache = small(3)
     data = bytes(range(64)) * 9
     views = cache.get(cache.insert(data))
-    with (tmp_path / "out").open("wb", buffering=0) as file:
-        assert os.writev(file.fileno(), views) == len(data)
-    assert (tmp_path / "out").read_bytes() == data
+    # What lies in the pool now is what is written: nothing was copied on the way.
+    cache._pool.map[64], data = ord("w"), b"w" + data[1:]
+    if where == "file":
+        with (tmp_path / "out").open("wb", buffering=0) as file:
+            assert os.writev(file.fileno(), views) == len(data)
+        assert (tmp_path / "out").read_bytes() == data
+    else:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            assert ours.sendmsg(views) == len(data)
+            assert theirs.recv(1000) == data
 
 
 @pytest.mark.covers("C17", "C35", "C54")
