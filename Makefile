@@ -51,6 +51,7 @@ test: venv ## all tests, on real servers that are started and stopped
 	$(BIN)/python -m tools.compile_cache --if-possible
 	@# In their order, which has the long files first: else they come last, one worker idle beside them.
 	$(BIN)/pytest -n $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder
+	@if [ -e .venv/with-obstore ]; then $(MAKE) --no-print-directory test-obstore; fi
 
 simulate: venv ## one run of the whole system on virtual time, with its trace: make simulate SEED=7
 	$(BIN)/python -m tests.simulation.run --seed $(or $(SEED),1)
@@ -112,7 +113,8 @@ demo-cluster: venv ## three nodes: one is lost for good, one comes back, in the 
 compiled: venv ## compile the reader's streaming cache, where a C compiler is (it runs without one too)
 	@$(BIN)/python -m tools.compile_cache
 
-test-obstore: venv ## reads by obstore (the extra tierlog[obstore]), through the object store's contract
+.PHONY: test-obstore
+test-obstore: venv ## reads by obstore (the extra tierlog[obstore]), through the object store's contract; then `make test` does it too
 	@$(BIN)/python -m tools.setup_obstore
 	.venv/with-obstore/bin/python -m pytest tests/interop/obstore_reads.py -q
 

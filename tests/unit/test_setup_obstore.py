@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.setup_obstore import make_beside, python_of
+from tools.setup_obstore import PATH, make_beside, python_of
 from tools.setup_venv import ROOT
 
 PROGRAM = """
@@ -26,6 +26,14 @@ def test_it_has_what_the_running_one_has_and_is_another(tmp_path):
     assert Path(prefix) == tmp_path / "one" != Path(sys.prefix)
     assert Path(room) == ROOT / "shared" / "tierlog"
     assert Path(server).parent == tmp_path / "one" / "bin"
+
+
+def test_all_tests_are_its_tests_too_where_it_was_made():
+    told = subprocess.run(
+        ["make", "-n", "test"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    wanted = f"if [ -e {PATH.relative_to(ROOT)} ]; then make --no-print-directory test-obstore; fi"
+    assert wanted in told
 
 
 def test_no_target_installs_an_extra_into_the_environment_of_all_others():
