@@ -3,10 +3,11 @@
 one       one reader over HTTP, from the first entry of an offloaded ledger to its last, cold
 eight     eight at once, from the first entry on: all of them want every range
 resident  what the reader's process has in memory while 1, 8, 64 and 256 read at places of their
-          own, ``--size`` in all each time, within a budget of 256 MB
+          own, ``--size`` in all each time, within a budget of 256 MB; and the same with a quarter
+          of that as pages of JSON and of Arrow, and over gRPC
 
 GETs are the reader's own count; a range is one MiB of what was read. The reader is started anew
-before each run, but for those of one row of readers, whose numbers grow: what it took it keeps.
+before each run, but for those of one way of reading, whose numbers grow: what it took it keeps.
 """
 
 import argparse
@@ -32,18 +33,28 @@ from common import (
     say,
     take_turns,
 )
-from reading import READ_BYTES, cold_reader, offload, peak_of, places_in, read_many, reader_says
+from reading import (
+    READ_BYTES,
+    cold_reader,
+    offload,
+    peak_of,
+    places_in,
+    read_many,
+    read_many_by_grpc,
+    reader_says,
+)
 from tierlog.model.ids import LedgerId
 
 MANY: Final = 8
 GETS_MAX: Final = 1.1
 BUDGET_BYTES: Final = 256 * MB
-CACHE_BYTES: Final = 128 * MIB
+CACHE_BYTES: Final = 96 * MIB
 OF_256_BYTES: Final = 256 * 1024
 """What one of very many asks for at once."""
 BESIDE_MB_MAX: Final = 150.0
 FLAT: Final = 1.1
 PARTS: Final = ("same", "memory")
+WAYS: Final = ("runs", "ndjson", "arrow", "grpc")
 
 
 class Readers:
@@ -61,19 +72,24 @@ class Readers:
         each = result["bytes"] / number
         return {**result, "gets": gets, "gets_per_range": gets / max(1.0, each / MIB)}
 
-    async def apart(self, number: int) -> Result:
+    async def apart(self, number: int, way: str) -> Result:
         """Let so many read at places of their own, as much in all as one reads."""
         places = places_in(self._ledger_id, self._entries, number)
         pid = self.bench.cluster.services.pid("reader")
-        work = self._read(places, self._byte_count // number, OF_256_BYTES)
+        byte_count = self._byte_count if way == "runs" else self._byte_count // 4
+        work = self._read(places, byte_count // number, OF_256_BYTES, way)
         result, peak = await peak_of(pid, work)
         return {**result, "resident_mb": peak / MB}
 
-    async def _read(self, places: list[str], bytes_each: int, read_bytes: int) -> Result:
+    async def _read(
+        self, places: list[str], bytes_each: int, read_bytes: int, way: str = "runs"
+    ) -> Result:
         parameters = {
             "stream": STREAM, "places": places, "bytes_each": bytes_each, "read_bytes": read_bytes,
+            "way": way, "address": self.bench.cluster.address("reader", "grpc"),
         }  # fmt: skip
-        return await run_child(__file__, "many", parameters, self.bench.env)
+        mode = "grpc" if way == "grpc" else "many"
+        return await run_child(__file__, mode, parameters, self.bench.env)
 
 
 def claims_of(runs: dict[str, list[Result]], numbers: list[int]) -> list[Claim]:
@@ -94,7 +110,15 @@ def claims_of(runs: dict[str, list[Result]], numbers: list[int]) -> list[Claim]:
                 for name in ("one", "eight")
             ),
         ]  # fmt: skip
-    apart = [name for name in map(_named, numbers) if name in runs]
+    for way in WAYS:
+        apart = [name for number in numbers if (name := _named(number, way)) in runs]
+        found += _apart_claims(runs, apart)
+    return found
+
+
+def _apart_claims(runs: dict[str, list[Result]], apart: list[str]) -> list[Claim]:
+    """Return what is claimed of one way of reading, whose runs are named, fewest readers first."""
+    found = []
     for name in apart:
         most = BUDGET_BYTES / MB + BESIDE_MB_MAX
         found.append(
@@ -114,8 +138,8 @@ def claims_of(runs: dict[str, list[Result]], numbers: list[int]) -> list[Claim]:
     return found
 
 
-def _named(number: int) -> str:
-    return f"{number} apart"
+def _named(number: int, way: str) -> str:
+    return f"{number} apart" if way == "runs" else f"{number} apart, {way}"
 
 
 async def measure(arguments: argparse.Namespace, readers: Readers) -> dict[str, list[Result]]:
@@ -127,11 +151,12 @@ async def measure(arguments: argparse.Namespace, readers: Readers) -> dict[str, 
         )
     if "memory" in arguments.parts:
         for turn in range(arguments.runs):
-            await cold_reader(readers.bench)
-            for number in arguments.readers:
-                result = await readers.apart(number)
-                runs.setdefault(_named(number), []).append(result)
-                say(f"round {turn + 1}: {_named(number)}: {result['resident_mb']:,.0f} MB resident")
+            for way in arguments.ways.split(","):
+                await cold_reader(readers.bench)
+                for number in arguments.readers:
+                    result, name = await readers.apart(number, way), _named(number, way)
+                    runs.setdefault(name, []).append(result)
+                    say(f"round {turn + 1}: {name}: {result['resident_mb']:,.0f} MB resident")
     return runs
 
 
@@ -139,6 +164,7 @@ async def main() -> None:
     """Measure and tell."""
     parser = arguments_parser("many readers of one ledger", size_mb=1000)
     parser.add_argument("--parts", default=",".join(PARTS), help="which of these to measure")
+    parser.add_argument("--ways", default=",".join(WAYS), help="how memory is read through")
     parser.add_argument("--readers", type=positives, default=[1, 8, 64, 256], help="at once")
     arguments = parse(parser, quick_mb=200)
     size = arguments.size * MB
@@ -161,5 +187,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    if not child_mode({"many": read_many}):
+    if not child_mode({"many": read_many, "grpc": read_many_by_grpc}):
         asyncio.run(main())

@@ -18,9 +18,12 @@ from urllib.parse import urlsplit
 
 import aioboto3
 import aiohttp
+import grpc
 from aiobotocore.config import AioConfig
 
 from common import MIB, Bench, Meter, Result, begun
+from tierlog.proto.v1 import reader_pb2 as pb
+from tierlog.proto.v1 import reader_pb2_grpc
 from tierlog.runtime.settings import load_settings
 
 T = TypeVar("T")
@@ -33,6 +36,11 @@ READ_BYTES: Final = 4 * MIB
 COMPLETE_S_MAX: Final = 300.0
 COME_AGAIN: Final = frozenset({429, 503})
 LOOK_S: Final = 0.05
+ACCEPTED: Final = {
+    "ndjson": "application/x-ndjson",
+    "arrow": "application/vnd.apache.arrow.stream",
+}
+"""Ways to read pages of entries; any other way is runs."""
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -42,10 +50,14 @@ PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 class Readers:
     """Readers over HTTP, and how many bytes they have."""
 
-    def __init__(self, session: aiohttp.ClientSession, stream: str, read_bytes: int) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, stream: str, read_bytes: int, way: str = "runs"
+    ) -> None:
         address = load_settings().client.reader_http_address
         self._session, self._read_bytes = session, read_bytes
-        self._url = f"http://{address}/v1/streams/{stream}/runs"
+        kind = "entries" if way in ACCEPTED else "runs"
+        self._url = f"http://{address}/v1/streams/{stream}/{kind}"
+        self._headers = {"Accept": ACCEPTED[way]} if way in ACCEPTED else {}
         self.length = 0
 
     async def read(self, where: str, byte_count: int) -> None:
@@ -53,7 +65,8 @@ class Readers:
         enough = 0
         while enough < byte_count:
             query = {"from": where, "bytes_max": str(self._read_bytes)}
-            async with self._session.get(self._url, params=query) as answer:
+            asked = self._session.get(self._url, params=query, headers=self._headers)
+            async with asked as answer:
                 if answer.status in COME_AGAIN:
                     await asyncio.sleep(LOOK_S)
                     continue
@@ -75,7 +88,8 @@ class Readers:
 async def _readers(parameters: Mapping[str, Any]) -> AsyncIterator[Readers]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(read_bufsize=MIB, connector=connector) as session:
-        yield Readers(session, parameters["stream"], parameters["read_bytes"])
+        way = parameters.get("way", "runs")
+        yield Readers(session, parameters["stream"], parameters["read_bytes"], way)
 
 
 async def read_many(parameters: Mapping[str, Any]) -> Result:
@@ -86,6 +100,41 @@ async def read_many(parameters: Mapping[str, Any]) -> Result:
             for place in parameters["places"]:
                 group.create_task(readers.read(place, parameters["bytes_each"]))
         return meter.result(readers.length)
+
+
+async def read_many_by_grpc(parameters: Mapping[str, Any]) -> Result:
+    """Follow from each of some places at once, so many bytes each (in a child)."""
+    async with grpc.aio.insecure_channel(parameters["address"]) as channel:
+        stub: Any = reader_pb2_grpc.ReaderStub(channel)
+
+        async def read(where: str) -> int:
+            length, at_end = 0, False
+            while length < parameters["bytes_each"] and not at_end:
+                asked = pb.FollowRequest(
+                    stream=parameters["stream"],
+                    resume=where,
+                    bytes_max=parameters["read_bytes"],
+                    stop_at_end=True,
+                )
+                try:
+                    at_end = True
+                    call = stub.Follow(asked)
+                    async for answer in call:
+                        length, where = length + answer.ByteSize(), answer.resume
+                        if length >= parameters["bytes_each"]:
+                            call.cancel()
+                            break
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        raise
+                    at_end = False
+                    await asyncio.sleep(LOOK_S)
+            return length
+
+        meter = Meter()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(read(place)) for place in parameters["places"]]
+        return meter.result(sum(task.result() for task in tasks))
 
 
 async def read_on(parameters: Mapping[str, Any]) -> Result:

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from tierlog.runtime.settings import ReaderSettings
+from tierlog_reader.memory import parts_of
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -141,6 +144,24 @@ def test_one_benchmark_is_run_for_the_change_that_it_measures() -> None:
     assert "benchmarks/bench_cache.py" in chosen
     assert '"$b" --quick' in chosen
     assert (BENCHMARKS / "bench_cache.py").exists()
+
+
+def test_memory_is_to_be_flat_whichever_way_many_readers_read() -> None:
+    many = _benchmark("bench_read_many")
+    assert many.WAYS == ("runs", "ndjson", "arrow", "grpc")
+    runs = {
+        many._named(number, way): [{"resident_mb": mb, "mb_per_s": 1.0}]
+        for way in many.WAYS
+        for number, mb in ((1, 300.0), (256, 360.0 if way == "grpc" else 310.0))
+    }
+    claims = [one for one in many.claims_of(runs, [1, 256]) if " / " in one.name]
+    assert [one.met for one in claims] == [True, True, True, False]
+
+
+def test_the_budget_that_many_readers_share_is_one_that_a_reader_takes() -> None:
+    many = _benchmark("bench_read_many")
+    limits = ReaderSettings(memory_bytes_max=many.BUDGET_BYTES, cache_bytes_max=many.CACHE_BYTES)
+    assert parts_of(limits, limit_paths=()).total == many.BUDGET_BYTES == 256_000_000
 
 
 async def test_the_proxy_adds_a_round_trip_and_carries_all_of_both_directions() -> None:
