@@ -31,7 +31,8 @@ SPAN_ID_LEN: Final = 8
 
 _VERSION: Final = re.compile(r"(\d{1,4})\.\d{1,4}", re.ASCII)
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})", re.ASCII)
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)", re.ASCII)
+# Other languages' clocks give seven digits of a second, or nine.
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,30})?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _HEADER_LEN_MAX: Final = 4096
 
@@ -153,10 +154,12 @@ def _to_rfc3339(time_ms: int) -> str:
 
 
 def _from_rfc3339(text: str) -> int:
-    if _TIME.fullmatch(text) is None:
+    # Its letters may be small ones.
+    time = text.upper()
+    if _TIME.fullmatch(time) is None:
         raise _corrupt("ce_time", f"is {text[:40]!r}")
     try:
-        return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
+        return (datetime.fromisoformat(time) - _EPOCH) // timedelta(milliseconds=1)
     except ValueError as error:
         raise _corrupt("ce_time", f"is {text[:40]!r}") from error
 
