@@ -8,6 +8,7 @@ Invariants:
     * Events of one ledger have one key, hence one partition and one order.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -43,6 +44,10 @@ CUT: Final = "tierlog_cut_from_bytes"
 MARK: Final = "tierlog_dead_letter"
 MARK_OF: Final = "tierlog_dead_letter_of"
 MARK_TIME_MS: Final = "tierlog_dead_letter_time_ms"
+
+
+# CloudEvents wants an absolute URI there, without which some of its libraries send nothing.
+_SCHEMA_PLACE: Final = re.compile("[:/#]")
 
 
 class Trigger(StrEnum):
@@ -194,7 +199,7 @@ def parse_request(event: Event) -> OffloadRequest:
     if len(event.value) > VALUE_LEN_MAX:
         raise _bad(f"it has {len(event.value)} bytes")
     envelope = parse_headers(event.headers)
-    if envelope.dataschema != pb.OffloadRequest.DESCRIPTOR.full_name:
+    if _SCHEMA_PLACE.split(envelope.dataschema)[-1] != pb.OffloadRequest.DESCRIPTOR.full_name:
         raise _bad(f"it says to be a {envelope.dataschema[:80]!r}")
     message = pb.OffloadRequest()
     try:

@@ -12,12 +12,18 @@ from tierlog.adapters.kafka.common import as_error
 from tierlog.adapters.memory.events import MemoryEventPublisher
 from tierlog.adapters.memory.faults import Faults, Outcome
 from tierlog.format import paths
-from tierlog.model.errors import Reason, RefusedError, RetryableError
+from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import AttemptOutcome, OffloadState
 from tierlog.model.stream import Stream
 from tierlog.offload.attempting import LockedError
-from tierlog.offload.messages import ERROR_LEN_MAX, Trigger, parse_result, trace_of
+from tierlog.offload.messages import (
+    ERROR_LEN_MAX,
+    Trigger,
+    parse_request,
+    parse_result,
+    trace_of,
+)
 from tierlog.offload.timed import CopyTime
 from tierlog.ports.events import Event
 from tierlog.proto.v1 import events_pb2 as pb
@@ -30,6 +36,32 @@ HOUR = 3600.0
 async def sealed(world: World):
     claimed = await world.stream()
     return claimed, await world.seal(claimed, ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken"),
+    [
+        ("tierlog.v1.OffloadRequest", True),
+        ("urn:tierlog:tierlog.v1.OffloadRequest", True),
+        ("https://schemas.example/tierlog.v1.OffloadRequest", True),
+        ("https://schemas.example/events.proto#tierlog.v1.OffloadRequest", True),
+        ("urn:tierlog:tierlog.v1.OffloadResult", False),
+        ("untierlog.v1.OffloadRequest", False),
+        ("", False),
+    ],
+)
+def test_the_schema_of_a_request_may_be_named_by_a_uri(schema, taken):
+    async def main():
+        world = World()
+        plain = world.request(*await sealed(world))
+        asked = replace(plain, headers={**plain.headers, "ce_dataschema": schema.encode()})
+        if taken:
+            assert parse_request(asked) == parse_request(plain)
+        else:
+            with pytest.raises(CorruptError, match="says to be"):
+                parse_request(asked)
+
+    run_virtual(main())
 
 
 def test_a_paused_stream_gets_no_attempt_and_is_told_of():
