@@ -39,7 +39,8 @@ COMMAND = re.compile(
 END = re.compile(r"[|<>;)'\"`]|&&| #|  |:? …")
 DOTTED = re.compile(r"`([a-z0-9_]+(?:\.[a-z0-9_]+)+)(?:=[^`]*)?`")
 METRIC = re.compile(r"\btierlog_[a-z0-9_]*[a-z0-9](?!\w)")
-ROUTE = re.compile(r"\b(GET|POST|PUT|DELETE) (/v1/[\w/{}.-]*[\w}])")
+METHODS_OF_ROUTES = ("GET ", "POST ", "PUT ", "PATCH ", "DELETE ")
+ROUTE = re.compile(r"\b(GET|POST|PUT|PATCH|DELETE) (/v1/[\w/{}.-]*[\w}])")
 
 
 def snippets(path: Path) -> Iterator[str]:
@@ -157,17 +158,19 @@ def test_each_route_that_there_is_stands_in_the_page_of_routes():
         name
         for surface in surfaces()
         for name in surface.operations
-        if name.startswith(("GET ", "POST ", "PUT ", "DELETE ")) and not name.endswith("-redirect")
+        if name.startswith(METHODS_OF_ROUTES) and not name.endswith("-redirect")
         if not _is_told(re.sub(r"\{\w+\}", "{}", name), page)
     }
     assert lacking == set()
 
 
 def _is_told(route: str, page: str) -> bool:
-    """Tell whether a route is in a page, whole or by its end behind another one's."""
+    """Tell whether a route is in a page: whole, by its end, or by its method behind its GET."""
     method, _, path = route.partition(" ")
-    ways = [route, f"…/{path.rpartition('/')[2]}", *([f"GET {path}"] if method == "PUT" else [])]
-    return any(re.search(rf"`{re.escape(one)}[`?]", page) for one in ways)
+    ways = [route, f"…/{path.rpartition('/')[2]}"]
+    if any(re.search(rf"`{re.escape(one)}[`?]", page) for one in ways):
+        return True
+    return any(f"`GET {path}`" in row and f"`{method} …`" in row for row in page.splitlines())
 
 
 def test_each_place_that_the_architecture_sends_to_is_there():
