@@ -164,6 +164,13 @@ def test_the_budget_that_many_readers_share_is_one_that_a_reader_takes() -> None
     assert parts_of(limits, limit_paths=()).total == many.BUDGET_BYTES == 256_000_000
 
 
+def test_each_benchmark_stands_with_the_numbers_that_it_gave() -> None:
+    page = (ROOT / "docs" / "reference" / "benchmarks.md").read_text("utf-8")
+    there = {path.name for path in BENCHMARKS.glob("bench_*.py")}
+    assert len(there) > 20
+    assert {one for one in there if f"benchmarks/{one}" not in page} == set()
+
+
 async def test_the_proxy_adds_a_round_trip_and_carries_all_of_both_directions() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with contextlib.aclosing(_pieces(reader)) as pieces:
