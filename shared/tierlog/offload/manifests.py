@@ -232,12 +232,12 @@ class ManifestStore:
         return False
 
     async def _is_whole(self, attempt: AbandonedAttempt, context: OffloadContext) -> bool:
-        at = attempt.location
-        if not known_here(at):
+        if not known_here(at := attempt.location):
             return True  # its driver alone could tell
         # The index comes last, or all is in one object.
         wanted = at.data_key if context.complete else at.index_key or at.data_key
-        return await self._objects.head(wanted) is not None
+        with spending(Cause.SWEEP, context.stream):
+            return await self._objects.head(wanted) is not None
 
     async def streams(self, only: StreamName | None = None) -> dict[tuple[StreamName, UUID], int]:
         """Return every incarnation of every stream, or of one, and its newest generation."""

@@ -7,7 +7,7 @@ from uuid import UUID
 from tests.simulation.virtual_loop import run_virtual
 from tests.unit.offload.scrubs import scrub
 from tests.unit.offload.test_drivers import DrivenWorld, Shelf, drivers_of
-from tests.unit.offload.world import ListHandle, World
+from tests.unit.offload.world import STREAM, ListHandle, World
 from tests.unit.scheduler.test_scheduler import ENTRIES, HOUR, scheduler
 from tierlog.adapters.memory.faults import Faults, no_faults
 from tierlog.model.ids import LedgerId
@@ -16,6 +16,7 @@ from tierlog.model.policy import Policy
 from tierlog.model.scrub import FindingKind, ScrubWish
 from tierlog.offload.driver import DRIVER
 from tierlog.offload.manifests import WHOLE_KEPT, BucketGuard
+from tierlog.ports.spending import Cause, Spent
 from tierlog_scheduler.manifests import BucketManifests
 
 POLICY = Policy(offload_time_ms=0, deletion_lag_ms=60_000)
@@ -99,6 +100,10 @@ def test_what_is_kept_for_long_is_not_asked_about_in_each_pass() -> None:
         assert (await world.context(ledger_id)).swept_at(FIRST) == 0
         # 360 passes.
         assert 10 <= calls.count("objects.head") <= 14
+        # As all that is asked of the store, for something and for a stream.
+        spent = world.meter.amounts
+        assert Spent(STREAM, Cause.SWEEP, "head_object") in spent
+        assert Cause.OTHER not in {one.cause for one in spent}
         assert calls.count("objects.list") <= 20
         # It goes once there is a whole copy, be it a little later.
         await world.worker().handle(world.request(claimed, ledger_id))
