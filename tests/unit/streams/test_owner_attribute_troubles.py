@@ -35,6 +35,7 @@ from tierlog.model.errors import CorruptError, Reason, RefusedError
 from tierlog.model.ids import LedgerId, NodeId
 from tierlog.model.position import Position
 from tierlog.model.trimming import TrimGrounds
+from tierlog.ports.spending import Cause, Purpose, purpose
 
 
 def newest(cluster):
@@ -225,8 +226,11 @@ def test_a_rebuild_reads_the_copy_of_what_the_nodes_do_not_give(trouble):
         if trouble != "down":
             node.damaged.add((LedgerId(0), first))
 
+        purposes = set()
+
         async def open_copy(ledger_id):
             asked.append(ledger_id)
+            purposes.add(purpose())
             if len(asked) == 1:
                 raise RefusedError(
                     "no copy yet", reason=Reason.LEDGER_NOT_FOUND, remedy="Ask again"
@@ -239,6 +243,7 @@ def test_a_rebuild_reads_the_copy_of_what_the_nodes_do_not_give(trouble):
                 found = await owners.get_attributes(STREAM, [key_of(W1), key_of(KEY), EVENT_COUNT])
             assert found.values == {key_of(W1): 6, key_of(KEY): 6, EVENT_COUNT: 6}
             assert asked == [0, 0]
+            assert purposes == {Purpose(Cause.ATTRIBUTES, STREAM)}, "what it costs is told so"
 
     run_virtual(main())
 

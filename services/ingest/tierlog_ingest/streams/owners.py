@@ -28,6 +28,7 @@ from tierlog.model.node import NodeInfo
 from tierlog.model.policy import PolicyLevels
 from tierlog.model.position import Position
 from tierlog.model.stream import Stream, StreamLifecycle
+from tierlog.ports.spending import Cause, spending
 from tierlog.ports.streams import Attachment, AttachOutcome, AttributeValues
 from tierlog.ports.tracing import apart
 from tierlog.ports.waiting import first_of
@@ -424,9 +425,11 @@ class Owners:
 
     async def _run_owner(self, owner: StreamOwner) -> None:
         try:
-            async with asyncio.TaskGroup() as life:
-                # A task of its own, that can be cut off alone.
-                self._lives[owner] = life.create_task(owner.run())
+            # All that an owner asks of the store is for attributes, ledgers' copies too.
+            with spending(Cause.ATTRIBUTES, owner.name):
+                async with asyncio.TaskGroup() as life:
+                    # A task of its own, that can be cut off alone.
+                    self._lives[owner] = life.create_task(owner.run())
         finally:
             # One that was cut off before its first step has not answered.
             owner.give_up()
