@@ -76,6 +76,16 @@ def test_a_jump_of_five_hours_neither_hastens_nor_stops(jump_s, at_h):
         assert 24 * MS_PER_H - STEP_S * 1000 <= sure_ms <= 24 * MS_PER_H
 
 
+def test_progress_grows_by_the_clock_that_went_less_far():
+    """A monotonic clock may be the one that is off, as on a host that was moved while it slept."""
+    clock = SimClock()
+    keeper = begun(clock)
+    for jump_s, progress_ms in ((-STEP_S, 0), (-4.0, 6000), (0.0, 16_000), (5 * HOUR, 26_000)):
+        clock.advance(STEP_S)
+        clock.jump_wall(jump_s)
+        assert keeper.now().progress_ms == progress_ms
+
+
 def test_what_may_come_early_believes_the_larger_clock():
     now = Now(wall_ms=1000, progress_ms=700)
     assert now.at_most_since(400) == 600
