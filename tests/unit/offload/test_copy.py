@@ -292,6 +292,28 @@ def test_verification_sees_what_is_missing_cut_or_another_block(what):
     run_virtual(main())
 
 
+def test_verification_sees_the_same_bytes_in_another_number_of_parts():
+    """Whoever put them there is not who made the copy."""
+
+    async def main():
+        from dataclasses import replace
+
+        world = World()
+        offloader = world.offloader()
+        copy = await offloader.offload(ListHandle(LEDGER, [bytes(BIGGEST)] * 3), UUID_1, {})
+        key = offloader.location(LEDGER, UUID_1).data_key
+        info, raw = world.bucket.objects[key]
+        for parts, right in ((3, True), (2, False), (30, False)):
+            world.bucket.objects[key] = (replace(info, etag=f'"d41d8cd9-{parts}"'), raw)
+            if right:
+                await offloader.verify(LEDGER, UUID_1, None, copy)
+                continue
+            with pytest.raises(CorruptError, match=f"has {parts} parts and not 3"):
+                await offloader.verify(LEDGER, UUID_1, None, copy)
+
+    run_virtual(main())
+
+
 def test_objects_in_another_bucket_are_not_touched():
     async def main():
         from dataclasses import replace
