@@ -182,7 +182,10 @@ def claims_of(runs: Mapping[str, Sequence[Result]]) -> list[Claim]:
 
 async def main() -> None:
     """Measure and tell."""
-    arguments = parse(arguments_parser("random reads of tier 2", size_mb=1000), quick_mb=200)
+    parser = arguments_parser("random reads of tier 2", size_mb=1000)
+    arguments = parse(parser, quick_mb=200)
+    if arguments.entry_size > arguments.size * MB:
+        parser.error(f"--entry-size: {arguments.entry_size:,} bytes do not fit --size")
     try:
         built = await asyncio.to_thread(build, say)
     except InteropError as error:

@@ -167,6 +167,8 @@ async def main() -> None:
     parser.add_argument("--ways", default=",".join(WAYS), help="how memory is read through")
     parser.add_argument("--readers", type=positives, default=[1, 8, 64, 256], help="at once")
     arguments = parse(parser, quick_mb=200)
+    if unknown := set(arguments.ways.split(",")) - set(WAYS):
+        parser.error(f"--ways: there is no {', '.join(sorted(unknown))}: {', '.join(WAYS)}")
     size = arguments.size * MB
     entries = size // arguments.entry_size
     settings = {

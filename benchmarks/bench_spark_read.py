@@ -48,6 +48,7 @@ from common import (
     folder_of,
     median_claim,
     parse,
+    positive,
     positives,
     random_pool,
     ratio_claim,
@@ -402,7 +403,7 @@ async def main() -> None:
     parser.add_argument(
         "--elsewhere", action="store_true", help="the store costs nothing, and Spark has its cores"
     )
-    parser.add_argument("--warmups", type=int, default=1, help="reads before the measured one")
+    parser.add_argument("--warmups", type=positive, default=1, help="reads before the measured one")
     parser.add_argument("--s3a", type=Path, help="folder of the jars of hadoop-aws")
     arguments = parse(parser, quick_mb=200)
     if arguments.s3a is not None and not list(arguments.s3a.glob("hadoop-aws-*.jar")):
